@@ -1,0 +1,1 @@
+"""DP-SGD, from the sampled lot to the noisy gradient."""

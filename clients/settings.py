@@ -1,0 +1,103 @@
+"""What a client is told: local training and its privacy.
+
+`PrivacySettings` changes ε; `LocalSettings` changes ε through the sampling rate and the number of
+steps; nothing else in an experiment does.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedsim.server.settings import Settings
+
+Probability = Annotated[float, Field(gt=0, lt=1)]
+
+
+class SgdSettings(Settings):
+    """Stochastic gradient descent."""
+
+    name: Literal["sgd"]
+    lr: float = Field(gt=0, description="learning rate")
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+
+
+class AdamSettings(Settings):
+    """Adam, or AdamW with decoupled weight decay."""
+
+    name: Literal["adam", "adamw"]
+    lr: float = Field(gt=0, description="learning rate")
+    weight_decay: float = Field(default=0.0, ge=0)
+
+
+OptimizerSettings = Annotated[SgdSettings | AdamSettings, Field(discriminator="name")]
+
+
+class LocalSettings(Settings):
+    """`local:` in an experiment file: what one client does in one round."""
+
+    steps: int = Field(ge=1, description="optimizer steps per round")
+    batch_size: int = Field(
+        ge=1,
+        description="expected batch (lot); with privacy the sampling rate is batch_size / "
+        "declared client size",
+    )
+    optimizer: OptimizerSettings = Field(
+        default=SgdSettings(name="sgd", lr=0.1),
+        description="made anew each round, as in federated averaging",
+    )
+
+
+class PrivacySettings(Settings):
+    """`privacy:` in an experiment file: example-level DP-SGD in every client."""
+
+    target_epsilon: float | None = Field(
+        default=None, gt=0, description="noise is calibrated to this ε over the whole planned run"
+    )
+    noise_multiplier: float | None = Field(
+        default=None, ge=0, description="noise standard deviation divided by max_grad_norm"
+    )
+    delta: Probability = Field(description="should be well below 1 / (a client's examples)")
+    max_grad_norm: float = Field(gt=0, description="L2 bound C of one example's gradient")
+    clipping: Literal["flat"] = Field(
+        default="flat", description="one bound for the whole gradient"
+    )
+    sampling: Literal["poisson"] = Field(
+        default="poisson", description="each example enters each lot independently"
+    )
+    adjacency: Literal["zero_out", "add_remove"] = Field(
+        default="zero_out",
+        description="neighbouring datasets; zero_out treats client sizes as public",
+    )
+    declared_examples: int | None = Field(
+        default=None,
+        ge=1,
+        description="public client size that sets the sampling rate; required by add_remove",
+    )
+    accountant: Literal["pld", "rdp"] = Field(
+        default="pld", description="bound that is reported and calibrated to"
+    )
+
+    @model_validator(mode="after")
+    def _one_source_of_noise(self) -> Self:
+        if (self.target_epsilon is None) == (self.noise_multiplier is None):
+            given = "both" if self.target_epsilon is not None else "neither"
+            raise ValueError(
+                f"needs exactly one of target_epsilon and noise_multiplier, got {given}; "
+                "target_epsilon calibrates the noise for you"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _public_client_size(self) -> Self:
+        if self.adjacency == "add_remove" and self.declared_examples is None:
+            raise ValueError(
+                "adjacency add_remove keeps client sizes private, so the sampling rate cannot come "
+                "from them: set declared_examples to a public number, or use adjacency zero_out"
+            )
+        if self.adjacency == "zero_out" and self.declared_examples is not None:
+            raise ValueError(
+                "declared_examples belongs to adjacency add_remove; under zero_out the client "
+                "sizes are public and are used as they are"
+            )
+        return self

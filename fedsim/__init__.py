@@ -1,0 +1,42 @@
+"""fedsim: federated learning with local differential privacy, simulated from one YAML file."""
+
+import os as _os
+from importlib import import_module as _import_module
+from pathlib import Path as _Path
+from typing import TYPE_CHECKING
+
+# In a checkout, fedsim.clients, fedsim.server and fedsim.accountant are the directories
+# beside this one (an installed fedsim holds them inside itself; see pyproject.toml).
+_checkout = _Path(__file__).resolve().parent.parent
+if (_checkout / "pyproject.toml").is_file() and (_checkout / "accountant").is_dir():
+    __path__.append(str(_checkout))
+
+# Dependencies read these when they are imported, and fedsim itself must not reach for the
+# network; whoever wants the telemetry sets the variable before importing fedsim.
+for _name, _off in (
+    ("FLWR_TELEMETRY_ENABLED", "0"),
+    ("FLWR_DISABLE_UPDATE_CHECK", "1"),
+    ("RAY_USAGE_STATS_ENABLED", "0"),
+):
+    _os.environ.setdefault(_name, _off)
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fedsim.experiment import ExperimentError as ExperimentError
+    from fedsim.runs import RunResult as RunResult
+    from fedsim.runs import run as run
+
+# Loaded when first used: `fedsim --help` answers without importing torch or Flower.
+_public = {
+    "ExperimentError": "fedsim.experiment",
+    "RunResult": "fedsim.runs",
+    "run": "fedsim.runs",
+}
+__all__ = ["ExperimentError", "RunResult", "__version__", "run"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _public:
+        return getattr(_import_module(_public[name]), name)
+    raise AttributeError(f"module 'fedsim' has no attribute {name!r}")

@@ -1,0 +1,70 @@
+"""What data an experiment uses and how it is divided among clients."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from fedsim.server.settings import Settings
+
+
+class FileDataset(Settings):
+    """A table or archive on disk."""
+
+    path: str = Field(description="file.npz or file.csv, relative to the experiment file")
+    target: str = Field(description="column (csv) or array (npz) to predict")
+
+
+class _Partition(Settings):
+    num_clients: int = Field(ge=1)
+    min_examples: int = Field(default=1, ge=1, description="every client gets at least this many")
+
+
+class IidPartition(_Partition):
+    """Equal shares of the shuffled data."""
+
+    scheme: Literal["iid"]
+
+
+class DirichletPartition(_Partition):
+    """Label skew: each class is divided by a Dirichlet(alpha) draw; small alpha, more skew."""
+
+    scheme: Literal["dirichlet"]
+    alpha: float = Field(default=0.5, gt=0)
+
+
+class ShardsPartition(_Partition):
+    """Pathological label skew: each client holds examples of a few classes only."""
+
+    scheme: Literal["shards"]
+    classes_per_client: int = Field(default=2, ge=1)
+
+
+class QuantityPartition(_Partition):
+    """Size skew: client sizes follow a Dirichlet(alpha) draw, labels are mixed evenly."""
+
+    scheme: Literal["quantity"]
+    alpha: float = Field(default=0.5, gt=0)
+
+
+PartitionSettings = Annotated[
+    IidPartition | DirichletPartition | ShardsPartition | QuantityPartition,
+    Field(discriminator="scheme"),
+]
+
+
+class DataSettings(Settings):
+    """`data:` in an experiment file."""
+
+    dataset: str | FileDataset = Field(
+        description="a built-in name, package.module:function, ./file.py:function, or "
+        "{path: file.npz | file.csv, target: name}"
+    )
+    args: dict[str, Any] = Field(default={}, description="passed to a dataset function")
+    test_fraction: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="share held out as the server's public test set, never on a client "
+        "(default 0.2; not for datasets that bring their own test set)",
+    )
+    partition: PartitionSettings

@@ -1,0 +1,1 @@
+"""The experiment file: strict loading, typed schema, located errors."""

@@ -1,0 +1,1 @@
+"""Models, per-example losses and task metrics."""

@@ -1,0 +1,52 @@
+"""The built-in models and losses by name, without importing torch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from fedsim.server.settings import Settings
+
+
+class LogisticArgs(Settings):
+    """`model.args` of `logistic`."""
+
+    bias: bool = True
+
+
+class MlpArgs(Settings):
+    """`model.args` of `mlp`."""
+
+    hidden: list[int] = Field(default=[32], min_length=1, description="width of each hidden layer")
+    activation: Literal["relu", "tanh"] = "relu"
+
+
+class CnnArgs(Settings):
+    """`model.args` of `cnn`."""
+
+    channels: list[int] = Field(
+        default=[16, 32], min_length=1, description="output channels of each convolution"
+    )
+    hidden: int = Field(default=32, ge=1, description="width of the layer after the convolutions")
+    activation: Literal["relu", "tanh"] = "tanh"
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A built-in model: its line in `fedsim list` and the settings it takes."""
+
+    description: str
+    args: type[Settings]
+
+
+MODELS = {
+    "logistic": ModelEntry("one linear layer on the flattened input", LogisticArgs),
+    "mlp": ModelEntry("fully connected layers on the flattened input", MlpArgs),
+    "cnn": ModelEntry("convolutions with group norm for images (channels, height, width)", CnnArgs),
+}
+
+LOSSES = {
+    "cross_entropy": "classification: one score per class, integer targets",
+    "mse": "regression: squared error, averaged over the outputs of an example",
+    "bce": "binary or multi-label: one logit per label, targets 0 or 1",
+}

@@ -1,0 +1,19 @@
+"""Which model is trained, with which loss."""
+
+from typing import Any
+
+from pydantic import Field
+
+from fedsim.server.settings import Settings
+
+
+class ModelSettings(Settings):
+    """`model:` in an experiment file."""
+
+    name: str = Field(description="a built-in name, package.module:callable, or ./file.py:callable")
+    args: dict[str, Any] = Field(default={}, description="passed to the model's callable")
+    loss: str = Field(
+        default="cross_entropy",
+        description="cross_entropy, mse, bce, or package.module:callable / ./file.py:callable "
+        "that returns one value per example",
+    )

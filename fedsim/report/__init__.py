@@ -1,0 +1,1 @@
+"""What a person reads: the HTML report and the terminal."""

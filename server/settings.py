@@ -1,0 +1,27 @@
+"""What the server is told: rounds, participation, strategy, weighting."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Settings(BaseModel):
+    """Base of all settings: immutable, no unknown keys, no silent conversions, finite numbers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class FederationSettings(Settings):
+    """`federation:` in an experiment file."""
+
+    rounds: int = Field(ge=1, description="federated rounds")
+    clients_per_round: int | None = Field(
+        default=None, ge=1, description="clients that train in a round; null: all of them"
+    )
+    strategy: Literal["fedavg"] = Field(
+        default="fedavg", description="how updates become the next global model"
+    )
+    weighting: Literal["uniform", "examples"] = Field(
+        default="uniform",
+        description="weight of a client's update: equal, or its number of examples",
+    )

@@ -1,0 +1,1 @@
+../../fedsim/__init__.py
