@@ -40,11 +40,8 @@ def seed_sequence(
     Raises:
         ValueError: for a number outside its range; larger ones would alias other keys.
     """
-    for name, value, bits in (
-        ("seed", seed, 64),
-        ("client", client, 32),
-        ("round", round_number, 32),
-    ):
+    limits = (("seed", seed, 64), ("client", client, 32), ("round", round_number, 32))
+    for name, value, bits in limits:
         if not 0 <= value < 2**bits:
             raise ValueError(f"{name} must be in [0, 2^{bits}), got {value}")
     return np.random.SeedSequence(seed, spawn_key=(int(purpose), client, round_number))
