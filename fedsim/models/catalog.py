@@ -1,11 +1,13 @@
 """The built-in models and losses by name, without importing torch."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from fedsim.server.settings import Settings
+
+Width = Annotated[int, Field(ge=1)]
 
 
 class LogisticArgs(Settings):
@@ -17,14 +19,16 @@ class LogisticArgs(Settings):
 class MlpArgs(Settings):
     """`model.args` of `mlp`."""
 
-    hidden: list[int] = Field(default=[32], min_length=1, description="width of each hidden layer")
+    hidden: list[Width] = Field(
+        default=[32], min_length=1, description="width of each hidden layer"
+    )
     activation: Literal["relu", "tanh"] = "relu"
 
 
 class CnnArgs(Settings):
     """`model.args` of `cnn`."""
 
-    channels: list[int] = Field(
+    channels: list[Width] = Field(
         default=[16, 32], min_length=1, description="output channels of each convolution"
     )
     hidden: int = Field(default=32, ge=1, description="width of the layer after the convolutions")

@@ -1,0 +1,117 @@
+"""Brings what users hand over (arrays, tensors, lists) into the form of `Examples`."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.data.examples import DataError, Examples
+
+_INT64_MAX = np.iinfo(np.int64).max
+
+
+class Dataset(NamedTuple):
+    """A dataset before it is divided; `test` only where the dataset brings its own."""
+
+    train: Examples
+    test: Examples | None = None
+
+
+def to_dataset(x: Any, y: Any, x_test: Any = None, y_test: Any = None) -> Dataset:
+    """Return a dataset from numpy arrays, torch tensors or nested lists.
+
+    Features of any real number type become float32 (pixels are not rescaled). Integer and boolean
+    targets become int64, or float32 when an example has several; a column (n, 1) of them counts as
+    (n,). Other real targets become float32. Text targets become classes numbered in sorted order,
+    over training and test targets together.
+
+    Raises:
+        DataError: for values that are not numeric or have unfit shapes.
+    """
+    if x_test is None and y_test is None:
+        return Dataset(Examples(_features(x, "x"), _targets(_array(y, "y"), "y")))
+    if x_test is None or y_test is None:
+        raise DataError("a test set must have both features and targets, got only one of them")
+    classes, test_classes = _encode_together(_array(y, "y"), _array(y_test, "y_test"))
+    train = Examples(_features(x, "x"), _targets(classes, "y"))
+    test = Examples(_features(x_test, "x_test"), _targets(test_classes, "y_test"))
+    _check_alike(train, test)
+    return Dataset(train, test)
+
+
+def _array(value: Any, what: str) -> NDArray[Any]:
+    if hasattr(value, "detach"):  # a torch tensor, without importing torch to ask
+        value = value.detach().cpu()
+        if value.is_floating_point():  # numpy has no bfloat16
+            value = value.float()
+        value = value.numpy()
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{what} must be an array, a tensor or a list with rows of equal length: {error}"
+        ) from error
+
+
+def _features(value: Any, what: str) -> NDArray[np.float32]:
+    array = _array(value, what)
+    if array.dtype.kind not in "biuf":
+        raise DataError(
+            f"{what} must be numeric, got {array.dtype} of shape {array.shape}; "
+            "encode text and categories as numbers"
+        )
+    return _float32(array)
+
+
+def _targets(array: NDArray[Any], what: str) -> NDArray[np.int64] | NDArray[np.float32]:
+    if _is_text(array):
+        return _encode(array)
+    if array.dtype.kind == "f":
+        return _float32(array)
+    if array.dtype.kind not in "biu":
+        raise DataError(
+            f"{what} must be numbers or class names, got {array.dtype} of shape {array.shape}"
+        )
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim > 1:
+        return _float32(array)
+    if array.dtype == np.uint64 and array.size and array.max() > _INT64_MAX:
+        raise DataError(f"{what} must be below 2^63, got {array.max()}")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _float32(array: NDArray[Any]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # becomes infinite, which Examples refuses
+        return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def _is_text(array: NDArray[Any]) -> bool:
+    if array.dtype.kind == "O":
+        return array.ndim == 1 and all(isinstance(item, str) for item in array)
+    return array.dtype.kind in "UST" and array.ndim == 1
+
+
+def _encode(names: NDArray[Any]) -> NDArray[np.int64]:
+    return np.unique(names, return_inverse=True)[1].astype(np.int64)
+
+
+def _encode_together(y: NDArray[Any], y_test: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    if _is_text(y) != _is_text(y_test):
+        raise DataError("training and test targets must be both text or both numbers")
+    if not _is_text(y):
+        return y, y_test
+    codes = _encode(np.concatenate([y, y_test]))
+    return codes[: len(y)], codes[len(y) :]
+
+
+def _check_alike(train: Examples, test: Examples) -> None:
+    for name, ours, theirs in (
+        ("features", train.features, test.features),
+        ("targets", train.targets, test.targets),
+    ):
+        if ours.shape[1:] != theirs.shape[1:] or ours.dtype != theirs.dtype:
+            raise DataError(
+                f"training and test {name} must be alike, got {ours.dtype} of shape {ours.shape} "
+                f"and {theirs.dtype} of shape {theirs.shape}"
+            )

@@ -1,0 +1,61 @@
+"""From `data:` of an experiment to every client's examples and the server's test set."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsim.data.examples import Examples
+from fedsim.data.partitions import partition
+from fedsim.data.settings import DataSettings
+from fedsim.data.sources import load_dataset
+from fedsim.data.splits import hold_out
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """The data of one experiment.
+
+    Attributes:
+        clients: every client's training examples, by client number.
+        test: the server's public test set, never on a client.
+        num_classes: one more than the largest class in the whole dataset, which the experiment
+            takes as publicly known; None if the targets are not classes 0, 1, 2, ...
+        input_shape: shape of one example's features.
+    """
+
+    clients: tuple[Examples, ...]
+    test: Examples
+    num_classes: int | None
+    input_shape: tuple[int, ...]
+
+    @property
+    def train_examples(self) -> int:
+        """Number of training examples over all clients."""
+        return sum(len(client) for client in self.clients)
+
+
+def load_federated_data(settings: DataSettings, *, seed: int, base: Path) -> FederatedData:
+    """Load, hold out the test set and divide the rest among clients.
+
+    Args:
+        settings: `data:` of the experiment.
+        seed: the experiment's seed; the same file and seed give the same data on every client.
+        base: the directory of the experiment file, which paths are relative to.
+
+    Raises:
+        DataError: with one line that says what is wrong and how to mend it.
+    """
+    dataset = load_dataset(settings, seed=seed, base=base)
+    train, test = hold_out(dataset, settings.test_fraction, seed=seed)
+    shares = partition(train.targets, settings.partition, seed)
+    return FederatedData(
+        clients=tuple(train.take(share) for share in shares),
+        test=test,
+        num_classes=_num_classes(train, test),
+        input_shape=train.input_shape,
+    )
+
+
+def _num_classes(train: Examples, test: Examples) -> int | None:
+    if not train.has_classes or min(train.targets.min(), test.targets.min()) < 0:
+        return None
+    return int(max(train.targets.max(), test.targets.max())) + 1

@@ -1,0 +1,89 @@
+"""Where an experiment's examples come from: built-in, a file, or a function of the user's."""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsim.data.catalog import DATASETS
+from fedsim.data.conversion import Dataset, to_dataset
+from fedsim.data.examples import DataError, Examples
+from fedsim.data.files import read_file
+from fedsim.data.settings import DataSettings, FileDataset
+from fedsim.plugins import PluginError, describe, resolve, source_file
+
+_RETURNS = "(x, y) or (x_train, y_train, x_test, y_test)"
+
+
+def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
+    """Return the whole dataset that `data:` names, not yet divided.
+
+    Args:
+        settings: `data:` of the experiment.
+        seed: the experiment's seed, passed to a dataset function (unless `data.args` gives a
+            `seed` of its own, which keeps the data the same over repetitions).
+        base: the directory of the experiment file, which paths are relative to.
+
+    Raises:
+        DataError: if the dataset is unknown or its content unfit.
+    """
+    dataset = settings.dataset
+    if isinstance(dataset, str) and ":" in dataset:
+        return _call(dataset, {"seed": seed, **settings.args}, base)
+    if settings.args:
+        raise DataError(
+            f"data.args are for dataset functions; {_name(dataset)} takes none, "
+            f"got {', '.join(settings.args)}"
+        )
+    if isinstance(dataset, FileDataset):
+        return read_file(base / Path(dataset.path).expanduser(), dataset.target)
+    return _built_in(dataset)()
+
+
+def load_digits() -> Dataset:
+    """Return scikit-learn's digits: 1,797 images (1, 8, 8) with values in [0, 1], 10 classes."""
+    from sklearn.datasets import load_digits as load
+
+    x, y = load(return_X_y=True)
+    pixels = np.asarray(x, dtype=np.float32).reshape(-1, 1, 8, 8) / np.float32(16)
+    return Dataset(Examples(pixels, np.asarray(y, dtype=np.int64)))
+
+
+def _built_in(name: str) -> Callable[[], Dataset]:
+    loaders = {"digits": load_digits}
+    if name not in loaders:
+        close = get_close_matches(name, DATASETS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"built in: {', '.join(DATASETS)}"
+        raise DataError(
+            f"data.dataset: no dataset named {name!r}; {hint} "
+            "(your own: package.module:function or {path: file.csv, target: column})"
+        )
+    return loaders[name]
+
+
+def _call(reference: str, args: dict[str, Any], base: Path) -> Dataset:
+    what = "data.dataset"
+    try:
+        load = resolve(reference, base=base, what=what)
+    except PluginError as error:
+        raise DataError(str(error)) from error
+    try:
+        parts = load(**args)
+    except Exception as error:
+        raise DataError(
+            f"{what} {reference!r}: failed with {describe(error, file=source_file(load))}; "
+            "it is called with data.args and the experiment's seed"
+        ) from error
+    if not isinstance(parts, tuple | list) or len(parts) not in (2, 4):
+        got = f"{len(parts)} values" if isinstance(parts, tuple | list) else type(parts).__name__
+        raise DataError(f"{what} {reference!r}: must return {_RETURNS}, got {got}")
+    try:
+        return to_dataset(*parts)
+    except DataError as error:
+        raise DataError(f"{what} {reference!r}: {error}") from error
+
+
+def _name(dataset: str | FileDataset) -> str:
+    return dataset.path if isinstance(dataset, FileDataset) else dataset

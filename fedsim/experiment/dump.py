@@ -1,0 +1,50 @@
+"""An experiment as YAML with every default written out."""
+
+import sys
+
+import yaml
+
+from fedsim.experiment.schema import Experiment
+from fedsim.experiment.yaml_loader import CORE_PATTERNS
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what YAML 1.1 or 1.2 would not read as the string it is."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+def dump_experiment(experiment: Experiment) -> str:
+    """Return the YAML of an experiment, in the order of the schema, defaults included.
+
+    `load_experiment` reads it back to an equal `Experiment`. Relative paths stay as they are, so
+    the text means the same only in the directory that it came from.
+    """
+    return yaml.dump(
+        experiment.model_dump(),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=sys.maxsize,
+    )
+
+
+def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # Double quotes escape what is no plain printable character, line breaks above all.
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+def _represent_list(dumper: yaml.SafeDumper, items: list[object]) -> yaml.SequenceNode:
+    flow = not any(isinstance(item, dict | list) for item in items)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=flow)
+
+
+_Dumper.add_representer(str, _represent_string)
+_Dumper.add_representer(list, _represent_list)
+for _kind, _pattern in CORE_PATTERNS.items():
+    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _pattern, None)

@@ -1,0 +1,139 @@
+"""From a file (or a mapping) and overrides to a checked experiment, or to every mistake in it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from fedsim.clients.settings import PrivacySettings
+from fedsim.data.settings import DataSettings
+from fedsim.experiment.errors import ExperimentError, Problem
+from fedsim.experiment.messages import Finding, findings
+from fedsim.experiment.overrides import Overrides, apply_overrides, parse_overrides
+from fedsim.experiment.rules import Sections, check_rules
+from fedsim.experiment.schema import Experiment
+from fedsim.experiment.tree import Location, Node, from_python, is_broken, locate, plain
+from fedsim.experiment.wording import value_text
+from fedsim.experiment.yaml_loader import parse_yaml
+from fedsim.models.settings import ModelSettings
+from fedsim.server.settings import FederationSettings
+
+_Section = TypeVar("_Section", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class LoadedExperiment:
+    """A checked experiment and where it came from.
+
+    Attributes:
+        experiment: the settings, overrides applied.
+        path: the file; None for a mapping.
+        base: the directory in which the experiment's relative paths start.
+    """
+
+    experiment: Experiment
+    path: Path | None
+    base: Path
+
+
+def load_experiment(
+    source: str | Path | Mapping[str, object],
+    overrides: Overrides = (),
+    *,
+    base: str | Path | None = None,
+) -> LoadedExperiment:
+    """Return the experiment that a YAML file or a mapping describes.
+
+    Nothing is imported, opened or trained: plug-ins and data files are checked by name only.
+
+    Args:
+        source: the path of the file, or the same content as a mapping.
+        overrides: `["federation.rounds=5"]` or `{"federation.rounds": 5}`, set in order.
+        base: where relative paths start; the file's directory (a mapping's: the current one)
+            unless it is given, for a copy of an experiment that is kept elsewhere.
+
+    Raises:
+        ExperimentError: with every mistake of the file and the overrides.
+    """
+    problems: list[Problem] = []
+    path = None if isinstance(source, Mapping) else Path(source)
+    parsed = parse_overrides(overrides, problems)  # first, to be reported with any bad file
+    tree = apply_overrides(_read(source, problems), parsed, Experiment, problems)
+    directory = Path(base) if base is not None else path.parent if path else Path()
+    experiment = _check(tree, directory.absolute(), problems)
+    return LoadedExperiment(experiment, path, directory.absolute())
+
+
+def read_yaml(path: str | Path, problems: list[Problem]) -> Node:
+    """Return the located tree of a YAML file whose top level is a mapping.
+
+    Args:
+        path: the file.
+        problems: where mistakes go that leave the rest of it readable.
+
+    Raises:
+        ExperimentError: for a file that cannot be read or is no mapping.
+    """
+    file = Location(str(path))
+    try:
+        content = Path(path).read_bytes()
+    except FileNotFoundError as error:
+        raise ExperimentError([*problems, file.problem((), "no such file")]) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        message = f"cannot be read: {reason}"
+        raise ExperimentError([*problems, file.problem((), message)]) from error
+    tree = parse_yaml(content, file.source, problems)
+    if tree.value is None and not tree.broken:
+        start = Location(file.source, 1, 1)
+        raise ExperimentError([*problems, start.problem((), "the file is empty")])
+    if not isinstance(tree.value, dict):
+        message = f"must be a mapping of sections, got {value_text(plain(tree))}"
+        found = [] if tree.broken else [tree.location.problem((), message)]
+        raise ExperimentError([*problems, *found])
+    return tree
+
+
+def _read(source: str | Path | Mapping[str, object], problems: list[Problem]) -> Node:
+    if isinstance(source, Mapping):
+        return from_python(source, Location(""), problems)
+    return read_yaml(source, problems)
+
+
+def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
+    """Return the experiment if there are no problems, the given ones included."""
+    raw = plain(tree)
+    failed: set[object] = set()
+    experiment: Experiment | None = None
+    try:
+        experiment = Experiment.model_validate(raw)
+    except ValidationError as error:
+        failed = {details["loc"][0] for details in error.errors() if details["loc"]}
+        problems += _located(tree, findings(error, raw))
+    problems += _located(tree, check_rules(_valid_sections(raw, failed), base))
+    if problems or experiment is None:
+        raise ExperimentError(problems)
+    return experiment
+
+
+def _located(tree: Node, found: Iterable[Finding]) -> list[Problem]:
+    return [
+        locate(tree, path).problem(path, message)
+        for path, message in found
+        if not is_broken(tree, path)
+    ]
+
+
+def _valid_sections(raw: object, failed: set[object]) -> Sections:
+    def section(name: str, kind: type[_Section]) -> _Section | None:
+        given = raw.get(name) if isinstance(raw, dict) else None
+        return None if given is None or name in failed else kind.model_validate(given)
+
+    return Sections(
+        data=section("data", DataSettings),
+        model=section("model", ModelSettings),
+        federation=section("federation", FederationSettings),
+        privacy=section("privacy", PrivacySettings),
+    )

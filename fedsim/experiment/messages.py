@@ -1,0 +1,245 @@
+"""Pydantic's errors as one clear line per mistake."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from fedsim.experiment.schema import NAME_PATTERN, Experiment
+from fedsim.experiment.shapes import (
+    Either,
+    Model,
+    Place,
+    Shape,
+    Tagged,
+    child,
+    homes_of,
+    keys_of,
+    place,
+    wanted,
+)
+from fedsim.experiment.unsupported import unsupported_choice, unsupported_key
+from fedsim.experiment.wording import (
+    KeyPath,
+    any_of,
+    closest,
+    did_you_mean,
+    path_text,
+    value_text,
+)
+
+Finding = tuple[KeyPath, str]
+
+_TYPES = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+_LIMITS = {
+    "greater_than": ("gt", ">"),
+    "greater_than_equal": ("ge", ">="),
+    "less_than": ("lt", "<"),
+    "less_than_equal": ("le", "<="),
+}
+_PATTERNS = {
+    NAME_PATTERN: "letters, digits, '.', '_' or '-', starting with a letter or a digit",
+}
+
+
+@dataclass(frozen=True)
+class _Mistake:
+    """A pydantic error put in its place."""
+
+    details: ErrorDetails
+    place: Place
+
+    @property
+    def kind(self) -> str:
+        return self.details["type"]
+
+
+def findings(
+    error: ValidationError, raw: object, model: Model = Experiment, prefix: KeyPath = ()
+) -> list[Finding]:
+    """Return (path, message) for every mistake in what pydantic refused.
+
+    Args:
+        error: what `model.model_validate(raw)` raised.
+        raw: the mapping that was validated.
+        model: the settings class it was validated against.
+        prefix: where the mapping is in the file.
+    """
+    translation = _Translation(error, raw, model, prefix)
+    return list(dict.fromkeys(translation.findings()))
+
+
+class _Translation:
+    """The errors of one validation; they are needed together to report each mistake once."""
+
+    def __init__(self, error: ValidationError, raw: object, model: Model, prefix: KeyPath) -> None:
+        self._raw = raw
+        self._model = model
+        self._prefix = prefix
+        self._mistakes = [
+            _Mistake(details, place(model, details["loc"]))
+            for details in error.errors(include_url=False)
+        ]
+        self._explained: set[KeyPath] = set()  # missing keys that stand elsewhere, misspelt
+
+    def findings(self) -> Iterator[Finding]:
+        unknown = [finding for mistake in self._mistakes for finding in self._unknown(mistake)]
+        for path, message in unknown:
+            yield (*self._prefix, *path), message
+        for mistake in self._mistakes:
+            if mistake.kind != "extra_forbidden" and self._tried(mistake):
+                path, message = self._finding(mistake)
+                if path not in self._explained:
+                    yield (*self._prefix, *path), message
+
+    def _tried(self, mistake: _Mistake) -> bool:
+        """Return whether an error is about the branch of a union that the file took."""
+        if mistake.place.union is None:
+            return True
+        given = _get(self._raw, mistake.place.union)
+        return mistake.place.as_mapping == isinstance(given, dict)
+
+    def _unknown(self, mistake: _Mistake) -> Iterator[Finding]:
+        """Yield the unknown keys; a union without its tag says nothing of them by itself."""
+        path, holder = mistake.place.path, mistake.place.holder
+        if mistake.kind == "extra_forbidden" and self._tried(mistake):
+            yield path, self._unknown_key(path, holder)
+        elif mistake.kind == "union_tag_not_found":
+            shape = self._shape(path)
+            for key in _mapping(_get(self._raw, path)):
+                if key not in keys_of(shape):
+                    yield (*path, key), self._unknown_key((*path, key), shape)
+
+    def _unknown_key(self, path: KeyPath, holder: Shape) -> str:
+        """Return the message, and remember which missing key it explains."""
+        section, key = path[:-1], str(path[-1])
+        if unsupported_key((*self._prefix, *path)):
+            return "not supported in this version; leave it out"
+        if key == "<<":
+            return "YAML 1.2 has no merge keys; write the keys out"
+        elsewhere = self._misplaced(section, key)
+        if elsewhere:
+            return elsewhere
+        present = _mapping(_get(self._raw, section))
+        known = keys_of(holder)
+        stem, colon, _ = key.partition(":")
+        if colon and stem in known and present.get(key) is None:  # {rounds:5} is one long key
+            self._explained.add((*section, stem))
+            return "unknown key; write a space after ':'"
+        match = closest(key, [name for name in known if name not in present]) or closest(key, known)
+        if match is not None:
+            self._explained.add((*section, match))
+            return f"unknown key; did you mean {match!r}?"
+        return "unknown key"
+
+    def _misplaced(self, section: KeyPath, key: str) -> str | None:
+        """Return the message for a key that is right elsewhere, None for any other."""
+        union = self._shape(section)
+        if isinstance(union, Tagged) and key in keys_of(union):
+            owners = [name for name, model in union.variants.items() if key in model.model_fields]
+            chosen = value_text(_mapping(_get(self._raw, section)).get(union.tag))
+            return f"unknown key for {union.tag} {chosen}; it belongs to {any_of(owners)}"
+        homes = homes_of(self._model, key)
+        if len(homes) != 1:
+            return None
+        self._explained.add((*homes[0], key))
+        home = path_text((*self._prefix, *homes[0])) or "the top level"
+        return f"unknown key here; it belongs to {home}"
+
+    def _finding(self, mistake: _Mistake) -> Finding:
+        path, holder, details = mistake.place.path, mistake.place.holder, mistake.details
+        kind, context = mistake.kind, details.get("ctx", {})
+        given = _get(self._raw, path)
+        shape = self._shape(path)
+        if kind == "missing":
+            return path, f"missing; {wanted(keys_of(holder)[str(path[-1])])}"
+        if isinstance(shape, Tagged) and kind.startswith("union_tag"):
+            return self._tag_finding(path, shape)
+        if isinstance(shape, Either):
+            keys = " and ".join(keys_of(shape))
+            return path, f"must be a string or a mapping with {keys}, got {value_text(given)}"
+        if kind == "literal_error":
+            choices = re.findall(r"'([^']*)'", str(context["expected"]))
+            return path, self._choice(path, choices, given)
+        if kind in _TYPES:
+            return path, f"must be {_TYPES[kind]}, got {value_text(given)}"
+        if kind in _LIMITS:
+            name, sign = _LIMITS[kind]
+            return path, f"must be {sign} {_number(context[name])}, got {value_text(given)}"
+        return path, _rarer(details, given)
+
+    def _tag_finding(self, path: KeyPath, shape: Tagged) -> Finding:
+        section = _mapping(_get(self._raw, path))
+        choices = list(shape.variants)
+        tag_path = (*path, shape.tag)
+        if shape.tag not in section:
+            return tag_path, f"missing; {any_of(choices)}"
+        return tag_path, self._choice(tag_path, choices, section[shape.tag])
+
+    def _choice(self, path: KeyPath, choices: list[str], given: object) -> str:
+        if unsupported_choice((*self._prefix, *path), given):
+            return f"{value_text(given)} is not supported in this version; use {any_of(choices)}"
+        rule = any_of(choices) if len(choices) < 3 else f"one of {any_of(choices)}"
+        return f"must be {rule}, got {value_text(given)}{did_you_mean(given, choices)}"
+
+    def _shape(self, path: KeyPath) -> Shape:
+        """Return the shape of the value at a path, in the variant that the file chose."""
+        shape: Shape = self._model
+        value = self._raw
+        for part in path:
+            if isinstance(shape, Tagged):
+                shape = shape.variants.get(str(_mapping(value).get(shape.tag)))
+            elif isinstance(shape, Either):
+                shape = shape.mapping
+            shape = child(shape, str(part))
+            value = _get(value, (part,))
+        return shape
+
+
+def _rarer(details: ErrorDetails, given: object) -> str:
+    """Return the message of the kinds that need no knowledge of the place."""
+    kind, context = details["type"], details.get("ctx", {})
+    if kind == "value_error":  # a rule of the settings themselves, already written for people
+        return str(context["error"])
+    if kind == "string_pattern_mismatch":
+        form = _PATTERNS.get(str(context["pattern"]), "in the right form")
+        return f"must be {form}, got {value_text(given)}"
+    if kind == "string_too_long":
+        return f"must have at most {context['max_length']} characters"
+    if kind == "too_short":
+        count = context["min_length"]
+        noun = "item" if count == 1 else "items"
+        return f"must have at least {count} {noun}, got {value_text(given)}"
+    rule = details["msg"].replace("Input should be", "must be").replace("Value error, ", "")
+    return f"{rule}, got {value_text(given)}"
+
+
+def _number(limit: object) -> str:
+    whole = isinstance(limit, float) and limit.is_integer()
+    return str(int(limit)) if whole and isinstance(limit, float) else str(limit)
+
+
+def _get(value: object, path: KeyPath) -> object:
+    for part in path:
+        if isinstance(value, list):
+            value = value[part] if isinstance(part, int) and part < len(value) else None
+        else:
+            value = _mapping(value).get(str(part))
+    return value
+
+
+def _mapping(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,176 @@
+"""`key.path=value` on the command line, applied to the tree before it is validated."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from fedsim.experiment.errors import ExperimentError, Problem
+from fedsim.experiment.shapes import Shape, Tagged, child
+from fedsim.experiment.tree import MAX_DEPTH, Entry, Location, Node, from_python, is_text
+from fedsim.experiment.wording import KeyPath, path_text, shorten, value_text
+from fedsim.experiment.yaml_loader import parse_yaml
+
+COMMAND_LINE = Location("command line")
+
+
+@dataclass(frozen=True)
+class Override:
+    """A value for one key; the node says where the value was written."""
+
+    path: tuple[str, ...]
+    node: Node
+
+
+Overrides = Iterable[str | Override] | Mapping[str, object]
+
+
+def parse_overrides(overrides: Overrides, problems: list[Problem]) -> list[Override]:
+    """Return the overrides in order; what cannot be read is appended to `problems`.
+
+    Args:
+        overrides: `["federation.rounds=5"]` or `{"federation.rounds": 5}`.
+        problems: where mistakes go, located at the command line.
+    """
+    if isinstance(overrides, str):  # a string is iterable too: one override, not its letters
+        overrides = [overrides]
+    parsed: list[Override] = []
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            path = _path(key if isinstance(key, str) else value_text(key), problems)
+            if path is not None:
+                node = from_python(value, COMMAND_LINE, problems, path)
+                parsed.append(Override(path, node))
+        return parsed
+    for item in overrides:
+        override = item if isinstance(item, Override) else _parse(item, problems)
+        if override is not None:
+            parsed.append(override)
+    return parsed
+
+
+def apply_overrides(
+    root: Node, overrides: Iterable[Override], shape: Shape, problems: list[Problem]
+) -> Node:
+    """Return the tree with the overrides set, one after the other; the tree itself is not changed.
+
+    Missing sections are made. Where an override chooses another variant of a union (another
+    `partition.scheme`, another `optimizer.name`), the keys that only the former variant has go
+    with it, for they describe what was replaced.
+
+    Args:
+        root: the tree of the file.
+        overrides: what to set.
+        shape: the shape of the whole file.
+        problems: where overrides that cannot be set are reported.
+    """
+    for override in overrides:
+        try:
+            root = _set(root, override.path, (), override.node, shape)
+        except _CannotSetError as error:
+            problems.append(override.node.location.problem(override.path, str(error)))
+    return root
+
+
+class _CannotSetError(Exception):
+    """An override's path leads nowhere."""
+
+
+def _parse(text: str, problems: list[Problem]) -> Override | None:
+    key, equals, value = text.partition("=")
+    if not equals:
+        message = f"{shorten(repr(text))} is not an override; write key.path=value"
+        problems.append(COMMAND_LINE.problem((), message))
+        return None
+    path = _path(key.strip(), problems)
+    if path is None:
+        return None
+    return Override(path, _value(path, value, problems))
+
+
+def _path(key: str, problems: list[Problem]) -> tuple[str, ...] | None:
+    path = tuple(key.split("."))
+    if not all(path) or not is_text(key) or len(path) > MAX_DEPTH:
+        message = f"{shorten(repr(key))} is not a key; write key.path=value"
+        problems.append(COMMAND_LINE.problem((), message))
+        return None
+    return path
+
+
+def _value(path: KeyPath, text: str, problems: list[Problem]) -> Node:
+    """Return the tree of a value, with its places in the text replaced by the command line."""
+    if not text.strip():  # more often a shell variable that is not set than a wish for null
+        message = "no value after '='; write null for nothing, '' for an empty string"
+        problems.append(COMMAND_LINE.problem(path, message))
+        return Node(None, COMMAND_LINE, broken=True)
+    found: list[Problem] = []
+    try:
+        node = parse_yaml(text, COMMAND_LINE.source, found)
+    except ExperimentError as error:
+        found, node = list(error.problems), Node(None, COMMAND_LINE, broken=True)
+    problems += [COMMAND_LINE.problem((*path, *each.path), each.message) for each in found]
+    return _relocated(node)
+
+
+def _relocated(node: Node) -> Node:
+    if isinstance(node.value, dict):
+        value = {
+            key: Entry(COMMAND_LINE, _relocated(entry.node)) for key, entry in node.value.items()
+        }
+    elif isinstance(node.value, list):
+        value = [_relocated(item) for item in node.value]
+    else:
+        value = node.value
+    return replace(node, value=value, location=COMMAND_LINE)
+
+
+def _set(node: Node, path: tuple[str, ...], done: KeyPath, new: Node, shape: Shape) -> Node:
+    """Return `node` with `new` at `path`; `done` is the path that led to `node`."""
+    if not path:
+        return new
+    key, rest = path[0], path[1:]
+    if isinstance(node.value, list):
+        index = _index(node.value, key, done)
+        item = _set(node.value[index], rest, (*done, index), new, None)
+        return replace(node, value=[*node.value[:index], item, *node.value[index + 1 :]])
+    if node.value is not None and not isinstance(node.value, dict):
+        raise _CannotSetError(f"{path_text(done)} is a single value and has no keys")
+    entries = node.value or {}
+    below = child(_variant(entries, shape), key)
+    former = entries[key].node if key in entries else Node(None, new.location)
+    entry = Entry(new.location, _set(former, rest, (*done, key), new, below))
+    changed = {**entries, key: entry}
+    if isinstance(shape, Tagged) and key == shape.tag:
+        changed = _without_former_variant(changed, former, entry.node, shape)
+    location = node.location if node.value is not None else new.location
+    return replace(node, value=changed, location=location)
+
+
+def _index(items: list[Node], key: str, done: KeyPath) -> int:
+    if not (key.isascii() and key.isdigit()):
+        raise _CannotSetError(f"{path_text(done)} is a list; use the number of an item")
+    if len(key) > 9 or int(key) >= len(items):
+        noun = "item" if len(items) == 1 else "items"
+        raise _CannotSetError(f"{path_text(done)} has {len(items)} {noun}, counted from 0")
+    return int(key)
+
+
+def _variant(entries: dict[str, Entry], shape: Shape) -> Shape:
+    if isinstance(shape, Tagged):
+        tag = entries[shape.tag].node.value if shape.tag in entries else None
+        return shape.variants.get(tag) if isinstance(tag, str) else None
+    return getattr(shape, "mapping", shape)
+
+
+def _without_former_variant(
+    entries: dict[str, Entry], former: Node, chosen: Node, shape: Tagged
+) -> dict[str, Entry]:
+    """Return the entries without the keys that the former variant has and the chosen one lacks."""
+    before = shape.variants.get(former.value) if isinstance(former.value, str) else None
+    after = shape.variants.get(chosen.value) if isinstance(chosen.value, str) else None
+    if before is None or after is None:
+        return entries
+    obsolete = before.model_fields.keys() - after.model_fields.keys()
+    return {
+        key: entry
+        for key, entry in entries.items()
+        if key not in obsolete or entry.key.source == chosen.location.source
+    }

@@ -1,0 +1,69 @@
+"""Names that lead out of the file: built-ins, plug-ins, data files. Nothing is imported."""
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from fedsim.experiment.wording import any_of, did_you_mean, shorten
+
+DATA_SUFFIXES = (".npz", ".csv")
+
+
+def check_name(name: str, kind: str, builtin: Collection[str], base: Path) -> str | None:
+    """Return what is wrong with a built-in name or a plug-in, or None.
+
+    Args:
+        name: `digits`, `package.module:function` or `./file.py:function`.
+        kind: "dataset", "model" or "loss", for the message.
+        builtin: the names that need no plug-in.
+        base: where relative files start.
+    """
+    if name in builtin:
+        return None
+    if ":" in name:
+        return _check_plugin(name, base)
+    shown = shorten(repr(name))
+    if name.endswith(".py"):
+        return f"unknown {kind} {shown}; to use a function of the file write ./file.py:function"
+    if kind == "dataset" and name.endswith(DATA_SUFFIXES):
+        return f"unknown dataset {shown}; to use a file write {{path: FILE, target: NAME}}"
+    ways = "a plug-in is package.module:function or ./file.py:function"
+    fix = did_you_mean(name, builtin) or f"; built in: {any_of(sorted(builtin))}; {ways}"
+    return f"unknown {kind} {shown}{fix}"
+
+
+def check_data_file(path: str, base: Path) -> str | None:
+    """Return what is wrong with the path of a data file, or None."""
+    suffixes = any_of(DATA_SUFFIXES)
+    if path.lower().endswith(".parquet"):
+        return f"'.parquet' is not supported in this version; use {suffixes}"
+    if not path.lower().endswith(DATA_SUFFIXES):
+        return f"must end in {suffixes}, got {shorten(repr(path))}"
+    return _check_exists(path, base)
+
+
+def _check_plugin(name: str, base: Path) -> str | None:
+    """Return what `fedsim.plugins` would not find, as far as that shows without importing."""
+    where, _, function = name.rpartition(":")
+    shown = shorten(repr(name))
+    form = f"must be package.module:function or ./file.py:function, got {shown}"
+    if not _is_dotted_name(function):
+        return form
+    if where.endswith(".py"):
+        return _check_exists(where, base)
+    if where.startswith((".", "/", "~")):
+        return f"a plug-in file must end in '.py', got {shown}"
+    return None if _is_dotted_name(where) else form
+
+
+def _is_dotted_name(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def _check_exists(path: str, base: Path) -> str | None:
+    # A path that no system accepts (a NUL, a name too long) is no error but simply not there:
+    # os.path.isfile answers False, where pathlib would raise.
+    if "\0" not in path:
+        path = os.path.expanduser(path)
+    full = os.path.abspath(os.path.join(base, path))
+    return None if os.path.isfile(full) else f"no such file: {full!r}"

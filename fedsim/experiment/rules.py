@@ -1,0 +1,116 @@
+"""Rules that need more than one section, or the world outside the file.
+
+Each rule runs as soon as the sections it needs are valid, whatever is wrong in the others.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from fedsim.clients.settings import PrivacySettings
+from fedsim.data.catalog import DATASETS
+from fedsim.data.settings import DataSettings, FileDataset
+from fedsim.experiment.messages import Finding, findings
+from fedsim.experiment.references import check_data_file, check_name
+from fedsim.experiment.wording import KeyPath, value_text
+from fedsim.models.catalog import LOSSES, MODELS
+from fedsim.models.settings import ModelSettings
+from fedsim.server.settings import FederationSettings
+
+
+@dataclass(frozen=True)
+class Sections:
+    """The sections that are valid by themselves; None for those that are not.
+
+    `privacy` is None also where the file has no such section: no rule needs to know which.
+    """
+
+    data: DataSettings | None
+    model: ModelSettings | None
+    federation: FederationSettings | None
+    privacy: PrivacySettings | None
+
+
+def check_rules(sections: Sections, base: Path) -> Iterator[Finding]:
+    """Yield (path, message) for every rule that is broken.
+
+    Args:
+        sections: the valid sections.
+        base: where relative paths of the file start.
+    """
+    if sections.data is not None:
+        yield from _check_data(sections.data, base)
+    if sections.model is not None:
+        yield from _check_model(sections.model, base)
+    yield from _check_participation(sections)
+    yield from _check_weighting(sections)
+
+
+def _check_data(data: DataSettings, base: Path) -> Iterator[Finding]:
+    args: KeyPath = ("data", "args")
+    yield from _check_finite(data.args, args)
+    if isinstance(data.dataset, FileDataset):
+        yield from _found(("data", "dataset", "path"), check_data_file(data.dataset.path, base))
+        if data.args:
+            yield args, "a data file takes no arguments; leave args out"
+        return
+    yield from _found(("data", "dataset"), check_name(data.dataset, "dataset", DATASETS, base))
+    if data.dataset in DATASETS and data.args:
+        yield args, f"the built-in dataset {data.dataset!r} takes no arguments; leave args out"
+
+
+def _check_model(model: ModelSettings, base: Path) -> Iterator[Finding]:
+    args: KeyPath = ("model", "args")
+    yield from _found(("model", "loss"), check_name(model.loss, "loss", LOSSES, base))
+    yield from _found(("model", "name"), check_name(model.name, "model", MODELS, base))
+    if model.name not in MODELS:
+        yield from _check_finite(model.args, args)
+        return
+    entry = MODELS[model.name]
+    try:
+        entry.args.model_validate(model.args)
+    except ValidationError as error:
+        yield from findings(error, model.args, entry.args, args)
+
+
+def _check_participation(sections: Sections) -> Iterator[Finding]:
+    if sections.federation is None or sections.data is None:
+        return
+    wanted = sections.federation.clients_per_round
+    clients = sections.data.partition.num_clients
+    if wanted is not None and wanted > clients:
+        path = ("federation", "clients_per_round")
+        rule = f"must be <= data.partition.num_clients ({value_text(clients)})"
+        yield path, f"{rule}, got {value_text(wanted)}"
+
+
+def _check_weighting(sections: Sections) -> Iterator[Finding]:
+    if sections.federation is None or sections.privacy is None:
+        return
+    if sections.federation.weighting == "examples" and sections.privacy.adjacency == "add_remove":
+        yield (
+            ("federation", "weighting"),
+            "'examples' would reveal client sizes, which adjacency add_remove keeps private; "
+            "use weighting: uniform or adjacency: zero_out",
+        )
+
+
+def _check_finite(value: object, path: KeyPath) -> Iterator[Finding]:
+    """Yield every infinite number or NaN in free-form arguments."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path, f"must be a finite number, got {value_text(value)}"
+    children: Iterable[tuple[str | int, object]] = ()
+    if isinstance(value, dict):
+        children = value.items()
+    elif isinstance(value, list):
+        children = enumerate(value)
+    for key, item in children:
+        yield from _check_finite(item, (*path, key))
+
+
+def _found(path: KeyPath, message: str | None) -> Iterator[Finding]:
+    if message is not None:
+        yield path, message

@@ -1,0 +1,68 @@
+"""The experiment file as a type: the sections of all packages put together."""
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic.json_schema import GenerateJsonSchema
+
+from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.data.settings import DataSettings
+from fedsim.models.catalog import MODELS
+from fedsim.models.settings import ModelSettings
+from fedsim.server.settings import FederationSettings, Settings
+from fedsim.simulation.settings import RuntimeSettings
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+
+class Experiment(Settings):
+    """A federated-learning experiment with local differential privacy."""
+
+    name: str = Field(
+        pattern=NAME_PATTERN,
+        max_length=100,
+        description="what the experiment is called, in reports and directories",
+    )
+    seed: int = Field(
+        default=0,
+        ge=0,
+        lt=2**63,
+        description="same file and seed: same model and same privacy ledger",
+    )
+    data: DataSettings = Field(description="the dataset and how it is divided among clients")
+    model: ModelSettings = Field(description="what is trained, with which loss")
+    federation: FederationSettings = Field(description="rounds, participation and aggregation")
+    local: LocalSettings = Field(description="what one client does in one round")
+    privacy: PrivacySettings | None = Field(
+        default=None,
+        description="example-level differential privacy in every client; null: none",
+    )
+    runtime: RuntimeSettings = Field(
+        default=RuntimeSettings(),
+        description="how it is executed; changes neither the result nor ε",
+    )
+
+    @field_validator("model")
+    @classmethod
+    def _defaults_of_the_model(cls, model: ModelSettings) -> ModelSettings:
+        """Write out the arguments of a built-in model; wrong ones are left to the rules."""
+        entry = MODELS.get(model.name)
+        if entry is None:
+            return model
+        try:
+            args = entry.args.model_validate(model.args)
+        except ValidationError:
+            return model
+        return model.model_copy(update={"args": args.model_dump()})
+
+
+class _UntitledFields(GenerateJsonSchema):
+    """Leaves out the titles that repeat every key in capitals."""
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        return False
+
+
+def json_schema() -> dict[str, object]:
+    """Return the JSON Schema (draft 2020-12) of an experiment file, for editors."""
+    schema = Experiment.model_json_schema(schema_generator=_UntitledFields)
+    head = {"$schema": GenerateJsonSchema.schema_dialect, "title": "fedsim experiment"}
+    return {**head, **{key: value for key, value in schema.items() if key != "title"}}

@@ -1,0 +1,169 @@
+"""A tree of values that know where they were written.
+
+Every node and every key carries its own location, so the place of a problem is found by walking
+the tree along its path, whichever of file and command line each part came from. Nodes are
+immutable and may be shared (YAML aliases); `overrides` replaces, never mutates.
+"""
+
+import numbers
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from fedsim.experiment.errors import Problem
+from fedsim.experiment.wording import KeyPath, value_text
+
+MAX_DEPTH = 64
+MAX_SIZE = 100_000
+MAX_DIGITS = 1000  # longer integers are no setting; Python does not print more than 4,300
+
+Scalar = None | bool | int | float | str
+
+
+@dataclass(frozen=True)
+class Location:
+    """A source and, for a file, the 1-based line and column."""
+
+    source: str
+    line: int | None = None
+    column: int | None = None
+
+    def problem(self, path: KeyPath, message: str) -> Problem:
+        """Return a problem located here."""
+        return Problem(self.source, self.line, self.column, path, message)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A scalar, a list or a mapping.
+
+    Attributes:
+        value: the scalar itself, or the children.
+        location: where the value starts.
+        broken: a problem was already reported for it, so what follows from it is not news.
+        size: nodes in the subtree, counting what aliases repeat.
+    """
+
+    value: "Scalar | list[Node] | dict[str, Entry]"
+    location: Location
+    broken: bool = False
+    size: int = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A value in a mapping and where its key is written."""
+
+    key: Location
+    node: Node
+
+
+def plain(node: Node) -> object:
+    """Return the value as ordinary Python scalars, lists and dicts; nothing is shared."""
+    if isinstance(node.value, dict):
+        return {key: plain(entry.node) for key, entry in node.value.items()}
+    if isinstance(node.value, list):
+        return [plain(item) for item in node.value]
+    return node.value
+
+
+def locate(root: Node, path: KeyPath) -> Location:
+    """Return where a path is written: its key, or the value of a list item or of the root.
+
+    A path that is not there is located at the deepest part of it that is.
+    """
+    return list(_walk(root, path))[-1][0]
+
+
+def locate_value(root: Node, path: KeyPath) -> Location:
+    """Return where the value at a path starts (see `locate`)."""
+    return list(_walk(root, path))[-1][1].location
+
+
+def is_broken(root: Node, path: KeyPath) -> bool:
+    """Return whether a problem was already reported for the path or for something above it."""
+    return any(node.broken for _, node in _walk(root, path))
+
+
+def _walk(root: Node, path: KeyPath) -> Iterator[tuple[Location, Node]]:
+    node = root
+    yield node.location, node
+    for part in path:
+        if isinstance(node.value, dict) and part in node.value:
+            entry = node.value[str(part)]
+            node = entry.node
+            yield entry.key, node
+        elif isinstance(node.value, list) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            yield node.location, node
+        else:
+            return
+
+
+def is_text(text: str) -> bool:
+    """Return whether a string can be written as UTF-8 (no lone surrogates)."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def from_python(
+    value: object, location: Location, problems: list[Problem], path: KeyPath = ()
+) -> Node:
+    """Return the tree of a Python value, every part of it located at `location`.
+
+    Accepts what YAML can express (and tuples, paths and numpy scalars, read as lists, strings and
+    numbers); for anything else a problem is appended and the node is broken.
+    """
+    if len(path) > MAX_DEPTH:
+        return _broken(location, problems, path, "nested too deeply")
+    if isinstance(value, Mapping):
+        return _from_mapping(value, location, problems, path)
+    if isinstance(value, list | tuple):
+        items = [
+            from_python(item, location, problems, (*path, index))
+            for index, item in enumerate(value)
+        ]
+        return Node(items, location, size=1 + sum(item.size for item in items))
+    if value is None or isinstance(value, bool):
+        return Node(value, location)
+    if isinstance(value, numbers.Real):
+        return _from_number(value, location, problems, path)
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        kind = type(value).__name__
+        return _broken(location, problems, path, f"a {kind} cannot be written in YAML")
+    if not is_text(text):
+        return _broken(location, problems, path, "is not valid Unicode text")
+    return Node(str.__str__(text), location)
+
+
+def _from_number(
+    value: numbers.Real, location: Location, problems: list[Problem], path: KeyPath
+) -> Node:
+    if not isinstance(value, numbers.Integral):
+        try:
+            return Node(float(value), location)
+        except OverflowError:
+            return _broken(location, problems, path, "is too large for a number")
+    if abs(int(value)) >= 10**MAX_DIGITS:
+        return _broken(location, problems, path, "number with too many digits")
+    return Node(int(value), location)
+
+
+def _from_mapping(
+    value: Mapping[object, object], location: Location, problems: list[Problem], path: KeyPath
+) -> Node:
+    entries: dict[str, Entry] = {}
+    for key, item in value.items():
+        if isinstance(key, str) and is_text(key):
+            name = str.__str__(key)
+            node = from_python(item, location, problems, (*path, name))
+            entries[name] = Entry(location, node)
+        else:
+            message = f"a key must be a string, got {value_text(key)}"
+            problems.append(location.problem(path, message))
+    return Node(entries, location, size=1 + sum(entry.node.size for entry in entries.values()))
+
+
+def _broken(location: Location, problems: list[Problem], path: KeyPath, message: str) -> Node:
+    problems.append(location.problem(path, message))
+    return Node(None, location, broken=True)

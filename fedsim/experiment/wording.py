@@ -1,0 +1,83 @@
+"""How paths, values and choices are written in messages for people."""
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+KeyPath = tuple[str | int, ...]
+
+_LONGEST_VALUE = 60
+_PLAIN_KEY = re.compile(r"[\w-]+")
+
+# What people who know other tools type first, and what it is called here.
+_SYNONYMS = {
+    "clip_norm": "max_grad_norm",
+    "l2_norm_clip": "max_grad_norm",
+    "learning_rate": "lr",
+    "sigma": "noise_multiplier",
+}
+
+
+def path_text(path: KeyPath) -> str:
+    """Return `a.b.0`; a key that could be misread or would break the line is quoted."""
+    parts = (str(part) for part in path)
+    return ".".join(part if _PLAIN_KEY.fullmatch(part) else shorten(repr(part)) for part in parts)
+
+
+def shorten(text: str) -> str:
+    """Return the text, cut in the middle where it is too long for one line."""
+    if len(text) <= _LONGEST_VALUE:
+        return text
+    half = (_LONGEST_VALUE - 3) // 2
+    return f"{text[:half]}...{text[-half:]}"
+
+
+def value_text(value: object) -> str:
+    """Return a value as it would be written in YAML, or what kind of collection it is."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "a mapping" if value else "an empty mapping"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    if isinstance(value, int) and abs(value) >= 10**_LONGEST_VALUE:
+        return "a huge number"  # str() refuses integers of thousands of digits
+    return shorten(repr(value))
+
+
+def any_of(choices: Sequence[str]) -> str:
+    """Return `'a'`, `'a' or 'b'`, `'a', 'b' or 'c'`."""
+    quoted = [repr(choice) for choice in choices]
+    if len(quoted) < 2:
+        return "".join(quoted)
+    return f"{', '.join(quoted[:-1])} or {quoted[-1]}"
+
+
+def closest(word: str, options: Iterable[str]) -> str | None:
+    """Return the option that the word is most likely a misspelling of, if any is close."""
+    by_form: dict[str, str] = {}
+    for option in options:
+        by_form.setdefault(_form(option), option)
+    form = _form(word)
+    if _SYNONYMS.get(form) in by_form:
+        return by_form[_SYNONYMS[form]]
+    for option, name in by_form.items():
+        if sorted(option) == sorted(form):  # letters swapped, which tells little in short words
+            return name
+    matches = difflib.get_close_matches(form[:_LONGEST_VALUE], by_form, n=1, cutoff=0.6)
+    return by_form[matches[0]] if matches else None
+
+
+def did_you_mean(word: object, options: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?`, or nothing where no option is close."""
+    match = closest(word, options) if isinstance(word, str) else None
+    return f"; did you mean {match!r}?" if match else ""
+
+
+def _form(word: str) -> str:
+    return word.casefold().replace("-", "_")

@@ -1,0 +1,265 @@
+"""Strict YAML: what the file says is what you get, and everything knows its line.
+
+Scalars follow the YAML 1.2 core schema (1e-5 is a number, `no` is a string, 010 is ten). Keys are
+strings and occur once, tags are refused, aliases may repeat a value but not contain themselves.
+PyYAML scans and parses; the tree is built here from its events, because only they still tell a
+plain scalar from a quoted one and an explicit tag from none.
+"""
+
+import codecs
+import re
+
+import yaml
+from yaml import events
+
+from fedsim.experiment.errors import ExperimentError, Problem
+from fedsim.experiment.tree import (
+    MAX_DEPTH,
+    MAX_DIGITS,
+    MAX_SIZE,
+    Entry,
+    Location,
+    Node,
+    Scalar,
+    is_text,
+)
+from fedsim.experiment.wording import KeyPath, shorten, value_text
+
+_CONSTANTS: dict[str, Scalar] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_INT = re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)\Z")
+_FLOAT = re.compile(
+    r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
+)
+CORE_PATTERNS = {"int": _INT, "float": _FLOAT}  # what a string must not look like, unquoted
+# YAML's non-printable characters, and three that PyYAML takes for line breaks but YAML 1.2 and
+# editors do not: a line that looks like a comment could hold a key.
+_FORBIDDEN = re.compile("[^\t\n\r -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+# PyYAML's most frequent complaints, in words for somebody who does not write parsers.
+_PLAIN_WORDS = (
+    (r"found character '\\t' that cannot start", "a tab cannot be used here; indent with spaces"),
+    (r"mapping values are not allowed", "':' is not allowed here; check the indentation above"),
+    (r"could not find expected ':'", "expected 'key: value'"),
+    (r"expected <block end>", "the indentation does not fit the lines above"),
+    (r"expected the node content", "a value is missing here"),
+    (r"found unexpected end of stream", "the quote opened here is never closed"),
+    (r"expected '?,'? or '\]'", "expected ',' or ']'; is the list closed?"),
+    (r"expected '?,'? or '\}'", "expected ',' or '}'; is the mapping closed?"),
+)
+
+
+def parse_yaml(content: str | bytes, source: str, problems: list[Problem]) -> Node:
+    """Return the located tree of a document.
+
+    Mistakes that leave the rest readable (a duplicate key, a key that is no string, a tag) are
+    appended to `problems`; the first of duplicate keys counts.
+
+    Args:
+        content: the text; bytes must be UTF-8.
+        source: how messages name it.
+        problems: where recoverable problems go.
+
+    Raises:
+        ExperimentError: what cannot be read as one YAML document, with `problems` so far.
+    """
+    builder = _Builder(_text(content, source, problems), source, problems)
+    return builder.document()
+
+
+def core_scalar(text: str) -> Scalar:
+    """Return the value of a plain scalar under the YAML 1.2 core schema.
+
+    Raises:
+        ValueError: an integer of more than `MAX_DIGITS` characters.
+    """
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if _INT.match(text):
+        if len(text) > MAX_DIGITS:
+            raise ValueError(f"integers have at most {MAX_DIGITS} digits")
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+    if _FLOAT.match(text):
+        is_word = text[-1].isalpha()  # .inf, .nan: Python spells them without the dot
+        return float(text.replace(".", "") if is_word else text)
+    return text
+
+
+def _text(content: str | bytes, source: str, problems: list[Problem]) -> str:
+    if isinstance(content, bytes):
+        encoded = content.removeprefix(codecs.BOM_UTF8)
+        try:
+            text = encoded.decode()
+        except UnicodeDecodeError as error:
+            location = _after(encoded[: error.start].decode(), source)
+            raise _fatal(problems, location, "the file is not UTF-8 text") from error
+    else:
+        text = content.removeprefix("\ufeff")
+    forbidden = _FORBIDDEN.search(text)
+    if forbidden:
+        location = _after(text[: forbidden.start()], source)
+        code = f"U+{ord(forbidden.group()):04X}"
+        raise _fatal(problems, location, f"character {code} is not allowed in YAML")
+    return text
+
+
+def _after(text: str, source: str) -> Location:
+    """Return the location of the character that follows `text`."""
+    lines = re.split(r"\r\n|\r|\n", text)
+    return Location(source, len(lines), len(lines[-1]) + 1)
+
+
+def _fatal(
+    problems: list[Problem], location: Location, message: str, path: KeyPath = ()
+) -> ExperimentError:
+    return ExperimentError([*problems, location.problem(path, message)])
+
+
+class _Builder:
+    """Builds the tree of one document from PyYAML's events."""
+
+    def __init__(self, text: str, source: str, problems: list[Problem]) -> None:
+        self._loader = yaml.BaseLoader(text)
+        self._source = source
+        self._problems = problems
+        self._anchors: dict[str, Node | None] = {}  # None: still being built
+
+    def document(self) -> Node:
+        self._next()  # the start of the stream
+        first = self._next()
+        if isinstance(first, events.StreamEndEvent):
+            raise _fatal(self._problems, Location(self._source, 1, 1), "the file is empty")
+        root = self._node(self._next(), ())
+        self._next()  # the end of the document
+        after = self._next()
+        if not isinstance(after, events.StreamEndEvent):
+            raise self._stop(after, "a second document starts here; a file holds one")
+        return root
+
+    def _next(self) -> events.Event:
+        try:
+            return self._loader.get_event()
+        except yaml.MarkedYAMLError as error:
+            raise self._syntax_error(error) from error
+        except (ValueError, OverflowError) as error:  # an escape beyond Unicode, a huge version
+            location = self._at(self._loader.get_mark())
+            raise _fatal(self._problems, location, "not valid YAML: bad number") from error
+
+    def _syntax_error(self, error: yaml.MarkedYAMLError) -> ExperimentError:
+        problem = " ".join(str(error.problem or error.context or "syntax error").split())
+        mark = error.problem_mark or error.context_mark
+        if "end of stream" in problem and error.context_mark:
+            mark = error.context_mark
+        for pattern, words in _PLAIN_WORDS:
+            if re.match(pattern, problem):
+                problem = words
+        location = self._at(mark) if mark else Location(self._source, 1, 1)
+        return _fatal(self._problems, location, f"not valid YAML: {problem}")
+
+    def _node(self, event: events.Event, path: KeyPath) -> Node:
+        if isinstance(event, events.AliasEvent):
+            return self._alias(event, path)
+        if len(path) > MAX_DEPTH:
+            raise self._stop(event, "nested too deeply")
+        anchor = getattr(event, "anchor", None)
+        if anchor is not None:
+            self._anchors[anchor] = None
+        if isinstance(event, events.MappingStartEvent):
+            node = self._mapping(event, path)
+        elif isinstance(event, events.SequenceStartEvent):
+            node = self._sequence(event, path)
+        elif isinstance(event, events.ScalarEvent):
+            node = self._scalar(event, path)
+        else:
+            raise self._stop(event, "not valid YAML")
+        if node.size > MAX_SIZE:
+            raise self._stop(event, f"more than {MAX_SIZE:,} values", path)
+        if anchor is not None:
+            self._anchors[anchor] = node
+        return node
+
+    def _alias(self, event: events.AliasEvent, path: KeyPath) -> Node:
+        name = event.anchor
+        if name not in self._anchors:
+            raise self._stop(event, f"alias *{name} has no anchor &{name} before it", path)
+        node = self._anchors[name]
+        if node is None:
+            raise self._stop(event, f"alias *{name} contains itself", path)
+        return node
+
+    def _scalar(self, event: events.ScalarEvent, path: KeyPath) -> Node:
+        location = self._at(event.start_mark)
+        if self._tagged(event, path):
+            return Node(None, location, broken=True)
+        if event.style is not None:  # quoted or a block: always a string
+            value = event.value
+        else:
+            try:
+                value = core_scalar(event.value)
+            except ValueError as error:
+                raise self._stop(event, "number with too many digits", path) from error
+        if isinstance(value, str) and not is_text(value):
+            raise self._stop(event, "is not valid Unicode text", path)
+        return Node(value, location)
+
+    def _sequence(self, event: events.SequenceStartEvent, path: KeyPath) -> Node:
+        broken = self._tagged(event, path)
+        items: list[Node] = []
+        size = 1
+        while not isinstance(child := self._next(), events.SequenceEndEvent):
+            items.append(self._node(child, (*path, len(items))))
+            size += items[-1].size
+        return Node(items, self._at(event.start_mark), broken, size)
+
+    def _mapping(self, event: events.MappingStartEvent, path: KeyPath) -> Node:
+        broken = self._tagged(event, path)
+        entries: dict[str, Entry] = {}
+        size = 1
+        while not isinstance(child := self._next(), events.MappingEndEvent):
+            key = self._key(child, path)
+            name = key.value if isinstance(key.value, str) else value_text(key.value)
+            location = self._at(child.start_mark)
+            node = self._node(self._next(), (*path, name))
+            size += node.size
+            if isinstance(key.value, str):
+                self._insert(entries, name, Entry(location, node), path)
+            elif not key.broken:
+                message = f'a key must be a string; write "{name}"'
+                self._problems.append(location.problem((*path, name), message))
+        return Node(entries, self._at(event.start_mark), broken, size)
+
+    def _key(self, event: events.Event, path: KeyPath) -> Node:
+        if isinstance(event, events.CollectionStartEvent):
+            raise self._stop(event, "a key must be a string", path)
+        node = self._node(event, path)
+        if isinstance(node.value, dict | list):
+            raise self._stop(event, "a key must be a string", path)
+        return node
+
+    def _insert(self, entries: dict[str, Entry], name: str, entry: Entry, path: KeyPath) -> None:
+        if name not in entries:
+            entries[name] = entry
+            return
+        line = entries[name].key.line
+        message = f"duplicate key; it is already on line {line}"
+        self._problems.append(entry.key.problem((*path, name), message))
+
+    def _tagged(
+        self, event: events.ScalarEvent | events.CollectionStartEvent, path: KeyPath
+    ) -> bool:
+        if event.tag is None:
+            return False
+        tag = shorten(repr(event.tag.replace("tag:yaml.org,2002:", "!!"))[1:-1])
+        location = self._at(event.start_mark)
+        self._problems.append(location.problem(path, f"tag {tag} is not allowed; write the value"))
+        return True
+
+    def _at(self, mark: yaml.Mark) -> Location:
+        return Location(self._source, mark.line + 1, mark.column + 1)
+
+    def _stop(self, event: events.Event, message: str, path: KeyPath = ()) -> ExperimentError:
+        return _fatal(self._problems, self._at(event.start_mark), message, path)

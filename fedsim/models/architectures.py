@@ -1,0 +1,89 @@
+"""The built-in models.
+
+None has BatchNorm, which mixes the examples of a batch and so has no per-example gradient, nor
+dropout, whose random numbers would come from a global generator.
+"""
+
+from collections.abc import Callable
+from math import prod
+
+from torch import nn
+
+from fedsim.models.catalog import CnnArgs, LogisticArgs, MlpArgs
+from fedsim.models.errors import ModelError
+from fedsim.server.settings import Settings
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+def architecture(args: Settings, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    """Return the built-in model whose settings `args` are.
+
+    It maps (batch, *input_shape) to (batch, num_outputs).
+
+    Raises:
+        ModelError: if the model does not take inputs of that shape.
+    """
+    match args:
+        case LogisticArgs():
+            return logistic(args, input_shape, num_outputs)
+        case MlpArgs():
+            return mlp(args, input_shape, num_outputs)
+        case CnnArgs():
+            return cnn(args, input_shape, num_outputs)
+        case _:
+            raise TypeError(f"no built-in model takes {type(args).__name__}")
+
+
+def logistic(args: LogisticArgs, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    """Return one linear layer on the flattened input."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), num_outputs, bias=args.bias))
+
+
+def mlp(args: MlpArgs, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    """Return fully connected layers on the flattened input."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    width = prod(input_shape)
+    for hidden in args.hidden:
+        layers += [nn.Linear(width, hidden), _ACTIVATIONS[args.activation]()]
+        width = hidden
+    return nn.Sequential(*layers, nn.Linear(width, num_outputs))
+
+
+def cnn(args: CnnArgs, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    """Return 3 x 3 convolutions with group norm and pooling, then one hidden layer.
+
+    Raises:
+        ModelError: if an input is not (channels, height, width).
+    """
+    if len(input_shape) != 3:
+        raise ModelError(
+            "model.name: cnn takes images of shape (channels, height, width), got examples of "
+            f"shape {input_shape}; reshape the features or use mlp"
+        )
+    activation = _ACTIVATIONS[args.activation]
+    width, height_px, width_px = input_shape
+    layers: list[nn.Module] = []
+    for channels in args.channels:
+        layers += [
+            nn.Conv2d(width, channels, kernel_size=3, padding=1),
+            nn.GroupNorm(_groups(channels), channels),
+            activation(),
+        ]
+        width = channels
+        # Stops at 2 x 2: group norm of a single pixel would leave little of the image.
+        if min(height_px, width_px) >= 4:
+            layers.append(nn.MaxPool2d(2))
+            height_px, width_px = height_px // 2, width_px // 2
+    return nn.Sequential(
+        *layers,
+        nn.Flatten(),
+        nn.Linear(width * height_px * width_px, args.hidden),
+        activation(),
+        nn.Linear(args.hidden, num_outputs),
+    )
+
+
+def _groups(channels: int) -> int:
+    """Return the largest number of groups, up to 8, that divides into 4 channels or more each."""
+    return max(n for n in range(1, max(1, min(8, channels // 4)) + 1) if channels % n == 0)

@@ -1,0 +1,120 @@
+"""Builds the model an experiment names, with initial weights that only its seed decides."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from fedsim.models.architectures import architecture
+from fedsim.models.catalog import MODELS
+from fedsim.models.errors import ModelError
+from fedsim.models.settings import ModelSettings
+from fedsim.plugins import PluginError, describe, resolve, source_file
+from fedsim.server.settings import Settings
+from fedsim.server.streams import Purpose, seed_sequence
+
+
+def build_model(
+    settings: ModelSettings,
+    *,
+    input_shape: tuple[int, ...],
+    num_outputs: int,
+    seed: int,
+    base: Path,
+) -> nn.Module:
+    """Return a model with initial weights from the stream (seed, MODEL).
+
+    Args:
+        settings: `model:` of the experiment.
+        input_shape: shape of one example; only built-in models are told.
+        num_outputs: outputs per example (`Task.num_outputs`); only built-in models are told.
+        seed: the experiment's seed; the same seed gives the same weights.
+        base: the directory of the experiment file, which paths are relative to.
+
+    Guarantees:
+        torch's global generators are afterwards as they were before.
+
+    Raises:
+        ModelError: with one line, if there is no such model, it cannot be built, it is not an
+            `nn.Module` or it has nothing to train.
+    """
+    build = _builder(settings, input_shape, num_outputs, base)
+    with _seeded(seed):
+        model = build()
+    _check_trainable(model, settings.name)
+    return model
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    value = int(seed_sequence(seed, Purpose.MODEL).generate_state(1, "uint64")[0])
+    # Asking CUDA for the states to restore would start it, which a process that never uses the
+    # GPU should not pay for; before it has started nothing can have drawn from its generators.
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(value)
+        yield
+
+
+def _builder(
+    settings: ModelSettings, input_shape: tuple[int, ...], num_outputs: int, base: Path
+) -> Callable[[], nn.Module]:
+    if ":" in settings.name:
+        return lambda: _call(settings.name, settings.args, base)
+    args = _built_in_args(settings)
+    return lambda: architecture(args, input_shape, num_outputs)
+
+
+def _built_in_args(settings: ModelSettings) -> Settings:
+    entry = MODELS.get(settings.name)
+    if entry is None:
+        close = get_close_matches(settings.name, MODELS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"built in: {', '.join(MODELS)}"
+        raise ModelError(
+            f"model.name: no model named {settings.name!r}; {hint} "
+            "(your own: package.module:callable or ./file.py:callable)"
+        )
+    try:
+        return entry.args.model_validate(settings.args)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(["model.args", *map(str, first["loc"])])
+        raise ModelError(f"{place}: {first['msg']} (model {settings.name})") from error
+
+
+def _call(reference: str, args: dict[str, Any], base: Path) -> nn.Module:
+    try:
+        build = resolve(reference, base=base, what="model.name")
+    except PluginError as error:
+        raise ModelError(str(error)) from error
+    try:
+        model = build(**args)
+    except Exception as error:
+        raise ModelError(
+            f"model.name {reference!r}: failed with {describe(error, file=source_file(build))}; "
+            "it is called with model.args and nothing else"
+        ) from error
+    if not isinstance(model, nn.Module):
+        got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise ModelError(f"model.name {reference!r}: must return a torch.nn.Module, got {got}")
+    return model
+
+
+def _check_trainable(model: nn.Module, name: str) -> None:
+    parameters = list(model.parameters())
+    if any(is_lazy(parameter) for parameter in parameters):
+        raise ModelError(
+            f"model.name {name!r}: lazy layers have no weights to start from; "
+            "give every layer its input size"
+        )
+    if not any(p.requires_grad and p.numel() for p in parameters):
+        raise ModelError(
+            f"model.name {name!r}: the model has no trainable parameters; "
+            "at least one must have requires_grad"
+        )

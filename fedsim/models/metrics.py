@@ -1,0 +1,75 @@
+"""Evaluates a model: its loss and its task's metrics on a set of examples."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from fedsim.data.examples import Examples
+from fedsim.models.losses import PerExampleLoss
+from fedsim.models.tasks import Task as Task
+from fedsim.models.tasks import task_for as task_for
+
+
+def evaluate(
+    model: nn.Module,
+    loss: PerExampleLoss,
+    task: Task,
+    examples: Examples,
+    *,
+    batch_size: int = 1024,
+    device: torch.device | str | None = None,
+) -> dict[str, float]:
+    """Return `loss` and the task's metrics (`accuracy`, or `mse` and `r2`).
+
+    Args:
+        model: evaluated in eval mode; its modes are restored.
+        loss: returns one value per example.
+        task: says how outputs are scored (`task_for`).
+        examples: what to evaluate on.
+        batch_size: examples per forward pass; changes memory and speed only.
+        device: where to compute; the model is moved there. None: where the model is.
+
+    Raises:
+        ValueError: for a batch size below 1.
+
+    Edge cases:
+        A model that diverged has a loss that is not finite; it is returned as it is.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    where = torch.device(device) if device is not None else _device_of(model)
+    if device is not None:
+        model.to(where)
+    total = torch.zeros((), dtype=torch.float64, device=where)
+    scores = torch.zeros(1, dtype=torch.float64, device=where)
+    with evaluating(model), torch.no_grad():
+        for start in range(0, len(examples), batch_size):
+            rows = slice(start, start + batch_size)
+            inputs = torch.from_numpy(examples.features[rows]).to(where)
+            targets = torch.from_numpy(examples.targets[rows]).to(where)
+            outputs = model(inputs)
+            total = total + loss(outputs, targets).sum(dtype=torch.float64)
+            scores = scores + task.score(outputs, targets)
+    return {
+        "loss": total.item() / len(examples),
+        **task.metrics(scores.cpu(), examples.targets),
+    }
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in eval mode and give every module its own mode back afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device

@@ -1,0 +1,78 @@
+"""Tries model, loss and data together on a few examples, before anything is spent."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsim.data.examples import Examples
+from fedsim.models.errors import ModelError
+from fedsim.models.losses import PerExampleLoss, check_loss
+from fedsim.models.metrics import evaluating
+from fedsim.models.tasks import Task
+from fedsim.plugins import describe, source_file
+
+_TRIED = 3
+
+
+def preflight(
+    model: nn.Module,
+    loss: PerExampleLoss,
+    task: Task,
+    examples: Examples,
+    *,
+    name: str = "model.loss",
+) -> None:
+    """Run the model and the loss on the first examples and check everything that comes back.
+
+    Nothing is changed: the model runs in eval mode without gradients, and its modes are restored.
+
+    Args:
+        model: the initial model.
+        loss: returns one value per example.
+        task: what the outputs must be (`task_for`).
+        examples: all targets are checked, the first few examples are tried.
+        name: what the messages call the loss.
+
+    Raises:
+        ModelError: with one line that names the shapes and the fix.
+    """
+    task.check(examples.targets)
+    few = examples.take(np.arange(min(_TRIED, len(examples))))
+    inputs, targets = torch.from_numpy(few.features), torch.from_numpy(few.targets)
+    device = next((parameter.device for parameter in model.parameters()), None)
+    inputs, targets = inputs.to(device), targets.to(device)
+    with evaluating(model), torch.no_grad():
+        outputs = _outputs(model, inputs)
+        _outputs(model, inputs[:1])
+    task.check_outputs(outputs)
+    check_loss(loss, outputs, targets, name=name)
+
+
+def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
+    try:
+        outputs = model(inputs)
+    except Exception as error:
+        raise ModelError(
+            f"the model failed on inputs of shape {tuple(inputs.shape)} with "
+            f"{describe(error, file=_own_file(model))}; "
+            f"build it for examples of shape {tuple(inputs.shape[1:])}"
+        ) from error
+    if not isinstance(outputs, Tensor):
+        raise ModelError(f"the model must return a tensor, got {type(outputs).__name__}")
+    if outputs.ndim == 0 or len(outputs) != len(inputs):
+        raise ModelError(
+            f"the model's outputs must have one row per example, got shape {tuple(outputs.shape)} "
+            f"for a batch of {len(inputs)}; do not squeeze() or flatten the batch"
+        )
+    if not outputs.is_floating_point():
+        raise ModelError(f"the model's outputs must be real numbers, got {outputs.dtype}")
+    if not outputs.isfinite().all():
+        raise ModelError(
+            "the initial model's outputs are not finite; scale the features or check the model"
+        )
+    return outputs
+
+
+def _own_file(model: nn.Module) -> str | None:
+    """Return the file of the user's model class; a line of torch's own would say nothing."""
+    return None if type(model).__module__.startswith("torch.") else source_file(type(model))

@@ -1,0 +1,183 @@
+"""What is learned (classes, labels, numbers): the outputs, the targets and the metrics it takes."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.models.catalog import LOSSES
+from fedsim.models.errors import ModelError
+from fedsim.models.losses import columns
+
+Targets = NDArray[np.int64] | NDArray[np.float32]
+
+
+class Task(Protocol):
+    """How outputs are read as predictions and scored."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs per example that a built-in model needs."""
+        ...
+
+    def check(self, targets: Targets) -> None:
+        """Raise ModelError if the targets are not of this task."""
+        ...
+
+    def check_outputs(self, outputs: Tensor) -> None:
+        """Raise ModelError if outputs (batch, ...) cannot be read as predictions."""
+        ...
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return float64 sums over the batch, which add up over batches to what `metrics` takes."""
+        ...
+
+    def metrics(self, scores: Tensor, targets: Targets) -> dict[str, float]:
+        """Return the metrics by name, from the added scores and all targets."""
+        ...
+
+
+@dataclass(frozen=True)
+class Classification:
+    """One of several classes: accuracy of the largest score."""
+
+    num_outputs: int
+
+    def check(self, targets: Targets) -> None:
+        """Raise ModelError unless targets are classes 0, ..., num_outputs - 1."""
+        if targets.dtype != np.int64 or targets.ndim != 1:
+            raise ModelError(
+                f"classification needs whole-number targets (n,), got {targets.dtype} of shape "
+                f"{targets.shape}; give classes 0, 1, 2, ... or use loss mse or bce"
+            )
+        if targets.min() < 0 or targets.max() >= self.num_outputs:
+            raise ModelError(
+                f"classes must be 0, ..., {self.num_outputs - 1}, got targets from "
+                f"{targets.min()} to {targets.max()}; number them from 0"
+            )
+
+    def check_outputs(self, outputs: Tensor) -> None:
+        """Raise ModelError unless outputs are (batch, at least num_outputs)."""
+        if outputs.ndim != 2 or outputs.shape[1] < self.num_outputs:
+            raise ModelError(
+                f"the model's outputs must have shape (batch, {self.num_outputs}), one score for "
+                f"each of {self.num_outputs} classes, got {_shape(outputs)}; "
+                "change the size of its last layer"
+            )
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return [examples predicted right]."""
+        return (outputs.argmax(dim=1) == targets).sum(dtype=torch.float64)[None]
+
+    def metrics(self, scores: Tensor, targets: Targets) -> dict[str, float]:
+        """Return `accuracy`: the share of examples predicted right."""
+        return {"accuracy": scores[0].item() / len(targets)}
+
+
+@dataclass(frozen=True)
+class Labels:
+    """One or several yes-or-no labels: accuracy of logit > 0, over all labels."""
+
+    num_outputs: int
+
+    def check(self, targets: Targets) -> None:
+        """Raise ModelError unless every target is 0 or 1."""
+        if not np.isin(targets, (0, 1)).all():
+            wrong = targets[~np.isin(targets, (0, 1))][0]
+            raise ModelError(
+                f"loss bce needs targets 0 or 1, got {wrong}; "
+                "use cross_entropy for more classes, mse for numbers"
+            )
+
+    def check_outputs(self, outputs: Tensor) -> None:
+        """Raise ModelError unless there is one logit per label."""
+        _check_columns(outputs, self.num_outputs, "label")
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return [labels predicted right]."""
+        logits, labels = columns(outputs, targets, "accuracy")
+        return ((logits > 0) == (labels > 0.5)).sum(dtype=torch.float64)[None]
+
+    def metrics(self, scores: Tensor, targets: Targets) -> dict[str, float]:
+        """Return `accuracy`: the share of labels predicted right."""
+        return {"accuracy": scores[0].item() / targets.size}
+
+
+@dataclass(frozen=True)
+class Regression:
+    """One or several numbers: mean squared error and the coefficient of determination."""
+
+    num_outputs: int
+
+    def check(self, targets: Targets) -> None:
+        """Accept any numbers."""
+
+    def check_outputs(self, outputs: Tensor) -> None:
+        """Raise ModelError unless there is one output per target."""
+        _check_columns(outputs, self.num_outputs, "target")
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the squared error of every column, summed over the batch."""
+        predicted, actual = columns(outputs.double(), targets, "mse")
+        return (predicted - actual).square().sum(dim=0)
+
+    def metrics(self, scores: Tensor, targets: Targets) -> dict[str, float]:
+        """Return `mse` and `r2`, averaged over columns.
+
+        As in scikit-learn, r2 of a constant column is 1 if every prediction is exact, else 0.
+        """
+        actual = targets.reshape(len(targets), -1).astype(np.float64)
+        errors = scores.cpu().numpy()
+        spread = np.square(actual - actual.mean(axis=0)).sum(axis=0)
+        r2 = np.where(errors == 0, 1.0, 0.0)
+        np.divide(errors, spread, out=r2, where=spread > 0)
+        r2[spread > 0] = 1 - r2[spread > 0]
+        return {"mse": float(errors.sum() / actual.size), "r2": float(r2.mean())}
+
+
+def task_for(loss_name: str, targets: Targets, *, num_classes: int | None = None) -> Task:
+    """Return the task that a loss and the targets make.
+
+    `cross_entropy` is classification, `bce` labels, `mse` regression. A loss of the user's is
+    classification for non-negative whole-number targets and regression for others.
+
+    Args:
+        loss_name: `model.loss`.
+        targets: any part of the data.
+        num_classes: classes in all of the data (`FederatedData.num_classes`); None: those seen in
+            `targets`.
+
+    Raises:
+        ModelError: if the targets are not of that task.
+    """
+    width = targets.shape[1] if targets.ndim == 2 else 1
+    task: Task
+    seen = int(targets.max()) + 1 if _has_classes(targets) else 1
+    if loss_name == "cross_entropy" or (loss_name not in LOSSES and _has_classes(targets)):
+        task = Classification(seen if num_classes is None else num_classes)
+    elif loss_name == "bce":
+        task = Labels(width)
+    else:
+        task = Regression(width)
+    task.check(targets)
+    return task
+
+
+def _has_classes(targets: Targets) -> bool:
+    return targets.dtype == np.int64 and targets.min() >= 0
+
+
+def _check_columns(outputs: Tensor, width: int, what: str) -> None:
+    found = outputs[0].numel() if outputs.ndim else 0
+    if found != width:
+        raise ModelError(
+            f"the model's outputs must have shape (batch, {width}), one per {what}, got "
+            f"{_shape(outputs)}; change the size of its last layer"
+        )
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape)}"

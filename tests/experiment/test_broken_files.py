@@ -1,0 +1,294 @@
+"""One mistake, one line: every message a person can meet, as it looks."""
+
+# ruff: noqa: E501 - a message is one line, here as on the screen
+
+from pathlib import Path
+
+import pytest
+
+from fedsim.experiment import ExperimentError, load_experiment
+
+SCHEMES = "one of 'iid', 'dirichlet', 'shards' or 'quantity'"
+PLUGIN = "package.module:function or ./file.py:function"
+PARTITION = "{scheme: dirichlet, num_clients: 10, alpha: 0.5}"
+SGD = "{name: sgd, lr: 1.0}"
+
+# fmt: off
+# (text of the good file, what replaces it, the one line that is reported)
+BROKEN = [
+    # keys
+    ("seed: 7", "sead: 7", "2:1: sead: unknown key; did you mean 'seed'?"),
+    ("seed: 7", "Seed: 7", "2:1: Seed: unknown key; did you mean 'seed'?"),
+    ("seed: 7", "foo: 7", "2:1: foo: unknown key"),
+    ("seed: 7", "'a b': 7", "2:1: 'a b': unknown key"),
+    ("seed: 7", "7: seed", '2:1: 7: a key must be a string; write "7"'),
+    ("seed: 7", "name: x", "2:1: name: duplicate key; it is already on line 1"),
+    ("seed: 7", "rounds: 7", "2:1: rounds: unknown key here; it belongs to federation"),
+    ("  steps: 5\n", "", "14:1: local.steps: missing; optimizer steps per round"),
+    ("steps: 5", "step: 5", "15:3: local.step: unknown key; did you mean 'steps'?"),
+    (f"optimizer: {SGD}", "lr: 1", "17:3: local.lr: unknown key here; it belongs to local.optimizer"),
+    ("max_grad_norm", "clip_norm", "21:3: privacy.clip_norm: unknown key; did you mean 'max_grad_norm'?"),
+    (
+        "noise_multiplier",
+        "noise-multipler",
+        "19:3: privacy.noise-multipler: unknown key; did you mean 'noise_multiplier'?",
+    ),
+    ("num_clients: 10", "num_clients:10", "6:34: data.partition.'num_clients:10': unknown key; write a space after ':'"),
+    ("{name: sgd,", "{<<: {}, name: sgd,", "17:15: local.optimizer.'<<': YAML 1.2 has no merge keys; write the keys out"),
+    # types
+    ("rounds: 4", "rounds: ten", "11:3: federation.rounds: must be a whole number, got 'ten'"),
+    ("rounds: 4", "rounds: 4.0", "11:3: federation.rounds: must be a whole number, got 4.0"),
+    ("rounds: 4", "rounds: true", "11:3: federation.rounds: must be a whole number, got true"),
+    ("rounds: 4", "rounds:", "11:3: federation.rounds: must be a whole number, got null"),
+    ("rounds: 4", "rounds: [4]", "11:3: federation.rounds: must be a whole number, got a list"),
+    ("rounds: 4", "rounds: '4'", "11:3: federation.rounds: must be a whole number, got '4'"),
+    ("clients_per_round: 10", "clients_per_round: all", "12:3: federation.clients_per_round: must be a whole number, got 'all'"),
+    ("lr: 1.0", "lr: true", "17:26: local.optimizer.lr: must be a number, got true"),
+    ("lr: 1.0", "lr: {}", "17:26: local.optimizer.lr: must be a number, got an empty mapping"),
+    ("name: demo", "name: 3", "1:1: name: must be a string, got 3"),
+    ("runtime: {engine: local}", "runtime:", "22:1: runtime: must be a mapping, got null"),
+    ("{hidden: [32]}", "[32]", "9:3: model.args: must be a mapping, got a list"),
+    ("seed: 7", "seed: !!int '7'", "2:7: seed: tag !!int is not allowed; write the value"),
+    ("seed: 7", "seed: !!int yes", "2:7: seed: tag !!int is not allowed; write the value"),
+    ("{hidden: [32]}", "!!set {hidden}", "9:9: model.args: tag !!set is not allowed; write the value"),
+    (
+        "name: demo",
+        "name: !!python/object/apply:os.system [ls]",
+        "1:7: name: tag !!python/object/apply:os.system is not allowed; write the value",
+    ),
+    # ranges
+    ("rounds: 4", "rounds: 0", "11:3: federation.rounds: must be >= 1, got 0"),
+    ("max_grad_norm: 0.5", "max_grad_norm: -1", "21:3: privacy.max_grad_norm: must be > 0, got -1"),
+    ("max_grad_norm: 0.5", "max_grad_norm: .inf", "21:3: privacy.max_grad_norm: must be a finite number, got .inf"),
+    ("delta: 1.0e-3", "delta: 1", "20:3: privacy.delta: must be < 1, got 1"),
+    ("delta: 1.0e-3", "delta: 0.0", "20:3: privacy.delta: must be > 0, got 0.0"),
+    ("delta: 1.0e-3", "delta: .nan", "20:3: privacy.delta: must be a finite number, got .nan"),
+    ("test_fraction: 0.2", "test_fraction: 1.5", "5:3: data.test_fraction: must be < 1, got 1.5"),
+    ("alpha: 0.5", "alpha: -.inf", "6:51: data.partition.alpha: must be a finite number, got -.inf"),
+    ("seed: 7", "seed: -1", "2:1: seed: must be >= 0, got -1"),
+    (
+        "seed: 7",
+        "seed: 9223372036854775808",
+        "2:1: seed: must be < 9223372036854775808, got 9223372036854775808",
+    ),
+    ("seed: 7", f"seed: 1{'0' * 99}", "2:1: seed: must be < 9223372036854775808, got a huge number"),
+    (
+        "name: demo",
+        "name: a b",
+        "1:1: name: must be letters, digits, '.', '_' or '-', starting with a letter or a digit, got 'a b'",
+    ),
+    (
+        "name: demo",
+        "name: ../x",
+        "1:1: name: must be letters, digits, '.', '_' or '-', starting with a letter or a digit, got '../x'",
+    ),
+    ("name: demo", f"name: {'x' * 101}", "1:1: name: must have at most 100 characters"),
+    # choices
+    (
+        "weighting: uniform",
+        "weighting: exmples",
+        "13:3: federation.weighting: must be 'uniform' or 'examples', got 'exmples'; did you mean 'examples'?",
+    ),
+    (
+        "weighting: uniform",
+        "strategy: fedavgg",
+        "13:3: federation.strategy: must be 'fedavg', got 'fedavgg'; did you mean 'fedavg'?",
+    ),
+    ("weighting: uniform", "weighting: no", "13:3: federation.weighting: must be 'uniform' or 'examples', got 'no'"),
+    # unions with a tag
+    ("scheme: dirichlet", "scheme: drichlet", f"6:15: data.partition.scheme: must be {SCHEMES}, got 'drichlet'; did you mean 'dirichlet'?"),
+    ("scheme: dirichlet", "scheme: 3", f"6:15: data.partition.scheme: must be {SCHEMES}, got 3"),
+    ("scheme: dirichlet", "scheme: [iid]", f"6:15: data.partition.scheme: must be {SCHEMES}, got a list"),
+    ("scheme: dirichlet, ", "", f"6:3: data.partition.scheme: missing; {SCHEMES.removeprefix('one of ')}"),
+    ("scheme: dirichlet", "schema: dirichlet", "6:15: data.partition.schema: unknown key; did you mean 'scheme'?"),
+    ("num_clients: 10, ", "", "6:3: data.partition.num_clients: missing; a whole number >= 1"),
+    (PARTITION, "iid", "6:3: data.partition: must be a mapping, got 'iid'"),
+    (f"  partition: {PARTITION}\n", "", f"3:1: data.partition: missing; a mapping with scheme: {SCHEMES.removeprefix('one of ')}"),
+    (
+        "scheme: dirichlet",
+        "scheme: iid",
+        "6:45: data.partition.alpha: unknown key for scheme 'iid'; it belongs to 'dirichlet' or 'quantity'",
+    ),
+    (SGD, "{name: adam, lr: 1, momentum: 0.9}", "17:34: local.optimizer.momentum: unknown key for name 'adam'; it belongs to 'sgd'"),
+    (SGD, "{name: adamw}", "17:3: local.optimizer.lr: missing; learning rate"),
+    ("name: sgd", "name: SGD", "17:15: local.optimizer.name: must be one of 'sgd', 'adam' or 'adamw', got 'SGD'; did you mean 'sgd'?"),
+    ("lr: 1.0", "learning_rate: 1.0", "17:26: local.optimizer.learning_rate: unknown key; did you mean 'lr'?"),
+    # rules of one section
+    (
+        "max_grad_norm: 0.5",
+        "max_grad_norm: 0.5\n  target_epsilon: 1",
+        "18:1: privacy: needs exactly one of target_epsilon and noise_multiplier, got both; "
+        "target_epsilon calibrates the noise for you",
+    ),
+    (
+        "runtime: {engine: local}",
+        "runtime: {workers: 2}",
+        "22:1: runtime: engine local runs in one process, got workers: 2; use engine: flower for more",
+    ),
+    # rules of several sections
+    ("clients_per_round: 10", "clients_per_round: 11", "12:3: federation.clients_per_round: must be <= data.partition.num_clients (10), got 11"),
+    # not in this version
+    ("seed: 7", "secure_aggregation: {protocol: additive}", "2:1: secure_aggregation: not supported in this version; leave it out"),
+    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  on_exhausted: stop", "22:3: privacy.on_exhausted: not supported in this version; leave it out"),
+    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clients: {}", "22:3: privacy.clients: not supported in this version; leave it out"),
+    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clipping: adaptive", "22:3: privacy.clipping: 'adaptive' is not supported in this version; use 'flat'"),
+    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clipping: per_layer", "22:3: privacy.clipping: 'per_layer' is not supported in this version; use 'flat'"),
+    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  sampling: shuffle", "22:3: privacy.sampling: 'shuffle' is not supported in this version; use 'poisson'"),
+    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  sampling: fixed_size", "22:3: privacy.sampling: 'fixed_size' is not supported in this version; use 'poisson'"),
+    (
+        "max_grad_norm: 0.5",
+        "max_grad_norm: 0.5\n  adjacency: replace_one",
+        "22:3: privacy.adjacency: 'replace_one' is not supported in this version; use 'zero_out' or 'add_remove'",
+    ),
+    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  accountant: moments", "22:3: privacy.accountant: 'moments' is not supported in this version; use 'pld' or 'rdp'"),
+    ("engine: local", "engine: ray", "22:11: runtime.engine: 'ray' is not supported in this version; use 'local' or 'flower'"),
+    # datasets
+    ("digits", "digit", "4:3: data.dataset: unknown dataset 'digit'; did you mean 'digits'?"),
+    ("digits", "DIGITS", "4:3: data.dataset: unknown dataset 'DIGITS'; did you mean 'digits'?"),
+    ("digits", "mnist", f"4:3: data.dataset: unknown dataset 'mnist'; built in: 'digits'; a plug-in is {PLUGIN}"),
+    ("digits", "x.csv", "4:3: data.dataset: unknown dataset 'x.csv'; to use a file write {path: FILE, target: NAME}"),
+    ("digits", "x.py", "4:3: data.dataset: unknown dataset 'x.py'; to use a function of the file write ./file.py:function"),
+    ("digits", "3", "4:3: data.dataset: must be a string or a mapping with path and target, got 3"),
+    ("digits", "[digits]", "4:3: data.dataset: must be a string or a mapping with path and target, got a list"),
+    ("digits", "{path: d.csv}", "4:3: data.dataset.target: missing; column (csv) or array (npz) to predict"),
+    ("digits", "{path: d.csv, taget: y}", "4:26: data.dataset.taget: unknown key; did you mean 'target'?"),
+    ("digits", "{path: d.csv, target: 3}", "4:26: data.dataset.target: must be a string, got 3"),
+    ("digits", "{path: d.txt, target: y}", "4:13: data.dataset.path: must end in '.npz' or '.csv', got 'd.txt'"),
+    ("digits", "{path: d.parquet, target: y}", "4:13: data.dataset.path: '.parquet' is not supported in this version; use '.npz' or '.csv'"),
+    ("digits", "{path: d.csv, target: y}\n  args: {n: 1}", "5:3: data.args: a data file takes no arguments; leave args out"),
+    ("digits", "digits\n  args: {n: 1}", "5:3: data.args: the built-in dataset 'digits' takes no arguments; leave args out"),
+    ("digits", "pkg.mod:f\n  args: {n: [1, .nan]}", "5:17: data.args.n.1: must be a finite number, got .nan"),
+    ("digits", "pkg..mod:f", f"4:3: data.dataset: must be {PLUGIN}, got 'pkg..mod:f'"),
+    ("digits", "pkg.mod:2", f"4:3: data.dataset: must be {PLUGIN}, got 'pkg.mod:2'"),
+    ("digits", "pkg.mod:f.", f"4:3: data.dataset: must be {PLUGIN}, got 'pkg.mod:f.'"),
+    ("digits", "./p.txt:f", "4:3: data.dataset: a plug-in file must end in '.py', got './p.txt:f'"),
+    # models and losses
+    ("name: mlp", "name: MLP", "8:3: model.name: unknown model 'MLP'; did you mean 'mlp'?"),
+    ("name: mlp", "name: resnet", f"8:3: model.name: unknown model 'resnet'; built in: 'cnn', 'logistic' or 'mlp'; a plug-in is {PLUGIN}"),
+    ("name: mlp", "name: mlp\n  loss: cross-entropy", "9:3: model.loss: unknown loss 'cross-entropy'; did you mean 'cross_entropy'?"),
+    ("name: mlp", "name: logistic", "9:10: model.args.hidden: unknown key"),
+    ("name: mlp", "name: pkg:Net\n  loss: pkg:", "9:12: not valid YAML: ':' is not allowed here; check the indentation above"),
+    ("hidden: [32]", "hiden: [32]", "9:10: model.args.hiden: unknown key; did you mean 'hidden'?"),
+    ("[32]", "32", "9:10: model.args.hidden: must be a list, got 32"),
+    ("[32]", "[]", "9:10: model.args.hidden: must have at least 1 item, got an empty list"),
+    ("[32]", "[32, 0]", "9:23: model.args.hidden.1: must be >= 1, got 0"),
+    ("[32]", "[32, true]", "9:23: model.args.hidden.1: must be a whole number, got true"),
+    ("[32]", "[32], activation: relo", "9:24: model.args.activation: must be 'relu' or 'tanh', got 'relo'; did you mean 'relu'?"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("old", "new", "line"), BROKEN)
+def test_one_mistake_is_one_line(write, good: str, old: str, new: str, line: str) -> None:
+    Path("d.csv").write_text("y\n")
+    Path("p.py").write_text("")
+    assert old in good
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(write(good.replace(old, new, 1)))
+    assert str(caught.value) == f"exp.yaml:{line}"
+    assert len(caught.value.problems) == 1
+
+
+def test_weights_that_leak_private_client_sizes_are_refused(write, good: str) -> None:
+    text = good.replace("weighting: uniform", "weighting: examples").replace(
+        "max_grad_norm: 0.5",
+        "max_grad_norm: 0.5\n  adjacency: add_remove\n  declared_examples: 100",
+    )
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(write(text))
+    assert str(caught.value) == (
+        "exp.yaml:13:3: federation.weighting: 'examples' would reveal client sizes, which "
+        "adjacency add_remove keeps private; use weighting: uniform or adjacency: zero_out"
+    )
+    load_experiment(write(text.replace("weighting: examples", "weighting: uniform")))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "file"),
+    [
+        ("{path: no.csv, target: y}", "no.csv"),
+        ("{path: sub/../no.npz, target: y}", "no.npz"),
+        ("./no.py:f", "no.py"),
+        ("../no.py:f", "../no.py"),
+    ],
+)
+def test_files_must_exist(write, good: str, dataset: str, file: str) -> None:
+    key = "data.dataset.path" if "path" in dataset else "data.dataset"
+    column = 13 if "path" in dataset else 3
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(write(good.replace("digits", dataset)))
+    full = str((Path.cwd() / file).resolve())
+    assert str(caught.value) == f"exp.yaml:4:{column}: {key}: no such file: {full!r}"
+
+
+def test_many_mistakes_are_reported_at_once_in_the_order_of_the_file(write) -> None:
+    path = write(
+        """\
+name: a b
+sed: 1
+name: again
+data:
+  dataset: {path: x.txt}
+  partition: {scheme: shards, alpha: 1, num_clients: 2}
+model:
+  name: mlp
+  args: {hidden: [-1]}
+  loss: hinge
+federation:
+  rounds: 0
+  clients_per_round: 3
+local:
+  batch_size: !!int 4
+  optimizer: {lr: 1, nmae: sgd}
+privacy:
+  noise_multiplier: 1
+  delta: 2
+runtime: {engine: ray}
+5: x
+"""
+    )
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(path)
+    assert str(caught.value).splitlines() == [
+        "exp.yaml:1:1: name: must be letters, digits, '.', '_' or '-', "
+        "starting with a letter or a digit, got 'a b'",
+        "exp.yaml:2:1: sed: unknown key; did you mean 'seed'?",
+        "exp.yaml:3:1: name: duplicate key; it is already on line 1",
+        "exp.yaml:5:3: data.dataset.target: missing; column (csv) or array (npz) to predict",
+        "exp.yaml:6:31: data.partition.alpha: unknown key for scheme 'shards'; "
+        "it belongs to 'dirichlet' or 'quantity'",
+        "exp.yaml:9:19: model.args.hidden.0: must be >= 1, got -1",
+        "exp.yaml:10:3: model.loss: unknown loss 'hinge'; built in: 'bce', 'cross_entropy' or "
+        f"'mse'; a plug-in is {PLUGIN}",
+        "exp.yaml:12:3: federation.rounds: must be >= 1, got 0",
+        "exp.yaml:14:1: local.steps: missing; optimizer steps per round",
+        "exp.yaml:15:15: local.batch_size: tag !!int is not allowed; write the value",
+        "exp.yaml:16:22: local.optimizer.nmae: unknown key; did you mean 'name'?",
+        "exp.yaml:17:1: privacy.max_grad_norm: missing; L2 bound C of one example's gradient",
+        "exp.yaml:19:3: privacy.delta: must be < 1, got 2",
+        "exp.yaml:20:11: runtime.engine: 'ray' is not supported in this version; "
+        "use 'local' or 'flower'",
+        'exp.yaml:21:1: 5: a key must be a string; write "5"',
+    ]
+
+
+def test_rules_between_sections_run_although_other_sections_are_wrong(write, good: str) -> None:
+    text = good.replace("clients_per_round: 10", "clients_per_round: 99").replace("lr:", "rl:")
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(write(text))
+    assert [problem.path for problem in caught.value.problems] == [
+        ("federation", "clients_per_round"),
+        ("local", "optimizer", "rl"),
+    ]
+
+
+def test_missing_sections_are_reported_at_the_top(write) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(write("# a comment\nnmae: x\n"))
+    assert str(caught.value).splitlines() == [
+        "exp.yaml:2:1: nmae: unknown key; did you mean 'name'?",
+        "exp.yaml:2:1: data: missing; the dataset and how it is divided among clients",
+        "exp.yaml:2:1: model: missing; what is trained, with which loss",
+        "exp.yaml:2:1: federation: missing; rounds, participation and aggregation",
+        "exp.yaml:2:1: local: missing; what one client does in one round",
+    ]
