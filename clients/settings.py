@@ -18,8 +18,8 @@ class SgdSettings(Settings):
 
     name: Literal["sgd"]
     lr: float = Field(gt=0, description="learning rate")
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="momentum factor")
+    weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty")
 
 
 class AdamSettings(Settings):
@@ -27,7 +27,7 @@ class AdamSettings(Settings):
 
     name: Literal["adam", "adamw"]
     lr: float = Field(gt=0, description="learning rate")
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty")
 
 
 OptimizerSettings = Annotated[SgdSettings | AdamSettings, Field(discriminator="name")]

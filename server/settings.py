@@ -11,6 +11,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+STRATEGIES = {"fedavg": "federated averaging (McMahan et al. 2017), summed in a fixed order"}
+
+
 class FederationSettings(Settings):
     """`federation:` in an experiment file."""
 

@@ -8,5 +8,5 @@ PARTITIONS = {
     "iid": "equal shares of the shuffled data",
     "dirichlet": "label skew: classes divided by Dirichlet(alpha)",
     "shards": "label skew: classes_per_client classes on each client",
-    "quantity": "size skew: client sizes follow Dirichlet(alpha)",
+    "quantity": "size skew: client sizes by Dirichlet(alpha) above min_examples",
 }

@@ -82,6 +82,9 @@ def _counts_of(
         return lambda: _even(sizes[0], settings.num_clients)[None]
     if isinstance(settings, ShardsPartition):
         return lambda: _shards(sizes, settings, rng)
+    if isinstance(settings, QuantityPartition):
+        promised = settings.num_clients * settings.min_examples
+        return lambda: settings.min_examples + _dirichlet(sizes - promised, settings, rng)
     return lambda: _dirichlet(sizes, settings, rng)
 
 
@@ -91,7 +94,7 @@ def _draw_until_enough(draw: Callable[[], Counts], settings: PartitionSettings) 
         if counts.sum(axis=0).min() >= settings.min_examples:
             return counts
     fix = "lower num_clients or min_examples"
-    if isinstance(settings, DirichletPartition | QuantityPartition):
+    if isinstance(settings, DirichletPartition):
         fix = f"raise alpha (now {settings.alpha:g}), or {fix}"
     raise DataError(
         f"data.partition: scheme {settings.scheme} left a client with fewer than min_examples "

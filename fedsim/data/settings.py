@@ -15,7 +15,7 @@ class FileDataset(Settings):
 
 
 class _Partition(Settings):
-    num_clients: int = Field(ge=1)
+    num_clients: int = Field(ge=1, description="number of clients")
     min_examples: int = Field(default=1, ge=1, description="every client gets at least this many")
 
 
@@ -29,21 +29,21 @@ class DirichletPartition(_Partition):
     """Label skew: each class is divided by a Dirichlet(alpha) draw; small alpha, more skew."""
 
     scheme: Literal["dirichlet"]
-    alpha: float = Field(default=0.5, gt=0)
+    alpha: float = Field(default=0.5, gt=0, description="evenness of the labels; small is uneven")
 
 
 class ShardsPartition(_Partition):
     """Pathological label skew: each client holds examples of a few classes only."""
 
     scheme: Literal["shards"]
-    classes_per_client: int = Field(default=2, ge=1)
+    classes_per_client: int = Field(default=2, ge=1, description="classes on each client")
 
 
 class QuantityPartition(_Partition):
-    """Size skew: client sizes follow a Dirichlet(alpha) draw, labels are mixed evenly."""
+    """Size skew: min_examples for every client, the rest by a Dirichlet(alpha) draw."""
 
     scheme: Literal["quantity"]
-    alpha: float = Field(default=0.5, gt=0)
+    alpha: float = Field(default=0.5, gt=0, description="evenness of the sizes; small is uneven")
 
 
 PartitionSettings = Annotated[

@@ -160,10 +160,23 @@ def test_more_than_there_is_cannot_be_asked_for(settings):
         partition(TARGETS, settings, 0)
 
 
-@pytest.mark.parametrize("settings", schemes(10, 59)[1::2], ids=lambda s: s.scheme)
-def test_an_unreachable_minimum_is_refused_after_a_bounded_search(settings):
-    with pytest.raises(DataError, match=rf"scheme {settings.scheme}.*min_examples 59.*raise alpha"):
+def test_an_unreachable_minimum_is_refused_after_a_bounded_search():
+    (settings,) = (s for s in schemes(10, 59) if isinstance(s, DirichletPartition))
+    with pytest.raises(DataError, match=r"scheme dirichlet.*min_examples 59.*raise alpha"):
         partition(TARGETS, settings, 0)
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "alpha", "least"), [(100, 0.5, 1), (50, 0.1, 1), (10, 0.1, 59)]
+)
+def test_size_skew_keeps_its_minimum_with_many_clients(num_clients, alpha, least):
+    settings = QuantityPartition(
+        scheme="quantity", num_clients=num_clients, alpha=alpha, min_examples=least
+    )
+    sizes = [len(share) for share in partition(TARGETS, settings, 0)]
+    assert min(sizes) >= least
+    assert max(sizes) > 2 * np.median(sizes) - least
+    assert sum(sizes) == 600
 
 
 @pytest.mark.parametrize("settings", schemes(3)[1:3], ids=lambda s: s.scheme)

@@ -101,7 +101,7 @@ BROKEN = [
     ("scheme: dirichlet", "scheme: [iid]", f"6:15: data.partition.scheme: must be {SCHEMES}, got a list"),
     ("scheme: dirichlet, ", "", f"6:3: data.partition.scheme: missing; {SCHEMES.removeprefix('one of ')}"),
     ("scheme: dirichlet", "schema: dirichlet", "6:15: data.partition.schema: unknown key; did you mean 'scheme'?"),
-    ("num_clients: 10, ", "", "6:3: data.partition.num_clients: missing; a whole number >= 1"),
+    ("num_clients: 10, ", "", "6:3: data.partition.num_clients: missing; number of clients"),
     (PARTITION, "iid", "6:3: data.partition: must be a mapping, got 'iid'"),
     (f"  partition: {PARTITION}\n", "", f"3:1: data.partition: missing; a mapping with scheme: {SCHEMES.removeprefix('one of ')}"),
     (

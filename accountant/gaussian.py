@@ -1,0 +1,72 @@
+"""The Gaussian mechanism without sampling, exactly (Balle, Wang 2018, arXiv:1805.06530, Theorem 8).
+
+T releases with noise multipliers z_1 ... z_T are one release with mu = sqrt(sum of z_t^-2), where
+mu = 1/z is the distance of the two Gaussians in standard deviations.
+"""
+
+import math
+
+from scipy.optimize import root_scalar
+from scipy.special import log_ndtr
+
+from fedsim.accountant import checks
+
+_MAX_MU = 1e8  # epsilon is about 5e15 there: no guarantee is left to compute
+
+
+def gaussian_log_delta(mu: float, epsilon: float) -> float:
+    """Returns log delta(epsilon) of N(mu, 1) against N(0, 1), exact also where delta underflows.
+
+    Guarantee: the pair dominates a Gaussian release with noise multiplier 1/mu, in both
+    directions, so the release is (epsilon, delta)-DP.
+
+    Args:
+        mu: > 0, finite.
+        epsilon: >= 0, finite.
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+    mu = checks.positive("mu", mu)
+    epsilon = checks.non_negative("epsilon", epsilon)
+    return _log_delta(mu, epsilon)
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Returns the smallest epsilon >= 0 with delta(epsilon) <= delta, to 1e-12 relative.
+
+    Edge cases: mu above 1e8 gives infinity.
+
+    Args:
+        mu: > 0, finite.
+        delta: in (0, 1).
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+    mu = checks.positive("mu", mu)
+    log_delta = math.log(checks.open_probability("delta", delta))
+    if mu > _MAX_MU:
+        return math.inf
+    if _log_delta(mu, 0.0) <= log_delta:
+        return 0.0
+    # Zero-concentrated DP bounds epsilon from above (Bun, Steinke 2016, Proposition 1.3).
+    rho = 0.5 * mu * mu
+    upper = rho + 2.0 * math.sqrt(rho * -log_delta)
+    root = root_scalar(
+        lambda epsilon: _log_delta(mu, epsilon) - log_delta,
+        bracket=(0.0, upper),
+        method="brentq",
+        xtol=1e-300,
+        rtol=1e-14,
+    ).root
+    return float(root) * (1.0 + 2e-14)  # at or above the root whatever the solver rounded
+
+
+def _log_delta(mu: float, epsilon: float) -> float:
+    # delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), the second part taken out in log
+    # space: it is less than the first, but both may be below the smallest double.
+    first = float(log_ndtr(0.5 * mu - epsilon / mu))
+    second = epsilon + float(log_ndtr(-0.5 * mu - epsilon / mu))
+    ratio = min(second - first, -1e-300)
+    return first + math.log(-math.expm1(ratio))

@@ -1,0 +1,182 @@
+"""The durable ledger: one hash-chained record per client and round, on disk before a release.
+
+Each client has a chain of its own, so that clients may write from several processes in any order
+and the same experiment still gives the same records. A record is a line of JSON:
+
+    {"client": 3, "round": 5, "request": SHA-256 of the model it trained from,
+     "ledger": [{"event": EVENT, "count": n}], "previous": HASH, "hash": HASH}
+
+`hash` is the SHA-256 of the record without it, as JSON with sorted keys and no spaces; `previous`
+is the hash of the client's record before, or 64 zeros.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, Self
+
+from fedsim.accountant.ledger import PrivacyLedger
+
+GENESIS = "0" * 64
+
+
+class JournalError(ValueError):
+    """A durable ledger that cannot be trusted; the message names the record."""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What one client spends in one round."""
+
+    client: int
+    round_number: int
+    request: str
+    ledger: PrivacyLedger
+    previous: str
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 that chains this record to the client's records before it."""
+        text = json.dumps(self._content(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_line(self) -> str:
+        """Return the record as one line of JSON."""
+        return json.dumps({**self._content(), "hash": self.hash}, separators=(",", ":")) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str, *, where: str) -> Self:
+        """Read a record back and check its hash.
+
+        Raises:
+            JournalError: not a record, or its hash does not fit its content.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            charge = cls(
+                client=fields["client"],
+                round_number=fields["round"],
+                request=fields["request"],
+                ledger=PrivacyLedger.from_list(fields["ledger"]),
+                previous=fields["previous"],
+            )
+            declared = fields["hash"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise JournalError(f"{where}: not a ledger record: {error!r}") from error
+        if charge.hash != declared or charge.to_line() != line:
+            raise JournalError(f"{where}: the record was changed after it was written")
+        return charge
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "client": self.client,
+            "round": self.round_number,
+            "request": self.request,
+            "ledger": self.ledger.to_list(),
+            "previous": self.previous,
+        }
+
+
+class Journal(Protocol):
+    """Where a client writes what it spends, before it releases anything."""
+
+    def history(self, client: int) -> tuple[Charge, ...]:
+        """Return every charge of a client, oldest first."""
+        ...
+
+    def append(self, charge: Charge) -> None:
+        """Write a charge; when this returns, it survives a crash."""
+        ...
+
+
+class FileJournal:
+    """A journal in one append-only file, shared by any number of processes of one machine.
+
+    Guarantee: when `append` returns, the record is on disk. A record that a crash cut short was
+    never followed by a release; the next `append` removes its remains.
+
+    Raises:
+        JournalError: on reading, a record that was changed or does not continue its client's chain.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._charges: dict[int, list[Charge]] = {}
+
+    def history(self, client: int) -> tuple[Charge, ...]:
+        """Return every charge of a client, oldest first."""
+        self._refresh()
+        return tuple(self._charges.get(client, ()))
+
+    def clients(self) -> tuple[int, ...]:
+        """Return the clients that were ever charged."""
+        self._refresh()
+        return tuple(sorted(self._charges))
+
+    def append(self, charge: Charge) -> None:
+        """Write a charge and force it to disk.
+
+        Raises:
+            JournalError: it does not continue its client's chain.
+        """
+        line = charge.to_line().encode()
+        with self._path.open("a+b") as file, _exclusive(file):
+            self._catch_up(file)
+            self._check(charge, where="new record")
+            file.truncate(self._offset)
+            file.seek(0, os.SEEK_END)
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self._remember(charge)
+        self._offset += len(line)
+
+    def _refresh(self) -> None:
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                self._catch_up(file)
+
+    def _catch_up(self, file: BinaryIO) -> None:
+        """Read the whole records that were added since the last look."""
+        if file.seek(0, os.SEEK_END) < self._offset:
+            raise JournalError(f"{self._path.name} was shortened: records are missing")
+        file.seek(self._offset)
+        *lines, _unfinished = file.read().split(b"\n")
+        for line in lines:
+            where = f"{self._path.name}, byte {self._offset}"
+            charge = Charge.from_line(line.decode(errors="replace") + "\n", where=where)
+            self._check(charge, where=where)
+            self._remember(charge)
+            self._offset += len(line) + 1
+
+    def _check(self, charge: Charge, *, where: str) -> None:
+        charges = self._charges.get(charge.client)
+        expected = charges[-1].hash if charges else GENESIS
+        if charge.previous != expected:
+            raise JournalError(
+                f"{where}: the record of client {charge.client}, round {charge.round_number} "
+                "does not continue that client's chain"
+            )
+
+    def _remember(self, charge: Charge) -> None:
+        self._charges.setdefault(charge.client, []).append(charge)
+
+
+@contextmanager
+def _exclusive(file: BinaryIO) -> Iterator[None]:
+    """Hold the file against other processes; without file locks (Windows), there is one process."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)

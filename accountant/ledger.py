@@ -1,0 +1,104 @@
+"""The privacy ledger: what was released, in order, for an account that anyone can recompute."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+from fedsim.accountant import checks
+from fedsim.accountant.accountants import Accountant, AccountantName, make_accountant
+from fedsim.accountant.events import Event, append_run, event_from_dict, to_dict
+
+
+class PrivacyLedger:
+    """An append-only run-length list of (event, count); equal neighbours share one entry.
+
+    A ledger states facts and does no accounting of its own, so it takes every event, also those
+    that a given accountant does not support. Nothing can be removed from it.
+
+    Guarantee: the epsilon of a ledger is that of an accountant that composed the same events, in
+    whatever order they were recorded or merged.
+
+    Example:
+        >>> from fedsim.accountant.events import Gaussian
+        >>> ledger = PrivacyLedger().record(Gaussian(2.0), count=3)
+        >>> ledger.to_list()
+        [{'event': {'type': 'Gaussian', 'noise_multiplier': 2.0}, 'count': 3}]
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[Event, int]] = []
+
+    @property
+    def entries(self) -> tuple[tuple[Event, int], ...]:
+        """The recorded (event, count), oldest first; every count is at least 1."""
+        return tuple(self._runs)
+
+    def record(self, event: Event, count: int = 1) -> Self:
+        """Appends `count` releases of `event` and returns the ledger itself.
+
+        Raises:
+            ValueError: `event` is not an event, or `count` is negative or not whole.
+        """
+        if not isinstance(event, Event):
+            raise ValueError(f"event must be a privacy event such as Gaussian(1.0), got {event!r}")
+        append_run(self._runs, event, checks.whole_number("count", count))
+        return self
+
+    def merge(self, other: "PrivacyLedger") -> Self:
+        """Appends everything in `other`, which stays as it is, and returns the ledger itself."""
+        for event, count in other.entries:
+            self.record(event, count)
+        return self
+
+    def compose_into(self, accountant: Accountant) -> Accountant:
+        """Composes everything recorded into `accountant` and returns it.
+
+        Raises:
+            UnsupportedEventError: the accountant has no rule for an entry. Entries before it have
+                been composed: use a fresh accountant.
+        """
+        for event, count in self._runs:
+            accountant.compose(event, count)
+        return accountant
+
+    def epsilon(self, delta: float, accountant: AccountantName = "pld") -> float:
+        """Returns epsilon at `delta` of everything recorded.
+
+        Raises:
+            ValueError: `delta` is not in (0, 1), the accountant is unknown, or it does not
+                support an entry.
+        """
+        return self.compose_into(make_accountant(accountant)).get_epsilon(delta)
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """Returns the ledger as JSON values: a list of {"event": EVENT, "count": n}."""
+        return [{"event": to_dict(event), "count": count} for event, count in self._runs]
+
+    @classmethod
+    def from_list(cls, records: Iterable[Mapping[str, Any]]) -> Self:
+        """Returns the ledger that `to_list` wrote.
+
+        Raises:
+            ValueError: a record is not {"event": EVENT, "count": n}; its position is named.
+        """
+        ledger = cls()
+        for position, record in enumerate(records):
+            if not isinstance(record, Mapping) or set(record) != {"event", "count"}:
+                raise ValueError(
+                    f"ledger[{position}] must have the keys 'event' and 'count', got {record!r}"
+                )
+            try:
+                ledger.record(event_from_dict(record["event"]), record["count"])
+            except ValueError as error:
+                raise ValueError(f"ledger[{position}]: {error}") from error
+        return ledger
+
+    def __eq__(self, other: object) -> bool:
+        return self._runs == other._runs if isinstance(other, PrivacyLedger) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # it grows, so it cannot be a key
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __repr__(self) -> str:
+        return f"PrivacyLedger({self._runs!r})"

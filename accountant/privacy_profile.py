@@ -1,0 +1,89 @@
+"""The privacy profile delta(epsilon) of a discrete privacy loss, and its inverse in closed form."""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.signal import lfilter
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaCurve:
+    """delta(epsilon) = E[(1 - e^(epsilon - L))_+] for a loss L on the grid, epsilon >= 0.
+
+    Only the grid points l_j = (first + j) * spacing >= 0 matter; between them delta is linear in
+    e^epsilon, so both directions of the question have a closed form from cumulative sums.
+
+    Attributes:
+        first: index of the first grid point, >= 0.
+        spacing: distance of grid points.
+        mass: mass[j] = P[L >= l_j].
+        discounted: discounted[j] = E[e^(l_j - L); L >= l_j].
+        at_points: at_points[j] = delta(l_j) without `missing`; never increases.
+        missing: a constant added to delta, for mass that the grid does not hold and for rounding.
+    """
+
+    first: int
+    spacing: float
+    mass: Floats
+    discounted: Floats
+    at_points: Floats
+    missing: float
+
+    @classmethod
+    def of(cls, first: int, spacing: float, pmf: Floats, missing: float) -> Self:
+        """Returns the curve of the loss with P[L = (first + j) * spacing] = pmf[j] >= 0."""
+        backwards = pmf[::-1]
+        mass = np.cumsum(backwards)[::-1]  # from the tail: the small numbers first
+        # discounted[j] = pmf[j] + e^-spacing discounted[j + 1]: no exponential can overflow.
+        discounted = np.asarray(lfilter([1.0], [1.0, -math.exp(-spacing)], backwards))[::-1]
+        at_points = np.maximum(mass - discounted, 0.0)
+        # Rounding must not break the order that the search in `epsilon` relies on.
+        at_points = np.maximum.accumulate(at_points[::-1])[::-1]
+        return cls(first, spacing, mass, discounted, at_points, missing)
+
+    def delta(self, epsilon: float) -> float:
+        """Returns delta at `epsilon` >= 0."""
+        j = max(0, math.floor(epsilon / self.spacing) + 1 - self.first)  # first point above it
+        if j >= self.mass.size:
+            return min(1.0, self.missing)
+        gap = math.exp(min(0.0, epsilon - (self.first + j) * self.spacing))
+        return min(1.0, max(0.0, self.mass[j] - gap * self.discounted[j]) + self.missing)
+
+    def epsilon(self, delta: float) -> float:
+        """Returns the least epsilon >= 0 with delta(epsilon) <= `delta`; infinity if none has."""
+        left = delta - self.missing
+        if left <= 0.0:
+            return math.inf
+        j = int(np.searchsorted(-self.at_points, -left))  # first point with delta <= left
+        upper = (self.first + j) * self.spacing
+        lower = upper - self.spacing if j else 0.0
+        excess = self.mass[j] - left
+        if excess <= 0.0:
+            return max(0.0, lower)
+        crossing = upper + math.log(excess / self.discounted[j])
+        return max(0.0, min(upper, max(lower, crossing)))
+
+
+@dataclass(frozen=True, eq=False)
+class PrivacyProfile:
+    """The profile of a mechanism: the larger delta of the two directions, "remove" and "add"."""
+
+    directions: tuple[DeltaCurve, DeltaCurve]
+
+    @property
+    def resolved(self) -> float:
+        """The delta below which the constants added for rounding become noticeable."""
+        return 10.0 * max(curve.missing for curve in self.directions)
+
+    def delta(self, epsilon: float) -> float:
+        """Returns delta at `epsilon` >= 0."""
+        return max(curve.delta(epsilon) for curve in self.directions)
+
+    def epsilon(self, delta: float) -> float:
+        """Returns the least epsilon >= 0 at `delta`; infinity if there is none."""
+        return max(curve.epsilon(delta) for curve in self.directions)

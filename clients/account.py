@@ -1,0 +1,162 @@
+"""A client's privacy account: kept in Flower's `Context.state`, charged before any release.
+
+The account holds the client's ledger and the position of its random streams (the last round it was
+charged for, and the model it trained from in that round). It follows two rules:
+
+- Spend first, release second: `charge` writes to the durable journal, then to the state; only then
+  does training start. A crash can leave a charge without an update, never the reverse.
+- A round is charged once. Noise is keyed by (seed, client, round), so a second, different answer
+  for the same round would reuse its noise; that request is refused. The same request again gives
+  the same answer, bit for bit, and costs nothing more.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from flwr.app import ConfigRecord, RecordDict
+
+from fedsim.accountant import PrivacyLedger
+from fedsim.accountant.journal import GENESIS, Charge, Journal
+from fedsim.clients.plan import PrivacyPlan
+from fedsim.server.protocol import PrivacyStatement
+
+STATE = "privacy-account"
+
+
+class ChargeRefusedError(RuntimeError):
+    """The account does not allow this round; nothing was charged and nothing may be released."""
+
+
+@dataclass(frozen=True)
+class PrivacyAccount:
+    """What a client has spent so far."""
+
+    client: int
+    entries: tuple[dict[str, Any], ...] = ()
+    rounds: int = 0
+    last_round: int = 0
+    last_request: str = ""
+    head: str = GENESIS
+
+    @property
+    def ledger(self) -> PrivacyLedger:
+        """Everything that was charged, run-length encoded."""
+        return PrivacyLedger.from_list(list(self.entries))
+
+    @classmethod
+    def restore(cls, state: RecordDict, *, client: int, journal: Journal | None) -> Self:
+        """Return the account of `client` as it stands.
+
+        The journal is the truth where there is one: a state that was lost in a crash, or thrown
+        away by an engine after an error, catches up with it.
+        """
+        account = cls._from_state(state, client)
+        history = journal.history(client) if journal is not None else ()
+        for charge in history[account.rounds :]:
+            account = account._after(charge)
+        return account
+
+    def save(self, state: RecordDict) -> None:
+        """Write the account into the client's `Context.state`."""
+        state[STATE] = ConfigRecord(
+            {
+                "client": self.client,
+                "ledger": json.dumps(list(self.entries)),
+                "rounds": self.rounds,
+                "last-round": self.last_round,
+                "last-request": self.last_request,
+                "head": self.head,
+            }
+        )
+
+    def charge(
+        self,
+        plan: PrivacyPlan,
+        *,
+        round_number: int,
+        request: str,
+        steps: int,
+        state: RecordDict,
+        journal: Journal | None,
+    ) -> Self:
+        """Charge `steps` steps of `plan` for one round and return the account after it.
+
+        Args:
+            plan: the mechanism and the budget.
+            round_number: the round that is asked for.
+            request: digest of the model that the client is asked to train from.
+            steps: steps that the round will take.
+            state: the client's `Context.state`.
+            journal: the durable ledger; None keeps the account in the state only.
+
+        Raises:
+            ChargeRefusedError: the round was answered for another model, lies in the past, or
+                would exceed the steps that the budget was planned for.
+        """
+        if round_number == self.last_round and request == self.last_request:
+            return self
+        self._check(plan, round_number, steps)
+        spent = PrivacyLedger()
+        spent.record(plan.step.event, steps)
+        charge = Charge(self.client, round_number, request, spent, self.head)
+        if journal is not None:
+            journal.append(charge)
+        account = self._after(charge)
+        account.save(state)
+        return account
+
+    def statement(self, plan: PrivacyPlan) -> PrivacyStatement:
+        """Return what the client says of its account with an upload."""
+        return PrivacyStatement(
+            client=self.client,
+            examples=plan.examples,
+            delta=plan.delta,
+            noise_multiplier=plan.step.noise_multiplier,
+            sampling_rate=plan.step.sampling_rate,
+            target_epsilon=plan.target_epsilon,
+            rounds=self.rounds,
+            ledger=self.ledger,
+            head=self.head,
+        )
+
+    @classmethod
+    def _from_state(cls, state: RecordDict, client: int) -> Self:
+        record = state.config_records.get(STATE)
+        if record is None:
+            return cls(client)
+        fields: dict[str, Any] = dict(record)
+        return cls(
+            client=client,
+            entries=tuple(json.loads(fields["ledger"])),
+            rounds=fields["rounds"],
+            last_round=fields["last-round"],
+            last_request=fields["last-request"],
+            head=fields["head"],
+        )
+
+    def _after(self, charge: Charge) -> Self:
+        ledger = self.ledger
+        for event, count in charge.ledger.entries:
+            ledger.record(event, count)
+        return replace(
+            self,
+            entries=tuple(ledger.to_list()),
+            rounds=self.rounds + 1,
+            last_round=charge.round_number,
+            last_request=charge.request,
+            head=charge.hash,
+        )
+
+    def _check(self, plan: PrivacyPlan, round_number: int, steps: int) -> None:
+        if round_number <= self.last_round:
+            raise ChargeRefusedError(
+                f"client {self.client} answered round {self.last_round} already and would reuse "
+                f"its noise in round {round_number}"
+            )
+        spent = sum(count for _, count in self.ledger.entries)
+        if plan.target_epsilon is not None and spent + steps > plan.planned_steps:
+            raise ChargeRefusedError(
+                f"client {self.client} spent {spent} of the {plan.planned_steps} steps that its "
+                f"target ε = {plan.target_epsilon:g} affords; {steps} more would exceed it"
+            )

@@ -1,0 +1,148 @@
+"""One client as a Flower ClientApp: the same code for every engine."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from flwr.app import ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+
+from fedsim.accountant.journal import Journal
+from fedsim.clients.account import PrivacyAccount
+from fedsim.clients.dp_sgd.per_example import PerExampleLoss
+from fedsim.clients.plan import PrivacyPlan
+from fedsim.clients.settings import LocalSettings
+from fedsim.clients.training import StreamKey, train_plain, train_private
+from fedsim.server.protocol import (
+    PARTITION,
+    ROLL_CALL,
+    PrivacyStatement,
+    TrainReply,
+    TrainRequest,
+    digest,
+    roll_call_reply,
+)
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """Everything a client needs to train: its data, the model to fill, its settings.
+
+    `model` is scratch space: its values are overwritten by every request, so clients of one process
+    may share it. `privacy` None means training without differential privacy.
+    """
+
+    client: int
+    seed: int
+    features: Tensor
+    targets: Tensor
+    model: nn.Module
+    loss: PerExampleLoss
+    local: LocalSettings
+    privacy: PrivacyPlan | None
+    journal: Journal | None
+
+
+def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
+    """Return the ClientApp whose client number comes from the node's `partition-id`.
+
+    Args:
+        task_of: gives the task of a client by its number; called once for each request.
+    """
+    app = ClientApp()
+
+    @app.query(ROLL_CALL)
+    def roll_call(message: Message, context: Context) -> Message:
+        return roll_call_reply(_partition(context), message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        with _one_thread():
+            return answer(task_of(_partition(context)), message, context)
+
+    return app
+
+
+def answer(task: ClientTask, message: Message, context: Context) -> Message:
+    """Train for one request and return the reply.
+
+    Guarantee: with `task.privacy`, the round is charged to the client's account, durably where
+    there is a journal, before training starts; nothing private leaves uncharged.
+    """
+    request = TrainRequest.from_message(message)
+    statement = _charge(task, request, context)
+    task.model.load_state_dict(request.arrays.to_torch_state_dict())
+    key = StreamKey(task.seed, task.client, request.round_number)
+    data = (task.model, task.loss, task.features, task.targets, task.local)
+    if task.privacy is None:
+        train_plain(*data, key)
+    else:
+        train_private(*data, task.privacy.step, key)
+    examples = task.privacy.examples if task.privacy else len(task.features)
+    return TrainReply(_upload(task, request), examples, statement).to_message(message)
+
+
+def _charge(task: ClientTask, request: TrainRequest, context: Context) -> PrivacyStatement | None:
+    if task.privacy is None:
+        return None
+    account = PrivacyAccount.restore(context.state, client=task.client, journal=task.journal)
+    account = account.charge(
+        task.privacy,
+        round_number=request.round_number,
+        request=digest(request.arrays),
+        steps=task.local.steps,
+        state=context.state,
+        journal=task.journal,
+    )
+    return account.statement(task.privacy)
+
+
+def _upload(task: ClientTask, request: TrainRequest) -> ArrayRecord:
+    """Return the trained arrays; under privacy only what noisy gradients have touched."""
+    state = {name: value.detach().cpu() for name, value in task.model.state_dict().items()}
+    trained = ArrayRecord(state)
+    if task.privacy is None:
+        return trained
+    trainable = {name for name, value in task.model.named_parameters() if value.requires_grad}
+    aliases = _aliases(task.model, trainable)
+    return ArrayRecord(
+        {
+            name: trained[name] if name in aliases else array
+            for name, array in request.arrays.items()
+        }
+    )
+
+
+def _aliases(model: nn.Module, names: set[str]) -> set[str]:
+    """Return all names in the state of the named parameters, tied ones included."""
+    storages = {id(value) for name, value in model.named_parameters() if name in names}
+    return {
+        name
+        for name, value in model.named_parameters(remove_duplicate=False)
+        if id(value) in storages
+    }
+
+
+def _partition(context: Context) -> int:
+    partition = context.node_config.get(PARTITION)
+    if not isinstance(partition, int):
+        raise ValueError(
+            f"the node's configuration needs a whole-numbered {PARTITION!r}, got {partition!r}"
+        )
+    return partition
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Train on one thread: the order of float32 sums must not depend on the machine's cores."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

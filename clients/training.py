@@ -1,0 +1,130 @@
+"""Local training of one round: plain SGD, or DP-SGD.
+
+Both change the model's parameters in place, take a fixed number of optimizer steps, and draw all
+randomness from the streams of (seed, client, round).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.noise import SeededNoise
+from fedsim.clients.dp_sgd.per_example import PerExampleLoss, gradients_for
+from fedsim.clients.settings import AdamSettings, LocalSettings, OptimizerSettings, SgdSettings
+from fedsim.server.streams import Purpose, seed_sequence, stream
+
+
+@dataclass(frozen=True)
+class StreamKey:
+    """Whose randomness: the key of every stream that one client uses in one round."""
+
+    seed: int
+    client: int
+    round_number: int
+
+    def generator(self, purpose: Purpose) -> np.random.Generator:
+        """Return the stream for `purpose`."""
+        return stream(self.seed, purpose, client=self.client, round_number=self.round_number)
+
+    def torch_seed(self, purpose: Purpose) -> int:
+        """Return a seed for torch's own generators (dropout); not used for noise."""
+        sequence = seed_sequence(
+            self.seed, purpose, client=self.client, round_number=self.round_number
+        )
+        return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def train_plain(
+    model: nn.Module,
+    loss: PerExampleLoss,
+    features: Tensor,
+    targets: Tensor,
+    settings: LocalSettings,
+    key: StreamKey,
+) -> None:
+    """Take `settings.steps` steps of minibatch SGD on the mean loss, in place.
+
+    Batches follow a shuffled order of the client's examples, shuffled anew each time it is used
+    up; a pass ends with a smaller batch where batch_size does not divide the number of examples.
+    """
+    optimizer = make_optimizer(model, settings.optimizer)
+    batches = _epochs(len(features), settings.batch_size, key.generator(Purpose.SAMPLING))
+    model.train()
+    with _torch_randomness(key, features.device):
+        for _ in range(settings.steps):
+            index = torch.from_numpy(next(batches)).to(features.device)
+            optimizer.zero_grad()
+            loss(model(features[index]), targets[index]).mean().backward()
+            optimizer.step()
+
+
+def train_private(
+    model: nn.Module,
+    loss: PerExampleLoss,
+    features: Tensor,
+    targets: Tensor,
+    settings: LocalSettings,
+    step: DpSgdStep,
+    key: StreamKey,
+) -> None:
+    """Take `settings.steps` steps of DP-SGD, in place.
+
+    Guarantee: the resulting parameters are a function of the initial ones and of `settings.steps`
+    releases of `step`; the optimizer sees nothing but noisy gradients. Buffers do not change.
+    """
+    optimizer = make_optimizer(model, settings.optimizer)
+    model.train()
+    lots, noise = key.generator(Purpose.SAMPLING), SeededNoise(key.generator(Purpose.NOISE))
+    with _torch_randomness(key, features.device):
+        gradients = gradients_for(model, loss, features, targets)
+        for _ in range(settings.steps):
+            flat = step.gradient(gradients, features, targets, lots=lots, noise=noise)
+            _set_gradients(list(gradients.parameters.values()), flat)
+            optimizer.step()
+
+
+def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Return a fresh optimizer over the model's trainable parameters."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    match settings:
+        case SgdSettings():
+            return torch.optim.SGD(
+                parameters,
+                lr=settings.lr,
+                momentum=settings.momentum,
+                weight_decay=settings.weight_decay,
+            )
+        case AdamSettings():
+            kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
+            return kind(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+
+
+def _epochs(
+    num_examples: int, batch_size: int, generator: np.random.Generator
+) -> Iterator[np.ndarray]:
+    while True:
+        order = generator.permutation(num_examples)
+        for start in range(0, num_examples, batch_size):
+            yield order[start : start + batch_size]
+
+
+def _set_gradients(parameters: list[nn.Parameter], flat: Tensor) -> None:
+    position = 0
+    for parameter in parameters:
+        size = parameter.numel()
+        parameter.grad = flat[position : position + size].view_as(parameter)
+        position += size
+
+
+@contextmanager
+def _torch_randomness(key: StreamKey, device: torch.device) -> Iterator[None]:
+    """Give layers that draw from torch (dropout) the client's stream, and restore it afterwards."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(key.torch_seed(Purpose.DROPOUT))
+        yield

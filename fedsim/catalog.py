@@ -1,0 +1,16 @@
+"""Every built-in name that an experiment file may use, each with one line."""
+
+from fedsim.data.catalog import DATASETS, PARTITIONS
+from fedsim.models.catalog import LOSSES, MODELS
+from fedsim.server.settings import STRATEGIES
+
+
+def catalog() -> dict[str, dict[str, str]]:
+    """Return the names by kind, with their descriptions."""
+    return {
+        "datasets": dict(DATASETS),
+        "partitions": dict(PARTITIONS),
+        "models": {name: entry.description for name, entry in MODELS.items()},
+        "losses": dict(LOSSES),
+        "strategies": dict(STRATEGIES),
+    }

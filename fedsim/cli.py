@@ -1,0 +1,163 @@
+"""The `fedsim` command. Data goes to stdout, talk to stderr.
+
+Exit codes: 0 done, 1 failed, 2 the command or the file is wrong, 3 a privacy budget forbids it,
+130 interrupted. Nothing heavy is imported before a command needs it: `--help` answers at once.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+import fedsim
+
+if TYPE_CHECKING:
+    from fedsim.experiment import Experiment
+
+FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
+
+_overrides = click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(fedsim.__version__, prog_name="fedsim")
+def cli() -> None:
+    """Federated learning with local differential privacy, simulated from one YAML file."""
+
+
+@cli.command()
+@click.argument("file", type=click.Path())
+@_overrides
+@click.option(
+    "--out", type=click.Path(), help="Run directory; new or empty. Default: runs/NAME-TIME."
+)
+@click.option("--quiet", "-q", is_flag=True, help="No progress, only the result.")
+@_as_json
+def run(file: str, overrides: tuple[str, ...], out: str | None, quiet: bool, as_json: bool) -> None:
+    """Run the experiment in FILE and write its run directory.
+
+    KEY.PATH=VALUE replaces a key of the file: fedsim run exp.yaml federation.rounds=5 privacy=null
+    """
+    from fedsim.report.terminal import ProgressObserver, print_result
+    from fedsim.run_directory import RunDirectory
+    from fedsim.runs import RunFailedError
+    from fedsim.runs import run as run_experiment
+
+    observer = None if quiet else ProgressObserver()
+    try:
+        result = run_experiment(file, overrides=overrides, out=out, observer=observer)
+    except RunFailedError as error:
+        _fail(f"{error}\nwhat there is of the run: {error.result.path}", FAILED)
+    if as_json:
+        summary = RunDirectory(result.path).read_json("summary.json")
+        _print_json({**summary, "path": str(result.path)})
+    else:
+        print_result(RunDirectory(result.path))
+    if result.status == "interrupted":
+        sys.exit(INTERRUPTED)
+
+
+@cli.command()
+@click.argument("directory", metavar="RUN", type=click.Path())
+@_as_json
+def report(directory: str, as_json: bool) -> None:
+    """Print the result of the run directory RUN and write its report.html anew."""
+    from fedsim.report.html import write_report
+    from fedsim.report.terminal import print_result
+    from fedsim.run_directory import RunDirectory
+
+    run_directory = RunDirectory.open(Path(directory))
+    write_report(run_directory)
+    if as_json:
+        _print_json(
+            {
+                "summary": run_directory.read_json("summary.json"),
+                "privacy": run_directory.read_json("privacy.json"),
+            }
+        )
+    else:
+        print_result(run_directory)
+
+
+@cli.command()
+@click.argument("file", type=click.Path())
+@_overrides
+@_as_json
+def validate(file: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Check the experiment in FILE without running it; nothing it names is imported."""
+    from fedsim.experiment import load_experiment
+
+    experiment = load_experiment(file, overrides).experiment
+    if as_json:
+        _print_json(experiment.model_dump(mode="json"))
+    else:
+        click.echo(f"{file}: ok ({experiment.name}, {_privacy_in_words(experiment)})")
+
+
+@cli.command()
+def schema() -> None:
+    """Print the JSON Schema of experiment files, for editors."""
+    from fedsim.experiment import json_schema
+
+    _print_json(json_schema())
+
+
+@cli.command(name="list")
+@_as_json
+def list_names(as_json: bool) -> None:
+    """List the built-in datasets, partitions, models, losses and strategies."""
+    from fedsim.catalog import catalog
+
+    entries = catalog()
+    if as_json:
+        _print_json(entries)
+        return
+    width = max(len(name) for names in entries.values() for name in names)
+    for kind, names in entries.items():
+        click.echo(click.style(kind, bold=True))
+        for name, description in names.items():
+            click.echo(f"  {name:<{width}}  {description}")
+
+
+def main() -> None:
+    """Entry point of the `fedsim` command: every mistake of a person becomes one clear message."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        _fail("interrupted", INTERRUPTED)
+    except Exception as error:
+        if not isinstance(error, _user_errors()):
+            raise
+        _fail(str(error), WRONG_INPUT)
+
+
+def _privacy_in_words(experiment: "Experiment") -> str:
+    """Say what protects the clients: an empty `privacy:` turns it off, which must be seen."""
+    if experiment.privacy is None:
+        return "no differential privacy"
+    target = experiment.privacy.target_epsilon
+    if target is None:
+        return f"DP-SGD with noise multiplier {experiment.privacy.noise_multiplier:g}"
+    return f"DP-SGD with target ε = {target:g} at δ = {experiment.privacy.delta:g}"
+
+
+def _user_errors() -> tuple[type[Exception], ...]:
+    """Return the errors that say what a person did wrong and how to mend it."""
+    from fedsim.errors import USER_ERRORS
+
+    return USER_ERRORS
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    click.echo(message, err=True)
+    sys.exit(code)
+
+
+def _print_json(value: object) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,23 @@
+"""The errors that are a person's to mend: the command line prints them without a traceback."""
+
+from fedsim.clients.plan import PrivacyPlanError
+from fedsim.clients.safety import UnsafeModelError
+from fedsim.data import DataError
+from fedsim.experiment import ExperimentError
+from fedsim.models.errors import ModelError
+from fedsim.plugins import PluginError
+from fedsim.run_directory import RunDirectoryError
+from fedsim.simulation.device import DeviceError
+from fedsim.simulation.engines import EngineError
+
+USER_ERRORS: tuple[type[Exception], ...] = (
+    DataError,
+    DeviceError,
+    EngineError,
+    ExperimentError,
+    ModelError,
+    PluginError,
+    PrivacyPlanError,
+    RunDirectoryError,
+    UnsafeModelError,
+)

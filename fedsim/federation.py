@@ -1,0 +1,176 @@
+"""An experiment assembled: data, model and plans become clients and a server."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from torch import nn
+
+from fedsim.accountant.journal import FileJournal
+from fedsim.clients.app import ClientTask, make_client_app
+from fedsim.clients.dp_sgd.per_example import PerExampleLoss
+from fedsim.clients.plan import PrivacyPlan, plan_privacy
+from fedsim.clients.safety import check_private_model
+from fedsim.data import Examples, FederatedData, load_federated_data
+from fedsim.experiment import Experiment, LoadedExperiment
+from fedsim.models.build import build_model
+from fedsim.models.losses import resolve_loss
+from fedsim.models.metrics import Task, evaluate, task_for
+from fedsim.models.preflight import preflight
+from fedsim.server.app import RoundResult, Start, make_server_app
+from fedsim.server.participation import Participation
+from fedsim.server.privacy_book import PrivacyBook
+from fedsim.simulation.device import choose_device
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Everything that an experiment file describes, ready to run in this process.
+
+    `model` is the initial model; it is scratch space once the federation runs. `plans` holds one
+    privacy plan for each client, or None without privacy.
+    """
+
+    experiment: Experiment
+    base: Path
+    data: FederatedData
+    model: nn.Module
+    loss: PerExampleLoss
+    task: Task
+    participation: Participation
+    plans: tuple[PrivacyPlan, ...] | None
+    device: torch.device
+    journal: FileJournal | None
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients."""
+        return len(self.data.clients)
+
+    def initial_arrays(self) -> ArrayRecord:
+        """Return the initial global model as a record."""
+        return ArrayRecord({name: value.cpu() for name, value in self.model.state_dict().items()})
+
+    def client_task(self, client: int) -> ClientTask:
+        """Return what `client` needs to train."""
+        examples = self.data.clients[client]
+        return ClientTask(
+            client=client,
+            seed=self.experiment.seed,
+            features=torch.from_numpy(examples.features).to(self.device),
+            targets=torch.from_numpy(examples.targets).to(self.device),
+            model=self.model,
+            loss=self.loss,
+            local=self.experiment.local,
+            privacy=None if self.plans is None else self.plans[client],
+            journal=self.journal,
+        )
+
+    def test_metrics(self, arrays: ArrayRecord) -> dict[str, float]:
+        """Return the metrics of a global model on the server's test set, as `test_...`."""
+        self.model.load_state_dict(arrays.to_torch_state_dict())
+        found = evaluate(self.model, self.loss, self.task, self.data.test, device=self.device)
+        return {f"test_{name}": value for name, value in found.items()}
+
+    def server_app(
+        self, *, start: Start, on_round: Callable[[RoundResult], None], book: PrivacyBook | None
+    ) -> ServerApp:
+        """Return the server of this federation."""
+        return make_server_app(
+            settings=self.experiment.federation,
+            participation=self.participation,
+            start=start,
+            evaluate=self.test_metrics,
+            on_round=on_round,
+            book=book,
+        )
+
+    def client_app(self, *, in_process: bool, ledger: Path | None) -> ClientApp:
+        """Return the clients: sharing this object, or rebuilt from the experiment elsewhere."""
+        if in_process:
+            return make_client_app(self.client_task)
+        return make_client_app(TaskSource(self.experiment.model_dump_json(), self.base, ledger))
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """Gives client tasks in another process, from the experiment's JSON alone."""
+
+    experiment: str
+    base: Path
+    ledger: Path | None
+
+    def __call__(self, client: int) -> ClientTask:
+        """Return the task of `client`; the first call in a process assembles the federation."""
+        return _assembled(self).client_task(client)
+
+
+@lru_cache(maxsize=1)
+def _assembled(source: TaskSource) -> Federation:
+    experiment = Experiment.model_validate_json(source.experiment)
+    loaded = LoadedExperiment(experiment=experiment, path=None, base=source.base)
+    return assemble(loaded, ledger=source.ledger)
+
+
+def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
+    """Build the federation of an experiment and check that it can train.
+
+    Args:
+        loaded: the experiment and the directory that its paths are relative to.
+        ledger: file of the durable ledger; None keeps accounts in the clients' state only.
+
+    Raises:
+        ValueError: data, model, loss or privacy do not fit; the message names what and the fix
+            (DataError, ModelError, PluginError and UnsafeModelError are ValueErrors).
+    """
+    experiment = loaded.experiment
+    data = load_federated_data(experiment.data, seed=experiment.seed, base=loaded.base)
+    loss = resolve_loss(experiment.model.loss, base=loaded.base)
+    task = task_for(experiment.model.loss, data.test.targets, num_classes=data.num_classes)
+    device = choose_device(experiment.runtime.device)
+    model = build_model(
+        experiment.model,
+        input_shape=data.input_shape,
+        num_outputs=task.num_outputs,
+        seed=experiment.seed,
+        base=loaded.base,
+    )
+    preflight(model, loss, task, data.test)
+    participation = Participation.of(
+        experiment.federation, num_clients=len(data.clients), seed=experiment.seed
+    )
+    if experiment.privacy is not None:
+        check_private_model(model, torch.from_numpy(data.test.features[:2]))
+    return Federation(
+        experiment=experiment,
+        base=loaded.base,
+        data=data,
+        model=model.to(device),
+        loss=loss,
+        task=task,
+        participation=participation,
+        plans=_plans(experiment, data.clients, participation),
+        device=device,
+        journal=None if ledger is None else FileJournal(ledger),
+    )
+
+
+def _plans(
+    experiment: Experiment, clients: tuple[Examples, ...], participation: Participation
+) -> tuple[PrivacyPlan, ...] | None:
+    if experiment.privacy is None:
+        return None
+    return tuple(
+        plan_privacy(
+            experiment.privacy,
+            experiment.local,
+            examples=len(examples),
+            planned_rounds=planned_rounds,
+        )
+        for examples, planned_rounds in zip(clients, participation.planned_rounds(), strict=True)
+    )

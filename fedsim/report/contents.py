@@ -1,0 +1,89 @@
+"""What the report is made of: the files of a run directory, read once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedsim.run_directory import RunDirectory, RunDirectoryError
+
+
+@dataclass(frozen=True)
+class RunContents:
+    """The files of a finished run.
+
+    Attributes:
+        summary: `summary.json`.
+        privacy: `privacy.json`.
+        rounds: `rounds.jsonl`, one mapping for each finished round.
+        environment: `environment.json`.
+        experiment: the text of `experiment.yaml`.
+    """
+
+    summary: dict[str, Any]
+    privacy: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    environment: dict[str, Any]
+    experiment: str
+
+    @property
+    def private(self) -> bool:
+        """Whether differential privacy was asked for; the ε may still be infinite."""
+        return self.privacy["accountant"] is not None
+
+    @property
+    def clients(self) -> list[dict[str, Any]]:
+        """What every client spent, in the order of the clients."""
+        return self.privacy["clients"]
+
+    @property
+    def epsilon(self) -> float | None:
+        """The federation's ε, the largest of any client; None where it is infinite."""
+        return self.privacy["system_epsilon"]
+
+    @property
+    def delta(self) -> float:
+        """The δ at which `epsilon` holds for every client of a private federation."""
+        return self.summary["delta"]
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """The final metrics on the test set, the one to look at first in front."""
+        found = {name: value for name, value in self.summary.items() if name.startswith("test_")}
+        order = ("test_accuracy", "test_r2", "test_mse")
+        first = [name for name in order if name in found]
+        rest = [name for name in found if name not in order]
+        return {name: found[name] for name in first + rest}
+
+    @property
+    def planned_rounds(self) -> int | None:
+        """Rounds that the experiment asked for."""
+        try:
+            settings = yaml.safe_load(self.experiment)
+        except yaml.YAMLError:  # edited by hand; the report can do without this number
+            return None
+        federation = settings.get("federation") if isinstance(settings, dict) else None
+        rounds = federation.get("rounds") if isinstance(federation, dict) else None
+        return rounds if isinstance(rounds, int) else None
+
+
+def read_contents(directory: RunDirectory) -> RunContents:
+    """Read what the report needs.
+
+    Raises:
+        RunDirectoryError: the run did not get far enough to have a result.
+    """
+    try:
+        return RunContents(
+            summary=directory.read_json("summary.json"),
+            privacy=directory.read_json("privacy.json"),
+            rounds=directory.read_rounds(),
+            environment=directory.read_json("environment.json"),
+            experiment=(directory.path / "experiment.yaml").read_text(encoding="utf-8"),
+        )
+    except FileNotFoundError as error:
+        raise RunDirectoryError(
+            f"{directory.path} has no {Path(error.filename).name}: the run is still going on, or "
+            "was killed before it could write its result"
+        ) from error

@@ -1,0 +1,117 @@
+"""What stands around the guarantee: headline figures, incidents, environment."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fedsim.report.contents import RunContents
+from fedsim.report.figures import metric_text
+from fedsim.report.guarantee import guarantee_text
+
+MAX_INCIDENTS = 100
+_MAX_REASON = 300
+
+_METRIC_NAMES = {"mse": "mean squared error", "r2": "R²"}
+
+
+@dataclass(frozen=True)
+class Card:
+    """A headline figure: what it is, its value, and a line below."""
+
+    label: str
+    value: str
+    detail: str = ""
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Incident:
+    """A client that gave no update in a round, and why."""
+
+    round_number: int
+    client: int
+    reason: str
+
+
+def metric_name(name: str) -> str:
+    """Return a metric's name for people: `test_r2` is R²."""
+    short = name.removeprefix("test_")
+    return _METRIC_NAMES.get(short, short.replace("_", " "))
+
+
+def cards(contents: RunContents) -> list[Card]:
+    """Return the headline figures, the most important ones first."""
+    return [
+        _metric_card(contents),
+        _guarantee_card(contents),
+        Card("Clients", f"{len(contents.clients):,}", _examples(contents)),
+        Card("Rounds", f"{contents.summary['rounds']:,}", _planned(contents)),
+        Card("Time", duration_text(contents.summary["seconds"]), "wall clock"),
+    ]
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in the two units that matter."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def incidents(contents: RunContents) -> list[Incident]:
+    """Return failures by round, and every client's first round of withdrawal."""
+    return sorted(_all_incidents(contents.rounds), key=lambda one: (one.round_number, one.client))
+
+
+def environment_rows(contents: RunContents) -> list[tuple[str, str]]:
+    """Return seed, commit and versions as pairs of texts."""
+    environment = contents.environment
+    first = ("seed", "commit", "fedsim", "python", "platform")
+    pairs = [(name, environment.get(name)) for name in first]
+    pairs += environment.get("packages", {}).items()
+    return [(name, "unknown" if value is None else str(value)) for name, value in pairs]
+
+
+def _metric_card(contents: RunContents) -> Card:
+    if not contents.metrics:
+        return Card("Test metrics", "none", "no round was finished")
+    (name, value), *others = contents.metrics.items()
+    detail = ", ".join(f"{metric_name(key)} {metric_text(key, other)}" for key, other in others)
+    return Card(f"Test {metric_name(name)}", metric_text(name, value), detail)
+
+
+def _guarantee_card(contents: RunContents) -> Card:
+    if not contents.private:
+        return Card("Guarantee", "none", guarantee_text(contents), kind="none")
+    detail = f"at δ = {contents.delta:g}, largest of {len(contents.clients)} clients"
+    kind = "none" if contents.epsilon is None else "guarantee"
+    return Card("Guarantee", guarantee_text(contents), detail, kind=kind)
+
+
+def _examples(contents: RunContents) -> str:
+    sizes = [spend["examples"] for spend in contents.clients]
+    if min(sizes) == max(sizes):
+        return f"{sizes[0]:,} examples each"
+    return f"{min(sizes):,} to {max(sizes):,} examples"
+
+
+def _planned(contents: RunContents) -> str:
+    planned = contents.planned_rounds
+    return "" if planned is None else f"of {planned:,} planned"
+
+
+def _all_incidents(rounds: list[dict[str, Any]]) -> Iterator[Incident]:
+    withdrawn: set[int] = set()
+    for row in rounds:
+        for failure in row["failed"]:
+            yield Incident(row["round"], failure["client"], _shortened(failure["reason"]))
+        for client in row["withdrawn"]:
+            if client not in withdrawn:
+                withdrawn.add(client)
+                yield Incident(row["round"], client, "withdrew: its privacy budget is spent")
+
+
+def _shortened(reason: str) -> str:
+    return reason if len(reason) <= _MAX_REASON else reason[:_MAX_REASON] + "…"

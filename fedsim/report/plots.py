@@ -1,0 +1,226 @@
+"""The figures of the report. The only module that imports matplotlib, so import it when drawing."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from fedsim.report.client_table import MAX_BARS, aligned_epsilon
+from fedsim.report.svg import Ink, inline_svg, style
+
+# In pixels at 72 to the inch, about as wide as a phone: text keeps its size there.
+_CURVE_SIZE = (310 / 72, 225 / 72)
+_WIDE = 400
+_BAR_HEIGHT = 21
+
+# More points than pixels would only make the file larger.
+_MAX_POINTS = 400
+
+_Point = TypeVar("_Point")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A quantity over the rounds.
+
+    Attributes:
+        name: unique in the page, such as `accuracy`.
+        label: what it is, in words.
+        rounds: round numbers.
+        values: one for each round; None where it was not finite.
+        text: how the last value is written beside its point.
+        percent: whether the axis is labelled in percent.
+        target: a horizontal line to compare with.
+        from_zero: whether the axis starts at 0.
+    """
+
+    name: str
+    label: str
+    rounds: Sequence[int]
+    values: Sequence[float | None]
+    text: Callable[[float], str]
+    percent: bool = False
+    target: float | None = None
+    from_zero: bool = False
+
+
+def draw_curve(curve: Curve) -> Markup | None:
+    """Return the curve as inline SVG; None where no value is finite."""
+    points = [
+        (number, math.nan if value is None else value)
+        for number, value in _thinned(list(zip(curve.rounds, curve.values, strict=True)))
+    ]
+    finite = [(number, value) for number, value in points if math.isfinite(value)]
+    if not finite:
+        return None
+    with style():
+        figure, axes = _new_figure(*_CURVE_SIZE)
+        marker = {"marker": "o", "markersize": 4} if len(finite) == 1 else {}
+        axes.plot(*zip(*points, strict=True), color=Ink.ACCENT, **marker)
+        # A target line runs through the label of a spend that reached it: write below the line.
+        drop = 0 if curve.target is None else -9
+        _mark_last(axes, finite[-1], curve.text, drop)
+        _round_axis(axes, curve.rounds)
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        if curve.percent:
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        if curve.target is not None:
+            _target_line(axes, curve.target, horizontal=True)
+        if curve.from_zero:
+            axes.set_ylim(0, _room_above(axes, curve.target))
+        return inline_svg(figure, name=curve.name, label=f"{curve.label} over the rounds")
+
+
+@dataclass(frozen=True)
+class Spend:
+    """What the spend figure shows of one client; an infinite ε is None."""
+
+    client: int
+    epsilon: float | None
+    target: float | None
+
+
+def draw_spend(spends: Sequence[Spend]) -> Markup:
+    """Return every client's ε: a bar for each, or the sorted curve of more than `MAX_BARS`."""
+    with style():
+        figure = _bars(spends) if len(spends) <= MAX_BARS else _ranked(spends)
+        return inline_svg(figure, name="spend", label="Epsilon spent by each client")
+
+
+def common_target(spends: Sequence[Spend]) -> float | None:
+    """Return the target ε that all clients share; None if they do not."""
+    targets = {spend.target for spend in spends}
+    return targets.pop() if len(targets) == 1 else None
+
+
+def _bars(spends: Sequence[Spend]) -> Figure:
+    figure, axes = _new_figure(_WIDE / 72, (len(spends) * _BAR_HEIGHT + 66) / 72)
+    finite = [spend.epsilon for spend in spends if spend.epsilon is not None]
+    targets = [spend.target for spend in spends if spend.target is not None]
+    longest = max([*finite, *targets, 1e-9])
+    largest = max(finite, default=0.0) if len(finite) == len(spends) else None
+    for row, spend in enumerate(spends):
+        worst = spend.epsilon == largest
+        length = longest if spend.epsilon is None else spend.epsilon
+        axes.barh(row, length, height=0.62, color=Ink.ACCENT if worst else Ink.BAR)
+        # In one column, beyond the longest bar, where no target line crosses them.
+        axes.annotate(
+            aligned_epsilon(spend.epsilon),
+            (1, row),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(10, 0),
+            textcoords="offset points",
+            va="center",
+            color=Ink.TEXT,
+            fontweight="bold" if worst else "normal",
+        )
+    _bar_targets(axes, spends)
+    axes.set_yticks(range(len(spends)), [str(spend.client) for spend in spends])
+    axes.set_ylim(len(spends) - 0.4, -0.6)
+    axes.set_xlim(0, longest * 1.01)
+    axes.set_xlabel("ε")
+    axes.set_ylabel("client")
+    axes.grid(False)
+    return figure
+
+
+def _bar_targets(axes: Axes, spends: Sequence[Spend]) -> None:
+    shared = common_target(spends)
+    if shared is not None:
+        _target_line(axes, shared, horizontal=False)
+        return
+    for row, spend in enumerate(spends):
+        if spend.target is not None:
+            axes.plot([spend.target] * 2, [row - 0.42, row + 0.42], color=Ink.TEXT, linewidth=1.4)
+
+
+def _ranked(spends: Sequence[Spend]) -> Figure:
+    """Draw every client as a point of a falling curve; infinite ε have no place on it."""
+    epsilons = sorted((s.epsilon for s in spends if s.epsilon is not None), reverse=True)
+    figure, axes = _new_figure(_WIDE / 72, 240 / 72)
+    hidden = len(spends) - len(epsilons)
+    shown = _thinned(list(enumerate(epsilons, start=hidden + 1)))
+    if shown:
+        ranks, values = zip(*shown, strict=True)
+        axes.fill_between(ranks, values, color=Ink.BAR, step="mid", linewidth=0)
+        axes.plot(ranks, values, color=Ink.ACCENT, drawstyle="steps-mid")
+    shared = common_target(spends)
+    if shared is not None:
+        _target_line(axes, shared, horizontal=True)
+    axes.set_xlim(0.5, len(spends) + 0.5)
+    axes.set_ylim(0, _room_above(axes, shared))
+    axes.set_xlabel("clients, by falling ε" + (f" ({hidden} with infinite ε)" if hidden else ""))
+    axes.set_ylabel("ε")
+    return figure
+
+
+def _new_figure(width: float, height: float) -> tuple[Figure, Axes]:
+    # Figure, not pyplot: pyplot keeps figures alive and has a state of its own.
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _round_axis(axes: Axes, rounds: Sequence[int]) -> None:
+    axes.set_xlabel("round")
+    if len(rounds) <= 5:
+        axes.set_xticks(rounds)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    # Some room on the right for the label of the last value.
+    span = max(rounds[-1] - rounds[0], 1)
+    axes.set_xlim(rounds[0] - 0.02 * span, rounds[-1] + 0.2 * span)
+
+
+def _mark_last(
+    axes: Axes, point: tuple[int, float], text: Callable[[float], str], drop: int
+) -> None:
+    axes.plot(*point, marker="o", markersize=4.5, color=Ink.ACCENT)
+    axes.annotate(
+        text(point[1]),
+        point,
+        xytext=(6, drop),
+        textcoords="offset points",
+        va="center",
+        fontweight="bold",
+        color=Ink.TEXT,
+        annotation_clip=False,
+    )
+
+
+def _target_line(axes: Axes, target: float, *, horizontal: bool) -> None:
+    text = f"target {target:g}"
+    line = {"color": Ink.MUTED, "linewidth": 1.1, "linestyle": (0, (4, 3))}
+    if horizontal:
+        axes.axhline(target, **line)
+        position, place, offset = (0, target), ("left", "bottom"), (4, 2)
+        transform = axes.get_yaxis_transform()
+    else:
+        axes.axvline(target, **line)
+        position, place, offset = (target, 1), ("center", "bottom"), (0, 2)
+        transform = axes.get_xaxis_transform()
+    axes.annotate(
+        text,
+        position,
+        xycoords=transform,
+        xytext=offset,
+        textcoords="offset points",
+        ha=place[0],
+        va=place[1],
+        color=Ink.MUTED,
+    )
+
+
+def _room_above(axes: Axes, target: float | None) -> float:
+    top = axes.get_ylim()[1]
+    return max(top, 1.15 * target) if target is not None else top
+
+
+def _thinned(points: list[_Point]) -> list[_Point]:
+    """Return at most about `_MAX_POINTS` points, evenly spread, the last one among them."""
+    stride = -(-len(points) // _MAX_POINTS)
+    return points[::-1][::stride][::-1] if stride > 1 else points

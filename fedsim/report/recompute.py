@@ -1,0 +1,92 @@
+"""How to recompute an ε with another library: a script made from a client's ledger."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fedsim.report.contents import RunContents
+
+# A longer script is no longer read by anybody; privacy.json has the same in a form for programs.
+_MAX_EVENTS = 40
+
+_RELATIONS = {"zero_out": "REPLACE_SPECIAL", "add_remove": "ADD_OR_REMOVE_ONE"}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A script that recomputes one client's ε with dp-accounting."""
+
+    client: int
+    script: str
+    ledger_head: str | None
+
+
+class _NoCounterpartError(ValueError):
+    """An event that the other library does not have."""
+
+
+def recipe(contents: RunContents) -> Recipe | None:
+    """Return the script for the client with the largest ε, whose ε is the federation's.
+
+    None without privacy, where nothing was spent, or where the ledger does not fit into a script.
+    """
+    spends = [spend for spend in contents.clients if spend["ledger"]]
+    if not contents.private or not spends:
+        return None
+    spend = max(spends, key=_known_epsilon)
+    try:
+        script = "\n".join(_script(spend, contents.privacy))
+    except _NoCounterpartError:
+        return None
+    return Recipe(spend["client"], script, spend.get("ledger_head"))
+
+
+def _known_epsilon(spend: dict[str, Any]) -> float:
+    return -1.0 if spend["epsilon"] is None else spend["epsilon"]
+
+
+def _script(spend: dict[str, Any], privacy: dict[str, Any]) -> Iterator[str]:
+    relation = _RELATIONS.get(privacy["adjacency"])
+    if relation is None:
+        raise _NoCounterpartError(f"no relation for {privacy['adjacency']!r}")
+    module, name = (
+        ("pld", "PLDAccountant") if privacy["accountant"] == "pld" else ("rdp", "RdpAccountant")
+    )
+    yield "# pip install dp-accounting"
+    yield "import dp_accounting as dp"
+    yield f"from dp_accounting.{module} import {name}"
+    yield ""
+    yield f"accountant = {name}(neighboring_relation=dp.NeighboringRelation.{relation})"
+    for event, count in _merged(spend["ledger"]):
+        yield f"accountant.compose({event}, {count})"
+    yield f"print(accountant.get_epsilon({spend['delta']!r}))"
+    # In full: two programs agree to some digits only, and a rounded number hides how many.
+    yield f"# privacy.json: {'infinite' if spend['epsilon'] is None else repr(spend['epsilon'])}"
+
+
+def _merged(ledger: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    """Return each distinct event as an expression with its count; their order does not matter."""
+    counts: dict[str, int] = {}
+    for entry in ledger:
+        expression = _expression(entry["event"])
+        counts[expression] = counts.get(expression, 0) + entry["count"]
+    if len(counts) > _MAX_EVENTS:
+        raise _NoCounterpartError(f"{len(counts)} distinct events are too many for a script")
+    return list(counts.items())
+
+
+def _expression(event: dict[str, Any]) -> str:
+    """Return the event as dp-accounting writes it; numbers are given in full."""
+    match event:
+        case {"type": "Gaussian", "noise_multiplier": noise}:
+            return f"dp.GaussianDpEvent({float(noise)!r})"
+        case {"type": "PoissonSampled", "sampling_rate": rate, "event": inner}:
+            return f"dp.PoissonSampledDpEvent({float(rate)!r}, {_expression(inner)})"
+        case {"type": "SelfComposed", "event": inner, "count": count}:
+            return f"dp.SelfComposedDpEvent({_expression(inner)}, {int(count)})"
+        case {"type": "Composed", "events": inner}:
+            return f"dp.ComposedDpEvent([{', '.join(map(_expression, inner))}])"
+        case {"type": "NonPrivate"}:
+            return "dp.NonPrivateDpEvent()"
+        case _:
+            raise _NoCounterpartError(f"no counterpart for {event.get('type')!r}")

@@ -1,0 +1,125 @@
+"""Figures as inline SVG: no file, no network, and the colours of the page around them.
+
+A figure is drawn with the colours of `Ink`, which no figure needs for itself; in the SVG they
+become CSS variables, so that one drawing is legible on a white page, on a dark one and in print.
+"""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import matplotlib
+import matplotlib.style
+from markupsafe import Markup, escape
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+
+class Ink:
+    """Colours to draw with; each stands for a CSS variable of the page."""
+
+    TEXT: Final = "#010101"
+    MUTED: Final = "#010102"
+    GRID: Final = "#010103"
+    ACCENT: Final = "#010104"
+    BAR: Final = "#010105"
+
+
+_VARIABLES = {
+    Ink.TEXT: "var(--text)",
+    Ink.MUTED: "var(--muted)",
+    Ink.GRID: "var(--line)",
+    Ink.ACCENT: "var(--accent)",
+    Ink.BAR: "var(--bar)",
+}
+
+# Any: newer versions of matplotlib type the keys as literals, older ones as str.
+STYLE: Any = {
+    # Text stays text: it is small, can be searched, and takes the font of the page.
+    "svg.fonttype": "none",
+    # Without a salt, matplotlib's ids are random and the report differs from run to run.
+    "svg.hashsalt": "fedsim",
+    "font.family": "DejaVu Sans",
+    "font.size": 11.5,
+    "text.color": Ink.TEXT,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "axes.edgecolor": Ink.GRID,
+    "axes.labelcolor": Ink.MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": Ink.GRID,
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "lines.solid_joinstyle": "round",
+    "xtick.color": Ink.GRID,
+    "ytick.color": Ink.GRID,
+    "xtick.labelcolor": Ink.MUTED,
+    "ytick.labelcolor": Ink.MUTED,
+    "ytick.major.size": 0.0,
+    "xtick.major.size": 3.0,
+    "xtick.labelsize": 11.0,
+    "ytick.labelsize": 11.0,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw with matplotlib's defaults and `STYLE`, whatever the user's own settings are."""
+    with matplotlib.style.context("default"), matplotlib.rc_context(STYLE):
+        yield
+
+
+def inline_svg(figure: Figure, *, name: str, label: str) -> Markup:
+    """Return a figure as an `<svg>` element to put into a page.
+
+    Args:
+        figure: drawn with `Ink` inside `style()`, and still inside it.
+        name: unique in the page; it prefixes every id of the drawing.
+        label: says in words what the figure shows, for who cannot see it.
+    """
+    buffer = io.StringIO()
+    # Every key of the metadata that matplotlib would fill in is turned off: date, creator, links.
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    FigureCanvasSVG(figure).print_svg(buffer, metadata=metadata)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :].strip()
+    text = _without_document_parts(text)
+    text = _with_prefixed_ids(text, name)
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, variable)
+    width, height = (round(inches * 72) for inches in figure.get_size_inches())
+    opening = (
+        f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
+    )
+    return Markup(re.sub(r"\A<svg[^>]*>", lambda _: opening, text))
+
+
+def _without_document_parts(text: str) -> str:
+    """Drop what only a file of its own needs; its styles for `*` would reach the whole page."""
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<style[^>]*>.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    # Fonts come from the page; an inline font would win over its style sheet.
+    text = re.sub(r"font: ([0-9.]+px)[^;\"]*", r"font-size: \1", text)
+    return re.sub(r"\n\s*", "\n", text)
+
+
+def _with_prefixed_ids(text: str, name: str) -> str:
+    """Make ids unique among the figures of a page; groups that nobody refers to lose theirs."""
+    used = set(re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', text))
+    wanted = {identifier for pair in used for identifier in pair if identifier}
+
+    def rename(match: re.Match[str]) -> str:
+        return f' id="{name}-{match[1]}"' if match[1] in wanted else ""
+
+    text = re.sub(r' id="([^"]+)"', rename, text)
+    text = re.sub(r'href="#', f'href="#{name}-', text)
+    return re.sub(r"url\(#", f"url(#{name}-", text)

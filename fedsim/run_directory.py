@@ -1,0 +1,161 @@
+"""The files of one run. Text and safetensors only, never pickle; each is whole or absent."""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save
+
+CLIENT_COLUMNS = (
+    "client",
+    "examples",
+    "delta",
+    "epsilon",
+    "epsilon_rdp",
+    "target_epsilon",
+    "noise_multiplier",
+    "sampling_rate",
+    "rounds",
+    "steps",
+)
+
+
+class RunDirectoryError(ValueError):
+    """A directory that cannot hold, or does not hold, a run."""
+
+
+class RunDirectory:
+    """Paths and writers of a run directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def refuse_overwriting(self) -> None:
+        """Check that nothing is there yet.
+
+        Raises:
+            RunDirectoryError: something is; a run is never overwritten.
+        """
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise RunDirectoryError(
+                f"{self.path} exists and is not empty; a run is never overwritten: "
+                "choose another --out"
+            )
+
+    def create(self) -> None:
+        """Make the directory with its two growing files.
+
+        Raises:
+            RunDirectoryError: something is there already.
+        """
+        self.refuse_overwriting()
+        (self.path / "checkpoint").mkdir(parents=True)
+        self.ledger.touch()
+        self.rounds.touch()
+        _sync_directory(self.path)
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDirectory":
+        """Open the directory of an earlier run.
+
+        Raises:
+            RunDirectoryError: it holds no run.
+        """
+        if not (path / "experiment.yaml").is_file():
+            raise RunDirectoryError(f"{path} is not a run directory: it has no experiment.yaml")
+        return cls(path)
+
+    @property
+    def ledger(self) -> Path:
+        """The durable, hash-chained ledger."""
+        return self.path / "ledger.jsonl"
+
+    @property
+    def rounds(self) -> Path:
+        """One JSON object a round."""
+        return self.path / "rounds.jsonl"
+
+    @property
+    def report(self) -> Path:
+        """The HTML report."""
+        return self.path / "report.html"
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file of the directory, whole or not at all."""
+        self.write_bytes(name, text.encode())
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Write a file of the directory, whole or not at all."""
+        target = self.path / name
+        temporary = target.with_name(f".{target.name}.tmp")
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+
+    def write_json(self, name: str, value: object) -> None:
+        """Write a JSON file; NaN and infinity are refused."""
+        self.write_text(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+    def read_json(self, name: str) -> Any:
+        """Read a JSON file of the directory."""
+        return json.loads((self.path / name).read_text(encoding="utf-8"))
+
+    def append_round(self, row: Mapping[str, object]) -> None:
+        """Append one finished round to `rounds.jsonl`."""
+        with self.rounds.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+
+    def read_rounds(self) -> list[dict[str, Any]]:
+        """Return the finished rounds; a line that a crash cut short is not one."""
+        *lines, _unfinished = self.rounds.read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines]
+
+    def write_clients(self, rows: list[dict[str, Any]]) -> None:
+        """Write `clients.csv` from the clients of `privacy.json`."""
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(CLIENT_COLUMNS)
+        writer.writerows([row.get(column) for column in CLIENT_COLUMNS] for row in rows)
+        self.write_text("clients.csv", buffer.getvalue())
+
+    def write_model(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write the final global model."""
+        self.write_bytes("model.safetensors", _safetensors(arrays))
+
+    def write_checkpoint(self, round_number: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write what continuing after `round_number` needs.
+
+        Random streams are keyed by round and accounts live in the ledger, so the model and the
+        round are all there is. Both are in one file: no crash leaves them at odds.
+        """
+        data = _safetensors(arrays, metadata={"round": str(round_number)})
+        self.write_bytes("checkpoint/model.safetensors", data)
+
+    def read_model(self) -> dict[str, np.ndarray]:
+        """Return the final global model."""
+        return load_file(self.path / "model.safetensors")
+
+
+def _safetensors(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> bytes:
+    return save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make new file names durable where the platform can (a ledger must not vanish whole)."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        return
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,89 @@
+"""The engines: one ServerApp and one ClientApp in, a finished federation out."""
+
+import logging
+from abc import ABC, abstractmethod
+from importlib.util import find_spec
+
+from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+from fedsim.simulation.flower_internals import server_identity
+from fedsim.simulation.local_grid import LocalGrid
+from fedsim.simulation.settings import RuntimeSettings
+
+_RUN_ID = 1
+
+
+class EngineError(RuntimeError):
+    """An engine that cannot run here; the message says what it needs."""
+
+
+class Engine(ABC):
+    """Executes a federation. No engine changes its result."""
+
+    @abstractmethod
+    def execute(self, server_app: ServerApp, client_app: ClientApp, num_clients: int) -> None:
+        """Run `server_app` against `num_clients` nodes of `client_app` until it returns."""
+
+
+class LocalEngine(Engine):
+    """Everything in this process, one client after the other, without serialization."""
+
+    def execute(self, server_app: ServerApp, client_app: ClientApp, num_clients: int) -> None:
+        """Run `server_app` against `num_clients` nodes of `client_app` until it returns."""
+        with server_identity(_RUN_ID):
+            server_app(
+                LocalGrid(client_app, num_clients, run_id=_RUN_ID),
+                Context(
+                    run_id=_RUN_ID, node_id=0, node_config={}, state=RecordDict(), run_config={}
+                ),
+            )
+
+
+class FlowerEngine(Engine):
+    """Flower's own simulation runtime: clients in Ray worker processes (extra `ray`).
+
+    Args:
+        workers: Ray workers, each with one thread.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+
+    def execute(self, server_app: ServerApp, client_app: ClientApp, num_clients: int) -> None:
+        """Run `server_app` against `num_clients` nodes of `client_app` until it returns.
+
+        Raises:
+            EngineError: Ray is not installed.
+        """
+        if find_spec("ray") is None:
+            raise EngineError(
+                "engine flower needs Ray: install the extra with pip install 'fedsim-dp[ray]', "
+                "or use engine: local"
+            )
+        from flwr.simulation import run_simulation
+
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        run_simulation(
+            server_app,
+            client_app,
+            num_supernodes=num_clients,
+            backend_config={
+                "init_args": {
+                    "num_cpus": self._workers,
+                    "logging_level": logging.ERROR,
+                    "log_to_driver": False,
+                },
+                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            },
+        )
+
+
+def engine_for(settings: RuntimeSettings) -> Engine:
+    """Return the engine that the settings name."""
+    match settings.engine:
+        case "local":
+            return LocalEngine()
+        case "flower":
+            return FlowerEngine(settings.workers)

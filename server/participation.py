@@ -1,0 +1,47 @@
+"""Who takes part in which round: fixed by the seed before the run.
+
+The choice depends on nothing private and is known in advance, so every client's number of rounds,
+and with it its noise, can be planned. It is also known to the server: sampling clients gives no
+privacy amplification, and none is claimed.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from fedsim.server.settings import FederationSettings
+from fedsim.server.streams import Purpose, stream
+
+
+@dataclass(frozen=True)
+class Participation:
+    """The participation schedule of a federation."""
+
+    seed: int
+    num_clients: int
+    clients_per_round: int
+    rounds: int
+
+    @classmethod
+    def of(cls, settings: FederationSettings, *, num_clients: int, seed: int) -> "Participation":
+        """Return the schedule that the settings describe."""
+        per_round = settings.clients_per_round or num_clients
+        return cls(seed, num_clients, per_round, settings.rounds)
+
+    def in_round(self, round_number: int) -> tuple[int, ...]:
+        """Return the clients of a round in ascending order: a uniform choice without repetition."""
+        if self.clients_per_round >= self.num_clients:
+            return tuple(range(self.num_clients))
+        generator = stream(self.seed, Purpose.PARTICIPATION, round_number=round_number)
+        chosen = generator.choice(self.num_clients, self.clients_per_round, replace=False)
+        return tuple(sorted(int(client) for client in chosen))
+
+    def planned_rounds(self) -> tuple[int, ...]:
+        """Return, for each client, the number of rounds it is scheduled for."""
+        if self.clients_per_round >= self.num_clients:
+            return (self.rounds,) * self.num_clients
+        counts = Counter(
+            client
+            for round_number in range(1, self.rounds + 1)
+            for client in self.in_round(round_number)
+        )
+        return tuple(counts[client] for client in range(self.num_clients))

@@ -1,0 +1,63 @@
+"""The server's book of privacy statements: the ledger of every client, as it reported it.
+
+The book never averages. The federation's guarantee is the largest ε of any client.
+"""
+
+from fedsim.accountant import PrivacyLedger
+from fedsim.accountant.accountants import AccountantName
+from fedsim.server.protocol import PrivacyStatement, ProtocolError
+
+
+class PrivacyBook:
+    """Latest privacy statement and ε of every client that reported one."""
+
+    def __init__(self, accountant: AccountantName) -> None:
+        self._accountant: AccountantName = accountant
+        self._statements: dict[int, PrivacyStatement] = {}
+        self._epsilons: dict[int, float] = {}
+
+    @property
+    def statements(self) -> dict[int, PrivacyStatement]:
+        """The latest statement of each client, by client."""
+        return dict(sorted(self._statements.items()))
+
+    def record(self, statement: PrivacyStatement) -> None:
+        """Take a client's new statement.
+
+        Raises:
+            ProtocolError: it shows less spent than the client's previous one.
+        """
+        before = self._statements.get(statement.client)
+        if before is not None and not _extends(statement.ledger, before.ledger):
+            raise ProtocolError(
+                f"client {statement.client} reports a ledger that does not extend its previous one"
+            )
+        self._statements[statement.client] = statement
+        self._epsilons.pop(statement.client, None)
+
+    def epsilon(self, client: int) -> float:
+        """Return ε of one client at its own δ, from its ledger (∞ where it adds no noise)."""
+        if client not in self._epsilons:
+            statement = self._statements[client]
+            self._epsilons[client] = statement.ledger.epsilon(
+                statement.delta, accountant=self._accountant
+            )
+        return self._epsilons[client]
+
+    def epsilon_max(self) -> float | None:
+        """Return the largest ε of any client so far, or None before the first statement."""
+        return max((self.epsilon(client) for client in self._statements), default=None)
+
+
+def _extends(new: PrivacyLedger, old: PrivacyLedger) -> bool:
+    """Tell whether `old` is a prefix of `new`, both run-length encoded."""
+    entries, previous = list(new.entries), list(old.entries)
+    if not previous:
+        return True
+    last = len(previous) - 1
+    return (
+        len(entries) > last
+        and entries[:last] == previous[:last]
+        and entries[last][0] == previous[last][0]
+        and entries[last][1] >= previous[last][1]
+    )

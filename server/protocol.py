@@ -1,0 +1,216 @@
+"""The messages of a federation: what the server asks, what a client answers.
+
+The layout follows Flower's own strategies (`arrays` and `config` in, `arrays` and `metrics` out),
+so a fedsim client also works under them. The privacy statement travels in a record of its own,
+never among the metrics: strategies average metrics, and an averaged ε means nothing.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+
+from fedsim.accountant import PrivacyLedger
+
+ARRAYS = "arrays"
+CONFIG = "config"
+METRICS = "metrics"
+PRIVACY = "privacy"
+IDENTITY = "identity"
+
+ROUND = "server-round"
+NUM_EXAMPLES = "num-examples"
+PARTITION = "partition-id"
+
+ROLL_CALL = "roll_call"
+ROLL_CALL_TYPE = f"{MessageType.QUERY}.{ROLL_CALL}"
+
+
+class ProtocolError(ValueError):
+    """A message that does not follow the protocol; it names the record and what is wrong."""
+
+
+@dataclass(frozen=True)
+class PrivacyStatement:
+    """What a client says of its own privacy account with every upload.
+
+    Everything in it is public under the client's adjacency: the settings of its mechanism and the
+    ledger, from which anyone can recompute ε. `head` is the hash of its last ledger record.
+    """
+
+    client: int
+    examples: int
+    delta: float
+    noise_multiplier: float
+    sampling_rate: float
+    target_epsilon: float | None
+    rounds: int
+    ledger: PrivacyLedger
+    head: str
+
+    @property
+    def steps(self) -> int:
+        """Number of charged mechanism runs (DP-SGD steps)."""
+        return sum(count for _, count in self.ledger.entries)
+
+    def to_record(self) -> ConfigRecord:
+        """Return the Flower record of this statement."""
+        fields: dict[str, Any] = {
+            "client": self.client,
+            "examples": self.examples,
+            "delta": self.delta,
+            "noise-multiplier": self.noise_multiplier,
+            "sampling-rate": self.sampling_rate,
+            "rounds": self.rounds,
+            "ledger": json.dumps(self.ledger.to_list()),
+            "head": self.head,
+        }
+        if self.target_epsilon is not None:
+            fields["target-epsilon"] = self.target_epsilon
+        return ConfigRecord(fields)
+
+    @classmethod
+    def from_record(cls, record: ConfigRecord) -> Self:
+        """Read a statement back.
+
+        Raises:
+            ProtocolError: a field is missing or malformed.
+        """
+        fields: dict[str, Any] = dict(record)
+        try:
+            target = fields.get("target-epsilon")
+            return cls(
+                client=int(fields["client"]),
+                examples=int(fields["examples"]),
+                delta=float(fields["delta"]),
+                noise_multiplier=float(fields["noise-multiplier"]),
+                sampling_rate=float(fields["sampling-rate"]),
+                target_epsilon=None if target is None else float(target),
+                rounds=int(fields["rounds"]),
+                ledger=PrivacyLedger.from_list(json.loads(fields["ledger"])),
+                head=str(fields["head"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"malformed privacy statement: {error!r}") from error
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """The server's request: train from these arrays in this round."""
+
+    round_number: int
+    arrays: ArrayRecord
+
+    def to_message(self, node_id: int) -> Message:
+        """Address the request to one node."""
+        config = ConfigRecord({ROUND: self.round_number})
+        content = RecordDict({ARRAYS: self.arrays, CONFIG: config})
+        return Message(content, node_id, MessageType.TRAIN)
+
+    @classmethod
+    def from_message(cls, message: Message) -> Self:
+        """Read a request.
+
+        Raises:
+            ProtocolError: no arrays, or no whole-numbered round ≥ 1.
+        """
+        arrays = message.content.array_records.get(ARRAYS)
+        config = message.content.config_records.get(CONFIG)
+        if arrays is None or config is None:
+            raise ProtocolError(f"a train request needs the records {ARRAYS!r} and {CONFIG!r}")
+        round_number = config.get(ROUND)
+        if not isinstance(round_number, int) or round_number < 1:
+            raise ProtocolError(f"{CONFIG}.{ROUND} must be a whole number >= 1, got {round_number}")
+        return cls(round_number, arrays)
+
+
+@dataclass(frozen=True)
+class TrainReply:
+    """A client's answer: trained arrays, public weight, and a privacy statement if private."""
+
+    arrays: ArrayRecord
+    examples: int
+    privacy: PrivacyStatement | None
+
+    def to_message(self, request: Message) -> Message:
+        """Make the reply to `request`."""
+        content = RecordDict(
+            {ARRAYS: self.arrays, METRICS: MetricRecord({NUM_EXAMPLES: self.examples})}
+        )
+        if self.privacy is not None:
+            content[PRIVACY] = self.privacy.to_record()
+        return Message(content, reply_to=request)
+
+    @classmethod
+    def from_message(cls, message: Message) -> Self:
+        """Read a reply.
+
+        Raises:
+            ProtocolError: a record is missing or malformed.
+        """
+        arrays = message.content.array_records.get(ARRAYS)
+        metrics = message.content.metric_records.get(METRICS)
+        if arrays is None or metrics is None:
+            raise ProtocolError(f"a train reply needs the records {ARRAYS!r} and {METRICS!r}")
+        examples = metrics.get(NUM_EXAMPLES)
+        if not isinstance(examples, int) or examples < 0:
+            raise ProtocolError(f"{METRICS}.{NUM_EXAMPLES} must be >= 0, got {examples}")
+        privacy = message.content.config_records.get(PRIVACY)
+        statement = None if privacy is None else PrivacyStatement.from_record(privacy)
+        return cls(arrays, examples, statement)
+
+
+def roll_call_message(node_id: int) -> Message:
+    """Ask a node which partition it holds."""
+    return Message(RecordDict(), node_id, ROLL_CALL_TYPE)
+
+
+def roll_call_reply(partition: int, request: Message) -> Message:
+    """Answer a roll call."""
+    return Message(RecordDict({IDENTITY: ConfigRecord({PARTITION: partition})}), reply_to=request)
+
+
+def partition_of(reply: Message) -> int:
+    """Read the partition out of the reply to a roll call.
+
+    Raises:
+        ProtocolError: the node failed to answer, or answered without a partition.
+    """
+    if reply.has_error():
+        raise ProtocolError(f"node {reply.metadata.src_node_id} failed: {reply.error.reason}")
+    identity = reply.content.config_records.get(IDENTITY)
+    partition = None if identity is None else identity.get(PARTITION)
+    if not isinstance(partition, int):
+        raise ProtocolError(f"node {reply.metadata.src_node_id} did not say which client it is")
+    return partition
+
+
+def digest(arrays: ArrayRecord) -> str:
+    """Return the SHA-256 of the arrays' names, types, shapes and bytes, in their order."""
+    state = hashlib.sha256()
+    for name, array in arrays.items():
+        header = json.dumps([name, array.dtype, list(array.shape), len(array.data)])
+        state.update(header.encode())
+        state.update(array.data)
+    return state.hexdigest()
+
+
+def to_numpy(arrays: ArrayRecord) -> dict[str, np.ndarray]:
+    """Return the arrays by name."""
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+def to_arrays(values: dict[str, np.ndarray]) -> ArrayRecord:
+    """Return the record of named arrays, in the given order."""
+    return ArrayRecord({name: Array(value) for name, value in values.items()})

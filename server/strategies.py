@@ -1,0 +1,146 @@
+"""Flower strategies of fedsim: who is asked, and what becomes of the answers."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedsim.server.aggregation import InvalidUpdateError, OrderedMean
+from fedsim.server.participation import Participation
+from fedsim.server.privacy_book import PrivacyBook
+from fedsim.server.protocol import ProtocolError, TrainReply, TrainRequest, to_arrays, to_numpy
+from fedsim.server.settings import FederationSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client whose update did not become part of the round, and why."""
+
+    client: int
+    reason: str
+
+
+@dataclass
+class RoundOutcome:
+    """What came back in one round."""
+
+    participants: list[int] = field(default_factory=list)
+    failed: list[Failure] = field(default_factory=list)
+    withdrawn: list[int] = field(default_factory=list)
+
+
+class FedAvg(Strategy):
+    """Federated averaging: the next global model is the weighted mean of the clients' models.
+
+    Replies are consumed as they come and summed in client order. A failed client is left out of
+    the mean and named in `outcome`; the weights of the others do not change, only their total.
+
+    Args:
+        settings: rounds, participation and weighting.
+        participation: the schedule of who trains when.
+        roster: the client held by each node, by node id.
+        book: where privacy statements are recorded; None in a federation without privacy.
+
+    Source: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from
+    Decentralized Data", Algorithm 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: FederationSettings,
+        participation: Participation,
+        roster: Mapping[int, int],
+        book: PrivacyBook | None,
+    ) -> None:
+        self._weighting = settings.weighting
+        self._participation = participation
+        self._client_of = dict(roster)
+        self._node_of = {client: node for node, client in roster.items()}
+        self._book = book
+        self._mean: OrderedMean | None = None
+        self.outcome = RoundOutcome()
+
+    def summary(self) -> None:
+        """Log one line about the strategy."""
+        logger.info("FedAvg over %d clients, %s weights", len(self._node_of), self._weighting)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask the scheduled clients, in ascending order, to train from `arrays`."""
+        clients = self._participation.in_round(server_round)
+        self.outcome = RoundOutcome()
+        self._mean = OrderedMean(clients, to_numpy(arrays))
+        request = TrainRequest(server_round, arrays)
+        return [request.to_message(self._node_of[client]) for client in clients]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the replies; None where no client succeeded (the model then stays)."""
+        if self._mean is None:
+            raise RuntimeError("aggregate_train called before configure_train")
+        mean, self._mean = self._mean, None
+        silent = set(self._participation.in_round(server_round))
+        for reply in replies:
+            client = self._client_of[reply.metadata.src_node_id]
+            silent.discard(client)
+            self._take(client, reply, mean)
+        for client in sorted(silent):
+            mean.skip(client)
+            self._fail(client, "no reply")
+        self.outcome.participants.sort()
+        self.outcome.failed.sort(key=lambda failure: failure.client)
+        result = mean.result()
+        return (None if result is None else to_arrays(result)), None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask nobody: the global model is evaluated on the server's public test set."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return None, since no client was asked."""
+        return None
+
+    def _take(self, client: int, reply: Message, mean: OrderedMean) -> None:
+        if reply.has_error():
+            mean.skip(client)
+            self._fail(client, reply.error.reason or "no reason given")
+            return
+        try:
+            answer = TrainReply.from_message(reply)
+            self._record_privacy(client, answer)
+        except ProtocolError as error:
+            mean.skip(client)
+            self._fail(client, str(error))
+            return
+        weight = float(answer.examples) if self._weighting == "examples" else 1.0
+        try:
+            mean.add(client, to_numpy(answer.arrays), weight)
+        except InvalidUpdateError as error:
+            self._fail(client, str(error))
+            return
+        self.outcome.participants.append(client)
+
+    def _record_privacy(self, client: int, answer: TrainReply) -> None:
+        if self._book is None:
+            return
+        if answer.privacy is None:
+            raise ProtocolError("the reply carries no privacy statement")
+        if answer.privacy.client != client:
+            raise ProtocolError(f"the privacy statement is of client {answer.privacy.client}")
+        self._book.record(answer.privacy)
+
+    def _fail(self, client: int, reason: str) -> None:
+        logger.warning("client %d failed: %s", client, reason)
+        self.outcome.failed.append(Failure(client, reason))

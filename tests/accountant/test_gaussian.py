@@ -1,0 +1,68 @@
+"""The analytic Gaussian mechanism against 60-digit arithmetic and dp-accounting."""
+
+import math
+
+import mpmath as mp
+import pytest
+from dp_accounting import get_epsilon_gaussian
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
+
+
+def exact_log_delta(mu: float, epsilon: float) -> mp.mpf:
+    with mp.workdps(60):
+        m, e = mp.mpf(mu), mp.mpf(epsilon)
+
+        def cdf(x: mp.mpf) -> mp.mpf:
+            return mp.erfc(-x / mp.sqrt(2)) / 2
+
+        return mp.log(cdf(m / 2 - e / m) - mp.exp(e) * cdf(-m / 2 - e / m))
+
+
+@pytest.mark.parametrize("mu", [1e-4, 0.02, 0.5, 1.0, 3.0, 20.0])
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0, 3.0])
+def test_log_delta_is_exact(mu: float, share: float) -> None:
+    epsilon = share * (mu * mu / 2 + 5 * mu)
+    exact = float(exact_log_delta(mu, epsilon))
+    assert gaussian_log_delta(mu, epsilon) == pytest.approx(exact, rel=1e-11, abs=1e-9)
+
+
+def test_log_delta_goes_on_where_delta_underflows() -> None:
+    assert gaussian_log_delta(1.0, 60.0) == pytest.approx(float(exact_log_delta(1.0, 60.0)))
+    assert gaussian_log_delta(1.0, 60.0) < math.log(5e-324)
+
+
+@pytest.mark.parametrize("mu", [0.01, 0.3, 1.0, 5.0])
+@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-10])
+def test_epsilon_equals_dp_accounting(mu: float, delta: float) -> None:
+    assert gaussian_epsilon(mu, delta) == pytest.approx(
+        get_epsilon_gaussian(1 / mu, delta, tol=1e-13), rel=1e-9, abs=1e-9
+    )
+
+
+@given(
+    mu=st.floats(1e-3, 1e3),
+    delta=st.floats(-200.0, -0.01).map(lambda exponent: 10.0**exponent),
+)
+@settings(max_examples=150, deadline=None)
+def test_guarantee_epsilon_meets_delta_and_is_the_least(mu: float, delta: float) -> None:
+    epsilon = gaussian_epsilon(mu, delta)
+    assert gaussian_log_delta(mu, epsilon) <= math.log(delta) + 1e-9
+    if epsilon > 0:
+        assert gaussian_log_delta(mu, epsilon * (1 - 1e-9)) > math.log(delta) - 1e-9
+
+
+def test_ends() -> None:
+    assert gaussian_epsilon(1e-6, 0.5) == 0.0
+    assert gaussian_epsilon(1e9, 0.5) == math.inf
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="mu must be finite and > 0"):
+        gaussian_epsilon(0.0, 1e-5)
+    with pytest.raises(ValueError, match="delta must"):
+        gaussian_epsilon(1.0, 0.0)
+    with pytest.raises(ValueError, match="epsilon must"):
+        gaussian_log_delta(1.0, -1.0)

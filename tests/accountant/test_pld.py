@@ -1,0 +1,229 @@
+"""The PLD accountant against an exact inversion, dp-accounting's brackets and closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as oracle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+
+from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled, RdpAccountant
+from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
+from fedsim.accountant.privacy_profile import DeltaCurve
+
+Schedule = tuple[tuple[float, float, int], ...]  # (sampling rate, noise multiplier, steps)
+
+SCHEDULES: tuple[Schedule, ...] = (
+    ((0.2, 1.0, 200),),
+    ((0.01, 1.0, 10_000),),
+    ((0.1, 4.0, 1000),),
+    ((0.01, 0.8, 100),),
+    ((0.9, 1.0, 10),),
+    ((0.5, 0.5, 50),),
+    ((1e-3, 50.0, 10_000),),
+    ((0.2, 1.0, 50), (0.05, 0.7, 100), (0.3, 2.0, 200)),
+    ((1.0, 3.0, 4), (0.1, 1.0, 30)),
+)
+
+
+def account(schedule: Schedule) -> PldAccountant:
+    accountant = PldAccountant()
+    for rate, noise, steps in schedule:
+        accountant.compose(PoissonSampled(rate, Gaussian(noise)), steps)
+    return accountant
+
+
+def log_moments(schedule: Schedule, powers: np.ndarray, shift: int) -> np.ndarray:
+    """log of the product over steps of E_{N(0,z^2)}[r^(sign * (powers + shift))]; trapezoid."""
+    exponents = powers + 1 if shift else -powers
+    total = np.zeros(powers.shape, complex)
+    for rate, noise, steps in schedule:
+        step = min(noise / 10, noise * noise / 3)
+        x = np.arange(-16 * noise, 60 * noise, step)
+        rest = math.log1p(-rate) if rate < 1 else -np.inf
+        log_r = np.logaddexp(rest, math.log(rate) + (x - 0.5) / noise**2)
+        log_weight = -0.5 * (x / noise) ** 2 + math.log(step / noise / math.sqrt(2 * math.pi))
+        terms = log_weight + exponents[:, None] * log_r
+        top = terms.real.max(axis=1, keepdims=True)
+        total += steps * (top[:, 0] + np.log(np.exp(terms - top).sum(axis=1)))
+    return total
+
+
+def exact_log_delta(schedule: Schedule, epsilon: float) -> float:
+    """log delta by inverting the Laplace transform of the privacy profile, both directions.
+
+    delta = 1/(2 pi i) * integral over Re s = c of exp(K(s) - s epsilon) / (s (s + 1)) ds, K the
+    log moment generating function of the loss (Zhu, Dong, Wang 2022; Alghamdi et al. 2023). No
+    grid of losses and no truncation is involved: an independent computation.
+    """
+    return max(_invert(schedule, epsilon, shift) for shift in (1, 0))
+
+
+def _invert(schedule: Schedule, epsilon: float, shift: int) -> float:
+    def exponent(s: np.ndarray) -> np.ndarray:
+        return log_moments(schedule, s, shift) - s * epsilon - np.log(s) - np.log(s + 1)
+
+    def on_axis(log_c: float) -> float:
+        return float(exponent(np.array([math.exp(log_c)]))[0].real)
+
+    c = math.exp(minimize_scalar(on_axis, bounds=(-8, 6), method="bounded").x)
+    peak = on_axis(math.log(c))
+    near = [on_axis(math.log(c * (1 + k * 1e-3))) for k in (-1, 1)]
+    width = c * 1e-3 / math.sqrt(near[0] + near[1] - 2 * peak)
+    result, previous, step = math.nan, math.inf, width / 4
+    while abs(result - previous) > 1e-11 * abs(previous) or math.isnan(result):
+        previous, total, start = result, 0.0, 0
+        while True:
+            y = step * np.arange(start, start + 256)
+            values = np.exp(exponent(c + 1j * y) - peak).real
+            total += values.sum() - (0.5 * values[0] if start == 0 else 0.0)
+            start += 256
+            if np.abs(values).max() < 1e-13:
+                break
+            if start > 40_000:
+                pytest.fail("the inversion does not converge: choose another schedule")
+        result, step = total * step / math.pi, step / 2
+    return peak + math.log(result)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-8])
+def test_guarantee_never_below_the_exact_epsilon_and_at_most_1e_3_above(
+    schedule: Schedule, delta: float
+) -> None:
+    epsilon = account(schedule).get_epsilon(delta)
+    assert epsilon > 0
+    assert exact_log_delta(schedule, epsilon) <= math.log(delta) + 1e-9
+    # At an epsilon smaller by the allowed excess, the exact delta is already above delta.
+    excess = min(1e-3, 0.01 * epsilon)
+    assert exact_log_delta(schedule, epsilon - excess) > math.log(delta)
+
+
+@pytest.mark.parametrize("schedule", [SCHEDULES[0], SCHEDULES[7]])
+def test_lies_between_the_brackets_of_dp_accounting(schedule: Schedule) -> None:
+    for pessimistic in (True, False):
+        total = None
+        for rate, noise, steps in schedule:
+            pld = oracle.from_gaussian_mechanism(
+                noise,
+                value_discretization_interval=5e-4,
+                sampling_prob=rate,
+                pessimistic_estimate=pessimistic,
+            ).self_compose(steps)
+            total = pld if total is None else total.compose(pld)
+        assert total is not None
+        for delta in (1e-3, 1e-5, 1e-7):
+            ours = account(schedule).get_epsilon(delta)
+            theirs = total.get_epsilon_for_delta(delta)
+            if pessimistic:
+                assert ours <= theirs + 2e-4
+            else:
+                assert ours >= theirs
+
+
+@given(
+    noises=st.lists(st.tuples(st.floats(0.3, 30.0), st.integers(1, 50)), min_size=1, max_size=3),
+    delta=st.sampled_from([1e-2, 1e-5, 1e-9, 1e-40]),
+)
+@settings(max_examples=40, deadline=None)
+def test_without_sampling_it_is_the_exact_gaussian(
+    noises: list[tuple[float, int]], delta: float
+) -> None:
+    accountant = PldAccountant()
+    for noise, count in noises:
+        accountant.compose(Gaussian(noise), count)
+    mu = math.sqrt(math.fsum(count / noise**2 for noise, count in noises))
+    epsilon = accountant.get_epsilon(delta)
+    assert epsilon == pytest.approx(gaussian_epsilon(mu, delta), rel=1e-9, abs=1e-12)
+    assert accountant.get_delta(2.0) == pytest.approx(math.exp(gaussian_log_delta(mu, 2.0)), 1e-9)
+
+
+def test_a_rate_near_1_tends_to_the_gaussian() -> None:
+    sampled = account(((1 - 1e-12, 2.0, 20),)).get_epsilon(1e-5)
+    assert sampled == pytest.approx(gaussian_epsilon(math.sqrt(20) / 2, 1e-5), abs=2e-4)
+
+
+schedules = st.lists(
+    st.tuples(st.floats(1e-4, 0.9), st.floats(0.4, 20.0), st.integers(1, 2000)),
+    min_size=1,
+    max_size=2,
+).map(tuple)
+
+
+@given(schedule=schedules, delta=st.floats(-8.0, -2.0).map(lambda exponent: 10.0**exponent))
+@settings(max_examples=40, deadline=None)
+def test_below_rdp_and_delta_undoes_epsilon(schedule: Schedule, delta: float) -> None:
+    pld, rdp = account(schedule), RdpAccountant()
+    for event, count in pld.history:
+        rdp.compose(event, count)
+    epsilon = pld.get_epsilon(delta)
+    assert epsilon <= rdp.get_epsilon(delta) + 1e-3
+    assert pld.get_delta(epsilon) <= delta * (1 + 1e-9)
+    if epsilon > 0:
+        assert pld.get_delta(epsilon) == pytest.approx(delta, rel=1e-6)
+        assert pld.get_delta(epsilon * 0.999) > delta * (1 - 1e-9)
+
+
+@given(
+    rate=st.floats(1e-3, 0.5),
+    noise=st.floats(0.5, 5.0),
+    steps=st.integers(1, 500),
+    delta=st.sampled_from([1e-3, 1e-5, 1e-7]),
+)
+@settings(max_examples=25, deadline=None)
+def test_monotone_in_steps_rate_noise_and_delta(
+    rate: float, noise: float, steps: int, delta: float
+) -> None:
+    slack = 2e-4  # the grid may change from one schedule to the next
+    epsilon = account(((rate, noise, steps),)).get_epsilon(delta)
+    assert account(((rate, noise, steps + 5),)).get_epsilon(delta) >= epsilon - slack
+    assert account(((rate * 1.2, noise, steps),)).get_epsilon(delta) >= epsilon - slack
+    assert account(((rate, noise / 1.2, steps),)).get_epsilon(delta) >= epsilon - slack
+    assert account(((rate, noise, steps),)).get_epsilon(delta / 3) >= epsilon
+
+
+def test_a_delta_that_the_fft_cannot_resolve_is_answered_by_rdp() -> None:
+    schedule = ((0.01, 1.0, 100),)
+    pld = account(schedule)
+    rdp = RdpAccountant().compose(PoissonSampled(0.01, Gaussian(1.0)), 100)
+    assert pld.get_epsilon(1e-30) == rdp.get_epsilon(1e-30)
+    assert pld.get_delta(20.0) == rdp.get_delta(20.0) < 1e-30
+    assert pld.get_epsilon(1e-11) < 0.99 * rdp.get_epsilon(1e-11)
+
+
+@pytest.mark.parametrize("schedule", [((0.5, 0.001, 100),), ((0.1, 0.05, 10**6),)])
+def test_a_loss_too_wide_for_the_grid_is_answered_by_rdp(schedule: Schedule) -> None:
+    rdp = RdpAccountant().compose(*account(schedule).history[0])
+    assert account(schedule).get_epsilon(1e-5) == rdp.get_epsilon(1e-5)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rate", [5e-324, 1e-9, 0.3, 1 - 1e-16])
+@pytest.mark.parametrize("noise", [1e-200, 1e-3, 0.1, 1e5, 1e300])
+def test_extreme_steps_give_a_bound_without_warnings(rate: float, noise: float) -> None:
+    pld, rdp = account(((rate, noise, 3),)), RdpAccountant()
+    rdp.compose(PoissonSampled(rate, Gaussian(noise)), 3)
+    assert 0.0 <= pld.get_epsilon(1e-5) <= rdp.get_epsilon(1e-5) * (1 + 1e-6)
+
+
+def test_a_hand_made_loss_distribution() -> None:
+    # Losses 0, 0.5, 1 with probabilities 0.5, 0.3, 0.2 and 0.01 of delta that is simply there.
+    curve = DeltaCurve.of(0, 0.5, np.array([0.5, 0.3, 0.2]), 0.01)
+    for epsilon in (0.0, 0.2, 0.5, 0.7, 0.999):
+        expected = sum(
+            p * max(0.0, 1 - math.exp(epsilon - loss)) for p, loss in ((0.3, 0.5), (0.2, 1.0))
+        )
+        assert curve.delta(epsilon) == pytest.approx(expected + 0.01, rel=1e-14)
+        assert curve.epsilon(expected + 0.01) == pytest.approx(epsilon, abs=1e-12)
+    assert curve.delta(1.0) == curve.delta(50.0) == 0.01
+    assert curve.epsilon(0.9) == 0.0
+    assert curve.epsilon(0.01) == math.inf
+
+
+def test_a_loss_that_starts_above_zero() -> None:
+    curve = DeltaCurve.of(4, 0.5, np.array([0.5, 0.5]), 0.0)
+    delta = 0.5 * (1 - math.exp(1 - 2.0)) + 0.5 * (1 - math.exp(1 - 2.5))
+    assert curve.delta(1.0) == pytest.approx(delta, rel=1e-14)
+    assert curve.epsilon(delta) == pytest.approx(1.0, rel=1e-12)

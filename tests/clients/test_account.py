@@ -1,0 +1,98 @@
+from pathlib import Path
+
+import pytest
+from flwr.app import RecordDict
+
+from fedsim.accountant import PrivacyLedger
+from fedsim.accountant.journal import FileJournal, Journal
+from fedsim.clients.account import STATE, ChargeRefusedError, PrivacyAccount
+from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.plan import PrivacyPlan
+
+PLAN = PrivacyPlan(
+    step=DpSgdStep(0.2, 1.1, 1.0, 10.0),
+    examples=50,
+    delta=1e-3,
+    target_epsilon=8.0,
+    planned_steps=15,
+)
+
+
+def charge(
+    state: RecordDict, journal: Journal | None, round_number: int, request: str = "model"
+) -> PrivacyAccount:
+    account = PrivacyAccount.restore(state, client=3, journal=journal)
+    return account.charge(
+        PLAN, round_number=round_number, request=request, steps=5, state=state, journal=journal
+    )
+
+
+def ledger_of(steps: int) -> PrivacyLedger:
+    ledger = PrivacyLedger()
+    ledger.record(PLAN.step.event, steps)
+    return ledger
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_spend_is_cumulative_over_rounds(tmp_path: Path, durable: bool) -> None:
+    state, journal = RecordDict(), FileJournal(tmp_path / "ledger.jsonl") if durable else None
+    account = PrivacyAccount(3)
+    for number, round_number in enumerate((1, 2, 7), start=1):
+        account = charge(state, journal, round_number)
+        assert account.rounds == number
+        assert account.ledger == ledger_of(5 * number)
+    assert account.statement(PLAN).steps == 15
+
+
+def test_a_state_lost_after_the_charge_catches_up_with_the_journal(tmp_path: Path) -> None:
+    """Flower throws a client's state away when it raises; what was charged stays charged."""
+    path = tmp_path / "ledger.jsonl"
+    kept = RecordDict()
+    charge(kept, FileJournal(path), 1)
+    charge(RecordDict({name: kept[name] for name in kept}), FileJournal(path), 2)
+    account = PrivacyAccount.restore(kept, client=3, journal=FileJournal(path))
+    assert account.last_round == 2
+    assert account.ledger == ledger_of(10)
+
+
+def test_the_journal_is_written_before_the_state(tmp_path: Path) -> None:
+    class Failing(FileJournal):
+        def append(self, charge: object) -> None:
+            raise OSError("disk full")
+
+    state = RecordDict()
+    with pytest.raises(OSError, match="disk full"):
+        charge(state, Failing(tmp_path / "ledger.jsonl"), 1)
+    assert STATE not in state
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_the_same_request_again_costs_nothing_more(tmp_path: Path, durable: bool) -> None:
+    state, journal = RecordDict(), FileJournal(tmp_path / "ledger.jsonl") if durable else None
+    first = charge(state, journal, 1)
+    assert charge(state, journal, 1) == first
+
+
+def test_another_request_for_an_answered_round_is_refused(tmp_path: Path) -> None:
+    """Noise is keyed by the round: answering twice would release the difference without noise."""
+    state, journal = RecordDict(), FileJournal(tmp_path / "ledger.jsonl")
+    charge(state, journal, 1)
+    charge(state, journal, 2)
+    for round_number, request in ((2, "another model"), (1, "model")):
+        with pytest.raises(ChargeRefusedError, match="would reuse its noise"):
+            charge(state, journal, round_number, request)
+    assert PrivacyAccount.restore(state, client=3, journal=journal).ledger == ledger_of(10)
+
+
+def test_more_rounds_than_the_target_affords_are_refused() -> None:
+    state = RecordDict()
+    for round_number in (1, 2, 3):
+        charge(state, None, round_number)
+    with pytest.raises(ChargeRefusedError, match=r"15 of the 15 steps .* target ε = 8"):
+        charge(state, None, 4)
+
+
+def test_clients_do_not_share_accounts(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path / "ledger.jsonl")
+    charge(RecordDict(), journal, 1)
+    assert PrivacyAccount.restore(RecordDict(), client=4, journal=journal).rounds == 0

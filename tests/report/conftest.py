@@ -1,0 +1,242 @@
+"""Run directories as a run leaves them, made without running anything.
+
+The figures are plausible, not computed: the report prints what the files say.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsim.run_directory import RunDirectory
+
+Clients = list[dict[str, Any]]
+Make = Callable[..., RunDirectory]
+
+STATEMENT = (
+    "Against a server that sees every update, the updates of each client k are "
+    "(ε_k, δ)-differentially private for its single training examples (zero-out adjacency: one "
+    "example's contribution is replaced by nothing, and client sizes are public) over all rounds "
+    "it took part in. The largest ε_k is {epsilon} at δ = {delta:g} (privacy loss distribution, "
+    "connect-the-dots, an upper bound; lots were drawn by Poisson sampling). No amplification by "
+    "client selection, shuffling or secure aggregation is claimed. Tuning runs on the same data "
+    "are not charged. The noise comes from seeded streams, as a reproducible simulation needs: it "
+    "protects nobody from someone who knows the seed."
+)
+NO_GUARANTEE = (
+    "This federation ran without differential privacy: whoever sees a client's updates may learn "
+    "anything about its examples."
+)
+
+NO_NOISE = (
+    "At least one client added no noise to its updates: its ε is infinite, and so is the "
+    "federation's. "
+) + NO_GUARANTEE
+
+EXPERIMENT = """\
+name: {name}
+seed: 0
+data:
+  dataset: digits
+  test_fraction: 0.2
+  partition:
+    scheme: dirichlet
+    num_clients: {clients}
+    alpha: 0.5
+    min_examples: 20
+model:
+  name: mlp
+  args:
+    hidden:
+      - 32
+  loss: cross_entropy
+federation:
+  rounds: {planned}
+  clients_per_round: {clients}
+  strategy: fedavg
+  weighting: uniform
+local:
+  steps: 5
+  batch_size: 28
+  optimizer:
+    name: sgd
+    lr: 1.0
+"""
+
+
+def make_clients(count: int, *, rounds: int, target: float | None = 8.0) -> Clients:
+    """Return `count` private clients that each did 5 steps in each of `rounds` rounds."""
+    random = np.random.default_rng(7)
+    sizes = random.integers(60, 260, size=count)
+    spends = [target - random.gamma(1.2, 0.12) for _ in sizes] if target else 2 / sizes * 300
+    return [
+        private_client(number, int(size), float(spend) if rounds else 0.0, rounds, target)
+        for number, (size, spend) in enumerate(zip(sizes, spends, strict=True))
+    ]
+
+
+def private_client(
+    number: int, examples: int, epsilon: float | None, rounds: int, target: float | None = 8.0
+) -> dict[str, Any]:
+    rate, noise = 28 / examples, 0.9 + 28 / examples
+    event = {"type": "Gaussian", "noise_multiplier": noise}
+    sampled = {"type": "PoissonSampled", "sampling_rate": rate, "event": event}
+    return {
+        "client": number,
+        "examples": examples,
+        "delta": 1e-3,
+        "epsilon": epsilon,
+        "epsilon_rdp": None if epsilon is None else epsilon * 1.09,
+        "target_epsilon": target,
+        "noise_multiplier": noise,
+        "sampling_rate": rate,
+        "max_grad_norm": 0.5,
+        "rounds": rounds,
+        "steps": 5 * rounds,
+        "ledger": [{"event": sampled, "count": 5 * rounds}] if rounds else [],
+        "ledger_head": f"{number:064x}",
+    }
+
+
+def make_rounds(count: int, clients: Clients, *, private: bool, task: str) -> Clients:
+    """Return `count` rounds of a model that learns and an ε that grows."""
+    random = np.random.default_rng(3)
+    final = max((spend["epsilon"] or 0.0 for spend in clients), default=0.0)
+    rows = []
+    for number in range(1, count + 1):
+        progress = 1 - math.exp(-number / 9) + random.normal() * 0.012
+        metrics = (
+            {"test_loss": 2.3 - 1.9 * progress, "test_accuracy": 0.1 + 0.82 * progress}
+            if task == "classification"
+            else {
+                "test_loss": 3 - 2.6 * progress,
+                "test_mse": 6 - 5 * progress,
+                "test_r2": progress,
+            }
+        )
+        rows.append(
+            {
+                "round": number,
+                **metrics,
+                "participants": [spend["client"] for spend in clients],
+                "failed": [],
+                "withdrawn": [],
+                "seconds": 0.1234,
+                "epsilon_max": final * math.sqrt(number / count) if private else None,
+            }
+        )
+    return rows
+
+
+@pytest.fixture(name="private_client")
+def _private_client() -> Callable[..., dict[str, Any]]:
+    return private_client
+
+
+@pytest.fixture(name="make_rounds")
+def _make_rounds() -> Callable[..., Clients]:
+    return make_rounds
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Make:
+    """Return a function that makes a run directory; see `write_run`."""
+
+    def make(**settings: Any) -> RunDirectory:
+        number = len(list(tmp_path.iterdir()))
+        return write_run(tmp_path / f"run{number}", **settings)
+
+    return make
+
+
+def write_run(
+    path: Path,
+    *,
+    name: str = "digits-dp",
+    clients: int | Clients = 10,
+    rounds: int | Clients = 40,
+    planned: int = 40,
+    private: bool = True,
+    task: str = "classification",
+    status: str = "completed",
+    target: float | None = 8.0,
+) -> RunDirectory:
+    """Write the directory of a run through the writers that a real run uses."""
+    finished = rounds if isinstance(rounds, int) else len(rounds)
+    spends = (
+        make_clients(clients, rounds=finished, target=target)
+        if isinstance(clients, int)
+        else clients
+    )
+    if not private:
+        spends = [
+            {"client": s["client"], "examples": s["examples"], "epsilon": None, "ledger": []}
+            for s in spends
+        ]
+    rows = (
+        make_rounds(rounds, spends, private=private, task=task)
+        if isinstance(rounds, int)
+        else rounds
+    )
+    directory = RunDirectory(path)
+    directory.create()
+    directory.write_text(
+        "experiment.yaml", EXPERIMENT.format(name=name, clients=len(spends), planned=planned)
+    )
+    directory.write_json("environment.json", _environment())
+    for row in rows:
+        directory.append_round(row)
+    privacy = _privacy(spends, private=private)
+    directory.write_json("privacy.json", privacy)
+    directory.write_clients(spends)
+    directory.write_json("summary.json", _summary(name, status, rows, privacy))
+    return directory
+
+
+def _privacy(clients: Clients, *, private: bool) -> dict[str, Any]:
+    epsilons = [spend["epsilon"] for spend in clients]
+    largest = None if None in epsilons else max(epsilons)
+    statement = NO_GUARANTEE if not private else NO_NOISE
+    if private and largest is not None:
+        delta = max(spend["delta"] for spend in clients)
+        statement = STATEMENT.format(epsilon=f"{largest:.4g}", delta=delta)
+    return {
+        "schema": 1,
+        "private": largest is not None,
+        "unit": "example",
+        "adjacency": "zero_out" if private else None,
+        "accountant": "pld" if private else None,
+        "system_epsilon": largest,
+        "statement": statement,
+        "clients": clients,
+    }
+
+
+def _summary(name: str, status: str, rows: Clients, privacy: dict[str, Any]) -> dict[str, Any]:
+    last = rows[-1] if rows else {}
+    private = privacy["accountant"] is not None
+    largest = privacy["system_epsilon"]
+    return {
+        "name": name,
+        "status": status,
+        "reason": "every client failed" if status == "failed" else None,
+        "rounds": len(rows),
+        **{key: value for key, value in last.items() if key.startswith("test_")},
+        "epsilon": {"max": largest, "median": largest, "min": largest} if private else None,
+        "delta": max(s["delta"] for s in privacy["clients"]) if private else None,
+        "seconds": 4.936,
+    }
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        "fedsim": "0.1.0",
+        "python": "3.12.3",
+        "platform": "Linux-6.8.0-x86_64-with-glibc2.39",
+        "packages": {"torch": "2.9.0", "flwr": "1.41.0", "numpy": "2.3.5", "scipy": "1.16.3"},
+        "seed": 0,
+        "commit": "425ad13f6d0e3f6ef1b6cf9d1e8a0d8d4c2f4b11+changes",
+    }

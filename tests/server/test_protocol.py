@@ -1,0 +1,125 @@
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+
+from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
+from fedsim.server.protocol import (
+    ARRAYS,
+    CONFIG,
+    METRICS,
+    PRIVACY,
+    PrivacyStatement,
+    ProtocolError,
+    TrainReply,
+    TrainRequest,
+    digest,
+    partition_of,
+    roll_call_message,
+    roll_call_reply,
+    to_arrays,
+    to_numpy,
+)
+from fedsim.simulation.flower_internals import server_identity
+
+
+@pytest.fixture(autouse=True)
+def _server() -> Iterator[None]:
+    with server_identity(1):
+        yield
+
+
+def statement() -> PrivacyStatement:
+    ledger = PrivacyLedger()
+    ledger.record(PoissonSampled(0.25, Gaussian(1.5)), 10)
+    return PrivacyStatement(
+        client=3,
+        examples=80,
+        delta=1e-3,
+        noise_multiplier=1.5,
+        sampling_rate=0.25,
+        target_epsilon=None,
+        rounds=2,
+        ledger=ledger,
+        head="a" * 64,
+    )
+
+
+ARRAYS_VALUE = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(7)}
+
+
+def test_request_round_trip() -> None:
+    message = TrainRequest(4, to_arrays(ARRAYS_VALUE)).to_message(1001)
+    request = TrainRequest.from_message(message)
+    assert request.round_number == 4
+    np.testing.assert_array_equal(to_numpy(request.arrays)["w"], ARRAYS_VALUE["w"])
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_reply_round_trip(private: bool) -> None:
+    request = TrainRequest(1, to_arrays(ARRAYS_VALUE)).to_message(1001)
+    sent = TrainReply(to_arrays(ARRAYS_VALUE), 80, statement() if private else None)
+    reply = TrainReply.from_message(sent.to_message(request))
+    assert reply.examples == 80
+    assert reply.privacy == sent.privacy
+
+
+def test_reply_suits_flowers_own_strategies() -> None:
+    request = TrainRequest(1, to_arrays(ARRAYS_VALUE)).to_message(1001)
+    content = TrainReply(to_arrays(ARRAYS_VALUE), 80, statement()).to_message(request).content
+    assert list(content.array_records) == [ARRAYS]
+    assert dict(content.metric_records[METRICS]) == {"num-examples": 80}
+
+
+def test_statement_counts_steps() -> None:
+    assert statement().steps == 10
+
+
+def broken(name: str) -> RecordDict:
+    request = TrainRequest(1, to_arrays(ARRAYS_VALUE)).to_message(1001)
+    content = TrainReply(to_arrays(ARRAYS_VALUE), 80, statement()).to_message(request).content
+    if name == "negative examples":
+        content[METRICS] = MetricRecord({"num-examples": -1})
+    elif name == "ledger":
+        content[PRIVACY] = ConfigRecord({**dict(content.config_records[PRIVACY]), "ledger": "[{]"})
+    elif name == "no delta":
+        record = dict(content.config_records[PRIVACY])
+        del record["delta"]
+        content[PRIVACY] = ConfigRecord(record)
+    else:
+        del content[name]
+    return content
+
+
+@pytest.mark.parametrize("name", [ARRAYS, METRICS, "negative examples", "ledger", "no delta"])
+def test_malformed_replies_are_refused(name: str) -> None:
+    request = TrainRequest(1, to_arrays(ARRAYS_VALUE)).to_message(1001)
+    with pytest.raises(ProtocolError):
+        TrainReply.from_message(Message(broken(name), reply_to=request))
+
+
+def test_malformed_requests_are_refused() -> None:
+    message = TrainRequest(1, to_arrays(ARRAYS_VALUE)).to_message(1001)
+    message.content[CONFIG] = ConfigRecord({"server-round": 0})
+    with pytest.raises(ProtocolError, match="server-round must be"):
+        TrainRequest.from_message(message)
+    del message.content[CONFIG]
+    with pytest.raises(ProtocolError, match="needs the records"):
+        TrainRequest.from_message(message)
+
+
+def test_roll_call_tells_the_client() -> None:
+    request = roll_call_message(1001)
+    assert partition_of(roll_call_reply(6, request)) == 6
+    with pytest.raises(ProtocolError, match="did not say which client"):
+        partition_of(Message(RecordDict(), reply_to=request))
+
+
+def test_digest_tells_models_apart() -> None:
+    base = digest(to_arrays(ARRAYS_VALUE))
+    assert base == digest(to_arrays({k: v.copy() for k, v in ARRAYS_VALUE.items()}))
+    changed = {**ARRAYS_VALUE, "w": np.nextafter(ARRAYS_VALUE["w"], np.float32(9))}
+    assert digest(to_arrays(changed)) != base
+    assert digest(to_arrays({"v": ARRAYS_VALUE["w"], "n": ARRAYS_VALUE["n"]})) != base
+    assert digest(to_arrays({**ARRAYS_VALUE, "w": ARRAYS_VALUE["w"].reshape(3, 2)})) != base

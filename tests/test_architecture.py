@@ -1,0 +1,149 @@
+"""The architecture that docs/design.md promises, read off the source."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BELOW = {
+    "accountant": {"accountant"},
+    "server": {"server", "accountant"},
+    "clients": {"clients", "server", "accountant"},
+}
+SHARED_WITH_CLIENTS = {"fedsim.server.protocol", "fedsim.server.settings", "fedsim.server.streams"}
+
+in_checkout = pytest.mark.skipif(
+    not (ROOT / "pyproject.toml").exists(), reason="reads the source of a checkout"
+)
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            yield node.module or ""
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def own_imports(room: str) -> Iterator[tuple[Path, str]]:
+    for path in sorted((ROOT / room).rglob("*.py")):
+        for name in imports(path):
+            if name == "fedsim" or name.startswith("fedsim."):
+                yield path, name
+
+
+@in_checkout
+@pytest.mark.parametrize("room", BELOW)
+def test_imports_point_downwards(room: str) -> None:
+    for path, name in own_imports(room):
+        target = [*name.split("."), ""][1]
+        assert target in BELOW[room], f"{path} imports {name}"
+
+
+@in_checkout
+def test_clients_use_only_what_the_server_publishes() -> None:
+    for path, name in own_imports("clients"):
+        if name.startswith("fedsim.server"):
+            assert name in SHARED_WITH_CLIENTS, f"{path} imports {name}"
+
+
+@in_checkout
+def test_the_accountant_needs_numpy_and_scipy_only() -> None:
+    for path in (ROOT / "accountant").rglob("*.py"):
+        for name in imports(path):
+            top = name.split(".")[0]
+            assert top in {*sys.stdlib_module_names, "numpy", "scipy", "fedsim"}, f"{path}: {name}"
+
+
+@in_checkout
+def test_oracles_are_never_imported_at_run_time() -> None:
+    for room in ("fedsim", *BELOW):
+        for path in (ROOT / room).rglob("*.py"):
+            for name in imports(path):
+                assert name.split(".")[0] not in {"dp_accounting", "mpmath", "opacus"}, path
+
+
+@in_checkout
+def test_flowers_private_modules_are_touched_in_one_place() -> None:
+    private = ("flwr.common", "flwr.supercore", "flwr.server.", "flwr.compat")
+    for room in ("fedsim", *BELOW):
+        for path in (ROOT / room).rglob("*.py"):
+            if path.name != "flower_internals.py":
+                assert not any(name.startswith(private) for name in imports(path)), path
+
+
+@in_checkout
+def test_every_package_is_listed() -> None:
+    """One missing from the list works in a checkout and is absent from the wheel."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    on_disk = {
+        ("" if top == "fedsim" else "fedsim.") + ".".join(path.parent.relative_to(ROOT).parts)
+        for top in config["package-dir"].values()
+        for path in (ROOT / top).rglob("__init__.py")
+    }
+    assert on_disk == set(config["packages"])
+
+
+@in_checkout
+def test_every_dependency_is_justified() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    design = (ROOT / "docs" / "design.md").read_text()
+    for requirement in project["dependencies"]:
+        name = requirement.split(">")[0]
+        assert any(name in row for row in design.splitlines() if row.startswith("|")), name
+
+
+def python(code: str) -> str:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("module", ["clients", "server", "accountant"])
+@in_checkout
+def test_each_module_has_one_name(module: str) -> None:
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {module}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"import fedsim.{module}, not {module}" in result.stderr
+
+
+HEAVY = "{'torch', 'flwr', 'ray', 'sklearn', 'matplotlib', 'jinja2'} & set(sys.modules)"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["validate", "{file}"], ["schema"], ["list"]]
+)
+def test_light_commands_import_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "e.yaml"
+    file.write_text(
+        "name: light\n"
+        "data: {dataset: digits, partition: {scheme: iid, num_clients: 2}}\n"
+        "model: {name: mlp}\nfederation: {rounds: 1}\nlocal: {steps: 1, batch_size: 8}\n"
+    )
+    command = ["fedsim", *(argument.format(file=file) for argument in arguments)]
+    code = (
+        f"import sys; sys.argv = {command!r}\n"
+        "from fedsim.cli import main\n"
+        "try: main()\nexcept SystemExit as end: assert not end.code, end.code\n"
+        f"assert not ({HEAVY}), {HEAVY}\n"
+    )
+    python(code)
+
+
+def test_telemetry_is_off_unless_the_user_turned_it_on() -> None:
+    names = ["FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK", "RAY_USAGE_STATS_ENABLED"]
+    code = (
+        "import os\n"
+        f"for name in {names}: os.environ.pop(name, None)\n"
+        "import fedsim\n"
+        f"print([os.environ[name] for name in {names}])"
+    )
+    assert python(code).strip() == "['0', '1', '0']"
+    kept = "import os; os.environ['FLWR_TELEMETRY_ENABLED'] = '1'; import fedsim; "
+    assert python(kept + "print(os.environ['FLWR_TELEMETRY_ENABLED'])").strip() == "1"

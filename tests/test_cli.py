@@ -1,0 +1,342 @@
+"""The command line as a person meets it: output, exit codes, and one clear line per mistake."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import fedsim
+from fedsim.cli import main
+
+GOOD = """\
+name: tiny
+data:
+  dataset: digits
+  partition: {scheme: iid, num_clients: 3}
+model:
+  name: logistic
+federation:
+  rounds: 2
+local:
+  steps: 1
+  batch_size: 32
+  optimizer: {name: sgd, lr: 0.5}
+privacy:
+  target_epsilon: 8.0
+  delta: 1e-3
+  max_grad_norm: 0.5
+"""
+
+
+class Command:
+    """Runs `fedsim` in this process in a directory of its own."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], directory: Path
+    ) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+        self.directory = directory
+        monkeypatch.chdir(directory)
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        self._monkeypatch.setattr(sys, "argv", ["fedsim", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        captured = self._capsys.readouterr()
+        assert "Traceback" not in captured.out + captured.err
+        return code, captured.out, captured.err
+
+    def write(self, name: str, text: str) -> None:
+        (self.directory / name).write_text(text)
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Command:
+    command = Command(monkeypatch, capsys, tmp_path)
+    command.write("good.yaml", GOOD)
+    return command
+
+
+def replaced(old: str, new: str) -> str:
+    assert old in GOOD
+    return GOOD.replace(old, new)
+
+
+BROKEN = {
+    "empty": ("", "empty"),
+    "not a mapping": ("- 1\n- 2\n", "mapping"),
+    "not YAML": ("name: [1, 2\n", "bad.yaml:"),
+    "tab": ("name:\tx\n\tdata: y\n", "bad.yaml:"),
+    "duplicate key": (GOOD + "name: again\n", "bad.yaml:17:1: "),
+    "unknown section": (replaced("privacy:", "privcy:"), "did you mean 'privacy'"),
+    "unknown key": (replaced("rounds: 2", "round: 2"), "did you mean 'rounds'"),
+    "missing section": (replaced("federation:\n  rounds: 2\n", ""), "federation"),
+    "missing key": (replaced("  batch_size: 32\n", ""), "batch_size"),
+    "wrong type": (replaced("rounds: 2", "rounds: two"), "bad.yaml:8:3: federation.rounds"),
+    "boolean for a number": (replaced("rounds: 2", "rounds: true"), "whole number"),
+    "fraction for a whole number": (replaced("steps: 1", "steps: 1.5"), "whole number"),
+    "negative": (replaced("rounds: 2", "rounds: -2"), "got -2"),
+    "zero": (replaced("batch_size: 32", "batch_size: 0"), "got 0"),
+    "infinite": (replaced("max_grad_norm: 0.5", "max_grad_norm: .inf"), "privacy.max_grad_norm"),
+    "delta of one": (replaced("delta: 1e-3", "delta: 1"), "privacy.delta"),
+    "two sources of noise": (GOOD + "  noise_multiplier: 1.0\n", "exactly one of"),
+    "no source of noise": (replaced("  target_epsilon: 8.0\n", ""), "exactly one of"),
+    "unknown scheme": (replaced("scheme: iid", "scheme: idd"), "did you mean 'iid'"),
+    "key of another scheme": (replaced("clients: 3", "clients: 3, alpha: 1"), "alpha"),
+    "unknown optimizer": (replaced("name: sgd", "name: sdg"), "did you mean 'sgd'"),
+    "unknown dataset": (replaced("digits", "digit"), "did you mean 'digits'"),
+    "unknown model": (replaced("logistic", "logistics"), "did you mean 'logistic'"),
+    "unknown model argument": (
+        replaced("name: logistic", "name: mlp\n  args: {hiden: [8]}"),
+        "did you mean 'hidden'",
+    ),
+    "unknown loss": (
+        replaced("name: logistic", "name: mlp\n  loss: crossentropy"),
+        "cross_entropy",
+    ),
+    "too many participants": (
+        replaced("rounds: 2", "rounds: 2\n  clients_per_round: 4"),
+        "clients_per_round",
+    ),
+    "bad name": (replaced("name: tiny", "name: a/b"), "name"),
+    "private sizes": (GOOD + "  adjacency: add_remove\n", "declared_examples"),
+    "weights from private sizes": (
+        replaced("rounds: 2", "rounds: 2\n  weighting: examples")
+        + "  adjacency: add_remove\n  declared_examples: 100\n",
+        "weighting",
+    ),
+    "not yet": (GOOD + "secure_aggregation: {protocol: additive}\n", "not supported"),
+    "workers without an engine": (GOOD + "runtime: {workers: 4}\n", "engine"),
+    "missing data file": (
+        replaced("dataset: digits", "dataset: {path: no.csv, target: y}"),
+        "no.csv",
+    ),
+    "missing plug-in file": (replaced("name: logistic", "name: ./no.py:build"), "no.py"),
+}
+
+# Wrong only when something is built or read: `validate` imports nothing and cannot see it.
+BROKEN_LATER = {
+    "model is no module": (
+        replaced("name: logistic", "name: ./plug.py:number"),
+        "must return",
+    ),
+    "model callable missing": (replaced("name: logistic", "name: ./plug.py:bild"), "did you mean"),
+    "model raises": (replaced("name: logistic", "name: ./plug.py:broken"), "no weights today"),
+    "model does not fit": (replaced("name: logistic", "name: ./plug.py:narrow"), "(3, 1, 8, 8)"),
+    "too few outputs": (replaced("name: logistic", "name: ./plug.py:few"), "10"),
+    "batch normalisation": (replaced("name: logistic", "name: ./plug.py:batch_norm"), "GroupNorm"),
+    "mean loss": (
+        replaced("name: logistic", "name: mlp\n  loss: ./plug.py:mean_loss"),
+        "reduction='none'",
+    ),
+    "module missing": (replaced("dataset: digits", "dataset: no.such:load"), "no.such"),
+    "dataset raises": (replaced("dataset: digits", "dataset: ./plug.py:broken"), "no weights"),
+    "impossible partition": (
+        replaced("num_clients: 3", "num_clients: 3, min_examples: 1000"),
+        "min_examples",
+    ),
+    "text in a table": (
+        replaced("dataset: digits", "dataset: {path: t.csv, target: y}"),
+        "t.csv:3",
+    ),
+    "no such column": (replaced("dataset: digits", "dataset: {path: t.csv, target: z}"), "z"),
+}
+
+PLUGIN = """\
+import torch
+from torch import nn
+
+def number():
+    return 7
+
+def build():
+    return nn.Flatten()
+
+def broken(**kwargs):
+    raise OSError("no weights today")
+
+def narrow():
+    return nn.Sequential(nn.Flatten(), nn.Linear(10, 10))
+
+def few():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+
+def batch_norm():
+    return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+def mean_loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets)
+"""
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_one_clear_message_and_exit_code_2(command: Command, name: str) -> None:
+    text, hint = BROKEN[name]
+    command.write("bad.yaml", text)
+    for verb in (("validate", "bad.yaml"), ("run", "bad.yaml", "--out", "r")):
+        code, out, err = command(*verb)
+        assert code == 2
+        assert out == ""
+        assert hint in err
+        assert len(err.splitlines()) == 1, err
+        assert err.startswith("bad.yaml:")
+        assert "pydantic" not in err
+        assert "Input should" not in err
+    assert not (command.directory / "r").exists()
+
+
+@pytest.mark.parametrize("name", BROKEN_LATER)
+def test_what_only_running_can_find_is_one_clear_message_too(command: Command, name: str) -> None:
+    text, hint = BROKEN_LATER[name]
+    command.write("bad.yaml", text)
+    command.write("plug.py", PLUGIN)
+    command.write("t.csv", "a,y\n1.0,0\nmany,1\n")
+    assert command("validate", "bad.yaml")[0] == 0
+    code, out, err = command("run", "bad.yaml", "--out", "r", "--quiet")
+    assert code == 2
+    assert out == ""
+    assert hint in err, err
+    assert len(err.splitlines()) == 1, err
+    assert not (command.directory / "r").exists()
+
+
+def test_every_mistake_is_reported_in_one_go(command: Command) -> None:
+    command.write(
+        "bad.yaml",
+        replaced("rounds: 2", "rounds: 0")
+        .replace("lr: 0.5", "lr: -1")
+        .replace("scheme: iid", "scheme: dirichlett")
+        .replace("max_grad_norm", "max_grad_nrm"),
+    )
+    code, _, err = command("validate", "bad.yaml", "privacy.delta=3", "seed=x")
+    assert code == 2
+    lines = err.splitlines()
+    assert len(lines) == 6, err
+    assert sum(line.startswith("command line: ") for line in lines) == 2
+
+
+def test_overrides(command: Command) -> None:
+    code, out, _ = command(
+        "validate", "good.yaml", "--json", "federation.rounds=7", "privacy=null", "seed=3"
+    )
+    experiment = json.loads(out)
+    assert code == 0
+    assert experiment["federation"]["rounds"] == 7
+    assert experiment["privacy"] is None
+    assert experiment["seed"] == 3
+
+
+def test_an_emptied_privacy_section_is_not_overlooked(command: Command) -> None:
+    command.write("off.yaml", GOOD.split("  target_epsilon")[0])
+    assert command("validate", "off.yaml")[1] == "off.yaml: ok (tiny, no differential privacy)\n"
+
+
+def test_validate_says_ok(command: Command) -> None:
+    assert command("validate", "good.yaml") == (
+        0,
+        "good.yaml: ok (tiny, DP-SGD with target ε = 8 at δ = 0.001)\n",
+        "",
+    )
+
+
+def test_run_prints_the_result_on_stdout_and_talks_on_stderr(command: Command) -> None:
+    code, out, err = command("run", "good.yaml", "--out", "r")
+    assert code == 0
+    assert "Privacy spent by each client" in out
+    assert "tiny: completed after 2 rounds" in out
+    assert "r/report.html" in out
+    assert "round 2/2" in err
+    assert "accuracy" in err
+    code, again, _ = command("report", "r")
+    assert code == 0
+    assert again == out
+    code, out, _ = command("report", "r", "--json")
+    assert json.loads(out)["privacy"]["system_epsilon"] <= 8.0
+
+
+def test_run_json_is_for_programs(command: Command) -> None:
+    code, out, err = command("run", "good.yaml", "--quiet", "--json", "--out", "r")
+    assert code == 0
+    assert err == ""
+    summary = json.loads(out)
+    assert summary["status"] == "completed"
+    assert summary["path"] == "r"
+
+
+def test_a_run_directory_of_its_own_by_default(command: Command) -> None:
+    assert command("run", "good.yaml", "--quiet", "privacy=null")[0] == 0
+    assert command("run", "good.yaml", "--quiet", "privacy=null")[0] == 0
+    assert len(list((command.directory / "runs").glob("tiny-*"))) == 2
+
+
+def test_a_used_run_directory_is_refused(command: Command) -> None:
+    assert command("run", "good.yaml", "--quiet", "--out", "r", "privacy=null")[0] == 0
+    code, _, err = command("run", "good.yaml", "--quiet", "--out", "r", "privacy=null")
+    assert code == 2
+    assert "never overwritten" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["run", "missing.yaml"], "missing.yaml: no such file"),
+        (["validate", "good.yaml", "rounds"], "key.path=value"),
+        (["report", "."], "not a run directory"),
+        (["runn", "good.yaml"], "runn"),
+        (["run"], "FILE"),
+        (["run", "good.yaml", "--output", "x"], "--out"),
+    ],
+)
+def test_wrong_commands(command: Command, arguments: list[str], hint: str) -> None:
+    code, out, err = command(*arguments)
+    assert code == 2
+    assert out == ""
+    assert hint in err
+
+
+def test_a_large_delta_is_flagged(command: Command) -> None:
+    code, _, err = command("run", "good.yaml", "--out", "r", "privacy.delta=0.01")
+    assert code == 0
+    assert "warning: δ is not below 1 / examples for the clients 0, 1, 2" in err
+
+
+def test_schema_accepts_good_files_and_refuses_bad_ones(command: Command) -> None:
+    import yaml
+
+    code, out, _ = command("schema")
+    assert code == 0
+    schema = json.loads(out)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    good = yaml.safe_load(GOOD.replace("1e-3", "0.001"))
+    jsonschema.validate(good, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**good, "federation": {"rounds": 0}}, schema)
+
+
+def test_list_names_everything_with_a_line_each(command: Command) -> None:
+    code, out, _ = command("list")
+    assert code == 0
+    kinds = json.loads(command("list", "--json")[1])
+    assert list(kinds) == ["datasets", "partitions", "models", "losses", "strategies"]
+    for names in kinds.values():
+        for name, description in names.items():
+            assert f"  {name}" in out
+            assert len(description) > 10
+
+
+def test_the_command_is_installed_and_knows_its_version() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", "from fedsim.cli import main; main()", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout == f"fedsim, version {fedsim.__version__}\n"
