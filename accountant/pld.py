@@ -165,7 +165,7 @@ def _reach(steps: Steps, spacing: float, direction: int, sign: int) -> float:
     best = bound(start)
     for direction_of_j in (-1, 1):  # the bound is quasi-convex in j: walk downhill both ways
         j = start + direction_of_j
-        while (trial := bound(j)) < best:
+        while (trial := bound(j)) < best - spacing:  # less is not worth a look
             best, j = trial, j + direction_of_j
     return best
 

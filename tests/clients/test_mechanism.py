@@ -273,9 +273,9 @@ def test_poisson_sampling_is_independent_inclusion() -> None:
     )
     assert stats.chisquare(observed, expected * steps).pvalue > 1e-4
     assert stats.chisquare(included.sum(0)).pvalue > 1e-4
-    correlation = np.corrcoef(included.T)[np.triu_indices(count, 1)]
+    correlation = np.asarray(np.corrcoef(included.T))[np.triu_indices(count, 1)]
     assert np.abs(correlation).max() < 5.5 / np.sqrt(steps)
-    successive = np.corrcoef(included[:-1].ravel(), included[1:].ravel())
+    successive = np.asarray(np.corrcoef(included[:-1].ravel(), included[1:].ravel()))
     assert abs(successive[0, 1]) < 5 / np.sqrt(steps * count)
 
 

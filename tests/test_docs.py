@@ -1,0 +1,147 @@
+"""What the documents say is what the program does."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import fedsim
+from fedsim.catalog import catalog
+from fedsim.cli import cli
+from fedsim.experiment import json_schema, load_experiment
+
+ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "README.md").exists(), reason="reads the documents of a checkout"
+)
+
+
+def blocks(path: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
+
+
+def test_the_readme_is_short_and_opens_with_two_commands() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+    run, test = blocks("README.md", "console")[:2]
+    assert "fedsim run experiments/digits_dp.yaml" in run
+    assert "python -m pytest" in test
+    for command in (run, test):
+        assert len(command.splitlines()) == 1
+        assert "-c constraints.txt" in command
+    assert lines.index(run.strip()) < 12
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    assert 'bash -c "$test_command"' in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_readmes_experiment_is_valid(tmp_path: Path) -> None:
+    (example,) = blocks("README.md", "yaml")
+    (tmp_path / "e.yaml").write_text(example)
+    assert load_experiment(tmp_path / "e.yaml").experiment.federation.rounds == 60
+
+
+def test_the_readmes_errors_look_like_that() -> None:
+    shown = blocks("README.md", "console")[2].splitlines()[1:]
+    messages = {line.split(": ", 1)[1] for line in shown}
+    experiment = {
+        "name": "x",
+        "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 2}},
+        "model": {"name": "mlp"},
+        "federation": {"round": 3},
+        "local": {"steps": 1, "batch_size": 8},
+        "privacy": {"target_epsilon": 1.0, "delta": 1e-3, "max_grad_norm": -1},
+    }
+    with pytest.raises(fedsim.ExperimentError) as caught:
+        load_experiment(experiment)
+    assert messages == set(str(caught.value).splitlines())
+
+
+def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = blocks("README.md", "python")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    quick = example.replace('"federation.rounds": 5', '"federation.rounds": 1')
+    exec(quick, {})
+    assert (tmp_path / "runs" / "x" / "report.html").exists()
+
+
+def test_every_command_and_option_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for name in cli.commands:
+        assert f"fedsim {name}" in readme, name
+
+
+def keys(schema: dict, definitions: dict) -> set[str]:
+    if "$ref" in schema:
+        return keys(definitions[schema["$ref"].rsplit("/", 1)[1]], definitions)
+    found = set(schema.get("properties", {}))
+    nested = [*schema.get("properties", {}).values(), *schema.get("anyOf", [])]
+    nested += schema.get("oneOf", [])
+    for part in nested:
+        found |= keys(part, definitions)
+    return found
+
+
+def test_every_key_of_an_experiment_is_documented() -> None:
+    schema = json_schema()
+    text = (ROOT / "docs" / "experiment_file.md").read_text()
+    missing = [key for key in keys(schema, schema["$defs"]) if f"`{key}`" not in text]
+    assert not missing
+
+
+def test_every_built_in_name_is_documented() -> None:
+    text = (ROOT / "docs" / "experiment_file.md").read_text()
+    missing = [name for names in catalog().values() for name in names if f"`{name}`" not in text]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", ["digits_dp", "digits_plain", "custom_model"])
+def test_shipped_experiments_are_valid_and_say_how_to_run_them(name: str) -> None:
+    path = ROOT / "experiments" / f"{name}.yaml"
+    load_experiment(path)
+    assert f"#   fedsim run experiments/{name}.yaml" in path.read_text()
+
+
+def test_plain_and_private_digits_differ_in_privacy_only() -> None:
+    private, plain = (
+        load_experiment(ROOT / "experiments" / f"digits_{name}.yaml").experiment.model_dump()
+        for name in ("dp", "plain")
+    )
+    assert plain["privacy"] is None
+    ignored = {"name", "privacy"}
+    assert {k: v for k, v in private.items() if k not in ignored} == {
+        k: v for k, v in plain.items() if k not in ignored
+    }
+
+
+def test_every_output_is_documented(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "outputs.md").read_text()
+    experiment = ROOT / "experiments" / "digits_dp.yaml"
+    out = fedsim.run(experiment, overrides={"federation.rounds": 1}, out=tmp_path / "r").path
+    for path in out.rglob("*"):
+        if path.is_file():
+            assert f"`{path.relative_to(out)}`" in text, path
+    documents = {
+        "rounds.jsonl": json.loads((out / "rounds.jsonl").read_text()),
+        "summary.json": json.loads((out / "summary.json").read_text()),
+        "privacy.json": json.loads((out / "privacy.json").read_text()),
+        "client": json.loads((out / "privacy.json").read_text())["clients"][0],
+        "ledger.jsonl": json.loads((out / "ledger.jsonl").read_text().splitlines()[0]),
+    }
+    for name, document in documents.items():
+        for key in document:
+            assert f"`{key}`" in text or f'"{key}"' in text, f"{name}: {key}"
+
+
+@pytest.mark.slow
+def test_the_shipped_numbers_hold(tmp_path: Path) -> None:
+    private = fedsim.run(ROOT / "experiments" / "digits_dp.yaml", out=tmp_path / "dp")
+    plain = fedsim.run(ROOT / "experiments" / "digits_plain.yaml", out=tmp_path / "plain")
+    assert private.metrics["test_accuracy"] >= 0.88
+    assert plain.metrics["test_accuracy"] >= 0.95
+    assert private.privacy is not None
+    assert len(private.privacy.clients) == 10
+    assert all(spend.epsilon <= 8.0 and spend.delta == 1e-3 for spend in private.privacy.clients)
