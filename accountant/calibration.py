@@ -8,7 +8,7 @@ from fedsim.accountant import checks
 from fedsim.accountant.accountants import AccountantName, make_accountant
 from fedsim.accountant.events import Gaussian, PoissonSampled
 
-_LEAST, _MOST = 1e-3, 1e6  # noise multipliers outside protect nobody, or leave no signal
+_LEAST, _MOST = 1e-2, 1e6  # noise multipliers outside protect nobody, or leave no signal
 
 
 def calibrate_noise_multiplier(
@@ -38,8 +38,9 @@ def calibrate_noise_multiplier(
         tolerance: how far below the target the spent epsilon may stay, > 0.
 
     Raises:
-        ValueError: an argument is outside its range, or no noise multiplier in [1e-3, 1e6] is
-            the answer: either even 1e6 spends too much, or even 1e-3 stays below the target.
+        ValueError: an argument is outside its range, or there is nothing to calibrate: even
+            noise 1e6 spends too much, even 1e-2 stays below the target, or delta covers the
+            whole probability that an example is ever sampled.
     """
     rate = checks.probability("sampling_rate", sampling_rate)
     count = checks.whole_number("steps", steps)
@@ -47,9 +48,17 @@ def calibrate_noise_multiplier(
         raise ValueError(
             f"sampling_rate and steps must be > 0 to calibrate noise, got {rate!r} and {count!r}"
         )
+    target = checks.positive("target_epsilon", target_epsilon)
+    delta = checks.open_probability("delta", delta)
+    exposure = -math.expm1(count * math.log1p(-rate)) if rate < 1.0 else 1.0
+    if delta >= exposure:
+        raise ValueError(
+            f"delta must be below {exposure:.3g}, the probability that an example is ever sampled "
+            f"with sampling_rate={rate!r} and steps={count!r}, got {delta!r}"
+        )
     return _calibrate(
-        checks.positive("target_epsilon", target_epsilon),
-        checks.open_probability("delta", delta),
+        target,
+        delta,
         rate,
         count,
         accountant,

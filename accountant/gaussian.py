@@ -7,7 +7,7 @@ mu = 1/z is the distance of the two Gaussians in standard deviations.
 import math
 
 from scipy.optimize import root_scalar
-from scipy.special import log_ndtr
+from scipy.special import erfcx, log_ndtr
 
 from fedsim.accountant import checks
 
@@ -64,9 +64,11 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def _log_delta(mu: float, epsilon: float) -> float:
-    # delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), the second part taken out in log
-    # space: it is less than the first, but both may be below the smallest double.
-    first = float(log_ndtr(0.5 * mu - epsilon / mu))
-    second = epsilon + float(log_ndtr(-0.5 * mu - epsilon / mu))
-    ratio = min(second - first, -1e-300)
-    return first + math.log(-math.expm1(ratio))
+    """Returns log of Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)."""
+    near, far = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
+    if near > -1.0:
+        # Both parts share the factor phi(near); what is left, Mills ratios, stays of order 1.
+        gap = float(erfcx(near / math.sqrt(2.0)) - erfcx(far / math.sqrt(2.0)))
+        return math.log(0.5 * max(gap, 5e-324)) - 0.5 * near * near
+    first, second = float(log_ndtr(-near)), epsilon + float(log_ndtr(-far))
+    return first + math.log(-math.expm1(min(second - first, -1e-300)))

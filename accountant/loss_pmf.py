@@ -71,7 +71,7 @@ def loss_variance(q: float, z: float) -> float:
     return float(weight @ (loss - mean) ** 2)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def step_pmfs(q: float, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
     """Returns the ("remove", "add") loss of one step with all masses rounded to `spacing`.
 
@@ -118,9 +118,10 @@ def _log_ratio(t: Floats, q: float) -> Floats:
     """Returns log(1 - q + q e^t)."""
     if q == 1.0:
         return t
+    lowest = -np.inf if q < 0.5 else -0.5  # below it log1p would cancel
     return np.where(
-        t < 1.0,
-        np.log1p(q * np.expm1(np.minimum(t, 1.0))),
+        (t > lowest) & (t < 1.0),
+        np.log1p(q * np.expm1(np.clip(t, lowest, 1.0))),
         np.logaddexp(math.log1p(-q), math.log(q) + t),
     )
 
@@ -129,11 +130,16 @@ def _log_tilt(epsilon: Floats, q: float) -> Floats:
     """Returns t with log(1 - q + q e^t) = epsilon, -inf where epsilon is below every loss."""
     if q == 1.0:
         return epsilon
-    small = np.maximum(np.expm1(np.minimum(epsilon, 1.0)) / q, -1.0)
     with np.errstate(divide="ignore"):
-        low = np.log1p(small)
+        low = np.log(np.maximum(np.exp(np.minimum(epsilon, -0.5)) - (1.0 - q), 0.0) / q)
+        middle = np.log1p(np.maximum(np.expm1(np.clip(epsilon, -0.5, 1.0)) / q, -1.0))
     high = epsilon + np.log1p(-(1.0 - q) * np.exp(-np.maximum(epsilon, 1.0))) - math.log(q)
-    return np.where(epsilon < 1.0, low, high)
+    return np.where(epsilon < -0.5, low, np.where(epsilon < 1.0, middle, high))
+
+
+def _tilt_below(epsilon: float, q: float) -> float:
+    """Returns (e^epsilon - (1 - q)) / q, for q near 0 and near 1 without cancelling twice."""
+    return (math.expm1(epsilon) + q if q < 0.5 else math.exp(epsilon) - (1.0 - q)) / q
 
 
 def _cell_parts(x: Floats, t: Floats, lowest: float, q: float, z: float) -> tuple[Floats, Floats]:
@@ -151,7 +157,7 @@ def _cell_parts(x: Floats, t: Floats, lowest: float, q: float, z: float) -> tupl
     ends = np.flatnonzero(~narrow)
     factor_a, factor_b = np.exp(t[ends]), np.exp(t[ends + 1])
     if x[0] == -math.inf:  # the first grid point may be below every loss: "e^t" is negative there
-        factor_a[0] = (math.expm1(lowest) + q) / q
+        factor_a[0] = _tilt_below(lowest, q)
     to_low[ends], to_high[ends] = _wide_cells(x[ends], x[ends + 1], factor_a, factor_b, z)
     return q * to_low, q * to_high
 

@@ -35,8 +35,9 @@ _TARGET_EXCESS = 1e-4
 _MAX_POINTS = 1 << 21
 _COARSEST = 0.125
 _LOG_TAIL = 37.0  # e^-37 = 9e-17 of the composed mass may lie outside the window, on each side
+# Caches are kept small where entries are arrays: a spectrum may have 16 MB, a profile 100 MB.
 # Beyond these, less noise or more sampling is assumed: a bound, and the grid keeps its digits.
-_MOST_NOISE, _LEAST_RATE = 1e9, 1e-30
+_MOST_NOISE, _LEAST_RATE = 1e9, 1e-100
 
 
 def pld_epsilon(steps: Mapping[SampledGaussian, int], delta: float) -> float:
@@ -110,7 +111,7 @@ def _rdp(steps: Steps) -> Floats:
     return np.sum([n * rdp_sampled_gaussian(*kind, DEFAULT_ORDERS) for kind, n in steps], axis=0)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _composed(steps: Steps) -> PrivacyProfile | None:
     """Returns the composition, or None where no grid of at most `_MAX_POINTS` points will do."""
     spacing = _spacing(steps)
@@ -192,15 +193,21 @@ def _compose(steps: Steps, spacing: float, direction: int, low: int, high: int) 
         np.multiply, (_power(_spectrum(kind, spacing, direction, size), n) for kind, n in steps)
     )
     circle = np.fft.irfft(spectrum, size)
-    # An FFT errs by a few eps in the 2-norm, and a power of a spectrum by eps times the exponent.
-    energy = float(np.square(circle).sum())  # not a BLAS dot: its threads cost milliseconds here
-    total = sum(n for _, n in steps)
-    noise = 2.3e-16 * (4.0 * math.log2(size) + total) * math.sqrt(size * energy)
+    noise = _rounding(circle, sum(n for _, n in steps))
     infinite = sum(n * step_pmfs(*kind, spacing)[direction].infinite for kind, n in steps)
     first = max(0, low)
     window = np.take(circle, np.arange(first, max(low + size, first + 1)), mode="wrap")
     missing = infinite + math.exp(-_LOG_TAIL) + noise
     return DeltaCurve.of(first, spacing, np.maximum(window, 0.0), missing)
+
+
+def _rounding(circle: Floats, total: int) -> float:
+    """Returns a bound on the summed rounding errors of a pmf composed of `total` losses by FFT.
+
+    An FFT errs by a few eps in the 2-norm, and a power of a spectrum by eps times the exponent.
+    """
+    energy = float(np.square(circle).sum())  # not a BLAS dot: its threads cost milliseconds here
+    return 2.3e-16 * (4.0 * math.log2(circle.size) + total) * math.sqrt(circle.size * energy)
 
 
 def _fft_size(points: int) -> int:
@@ -209,7 +216,7 @@ def _fft_size(points: int) -> int:
     return 3 * power // 4 if points <= 3 * power // 4 else power
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=16)
 def _spectrum(
     kind: SampledGaussian, spacing: float, direction: int, size: int
 ) -> NDArray[np.complex128]:

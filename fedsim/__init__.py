@@ -13,12 +13,13 @@ if (_checkout / "pyproject.toml").is_file() and (_checkout / "accountant").is_di
 
 # Dependencies read these when they are imported, and fedsim itself must not reach for the
 # network; whoever wants the telemetry sets the variable before importing fedsim.
-for _name, _off in (
+for _name, _value in (
     ("FLWR_TELEMETRY_ENABLED", "0"),
     ("FLWR_DISABLE_UPDATE_CHECK", "1"),
     ("RAY_USAGE_STATS_ENABLED", "0"),
+    ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"),  # otherwise Ray warns in every run
 ):
-    _os.environ.setdefault(_name, _off)
+    _os.environ.setdefault(_name, _value)
 
 __version__ = "0.1.0"
 

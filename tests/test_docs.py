@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_every_command_and_option_is_in_the_readme() -> None:
         assert f"fedsim {name}" in readme, name
 
 
-def keys(schema: dict, definitions: dict) -> set[str]:
+def keys(schema: dict[str, Any], definitions: dict[str, Any]) -> set[str]:
     if "$ref" in schema:
         return keys(definitions[schema["$ref"].rsplit("/", 1)[1]], definitions)
     found = set(schema.get("properties", {}))
@@ -86,7 +87,7 @@ def keys(schema: dict, definitions: dict) -> set[str]:
 
 
 def test_every_key_of_an_experiment_is_documented() -> None:
-    schema = json_schema()
+    schema: dict[str, Any] = json_schema()
     text = (ROOT / "docs" / "experiment_file.md").read_text()
     missing = [key for key in keys(schema, schema["$defs"]) if f"`{key}`" not in text]
     assert not missing

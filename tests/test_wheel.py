@@ -23,7 +23,12 @@ federation: {rounds: 2}
 local: {steps: 2, batch_size: 32, optimizer: {name: sgd, lr: 0.5}}
 privacy: {target_epsilon: 8.0, delta: 1.0e-3, max_grad_norm: 0.5}
 """
-NET = "from torch import nn\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+NET = """\
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
 
 
 def call(*command: str | Path, cwd: Path) -> str:

@@ -60,16 +60,15 @@ def test_compose_returns_the_accountant_and_keeps_history_run_length(
 
 
 def test_only_the_counts_matter(accountant: Accountant) -> None:
-    events: list[Event] = (
-        [STEP] * 6 + [Gaussian(5.0)] * 2 + [PoissonSampled(0.02, Gaussian(0.9))] * 3
-    )
+    other = PoissonSampled(0.02, Gaussian(0.9))
+    events: list[Event] = [*[STEP] * 6, *[Gaussian(5.0)] * 2, *[other] * 3]
     random.Random(0).shuffle(events)
     for event in events:
         accountant.compose(event)
     whole = type(accountant)().compose(
         Composed((SelfComposed(STEP, 6), PoissonSampled(1.0, Gaussian(5)))),
     )
-    whole.compose(Gaussian(np.float32(5.0))).compose(PoissonSampled(0.02, Gaussian(0.9)), 3)  # type: ignore[arg-type]
+    whole.compose(Gaussian(float(np.float32(5.0)))).compose(other, 3)
     assert whole.get_epsilon(1e-5) == accountant.get_epsilon(1e-5)
     assert whole.steps == accountant.steps
 

@@ -28,7 +28,7 @@ def test_counts_multiply_and_equal_steps_add_up() -> None:
 
 
 def test_gaussians_on_one_sample_are_one_gaussian() -> None:
-    inner = Composed((Gaussian(1), SelfComposed(Gaussian(np.float32(2.0)), 4)))  # type: ignore[arg-type]
+    inner = Composed((Gaussian(1), SelfComposed(Gaussian(float(np.float32(2.0))), 4)))
     ((kind, count),) = break_down(PoissonSampled(0.1, inner)).steps.items()
     assert count == 1
     assert kind.noise_multiplier == pytest.approx((1.0 + 4 / 4.0) ** -0.5, rel=1e-15)

@@ -23,7 +23,7 @@ def test_equals_dp_accounting_on_the_same_curve(rate: float, noise: float, steps
     orders = tuple(float(k) for k in range(2, 65))
     rdp = steps * rdp_sampled_gaussian(rate, noise, orders)
     epsilon, order = epsilon_from_rdp(orders, rdp, 1e-5)
-    expected, expected_order = compute_epsilon(orders, rdp, 1e-5)
+    expected, expected_order = compute_epsilon(orders, rdp.tolist(), 1e-5)
     assert epsilon == pytest.approx(expected, rel=1e-12)
     assert order == expected_order
 

@@ -1,6 +1,7 @@
 """RDP of the Poisson-sampled Gaussian against independent computations."""
 
 import math
+from typing import Any
 
 import dp_accounting
 import mpmath as mp
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedsim.accountant.rdp import DEFAULT_ORDERS, rdp_sampled_gaussian
 
-ORDERS = (1.05, 1.5, 2.0, 2.75, 7.0, 10.75, 33.0)
+ORDERS = (1.05, 1.5, 2.75, 3.0, 10.75)
 CASES = [
     (0.01, 1.0),
     (0.2, 1.0),
@@ -24,23 +25,23 @@ CASES = [
     (0.01, 0.1),
     (0.5, 0.05),
     (0.999999, 2.0),
-    (1e-12, 0.7),
+    (1e-7, 0.7),
 ]
 
 
-def quadrature(order: float, rate: float, noise: float) -> mp.mpf:
-    """RDP from its definition: log E_{x ~ N(0, z^2)}[r(x)^order] / (order - 1), 40 digits."""
-    with mp.workdps(40):
+def quadrature(order: float, rate: float, noise: float) -> Any:
+    """RDP from its definition: log E_{x ~ N(0, z^2)}[r(x)^order] / (order - 1), 30 digits."""
+    with mp.workdps(30):
         a, q, z = mp.mpf(order), mp.mpf(rate), mp.mpf(noise)
 
-        def integrand(x: mp.mpf) -> mp.mpf:
+        def integrand(x: Any) -> Any:
             u = q * mp.expm1((2 * x - 1) / (2 * z * z))
             gap = (1 + u) ** a - 1 - a * u  # E[r] = 1, so what is left out integrates to 1
             return mp.exp(-x * x / (2 * z * z)) / (z * mp.sqrt(2 * mp.pi)) * gap
 
         marks = [mp.mpf(0.5), mp.mpf(1), a, 0.5 + z * z * mp.log((1 - q) / q)]
-        marks += [centre + k * z for centre in (0, a) for k in (-30, -12, -6, -3, 0, 3, 6, 12, 30)]
-        inside = sorted(p for p in set(marks) if -31 * z <= p <= a + 31 * z)
+        marks += [centre + k * z for centre in (0, a) for k in (-14, -5, 0, 5, 14)]
+        inside = sorted(p for p in set(marks) if -15 * z <= p <= a + 15 * z)
         return mp.log1p(mp.quad(integrand, inside)) / (a - 1)
 
 
