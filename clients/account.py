@@ -113,7 +113,7 @@ class PrivacyAccount:
             examples=plan.examples,
             delta=plan.delta,
             noise_multiplier=plan.step.noise_multiplier,
-            sampling_rate=plan.step.sampling_rate,
+            sampling_rate=plan.step.sampling.rate,
             target_epsilon=plan.target_epsilon,
             rounds=self.rounds,
             ledger=self.ledger,

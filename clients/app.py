@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsim.accountant.journal import Journal
 from fedsim.clients.account import PrivacyAccount
-from fedsim.clients.dp_sgd.per_example import PerExampleLoss
+from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.plan import PrivacyPlan
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training import StreamKey, train_plain, train_private
@@ -31,7 +31,8 @@ class ClientTask:
     """Everything a client needs to train: its data, the model to fill, its settings.
 
     `model` is scratch space: its values are overwritten by every request, so clients of one process
-    may share it. `privacy` None means training without differential privacy.
+    may share it. `privacy` None means training without differential privacy; with it, `gradients`
+    computes the per-example gradients of `model` under `loss`.
     """
 
     client: int
@@ -40,6 +41,7 @@ class ClientTask:
     targets: Tensor
     model: nn.Module
     loss: PerExampleLoss
+    gradients: PerExampleGradients | None
     local: LocalSettings
     privacy: PrivacyPlan | None
     journal: Journal | None
@@ -75,13 +77,19 @@ def answer(task: ClientTask, message: Message, context: Context) -> Message:
     statement = _charge(task, request, context)
     task.model.load_state_dict(request.arrays.to_torch_state_dict())
     key = StreamKey(task.seed, task.client, request.round_number)
-    data = (task.model, task.loss, task.features, task.targets, task.local)
+    data = (task.features, task.targets, task.local)
     if task.privacy is None:
-        train_plain(*data, key)
+        train_plain(task.model, task.loss, *data, key)
     else:
-        train_private(*data, task.privacy.step, key)
+        train_private(_gradients(task), *data, task.privacy.step, key)
     examples = task.privacy.examples if task.privacy else len(task.features)
     return TrainReply(_upload(task, request), examples, statement).to_message(message)
+
+
+def _gradients(task: ClientTask) -> PerExampleGradients:
+    if task.gradients is None:
+        raise ValueError(f"client {task.client} has a privacy plan but no per-example gradients")
+    return task.gradients
 
 
 def _charge(task: ClientTask, request: TrainRequest, context: Context) -> PrivacyStatement | None:

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from fedsim.accountant import calibrate_noise_multiplier
+from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 
 
@@ -47,9 +49,9 @@ def plan_privacy(
     steps = local.steps * planned_rounds
     return PrivacyPlan(
         step=DpSgdStep(
-            sampling_rate=rate,
+            sampling=PoissonSampling(rate),
+            clipping=FlatClipping(privacy.max_grad_norm),
             noise_multiplier=_noise_multiplier(privacy, rate, max(steps, local.steps)),
-            max_grad_norm=privacy.max_grad_norm,
             expected_lot=float(min(local.batch_size, public_size)),
         ),
         examples=public_size,

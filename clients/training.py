@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import SeededNoise
-from fedsim.clients.dp_sgd.per_example import PerExampleLoss, gradients_for
+from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.settings import AdamSettings, LocalSettings, OptimizerSettings, SgdSettings
 from fedsim.server.streams import Purpose, seed_sequence, stream
 
@@ -52,7 +52,8 @@ def train_plain(
     Batches follow a shuffled order of the client's examples, shuffled anew each time it is used
     up; a pass ends with a smaller batch where batch_size does not divide the number of examples.
     """
-    optimizer = make_optimizer(model, settings.optimizer)
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = make_optimizer(trainable, settings.optimizer)
     batches = _epochs(len(features), settings.batch_size, key.generator(Purpose.SAMPLING))
     model.train()
     with _torch_randomness(key, features.device):
@@ -64,33 +65,33 @@ def train_plain(
 
 
 def train_private(
-    model: nn.Module,
-    loss: PerExampleLoss,
+    gradients: PerExampleGradients,
     features: Tensor,
     targets: Tensor,
     settings: LocalSettings,
     step: DpSgdStep,
     key: StreamKey,
 ) -> None:
-    """Take `settings.steps` steps of DP-SGD, in place.
+    """Take `settings.steps` steps of DP-SGD on the model of `gradients`, in place.
 
     Guarantee: the resulting parameters are a function of the initial ones and of `settings.steps`
     releases of `step`; the optimizer sees nothing but noisy gradients. Buffers do not change.
     """
-    optimizer = make_optimizer(model, settings.optimizer)
-    model.train()
+    parameter = gradients.parameters.optimizer_parameter()
+    parameter.grad = released = torch.zeros_like(gradients.parameters.data)
+    optimizer = make_optimizer([parameter], settings.optimizer)
+    gradients.model.train()
     lots, noise = key.generator(Purpose.SAMPLING), SeededNoise(key.generator(Purpose.NOISE))
     with _torch_randomness(key, features.device):
-        gradients = gradients_for(model, loss, features, targets)
         for _ in range(settings.steps):
-            flat = step.gradient(gradients, features, targets, lots=lots, noise=noise)
-            _set_gradients(list(gradients.parameters.values()), flat)
+            step.release(gradients, features, targets, lots=lots, noise=noise, into=released)
             optimizer.step()
 
 
-def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Return a fresh optimizer over the model's trainable parameters."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+def make_optimizer(
+    parameters: list[nn.Parameter], settings: OptimizerSettings
+) -> torch.optim.Optimizer:
+    """Return a fresh optimizer over parameters."""
     match settings:
         case SgdSettings():
             return torch.optim.SGD(
@@ -111,14 +112,6 @@ def _epochs(
         order = generator.permutation(num_examples)
         for start in range(0, num_examples, batch_size):
             yield order[start : start + batch_size]
-
-
-def _set_gradients(parameters: list[nn.Parameter], flat: Tensor) -> None:
-    position = 0
-    for parameter in parameters:
-        size = parameter.numel()
-        parameter.grad = flat[position : position + size].view_as(parameter)
-        position += size
 
 
 @contextmanager

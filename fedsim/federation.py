@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
@@ -13,7 +14,8 @@ from torch import nn
 
 from fedsim.accountant.journal import FileJournal
 from fedsim.clients.app import ClientTask, make_client_app
-from fedsim.clients.dp_sgd.per_example import PerExampleLoss
+from fedsim.clients.dp_sgd.backend import gradients_for
+from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.plan import PrivacyPlan, plan_privacy
 from fedsim.clients.safety import check_private_model
 from fedsim.data import Examples, FederatedData, load_federated_data
@@ -26,6 +28,8 @@ from fedsim.server.app import RoundResult, Start, make_server_app
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.simulation.device import choose_device
+
+_TRIED = 3  # test examples on which the model is tried before anything is spent
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Federation:
     data: FederatedData
     model: nn.Module
     loss: PerExampleLoss
+    gradients: PerExampleGradients | None
     task: Task
     participation: Participation
     plans: tuple[PrivacyPlan, ...] | None
@@ -66,6 +71,7 @@ class Federation:
             targets=torch.from_numpy(examples.targets).to(self.device),
             model=self.model,
             loss=self.loss,
+            gradients=self.gradients,
             local=self.experiment.local,
             privacy=None if self.plans is None else self.plans[client],
             journal=self.journal,
@@ -144,14 +150,20 @@ def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
     participation = Participation.of(
         experiment.federation, num_clients=len(data.clients), seed=experiment.seed
     )
+    model = model.to(device)
+    gradients = None
     if experiment.privacy is not None:
-        check_private_model(model, torch.from_numpy(data.test.features[:2]))
+        few = data.test.take(np.arange(min(_TRIED, len(data.test))))  # public examples
+        features = torch.from_numpy(few.features).to(device)
+        check_private_model(model, features)
+        gradients = gradients_for(model, loss, features, torch.from_numpy(few.targets).to(device))
     return Federation(
         experiment=experiment,
         base=loaded.base,
         data=data,
-        model=model.to(device),
+        model=model,
         loss=loss,
+        gradients=gradients,
         task=task,
         participation=participation,
         plans=_plans(experiment, data.clients, participation),

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from fedsim.accountant import Gaussian, PoissonSampled
-from fedsim.clients.dp_sgd.clipping import FlatClipping
-from fedsim.clients.dp_sgd.noise import SeededNoise
-from fedsim.clients.dp_sgd.per_example import PerExampleGradients
+from fedsim.clients.dp_sgd.clipping import Clipping, Groups
+from fedsim.clients.dp_sgd.noise import NoiseSource
+from fedsim.clients.dp_sgd.per_example import LotStatistics, PerExampleGradients
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 
 
@@ -25,43 +25,53 @@ class DpSgdStep:
     examples drawn except through the noisy sum, and an empty lot releases noise like any other.
     """
 
-    sampling_rate: float
+    sampling: PoissonSampling
+    clipping: Clipping
     noise_multiplier: float
-    max_grad_norm: float
     expected_lot: float
 
     @property
     def event(self) -> PoissonSampled:
         """The privacy event of one step."""
-        return PoissonSampling(self.sampling_rate).event(Gaussian(self.noise_multiplier))
+        return self.sampling.event(Gaussian(self.noise_multiplier))
 
-    @property
-    def standard_deviation(self) -> float:
-        """Standard deviation of the noise on the sum, σ = z·C."""
+    def standard_deviation(self, groups: Groups) -> float:
+        """Return the standard deviation of the noise on the sum, σ = z·C."""
         # z = 0 with C = ∞ (no privacy, for comparison) would be 0 · ∞.
-        return self.noise_multiplier * self.max_grad_norm if self.noise_multiplier > 0 else 0.0
+        return self.noise_multiplier * groups.sensitivity if self.noise_multiplier > 0 else 0.0
 
-    def gradient(
+    def release(
         self,
         gradients: PerExampleGradients,
         features: Tensor,
         targets: Tensor,
         *,
         lots: np.random.Generator,
-        noise: SeededNoise,
-    ) -> Tensor:
-        """Return one noisy gradient, flat, in the order of `gradients.parameters`.
+        noise: NoiseSource,
+        into: Tensor,
+    ) -> LotStatistics:
+        """Write one noisy gradient into the flat tensor `into` (size,).
 
         Args:
             gradients: the model's clipped gradient sums.
             features: all of the client's examples (n, ...).
             targets: their targets (n, ...).
             lots: the client's sampling stream of this round.
-            noise: the client's noise stream of this round.
+            noise: the client's noise of this round.
+            into: overwritten by the released gradient.
+
+        Returns:
+            What happened to the examples of the lot: private, never to leave the client.
         """
-        chosen = PoissonSampling(self.sampling_rate).lot(len(features), lots)
-        index = torch.from_numpy(chosen).to(features.device)
-        total = gradients.clipped_sum(
-            features[index], targets[index], FlatClipping(self.max_grad_norm)
+        index = torch.from_numpy(self.sampling.lot(len(features), lots)).to(features.device)
+        groups = self.clipping.groups(gradients.parameters)
+        # Noise first, gradients on top: one pass over the parameters less.
+        noise.fill_(into, self.standard_deviation(groups) / self.expected_lot)
+        return gradients.add_clipped_sum(
+            features[index],
+            targets[index],
+            self.clipping,
+            groups,
+            into,
+            scale=1.0 / self.expected_lot,
         )
-        return noise.add_(total, self.standard_deviation) / self.expected_lot

@@ -1,0 +1,57 @@
+"""A model's trainable parameters as views of one flat tensor."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class FlatParameters:
+    """Trainable parameters laid out in one flat tensor, and their gradient in another.
+
+    The model's parameters become views of `data`: whoever writes to one writes to the other, so an
+    optimizer over `data` updates the model in one pass. Tied parameters occur once.
+
+    Args:
+        model: its trainable parameters are moved into the flat tensor, values unchanged.
+
+    Raises:
+        ValueError: nothing is trainable, or parameters differ in type or device.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        if not named:
+            raise ValueError("the model has no trainable parameters; set requires_grad on some")
+        kinds = {(p.dtype, p.device) for _, p in named}
+        if len(kinds) > 1:
+            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+            raise ValueError(f"trainable parameters must share one type and device, got {found}")
+        self.names: tuple[str, ...] = tuple(name for name, _ in named)
+        self.tensors: tuple[nn.Parameter, ...] = tuple(parameter for _, parameter in named)
+        self.sizes: tuple[int, ...] = tuple(parameter.numel() for parameter in self.tensors)
+        self.data: Tensor = torch.cat([parameter.detach().flatten() for parameter in self.tensors])
+        self.index: dict[int, int] = {id(p): i for i, p in enumerate(self.tensors)}
+        for parameter, view in zip(self.tensors, self.views(self.data), strict=True):
+            parameter.data = view
+
+    @property
+    def size(self) -> int:
+        """Number of trainable values."""
+        return self.data.numel()
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Return the part of each parameter in a flat tensor (size,), in its shape."""
+        places = self.slices(range(len(self.tensors)))
+        return [flat[at].view(p.shape) for at, p in zip(places, self.tensors, strict=True)]
+
+    def optimizer_parameter(self) -> nn.Parameter:
+        """Return `data` as the one parameter of an optimizer; its gradient is set by the caller."""
+        return nn.Parameter(self.data)
+
+    def slices(self, indices: Sequence[int]) -> list[slice]:
+        """Return where the given parameters lie in a flat tensor."""
+        starts = [0]
+        for size in self.sizes:
+            starts.append(starts[-1] + size)
+        return [slice(starts[index], starts[index + 1]) for index in indices]
