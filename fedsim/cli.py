@@ -34,9 +34,17 @@ def cli() -> None:
 @click.option(
     "--out", type=click.Path(), help="Run directory; new or empty. Default: runs/NAME-TIME."
 )
+@click.option("--resume", is_flag=True, help="Continue the run in --out after its last round.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress, only the result.")
 @_as_json
-def run(file: str, overrides: tuple[str, ...], out: str | None, quiet: bool, as_json: bool) -> None:
+def run(
+    file: str,
+    overrides: tuple[str, ...],
+    out: str | None,
+    resume: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Run the experiment in FILE and write its run directory.
 
     KEY.PATH=VALUE replaces a key of the file: fedsim run exp.yaml federation.rounds=5 privacy=null
@@ -48,7 +56,9 @@ def run(file: str, overrides: tuple[str, ...], out: str | None, quiet: bool, as_
 
     observer = None if quiet else ProgressObserver()
     try:
-        result = run_experiment(file, overrides=overrides, out=out, observer=observer)
+        result = run_experiment(
+            file, overrides=overrides, out=out, resume=resume, observer=observer
+        )
     except RunFailedError as error:
         _fail(f"{error}\nwhat there is of the run: {error.result.path}", FAILED)
     if as_json:

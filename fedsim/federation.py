@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from torch import nn
 
 from fedsim.accountant.journal import FileJournal
+from fedsim.clients.account import PrivacyAccount
 from fedsim.clients.app import ClientTask, make_client_app
 from fedsim.clients.dp_sgd.backend import gradients_for
 from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
@@ -27,6 +28,7 @@ from fedsim.models.preflight import preflight
 from fedsim.server.app import RoundResult, Start, make_server_app
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
+from fedsim.server.protocol import PrivacyStatement
 from fedsim.simulation.device import choose_device
 
 _TRIED = 3  # test examples on which the model is tried before anything is spent
@@ -76,6 +78,16 @@ class Federation:
             privacy=None if self.plans is None else self.plans[client],
             journal=self.journal,
         )
+
+    def recorded_statements(self) -> list[PrivacyStatement]:
+        """Return what each client that was ever charged would say of its account now."""
+        if self.plans is None or self.journal is None:
+            return []
+        accounts = (
+            PrivacyAccount.restore(RecordDict(), client=client, journal=self.journal)
+            for client in self.journal.clients()
+        )
+        return [account.statement(self.plans[account.client]) for account in accounts]
 
     def test_metrics(self, arrays: ArrayRecord) -> dict[str, float]:
         """Return the metrics of a global model on the server's test set, as `test_...`."""
@@ -166,14 +178,17 @@ def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
         gradients=gradients,
         task=task,
         participation=participation,
-        plans=_plans(experiment, data.clients, participation),
+        plans=_plans(experiment, data.clients, participation, gradients),
         device=device,
         journal=None if ledger is None else FileJournal(ledger),
     )
 
 
 def _plans(
-    experiment: Experiment, clients: tuple[Examples, ...], participation: Participation
+    experiment: Experiment,
+    clients: tuple[Examples, ...],
+    participation: Participation,
+    gradients: PerExampleGradients | None,
 ) -> tuple[PrivacyPlan, ...] | None:
     if experiment.privacy is None:
         return None
@@ -183,6 +198,7 @@ def _plans(
             experiment.local,
             examples=len(examples),
             planned_rounds=planned_rounds,
+            parameters=None if gradients is None else gradients.parameters,
         )
         for examples, planned_rounds in zip(clients, participation.planned_rounds(), strict=True)
     )

@@ -6,9 +6,11 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
+from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
 CLIENT_COLUMNS = (
@@ -47,17 +49,28 @@ class RunDirectory:
                 "choose another --out"
             )
 
-    def create(self) -> None:
-        """Make the directory with its two growing files.
+    def create(self, *, experiment: str, environment: Mapping[str, object]) -> None:
+        """Make the directory, whole or not at all: a crash leaves nothing that cannot be resumed.
+
+        Args:
+            experiment: content of `experiment.yaml`.
+            environment: content of `environment.json`.
 
         Raises:
             RunDirectoryError: something is there already.
         """
         self.refuse_overwriting()
-        (self.path / "checkpoint").mkdir(parents=True)
-        self.ledger.touch()
-        self.rounds.touch()
-        _sync_directory(self.path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        new = RunDirectory(Path(mkdtemp(prefix=f".{self.path.name}-", dir=self.path.parent)))
+        (new.path / "checkpoint").mkdir()
+        new.ledger.touch()
+        new.rounds.touch()
+        new.write_text("experiment.yaml", experiment)
+        new.write_json("environment.json", environment)
+        new.path.chmod(0o755)
+        _sync_directory(new.path)
+        os.replace(new.path, self.path)
+        _sync_directory(self.path.parent)
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
@@ -135,8 +148,28 @@ class RunDirectory:
         Random streams are keyed by round and accounts live in the ledger, so the model and the
         round are all there is. Both are in one file: no crash leaves them at odds.
         """
-        data = _safetensors(arrays, metadata={"round": str(round_number)})
+        # safetensors sorts names; their order is part of a model's digest.
+        metadata = {"round": str(round_number), "names": json.dumps(list(arrays))}
+        data = _safetensors(arrays, metadata=metadata)
         self.write_bytes("checkpoint/model.safetensors", data)
+
+    def read_checkpoint(self) -> tuple[int, dict[str, np.ndarray]] | None:
+        """Return the last finished round and the global model after it, None before the first."""
+        path = self.path / "checkpoint" / "model.safetensors"
+        if not path.is_file():
+            return None
+        with safe_open(path, framework="numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = json.loads(file.metadata()["names"])
+            return int(file.metadata()["round"]), {name: arrays[name] for name in names}
+
+    def forget_rounds_after(self, round_number: int) -> list[dict[str, Any]]:
+        """Drop rows of rounds that were not checkpointed, and return the others."""
+        rows = [row for row in self.read_rounds() if row["round"] <= round_number]
+        self.write_text(
+            "rounds.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+        )
+        return rows
 
     def read_model(self) -> dict[str, np.ndarray]:
         """Return the final global model."""

@@ -1,6 +1,5 @@
 """Run an experiment: from a file to a finished run directory."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,10 +11,11 @@ from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
 from fedsim.federation import Federation, assemble
 from fedsim.privacy_summary import PrivacySummary, finite_or_none, not_private, summarise_privacy
 from fedsim.report.html import write_report
-from fedsim.run_directory import RunDirectory
+from fedsim.resuming import refuse_changes
+from fedsim.run_directory import RunDirectory, RunDirectoryError
 from fedsim.server.app import FederationError, RoundResult, Start
 from fedsim.server.privacy_book import PrivacyBook
-from fedsim.server.protocol import to_numpy
+from fedsim.server.protocol import to_arrays, to_numpy
 from fedsim.simulation.engines import LocalEngine, engine_for
 
 Status = Literal["completed", "stopped", "interrupted", "failed"]
@@ -71,6 +71,7 @@ def run(
     *,
     overrides: Mapping[str, Any] | Sequence[str] = (),
     out: str | Path | None = None,
+    resume: bool = False,
     observer: RunObserver | None = None,
 ) -> RunResult:
     """Run an experiment and return its result.
@@ -79,6 +80,8 @@ def run(
         source: path of an experiment file, or its content as a mapping.
         overrides: `{"key.path": value}` or `["key.path=value", ...]`, applied before validation.
         out: the run directory; must be new or empty. Default: `runs/<name>-<time>`.
+        resume: continue the run in `out` after its last finished round. The result is the one of
+            an uninterrupted run, to the bit; what an interrupted round spent stays spent.
         observer: is told of every round.
 
     Raises:
@@ -87,32 +90,59 @@ def run(
         RunFailedError: the federation could not go on; its `result` is what there is.
     """
     loaded = load_experiment(source, overrides)
+    if resume:
+        return _resume(loaded, out, observer)
     directory = RunDirectory(Path(out) if out is not None else _default_path(loaded))
     directory.refuse_overwriting()
     federation = assemble(loaded, ledger=directory.ledger)
-    directory.create()
-    directory.write_text("experiment.yaml", dump_experiment(loaded.experiment))
-    directory.write_json("environment.json", describe_environment(seed=loaded.experiment.seed))
+    directory.create(
+        experiment=dump_experiment(loaded.experiment),
+        environment=describe_environment(seed=loaded.experiment.seed),
+    )
     return _Recorder(federation, directory, observer).run()
+
+
+def _resume(
+    loaded: LoadedExperiment, out: str | Path | None, observer: RunObserver | None
+) -> RunResult:
+    if out is None:
+        raise RunDirectoryError("to resume, name the run directory with --out")
+    directory = RunDirectory.open(Path(out))
+    before = load_experiment(directory.path / "experiment.yaml", base=loaded.base)
+    refuse_changes(before.experiment, loaded.experiment)
+    federation = assemble(loaded, ledger=directory.ledger)
+    directory.write_text("experiment.yaml", dump_experiment(loaded.experiment))
+    return _Recorder(federation, directory, observer, resume=True).run()
 
 
 class _Recorder:
     """Runs a federation and writes down what happens."""
 
     def __init__(
-        self, federation: Federation, directory: RunDirectory, observer: RunObserver | None
+        self,
+        federation: Federation,
+        directory: RunDirectory,
+        observer: RunObserver | None,
+        *,
+        resume: bool = False,
     ) -> None:
         self._federation = federation
         self._directory = directory
         self._observer = observer
         self._rows: list[dict[str, Any]] = []
-        self._arrays = federation.initial_arrays()
+        self._start = Start(federation.initial_arrays())
+        if resume:
+            checkpoint = directory.read_checkpoint()
+            finished = 0 if checkpoint is None else checkpoint[0]
+            self._rows = directory.forget_rounds_after(finished)
+            if checkpoint is not None:
+                self._start = Start(to_arrays(checkpoint[1]), first_round=finished + 1)
+        self._arrays = self._start.arrays
 
     def run(self) -> RunResult:
         """Execute the federation and write the run directory whatever happens."""
         if self._observer is not None:
             self._observer.started(self._federation, self._directory.path)
-        started = time.perf_counter()
         status: Status = "completed"
         failure: Exception | None = None
         try:
@@ -124,7 +154,7 @@ class _Recorder:
         finally:
             if self._observer is not None:
                 self._observer.ended()
-        result = self._finish(status, failure, time.perf_counter() - started)
+        result = self._finish(status, failure)
         if failure is not None:
             raise RunFailedError(str(failure), result) from failure
         return result
@@ -135,9 +165,9 @@ class _Recorder:
         book = None
         if experiment.privacy is not None:
             book = PrivacyBook(experiment.privacy.accountant)
-        server = self._federation.server_app(
-            start=Start(self._arrays), on_round=self._on_round, book=book
-        )
+            for statement in self._federation.recorded_statements():
+                book.record(statement)
+        server = self._federation.server_app(start=self._start, on_round=self._on_round, book=book)
         client = self._federation.client_app(
             in_process=isinstance(engine, LocalEngine), ledger=self._directory.ledger
         )
@@ -152,7 +182,8 @@ class _Recorder:
         if self._observer is not None:
             self._observer.round_finished(row)
 
-    def _finish(self, status: Status, failure: Exception | None, seconds: float) -> RunResult:
+    def _finish(self, status: Status, failure: Exception | None) -> RunResult:
+        seconds = sum(row["seconds"] for row in self._rows)
         privacy = summarise_privacy(self._federation)
         sizes = [len(examples) for examples in self._federation.data.clients]
         content = privacy.to_json() if privacy else not_private(sizes)

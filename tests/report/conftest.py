@@ -182,11 +182,10 @@ def write_run(
         else rounds
     )
     directory = RunDirectory(path)
-    directory.create()
-    directory.write_text(
-        "experiment.yaml", EXPERIMENT.format(name=name, clients=len(spends), planned=planned)
+    directory.create(
+        experiment=EXPERIMENT.format(name=name, clients=len(spends), planned=planned),
+        environment=_environment(),
     )
-    directory.write_json("environment.json", _environment())
     for row in rows:
         directory.append_round(row)
     privacy = _privacy(spends, private=private)
