@@ -93,6 +93,30 @@ def report(directory: str, as_json: bool) -> None:
 
 
 @cli.command()
+@click.argument("directory", metavar="RUN", type=click.Path())
+@_as_json
+def verify(directory: str, as_json: bool) -> None:
+    """Recompute every ε of the run directory RUN from its ledger, and check the ledger's chain.
+
+    Exit code 1 and one line for each thing that does not fit.
+    """
+    from fedsim.run_directory import RunDirectory
+    from fedsim.verification import verify_run
+
+    found = verify_run(RunDirectory.open(Path(directory)))
+    if as_json:
+        _print_json({"sound": not found.problems, "problems": list(found.problems)})
+    elif not found.problems:
+        largest = max((client.recomputed for client in found.clients), default=None)
+        what = "no privacy was claimed" if largest is None else f"largest ε = {largest:.6g}"
+        click.echo(f"{directory}: sound ({len(found.clients)} clients recomputed, {what})")
+    else:
+        click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
+    if found.problems:
+        sys.exit(FAILED)
+
+
+@cli.command()
 @click.argument("file", type=click.Path())
 @_overrides
 @_as_json

@@ -1,0 +1,142 @@
+"""Checks a run directory against its ledger: every ε recomputed, every record chained.
+
+The ledger is the root of trust: each client's records form a hash chain whose head stands in
+`privacy.json`. Whoever keeps a copy of `privacy.json` can tell whether any byte of the ledger
+changed since.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsim.accountant import PrivacyLedger
+from fedsim.accountant.journal import GENESIS, FileJournal, JournalError
+from fedsim.run_directory import RunDirectory
+
+_SAME = 1e-9  # relative: the same method on the same ledger, on another machine
+_BEYOND = 1e-3  # absolute: how far the bounds of two methods may lie in the wrong order
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One client's ε by the run's own accountant and by the other one."""
+
+    client: int
+    reported: float
+    recomputed: float
+    other: float
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What the check found.
+
+    Attributes:
+        clients: every client that could be recomputed.
+        problems: everything that does not fit, one line each; empty for a sound run.
+    """
+
+    clients: tuple[Checked, ...]
+    problems: tuple[str, ...]
+
+
+def verify_run(directory: RunDirectory) -> Verification:
+    """Recompute everything that a run says of its privacy.
+
+    Guarantee: a sound result means that the records of every client form an unbroken chain up to
+    the head in `privacy.json`, that the ledgers there are their sums, that every reported ε is
+    what two accountants find (an equal one by the run's own; PLD and RDP in the right order), and
+    that `summary.json` and `clients.csv` repeat them.
+    """
+    privacy = directory.read_json("privacy.json")
+    try:
+        journal = _whole(directory.ledger)
+    except JournalError as error:
+        return Verification((), (str(error),))
+    if privacy["accountant"] is None:
+        extra = ["a run without privacy has a ledger"] if journal.clients() else []
+        return Verification((), tuple(extra))
+    problems, checked = [], []
+    for row in privacy["clients"]:
+        problems += [f"client {row['client']}: {what}" for what in _against_ledger(row, journal)]
+        result, found = _recomputed(row, privacy["accountant"])
+        checked.append(result)
+        problems += [f"client {row['client']}: {what}" for what in found]
+    unknown = set(journal.clients()) - {row["client"] for row in privacy["clients"]}
+    problems += [f"client {client}: in the ledger only" for client in sorted(unknown)]
+    problems += _figures(directory, privacy)
+    return Verification(tuple(checked), tuple(problems))
+
+
+def _whole(path: Path) -> FileJournal:
+    """Return the journal of a file that holds whole, chained records and nothing else.
+
+    Raises:
+        JournalError: it does not; the message names the record.
+    """
+    journal = FileJournal(path)
+    records = sum(len(journal.history(client)) for client in journal.clients())
+    data = path.read_bytes()
+    if data.count(b"\n") != records or (data and not data.endswith(b"\n")):
+        raise JournalError(f"{path.name}, record {records + 1}: cut short or changed")
+    return journal
+
+
+def _against_ledger(row: dict[str, Any], journal: FileJournal) -> Iterator[str]:
+    history = journal.history(row["client"])
+    total = PrivacyLedger()
+    for charge in history:
+        total.merge(charge.ledger)
+    if total.to_list() != row["ledger"]:
+        yield "privacy.json and ledger.jsonl disagree on what was spent"
+    if (history[-1].hash if history else GENESIS) != row["ledger_head"]:
+        yield "the last record in ledger.jsonl is not the one that privacy.json names"
+    if len(history) != row["rounds"]:
+        yield f"{row['rounds']} rounds reported, {len(history)} in ledger.jsonl"
+    if sum(count for _, count in total.entries) != row["steps"]:
+        yield f"{row['steps']} steps reported, another number in ledger.jsonl"
+
+
+def _recomputed(row: dict[str, Any], accountant: str) -> tuple[Checked, list[str]]:
+    ledger = PrivacyLedger.from_list(row["ledger"])
+    by = {name: ledger.epsilon(row["delta"], accountant=name) for name in ("pld", "rdp")}
+    reported = {
+        accountant: _number(row["epsilon"]),
+        "rdp": _number(row["epsilon_rdp"]),
+    }
+    problems = [
+        f"ε by {name} is reported as {value:.6g} and recomputed as {by[name]:.6g}"
+        for name, value in reported.items()
+        if not _same(value, by[name])
+    ]
+    if by["pld"] > by["rdp"] + _BEYOND:
+        problems.append(f"ε by pld ({by['pld']:.6g}) exceeds its bound by rdp ({by['rdp']:.6g})")
+    other = "rdp" if accountant == "pld" else "pld"
+    result = Checked(row["client"], reported[accountant], by[accountant], by[other])
+    return result, problems
+
+
+def _figures(directory: RunDirectory, privacy: dict[str, Any]) -> Iterator[str]:
+    largest = max(_number(row["epsilon"]) for row in privacy["clients"])
+    if not _same(_number(privacy["system_epsilon"]), largest):
+        yield f"system_epsilon is not the largest ε of any client, {largest:.6g}"
+    summary = directory.read_json("summary.json")
+    if not _same(_number(summary["epsilon"]["max"]), largest):
+        yield f"summary.json does not name the largest ε, {largest:.6g}"
+    table = (directory.path / "clients.csv").read_text(encoding="utf-8").splitlines()[1:]
+    epsilons = [line.split(",")[3] for line in table]
+    expected = [
+        "" if row["epsilon"] is None else repr(row["epsilon"]) for row in privacy["clients"]
+    ]
+    if epsilons != expected:
+        yield "clients.csv and privacy.json disagree"
+
+
+def _number(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def _same(one: float, other: float) -> bool:
+    return one == other or math.isclose(one, other, rel_tol=_SAME, abs_tol=1e-12)

@@ -1,0 +1,121 @@
+"""A run that was tampered with is found out."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsim
+from fedsim.run_directory import RunDirectory
+from fedsim.verification import verify_run
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "verify",
+    "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},
+    "model": {"name": "logistic"},
+    "federation": {"rounds": 3, "clients_per_round": 2},
+    "local": {"steps": 2, "batch_size": 32},
+    "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fedsim.run(EXPERIMENT, out=tmp_path_factory.mktemp("run") / "r").path
+
+
+def problems(run: Path) -> str:
+    return "\n".join(verify_run(RunDirectory.open(run)).problems)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"privacy": None}, {"privacy.accountant": "rdp"}, {"privacy.noise_multiplier": 0}],
+)
+def test_an_honest_run_is_sound(tmp_path: Path, change: dict[str, Any]) -> None:
+    result = fedsim.run(EXPERIMENT, overrides=change, out=tmp_path / "r")
+    assert problems(result.path) == ""
+
+
+def test_every_client_is_recomputed(run: Path) -> None:
+    found = verify_run(RunDirectory.open(run)).clients
+    assert [client.client for client in found] == [0, 1, 2]
+    for client in found:
+        assert client.reported == pytest.approx(client.recomputed, rel=1e-9)
+        assert client.other >= client.recomputed - 1e-3
+
+
+def test_flipping_any_bit_of_the_ledger_is_found(run: Path) -> None:
+    original = (run / "ledger.jsonl").read_bytes()
+    generator = random.Random(3)
+    try:
+        for position in [*generator.sample(range(len(original)), 150), len(original) - 1]:
+            changed = bytearray(original)
+            changed[position] ^= 1 << generator.randrange(8)
+            (run / "ledger.jsonl").write_bytes(bytes(changed))
+            found = problems(run)
+            assert "ledger.jsonl, " in found, f"byte {position}: {found}"
+    finally:
+        (run / "ledger.jsonl").write_bytes(original)
+
+
+def edit(run: Path, name: str, change: Any) -> str:
+    original = (run / name).read_text()
+    try:
+        (run / name).write_text(change(original))
+        return problems(run)
+    finally:
+        (run / name).write_text(original)
+
+
+def test_a_ledger_without_its_last_record_is_found(run: Path) -> None:
+    shorter = edit(run, "ledger.jsonl", lambda text: "".join(text.splitlines(True)[:-1]))
+    assert "is not the one that privacy.json names" in shorter
+
+
+def test_a_smaller_epsilon_is_found(run: Path) -> None:
+    def understate(text: str) -> str:
+        content = json.loads(text)
+        content["clients"][1]["epsilon"] *= 0.9
+        return json.dumps(content)
+
+    found = edit(run, "privacy.json", understate)
+    assert "client 1: ε by pld is reported as" in found
+    assert "clients.csv and privacy.json disagree" in found
+
+
+def test_a_ledger_with_more_noise_in_the_report_is_found(run: Path) -> None:
+    def soften(text: str) -> str:
+        return text.replace('"noise_multiplier": 1.0', '"noise_multiplier": 2.0')
+
+    assert "disagree on what was spent" in edit(run, "privacy.json", soften)
+
+
+def test_an_average_instead_of_the_largest_is_found(run: Path) -> None:
+    def average(text: str) -> str:
+        content = json.loads(text)
+        content["system_epsilon"] *= 0.8
+        return json.dumps(content)
+
+    assert "system_epsilon is not the largest" in edit(run, "privacy.json", average)
+
+
+def test_the_command(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedsim.cli import main
+
+    monkeypatch.setattr("sys.argv", ["fedsim", "verify", str(run)])
+    main()
+    assert "sound (3 clients recomputed, largest ε = " in capsys.readouterr().out
+    original = (run / "ledger.jsonl").read_text()
+    (run / "ledger.jsonl").write_text(original.replace('"count":2', '"count":1', 1))
+    try:
+        with pytest.raises(SystemExit) as end:
+            main()
+    finally:
+        (run / "ledger.jsonl").write_text(original)
+    assert end.value.code == 1
+    assert "the record was changed" in capsys.readouterr().err
