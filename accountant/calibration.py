@@ -1,4 +1,8 @@
-"""Calibration: the least noise that keeps a schedule within a target epsilon."""
+"""Calibration: the noise, the number of steps or the sampling rate that a target epsilon affords.
+
+All three are searched for with the accountant that will later be asked, so that what is returned
+never exceeds the target by that accountant.
+"""
 
 import math
 from collections.abc import Callable
@@ -6,9 +10,12 @@ from functools import lru_cache
 
 from fedsim.accountant import checks
 from fedsim.accountant.accountants import AccountantName, make_accountant
+from fedsim.accountant.adjacency import Adjacency, checked_adjacency
 from fedsim.accountant.events import Gaussian, PoissonSampled
+from fedsim.accountant.search import MOST, Point, largest_count, solve_falling
 
 _LEAST, _MOST = 1e-2, 1e6  # noise multipliers outside protect nobody, or leave no signal
+_LEAST_RATE = 1e-12  # below, an example is never sampled in any run
 
 
 def calibrate_noise_multiplier(
@@ -18,6 +25,7 @@ def calibrate_noise_multiplier(
     sampling_rate: float,
     steps: int,
     accountant: AccountantName = "pld",
+    adjacency: Adjacency = "zero_out",
     tolerance: float = 1e-4,
 ) -> float:
     """Returns a noise multiplier z at which the schedule spends at most `target_epsilon`.
@@ -34,7 +42,8 @@ def calibrate_noise_multiplier(
         delta: in (0, 1).
         sampling_rate: inclusion probability of each example, in (0, 1].
         steps: number of steps, >= 1.
-        accountant: "pld" or "rdp".
+        accountant: name of the accountant, such as "pld" or "rdp".
+        adjacency: what the guarantee protects against.
         tolerance: how far below the target the spent epsilon may stay, > 0.
 
     Raises:
@@ -56,36 +65,181 @@ def calibrate_noise_multiplier(
             f"delta must be below {exposure:.3g}, the probability that an example is ever sampled "
             f"with sampling_rate={rate!r} and steps={count!r}, got {delta!r}"
         )
-    return _calibrate(
-        target,
-        delta,
-        rate,
-        count,
-        accountant,
-        checks.positive("tolerance", tolerance),
+    tolerance = checks.positive("tolerance", tolerance)
+    adjacency = checked_adjacency(adjacency)
+    return _noise_multiplier(target, delta, rate, count, accountant, adjacency, tolerance)
+
+
+def calibrate_steps(
+    *,
+    target_epsilon: float,
+    delta: float,
+    sampling_rate: float,
+    noise_multiplier: float,
+    accountant: AccountantName = "pld",
+    adjacency: Adjacency = "zero_out",
+) -> int:
+    """Returns the largest number of steps that spends at most `target_epsilon`.
+
+    Guarantee: by the same accountant that many Poisson-sampled Gaussian steps have
+    get_epsilon(delta) <= target_epsilon, and one more has a larger one.
+
+    The result depends on the arguments only, and is remembered.
+
+    Args:
+        target_epsilon: > 0.
+        delta: in (0, 1).
+        sampling_rate: inclusion probability of each example, in (0, 1].
+        noise_multiplier: z > 0.
+        accountant: name of the accountant, such as "pld" or "rdp".
+        adjacency: what the guarantee protects against.
+
+    Raises:
+        ValueError: an argument is outside its range, not even one step fits, or even 10^12 do.
+    """
+    target = checks.positive("target_epsilon", target_epsilon)
+    delta = checks.open_probability("delta", delta)
+    rate = _positive_rate(sampling_rate)
+    noise = checks.positive("noise_multiplier", noise_multiplier)
+    adjacency = checked_adjacency(adjacency)
+    steps = _steps(target, delta, rate, noise, accountant, adjacency)
+    what = (
+        f"target_epsilon={target!r} at delta={delta!r}, sampling_rate={rate!r}, "
+        f"noise_multiplier={noise!r}"
+    )
+    if steps == 0:
+        spent = _epsilon(accountant, adjacency, delta, rate, noise, 1)
+        raise ValueError(
+            f"{what} cannot be met: a single step spends epsilon {spent:.3g}; raise "
+            "target_epsilon, delta or noise_multiplier, or lower sampling_rate"
+        )
+    if steps == MOST:
+        raise ValueError(
+            f"{what} allows any number of steps: even {MOST:.0e} stay below it; lower "
+            "target_epsilon, delta or noise_multiplier, or raise sampling_rate"
+        )
+    return steps
+
+
+def calibrate_sampling_rate(
+    *,
+    target_epsilon: float,
+    delta: float,
+    noise_multiplier: float,
+    steps: int,
+    accountant: AccountantName = "pld",
+    adjacency: Adjacency = "zero_out",
+    tolerance: float = 1e-4,
+) -> float:
+    """Returns the largest sampling rate, up to `tolerance`, that spends at most `target_epsilon`.
+
+    Guarantee: by the same accountant `steps` Poisson-sampled Gaussian steps at the returned rate
+    have get_epsilon(delta) <= target_epsilon, and at least target_epsilon - tolerance, with the
+    exceptions of `calibrate_noise_multiplier`.
+
+    Edge cases: 1 where even that stays below the target.
+
+    The result depends on the arguments only, and is remembered.
+
+    Args:
+        target_epsilon: > 0.
+        delta: in (0, 1).
+        noise_multiplier: z > 0.
+        steps: number of steps, >= 1.
+        accountant: name of the accountant, such as "pld" or "rdp".
+        adjacency: what the guarantee protects against.
+        tolerance: how far below the target the spent epsilon may stay, > 0.
+
+    Raises:
+        ValueError: an argument is outside its range, or even a rate of 1e-12 spends too much.
+    """
+    target = checks.positive("target_epsilon", target_epsilon)
+    delta = checks.open_probability("delta", delta)
+    noise = checks.positive("noise_multiplier", noise_multiplier)
+    count = checks.positive_whole_number("steps", steps)
+    tolerance = checks.positive("tolerance", tolerance)
+    adjacency = checked_adjacency(adjacency)
+    return _sampling_rate(target, delta, noise, count, accountant, adjacency, tolerance)
+
+
+def _positive_rate(value: float) -> float:
+    rate = checks.probability("sampling_rate", value)
+    if rate == 0.0:
+        raise ValueError("sampling_rate must be > 0 to calibrate steps, got 0.0")
+    return rate
+
+
+def _epsilon(
+    name: AccountantName, adjacency: Adjacency, delta: float, rate: float, noise: float, steps: int
+) -> float:
+    event = PoissonSampled(rate, Gaussian(noise))
+    return make_accountant(name, adjacency=adjacency).compose(event, steps).get_epsilon(delta)
+
+
+@lru_cache(maxsize=4096)
+def _noise_multiplier(
+    target: float,
+    delta: float,
+    rate: float,
+    steps: int,
+    name: AccountantName,
+    adjacency: Adjacency,
+    tolerance: float,
+) -> float:
+    def epsilon(noise: float) -> float:
+        return _epsilon(name, adjacency, delta, rate, noise, steps)
+
+    what = f"target_epsilon={target!r} at delta={delta!r}, sampling_rate={rate!r}, steps={steps!r}"
+    low, high = _bracket(epsilon, target, what)
+    return solve_falling(epsilon, target, tolerance, low, high)
+
+
+@lru_cache(maxsize=4096)
+def _steps(
+    target: float,
+    delta: float,
+    rate: float,
+    noise: float,
+    name: AccountantName,
+    adjacency: Adjacency,
+) -> int:
+    start = 1
+    if name == "pld":  # Rényi DP is cheap and never far above: a good guess
+        start = max(1, _steps(target, delta, rate, noise, "rdp", adjacency))
+    return largest_count(
+        lambda count: _epsilon(name, adjacency, delta, rate, noise, count), target, start
     )
 
 
 @lru_cache(maxsize=4096)
-def _calibrate(
-    target: float, delta: float, rate: float, steps: int, name: AccountantName, tolerance: float
+def _sampling_rate(
+    target: float,
+    delta: float,
+    noise: float,
+    steps: int,
+    name: AccountantName,
+    adjacency: Adjacency,
+    tolerance: float,
 ) -> float:
-    def epsilon(noise: float) -> float:
-        event = PoissonSampled(rate, Gaussian(noise))
-        return make_accountant(name).compose(event, steps).get_epsilon(delta)
+    def epsilon(inverse: float) -> float:  # of 1 / rate: falls, as it does with noise
+        return _epsilon(name, adjacency, delta, 1.0 / inverse, noise, steps)
 
-    low, high = _bracket(epsilon, target, delta, rate, steps)
-    return _solve(epsilon, target, tolerance, low, high)
+    low = high = (1.0, epsilon(1.0))
+    while high[1] > target:
+        if high[0] * 4.0 > 1.0 / _LEAST_RATE:
+            raise ValueError(
+                f"target_epsilon={target!r} at delta={delta!r}, noise_multiplier={noise!r}, "
+                f"steps={steps!r} cannot be met: even sampling_rate={1.0 / high[0]:.1e} spends "
+                f"epsilon {high[1]:.3g}; raise target_epsilon, delta or noise_multiplier"
+            )
+        low, high = high, (high[0] * 4.0, epsilon(high[0] * 4.0))
+    if low == high:
+        return 1.0
+    return 1.0 / solve_falling(epsilon, target, tolerance, low, high)
 
 
-Point = tuple[float, float]  # (noise multiplier, its epsilon)
-
-
-def _bracket(
-    epsilon: Callable[[float], float], target: float, delta: float, rate: float, steps: int
-) -> tuple[Point, Point]:
+def _bracket(epsilon: Callable[[float], float], target: float, what: str) -> tuple[Point, Point]:
     """Returns points with epsilon above the target (less noise) and at or below it (more)."""
-    what = f"target_epsilon={target!r} at delta={delta!r}, sampling_rate={rate!r}, steps={steps!r}"
     noise = 1.0
     point = (noise, epsilon(noise))
     above = point[1] > target
@@ -104,23 +258,3 @@ def _bracket(
         previous, point = point, (noise, epsilon(noise))
         if (point[1] > target) != above:
             return (previous, point) if above else (point, previous)
-
-
-def _solve(
-    epsilon: Callable[[float], float], target: float, tolerance: float, low: Point, high: Point
-) -> float:
-    """Returns a noise multiplier whose epsilon lies in [target - tolerance, target]."""
-    tolerance = min(tolerance, 0.01 * target)  # keeps small targets meaningful
-    aim = target - 0.5 * tolerance
-    for iteration in range(200):
-        if high[1] >= target - tolerance or high[0] / low[0] < 1.0 + 1e-12:
-            break
-        noise = math.sqrt(low[0] * high[0])
-        # Between two finite points epsilon is close to a power of z: interpolate its logarithm.
-        # Every third step is a plain bisection, so the bracket shrinks whatever the curve.
-        if iteration % 3 != 2 and high[1] > 0.0 and math.isfinite(low[1]):
-            share = math.log(low[1] / aim) / math.log(low[1] / high[1])
-            noise = low[0] * (high[0] / low[0]) ** min(max(share, 0.01), 0.99)
-        point = (noise, epsilon(noise))
-        low, high = (point, high) if point[1] > target else (low, point)
-    return high[0]

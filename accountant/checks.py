@@ -37,6 +37,14 @@ def positive(name: str, value: SupportsFloat) -> float:
     return number
 
 
+def at_least_one(name: str, value: SupportsFloat) -> float:
+    """Returns `value` as a float >= 1; raises ValueError if it is smaller or infinite."""
+    number = real_number(name, value)
+    if not 1.0 <= number < math.inf:
+        raise ValueError(f"{name} must be finite and >= 1, got {number!r}")
+    return number
+
+
 def probability(name: str, value: SupportsFloat) -> float:
     """Returns `value` as a float in [0, 1]; raises ValueError if it is outside."""
     number = real_number(name, value)
@@ -64,4 +72,12 @@ def whole_number(name: str, value: SupportsFloat) -> int:
         number = int(real)
     if number < 0:
         raise ValueError(f"{name} must be a whole number >= 0, got {number!r}")
+    return number
+
+
+def positive_whole_number(name: str, value: SupportsFloat) -> int:
+    """Returns `value` as an int >= 1; raises ValueError if it is smaller or not whole."""
+    number = whole_number(name, value)
+    if number == 0:
+        raise ValueError(f"{name} must be a whole number >= 1, got 0")
     return number

@@ -1,17 +1,30 @@
-"""Events broken down into the mechanisms that accountants know how to add up."""
+"""Events broken down into the mechanisms that accountants know how to add up.
+
+A mechanism has one dominating pair of distributions or one RDP curve. What an event costs depends
+on the adjacency: here is the one place where that is decided. Combinations without a proof are
+refused.
+"""
 
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import astuple, dataclass, field
+from typing import NamedTuple, NoReturn
 
+from fedsim.accountant.adjacency import Adjacency, checked_adjacency
 from fedsim.accountant.events import (
+    ZCDP,
     Composed,
+    EpochShuffled,
+    EpsilonDelta,
     Event,
+    FixedSizeSampled,
     Gaussian,
+    JointGaussian,
     NonPrivate,
     PoissonSampled,
+    RandomAllocation,
+    RepeatAndSelect,
     SelfComposed,
 )
 
@@ -23,11 +36,93 @@ class UnsupportedEventError(ValueError):
 class SampledGaussian(NamedTuple):
     """One step: Poisson sampling at rate q, then a Gaussian release with noise multiplier z > 0.
 
+    The pair is (1-q) N(0, z^2) + q N(1, z^2) against N(0, z^2): z is relative to the sensitivity,
+    which under replace-one adjacency (possible for q = 1 only) is 2 C.
+
     q = 1 is the plain Gaussian mechanism; q = 0 never occurs here, as it releases nothing.
     """
 
     sampling_rate: float
     noise_multiplier: float
+
+
+@dataclass(frozen=True)
+class ReplacedGaussian:
+    """Poisson sampling at rate q < 1, replace-one adjacency; z > 0 relative to C, not to 2 C.
+
+    The pair is (1-q) N(0, z^2) + q N(1, z^2) against (1-q) N(0, z^2) + q N(-1, z^2).
+    """
+
+    sampling_rate: float
+    noise_multiplier: float
+
+
+@dataclass(frozen=True)
+class FixedSizeGaussian:
+    """A share q < 1 drawn without replacement, replace-one adjacency; z > 0 relative to C."""
+
+    sampling_rate: float
+    noise_multiplier: float
+
+
+@dataclass(frozen=True)
+class AllocatedGaussian:
+    """One pass of balls-and-bins over b > 1 batches, zero-out or add-remove; z > 0."""
+
+    batches: int
+    noise_multiplier: float
+
+
+@dataclass(frozen=True)
+class Concentrated:
+    """Anything rho-zCDP, rho > 0."""
+
+    rho: float
+
+
+@dataclass(frozen=True)
+class Approximate:
+    """Anything (epsilon, delta)-DP, delta < 1."""
+
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The best of a random number of runs, each of which consists of `steps` (not empty).
+
+    `mean` and `shape` are those of `RepeatAndSelect`.
+    """
+
+    steps: "tuple[tuple[Mechanism, int], ...]"
+    mean: float
+    shape: float | None
+
+
+Mechanism = (
+    SampledGaussian
+    | ReplacedGaussian
+    | FixedSizeGaussian
+    | AllocatedGaussian
+    | Concentrated
+    | Approximate
+    | Selection
+)
+
+
+def in_order(steps: Mapping[Mechanism, int]) -> tuple[tuple[Mechanism, int], ...]:
+    """Returns the steps in an order that depends on the steps only, to serve as a key."""
+    return tuple(sorted(steps.items(), key=_sort_key))
+
+
+def _sort_key(item: tuple[Mechanism, int]) -> tuple[str, tuple[float, ...], str]:
+    mechanism, count = item
+    if isinstance(mechanism, SampledGaussian):
+        return "", tuple(mechanism), ""
+    if isinstance(mechanism, Selection):
+        return "Selection", (count,), repr(mechanism)
+    return type(mechanism).__name__, astuple(mechanism), ""
 
 
 @dataclass
@@ -39,65 +134,185 @@ class Breakdown:
         non_private: whether something was released without any guarantee.
     """
 
-    steps: Counter[SampledGaussian] = field(default_factory=Counter)
+    steps: Counter[Mechanism] = field(default_factory=Counter)
     non_private: bool = False
 
 
-def break_down(event: Event, count: int = 1) -> Breakdown:
+def break_down(event: Event, count: int = 1, adjacency: Adjacency = "zero_out") -> Breakdown:
     """Returns the mechanisms in `count` times `event`.
 
-    Several Gaussians inside one Poisson sample look at the same sample and so are one Gaussian
-    with z = (sum of z_i^-2)^(-1/2) (McMahan et al. 2018, arXiv:1812.06210, section 3); counting
-    them as separately sampled steps would under-report.
+    Several Gaussians about one and the same sample are one Gaussian with
+    z = (sum of z_i^-2)^(-1/2) (McMahan et al. 2018, arXiv:1812.06210, section 3); counting them as
+    separately sampled steps would under-report.
 
     Raises:
-        UnsupportedEventError: names the sub-event that has no rule here.
+        UnsupportedEventError: names the sub-event that has no rule here, or none under this
+            adjacency.
+        ValueError: there is no such adjacency.
     """
     breakdown = Breakdown()
-    _collect(event, count, breakdown)
+    _Walk(checked_adjacency(adjacency), breakdown).collect(event, count)
     return breakdown
 
 
-def _collect(event: Event, count: int, into: Breakdown) -> None:
+@dataclass
+class _Walk:
     # The whole event is walked even where a count is 0: an event is supported or it is not.
+    adjacency: Adjacency
+    into: Breakdown
+
+    def collect(self, event: Event, count: int) -> None:
+        """Adds `count` times `event`."""
+        match event:
+            case Gaussian() | JointGaussian():
+                self._add_gaussian(event.noise_multiplier, count)
+            case NonPrivate():
+                self.into.non_private |= count > 0
+            case SelfComposed():
+                self.collect(event.event, count * event.count)
+            case Composed():
+                for part in event.events:
+                    self.collect(part, count)
+            case PoissonSampled():
+                self._poisson(event, count)
+            case FixedSizeSampled():
+                self._fixed_size(event, count)
+            case EpochShuffled():
+                self._epoch(event, count)
+            case RandomAllocation():
+                self._allocation(event, count)
+            case ZCDP():
+                self._add(Concentrated(event.rho), count if event.rho > 0.0 else 0)
+            case EpsilonDelta():
+                self._epsilon_delta(event, count)
+            case RepeatAndSelect():
+                self._selection(event, count)
+            case _:
+                raise UnsupportedEventError(f"no accounting rule for {event!r}")
+
+    def _poisson(self, event: PoissonSampled, count: int) -> None:
+        rate, noise = event.sampling_rate, _noise_about_one_sample(event.event, event)
+        if rate == 0.0 or noise is None:
+            return
+        if rate == 1.0:
+            self._add_gaussian(noise, count)
+        elif noise == 0.0:
+            self.into.non_private |= count > 0
+        elif self.adjacency == "replace_one":
+            self._add(ReplacedGaussian(rate, noise), count)
+        else:
+            self._add(SampledGaussian(rate, noise), count)
+
+    def _fixed_size(self, event: FixedSizeSampled, count: int) -> None:
+        if self.adjacency == "add_remove":
+            self._refuse(
+                event,
+                "a sample of fixed size tells the number of examples, private under add_remove",
+                "use replace_one, or Poisson sampling",
+            )
+        if self.adjacency == "zero_out":
+            self._refuse(
+                event,
+                "its guarantee is proved for replace_one (another example fills the place of the "
+                "missing one, so the Poisson figure would be too low)",
+                "use replace_one, whose guarantee includes zero_out, or Poisson sampling",
+            )
+        noise = _noise_about_one_sample(event.event, event)
+        if noise is None:
+            return
+        if event.batch == event.population:
+            self._add_gaussian(noise, count)
+        elif noise == 0.0:
+            self.into.non_private |= count > 0
+        else:
+            self._add(FixedSizeGaussian(event.batch / event.population, noise), count)
+
+    def _epoch(self, event: EpochShuffled, count: int) -> None:
+        if self.adjacency == "add_remove":
+            self._refuse(
+                event,
+                "one more example moves the others between the batches of a shuffle",
+                "use zero_out or replace_one, or Poisson sampling or RandomAllocation",
+            )
+        # Given the shuffle and all that was released before, only the batch that holds the example
+        # differs, by one Gaussian; the shuffle is independent of the data, and hockey-stick
+        # divergences are jointly convex, so mixing over shuffles does not add to it.
+        noise = _noise_about_one_sample(event.event, event)
+        if noise is not None:
+            self._add_gaussian(noise, count)
+
+    def _allocation(self, event: RandomAllocation, count: int) -> None:
+        noise = _noise_about_one_sample(event.event, event)
+        if noise is None:
+            return
+        if self.adjacency == "replace_one" or event.batches == 1:
+            # As for a shuffle: the new example takes the batch of the old one.
+            self._add_gaussian(noise, count)
+        elif noise == 0.0:
+            self.into.non_private |= count > 0
+        else:
+            self._add(AllocatedGaussian(event.batches, noise), count)
+
+    def _epsilon_delta(self, event: EpsilonDelta, count: int) -> None:
+        if event.delta == 1.0:
+            self.into.non_private |= count > 0
+        elif event.epsilon > 0.0 or event.delta > 0.0:
+            self._add(Approximate(event.epsilon, event.delta), count)
+
+    def _selection(self, event: RepeatAndSelect, count: int) -> None:
+        inside = break_down(event.event, 1, self.adjacency)
+        for mechanism in inside.steps:
+            if isinstance(mechanism, Approximate) and mechanism.delta > 0.0:
+                raise UnsupportedEventError(
+                    f"no accounting rule for {mechanism!r} inside {event!r}: selection is "
+                    "accounted for by Rényi DP, which delta > 0 does not have; use delta = 0"
+                )
+        self.into.non_private |= inside.non_private and count > 0
+        if event.mean == 1.0 and event.shape is not None:  # always exactly one run
+            for mechanism, times in inside.steps.items():
+                self._add(mechanism, times * count)
+        elif inside.steps:
+            self._add(Selection(in_order(inside.steps), event.mean, event.shape), count)
+
+    def _add_gaussian(self, noise: float, count: int) -> None:
+        """Adds Gaussians without sampling, z relative to C."""
+        if self.adjacency == "replace_one":
+            noise *= 0.5
+        if noise == 0.0:
+            self.into.non_private |= count > 0
+        else:
+            self._add(SampledGaussian(1.0, noise), count)
+
+    def _add(self, mechanism: Mechanism, count: int) -> None:
+        if count > 0:
+            self.into.steps[mechanism] += count
+
+    def _refuse(self, event: Event, reason: str, fix: str) -> NoReturn:
+        raise UnsupportedEventError(
+            f"{event!r} is not supported under {self.adjacency} adjacency: {reason}; {fix}"
+        )
+
+
+def _noise_about_one_sample(event: Event, whole: Event) -> float | None:
+    """Returns z of all that `event` releases about one sample; None if it releases nothing."""
+    noises: Counter[float] = Counter()
+    _collect_noises(event, 1, whole, noises)
+    if not noises:
+        return None
+    return 0.0 if 0.0 in noises else joint_noise_multiplier(noises)
+
+
+def _collect_noises(event: Event, count: int, whole: Event, into: Counter[float]) -> None:
     match event:
-        case Gaussian():
-            _add_step(1.0, event.noise_multiplier, count, into)
+        case Gaussian() | JointGaussian():
+            into.update({event.noise_multiplier: count} if count > 0 else {})
         case NonPrivate():
-            into.non_private |= count > 0
+            into.update({0.0: count} if count > 0 else {})
         case SelfComposed():
-            _collect(event.event, count * event.count, into)
+            _collect_noises(event.event, count * event.count, whole, into)
         case Composed():
             for part in event.events:
-                _collect(part, count, into)
-        case PoissonSampled():
-            inside = Breakdown()
-            _collect_joint(event.event, 1, event, inside)
-            if event.sampling_rate > 0:
-                into.non_private |= inside.non_private and count > 0
-                if inside.steps:
-                    _add_step(event.sampling_rate, _joint_noise(inside.steps), count, into)
-        case _:
-            raise UnsupportedEventError(f"no accounting rule for {event!r}")
-
-
-def _add_step(rate: float, noise: float, count: int, into: Breakdown) -> None:
-    if noise == 0.0:
-        into.non_private |= count > 0
-    elif count > 0:
-        into.steps[SampledGaussian(rate, noise)] += count
-
-
-def _collect_joint(event: Event, count: int, whole: Event, into: Breakdown) -> None:
-    """Collects the Gaussians that are released about one and the same sample of `whole`."""
-    match event:
-        case Gaussian() | NonPrivate():
-            _collect(event, count, into)
-        case SelfComposed():
-            _collect_joint(event.event, count * event.count, whole, into)
-        case Composed():
-            for part in event.events:
-                _collect_joint(part, count, whole, into)
+                _collect_noises(part, count, whole, into)
         case _:
             raise UnsupportedEventError(f"no accounting rule for {event!r} inside {whole!r}")
 
@@ -110,7 +325,3 @@ def joint_noise_multiplier(steps: Mapping[float, int]) -> float:
     """
     least = min(steps)  # taken out of the sum: no square over- or underflows
     return least / math.sqrt(sum(n * (least / z) ** 2 for z, n in steps.items()))
-
-
-def _joint_noise(steps: Mapping[SampledGaussian, int]) -> float:
-    return joint_noise_multiplier({step.noise_multiplier: n for step, n in steps.items()})

@@ -1,13 +1,17 @@
 """From Rényi differential privacy to (epsilon, delta).
 
-The conversion is Canonne, Kamath, Steinke 2020 (arXiv:2004.00010, Proposition 12), the tightest
-known one per order that has a closed form; the same bound is Theorem 21 of Balle et al. 2020.
-An RDP guarantee also bounds the total variation distance, through the Kullback-Leibler divergence
-(Bretagnolle, Huber 1979): delta(0) <= sqrt(1 - exp(-RDP)). It decides when epsilon is 0.
+"tight", the default, is Canonne, Kamath, Steinke 2020 (arXiv:2004.00010, Proposition 12), the
+tightest known one per order that has a closed form; the same bound is Theorem 21 of Balle et al.
+2020. An RDP guarantee also bounds the total variation distance, through the Kullback-Leibler
+divergence (Bretagnolle, Huber 1979): delta(0) <= sqrt(1 - exp(-RDP)). It decides when epsilon is 0.
+
+"mironov" is Mironov 2017 (arXiv:1702.07476, Proposition 3), the conversion of the moments
+accountant: RDP + log(1/delta) / (alpha - 1). Never below the tight one; for comparison.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,58 +20,95 @@ from fedsim.accountant import checks
 
 Floats = NDArray[np.float64]
 
+ConversionName = Literal["tight", "mironov"]
 
-def epsilon_from_rdp(orders: Sequence[float], rdp: Floats, delta: float) -> tuple[float, float]:
+
+def checked_conversion(value: str) -> ConversionName:
+    """Returns `value`; raises ValueError if no conversion has that name."""
+    names: tuple[ConversionName, ...] = get_args(ConversionName)
+    if value not in names:
+        raise ValueError(f"conversion must be one of {list(names)}, got {value!r}")
+    return value
+
+
+def epsilon_from_rdp(
+    orders: Sequence[float],
+    rdp: Floats,
+    delta: float,
+    conversion: ConversionName = "tight",
+    leak: float = 0.0,
+) -> tuple[float, float]:
     """Returns (epsilon, the order that gave it).
 
-    Guarantee: a mechanism that is (orders[i], rdp[i])-RDP for every i is (epsilon, delta)-DP.
+    Guarantee: a mechanism that is (orders[i], rdp[i])-RDP for every i, but for an event of
+    probability `leak`, is (epsilon, delta)-DP.
+
+    Edge cases: infinity where `leak` takes up all of `delta`.
 
     Args:
         orders: Rényi orders, each > 1.
         rdp: the RDP at each order, >= 0; infinity is allowed.
         delta: in (0, 1).
+        conversion: "tight" or "mironov".
+        leak: in [0, 1], the part of delta that is spent outright.
 
     Raises:
-        ValueError: `delta` is outside (0, 1), or the arrays are empty or of unequal length.
+        ValueError: `delta` is outside (0, 1), there is no such conversion, or the arrays are empty
+            or of unequal length.
     """
     alphas, values = _aligned(orders, rdp)
     delta = checks.open_probability("delta", delta)
     least = int(np.argmin(values))
-    if delta >= _total_variation(float(values[least])):
+    if delta <= leak:
+        return math.inf, float(alphas[least])
+    left = (delta - leak) / (1.0 - leak)
+    if checked_conversion(conversion) == "mironov":
+        epsilons = values - math.log(left) / (alphas - 1.0)
+    elif left >= _total_variation(float(values[least])):
         return 0.0, float(alphas[least])
-    epsilons = (
-        values + np.log1p(-1.0 / alphas) - (math.log(delta) + np.log(alphas)) / (alphas - 1.0)
-    )
+    else:
+        epsilons = (
+            values + np.log1p(-1.0 / alphas) - (math.log(left) + np.log(alphas)) / (alphas - 1.0)
+        )
     best = int(np.argmin(epsilons))
     return max(0.0, float(epsilons[best])), float(alphas[best])
 
 
-def delta_from_rdp(orders: Sequence[float], rdp: Floats, epsilon: float) -> tuple[float, float]:
+def delta_from_rdp(
+    orders: Sequence[float],
+    rdp: Floats,
+    epsilon: float,
+    conversion: ConversionName = "tight",
+    leak: float = 0.0,
+) -> tuple[float, float]:
     """Returns (delta, the order that gave it), the inverse of `epsilon_from_rdp`.
 
-    Guarantee: a mechanism that is (orders[i], rdp[i])-RDP for every i is (epsilon, delta)-DP.
+    Guarantee: a mechanism that is (orders[i], rdp[i])-RDP for every i, but for an event of
+    probability `leak`, is (epsilon, delta)-DP.
 
     Args:
         orders: Rényi orders, each > 1.
         rdp: the RDP at each order, >= 0; infinity is allowed.
         epsilon: finite, >= 0.
+        conversion: "tight" or "mironov".
+        leak: in [0, 1], the part of delta that is spent outright.
 
     Raises:
-        ValueError: `epsilon` is negative, or the arrays are empty or of unequal length.
+        ValueError: `epsilon` is negative, there is no such conversion, or the arrays are empty or
+            of unequal length.
     """
     alphas, values = _aligned(orders, rdp)
     epsilon = checks.non_negative("epsilon", epsilon)
-    log_deltas = (
-        (alphas - 1.0) * (values - epsilon)
-        + alphas * np.log1p(-1.0 / alphas)
-        - np.log(alphas - 1.0)
-    )
-    best, least = int(np.argmin(log_deltas)), int(np.argmin(values))
-    delta = math.exp(min(0.0, float(log_deltas[best])))
-    total_variation = _total_variation(float(values[least]))
+    log_deltas = (alphas - 1.0) * (values - epsilon)
+    total_variation = 1.0
+    if checked_conversion(conversion) == "tight":
+        log_deltas += alphas * np.log1p(-1.0 / alphas) - np.log(alphas - 1.0)
+        total_variation = _total_variation(float(values.min()))
+    best = int(np.argmin(log_deltas))
+    delta, order = math.exp(min(0.0, float(log_deltas[best]))), float(alphas[best])
     if total_variation < delta:
-        return total_variation, float(alphas[least])
-    return delta, float(alphas[best])
+        delta, order = total_variation, float(alphas[int(np.argmin(values))])
+    return leak + (1.0 - leak) * delta, order
 
 
 def _aligned(orders: Sequence[float], rdp: Floats) -> tuple[Floats, Floats]:

@@ -3,15 +3,19 @@
 An event is an immutable, hashable value. Accountants turn events into epsilon; ledgers store
 them. The meaning of an event never changes: a new mechanism is a new class.
 
-The noise multiplier z is the noise's standard deviation over the L2 sensitivity under zero-out
-or add-remove adjacency, that is over the clipping norm C of one example.
+The noise multiplier z is the noise's standard deviation over the clipping norm C of one example,
+whatever the adjacency: an accountant for replace-one adjacency, where the sum moves by up to 2 C,
+halves z itself.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, SupportsFloat
 
 from fedsim.accountant import checks
+
+SCHEMA_VERSION = 1  # of the JSON form; goes up when a reader of the old form would misread a record
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,44 @@ class Gaussian(Event):
 
 
 @dataclass(frozen=True)
+class JointGaussian(Event):
+    """Several Gaussian releases about the same examples at once: ONE Gaussian release.
+
+    Group m (of parameters, or the bits of adaptive clipping) has clipping norm C_m and noise of
+    standard deviation z_m C_m per coordinate. Scaled by 1 / (z_m C_m) the groups are one vector
+    with unit noise, whose sensitivity is the root of the sum of z_m^-2 (McMahan et al. 2018,
+    arXiv:1812.06210, section 3). Inside a sampling event all groups share the sample.
+
+    Attributes:
+        noise_multipliers: z_m >= 0 of each group, at least one; kept as a tuple.
+
+    Raises:
+        ValueError: there are none, or one is negative, infinite or NaN.
+    """
+
+    noise_multipliers: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        given: Any = self.noise_multipliers
+        if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
+            raise ValueError(f"noise_multipliers must be a sequence of numbers, got {given!r}")
+        noises = tuple(
+            checks.non_negative(f"noise_multipliers[{m}]", noise) for m, noise in enumerate(given)
+        )
+        if not noises:
+            raise ValueError("noise_multipliers must have at least one element, got none")
+        object.__setattr__(self, "noise_multipliers", noises)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Z of the one Gaussian that this is: (sum of z_m^-2)^(-1/2)."""
+        least = min(self.noise_multipliers)  # taken out of the sum: no square over- or underflows
+        if least == 0.0:
+            return 0.0
+        return least / math.sqrt(math.fsum((least / z) ** 2 for z in self.noise_multipliers))
+
+
+@dataclass(frozen=True)
 class PoissonSampled(Event):
     """`event` applied to a sample that each example joins independently with one probability.
 
@@ -54,6 +96,158 @@ class PoissonSampled(Event):
     def __post_init__(self) -> None:
         _store(self, "sampling_rate", checks.probability)
         _require_event("event", self.event)
+
+
+@dataclass(frozen=True)
+class FixedSizeSampled(Event):
+    """`event` applied to a uniformly random subset of fixed size, drawn without replacement.
+
+    Another example takes the place of a missing one, so this is not Poisson sampling: it has a
+    guarantee of its own, under replace-one adjacency.
+
+    Attributes:
+        population: number of examples drawn from, N >= 1, public.
+        batch: number of examples drawn, between 1 and `population`.
+        event: what is released about the subset.
+
+    Raises:
+        ValueError: a number is not whole or out of its range, or `event` is not an event.
+    """
+
+    population: int
+    batch: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        _store(self, "population", checks.positive_whole_number)
+        _store(self, "batch", checks.positive_whole_number)
+        if self.batch > self.population:
+            raise ValueError(
+                f"batch must be at most population={self.population!r}, got {self.batch!r}"
+            )
+        _require_event("event", self.event)
+
+
+@dataclass(frozen=True)
+class EpochShuffled(Event):
+    """One pass over shuffled data cut into disjoint batches, `event` released about each batch.
+
+    Record it once per pass (epoch), or once per shuffle where only a part of a pass was run: every
+    example is in at most one of the batches, so the pass costs what ONE release about a known
+    batch costs, whatever the number of batches. No amplification by sampling is claimed: batches
+    of one shuffle depend on each other (Chua et al. 2024, arXiv:2403.17673).
+
+    Attributes:
+        batches: number of disjoint batches of the pass, >= 1; a fact for the reader.
+        event: what is released about each batch.
+
+    Raises:
+        ValueError: `batches` is not a whole number >= 1, or `event` is not an event.
+    """
+
+    batches: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        _store(self, "batches", checks.positive_whole_number)
+        _require_event("event", self.event)
+
+
+@dataclass(frozen=True)
+class RandomAllocation(Event):
+    """One pass in which each example goes to one of the batches, at random and independently.
+
+    Also known as balls-and-bins sampling (Chua et al. 2024, arXiv:2412.16802). Batch sizes are
+    random; `event` is released about each batch, an empty one too. Record it once per pass, with a
+    fresh allocation each time.
+
+    Attributes:
+        batches: number of batches of the pass, >= 1, public and chosen without looking at the data.
+        event: what is released about each batch.
+
+    Raises:
+        ValueError: `batches` is not a whole number >= 1, or `event` is not an event.
+    """
+
+    batches: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        _store(self, "batches", checks.positive_whole_number)
+        _require_event("event", self.event)
+
+
+@dataclass(frozen=True)
+class ZCDP(Event):
+    """A release that is rho-zero-concentrated DP (Bun, Steinke 2016, arXiv:1605.02065).
+
+    That is (alpha, rho alpha)-RDP for every alpha > 1, under the adjacency of the accountant that
+    composes it: whoever records the event vouches for it.
+
+    Attributes:
+        rho: >= 0, finite.
+
+    Raises:
+        ValueError: `rho` is negative, infinite or NaN.
+    """
+
+    rho: float
+
+    def __post_init__(self) -> None:
+        _store(self, "rho", checks.non_negative)
+
+
+@dataclass(frozen=True)
+class EpsilonDelta(Event):
+    """A release that is (epsilon, delta)-DP, of which nothing else is known.
+
+    It is so under the adjacency of the accountant that composes it: whoever records the event
+    vouches for it.
+
+    Attributes:
+        epsilon: >= 0, finite.
+        delta: in [0, 1].
+
+    Raises:
+        ValueError: a value is outside its range or NaN.
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        _store(self, "epsilon", checks.non_negative)
+        _store(self, "delta", checks.probability)
+
+
+@dataclass(frozen=True)
+class RepeatAndSelect(Event):
+    """`event` run a random number of times on the same data, only the best result released.
+
+    The cost of choosing hyper-parameters (Papernot, Steinke 2022, arXiv:2110.03620). The number of
+    runs must be drawn from the stated distribution and kept secret; runs that were all looked at
+    are `SelfComposed` instead.
+
+    Attributes:
+        event: what one run releases.
+        mean: expected number of runs, >= 1.
+        shape: eta >= 0 of the truncated negative binomial distribution of the number of runs (1 is
+            the geometric, 0 the logarithmic one); None for the Poisson distribution, also given as
+            infinity.
+
+    Raises:
+        ValueError: a value is outside its range or NaN, or `event` is not an event.
+    """
+
+    event: Event
+    mean: float
+    shape: float | None
+
+    def __post_init__(self) -> None:
+        _require_event("event", self.event)
+        _store(self, "mean", checks.at_least_one)
+        if self.shape is not None:
+            _store(self, "shape", _shape)
 
 
 @dataclass(frozen=True)
@@ -103,7 +297,21 @@ class NonPrivate(Event):
 
 
 _EVENT_TYPES: dict[str, type[Event]] = {
-    cls.__name__: cls for cls in (Gaussian, PoissonSampled, SelfComposed, Composed, NonPrivate)
+    cls.__name__: cls
+    for cls in (
+        Gaussian,
+        JointGaussian,
+        PoissonSampled,
+        FixedSizeSampled,
+        EpochShuffled,
+        RandomAllocation,
+        ZCDP,
+        EpsilonDelta,
+        RepeatAndSelect,
+        SelfComposed,
+        Composed,
+        NonPrivate,
+    )
 }
 
 
@@ -154,7 +362,14 @@ def append_run(runs: list[tuple[Event, int]], event: Event, count: int) -> None:
         runs.append((event, count))
 
 
-def _store(event: Event, name: str, check: Callable[[str, Any], float]) -> None:
+def _shape(name: str, value: SupportsFloat) -> float | None:
+    number = checks.real_number(name, value)
+    if number < 0.0:
+        raise ValueError(f"{name} must be >= 0, or None for Poisson, got {number!r}")
+    return None if math.isinf(number) else number + 0.0
+
+
+def _store(event: Event, name: str, check: Callable[[str, Any], float | None]) -> None:
     # Frozen dataclasses forbid assignment; this is the documented way round it at construction.
     object.__setattr__(event, name, check(name, getattr(event, name)))
 
@@ -167,14 +382,14 @@ def _require_event(name: str, value: object) -> None:
 def _plain(value: Any) -> Any:
     if isinstance(value, Event):
         return to_dict(value)
-    return [to_dict(event) for event in value] if isinstance(value, tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _event_value(key: str, value: Any) -> Any:
     if key == "event":
         return event_from_dict(value)
-    if key == "events":
+    if key in ("events", "noise_multipliers"):
         if not isinstance(value, list):
-            raise ValueError(f"events must be a list, got {value!r}")
-        return tuple(event_from_dict(item) for item in value)
+            raise ValueError(f"{key} must be a list, got {value!r}")
+        return tuple(event_from_dict(item) for item in value) if key == "events" else tuple(value)
     return value

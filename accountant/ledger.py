@@ -1,11 +1,14 @@
 """The privacy ledger: what was released, in order, for an account that anyone can recompute."""
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 from fedsim.accountant import checks
 from fedsim.accountant.accountants import Accountant, AccountantName, make_accountant
-from fedsim.accountant.events import Event, append_run, event_from_dict, to_dict
+from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import SCHEMA_VERSION, Event, append_run, event_from_dict, to_dict
 
 
 class PrivacyLedger:
@@ -60,14 +63,56 @@ class PrivacyLedger:
             accountant.compose(event, count)
         return accountant
 
-    def epsilon(self, delta: float, accountant: AccountantName = "pld") -> float:
+    def epsilon(
+        self,
+        delta: float,
+        accountant: AccountantName = "pld",
+        adjacency: Adjacency = "zero_out",
+    ) -> float:
         """Returns epsilon at `delta` of everything recorded.
 
         Raises:
-            ValueError: `delta` is not in (0, 1), the accountant is unknown, or it does not
-                support an entry.
+            ValueError: `delta` is not in (0, 1), the accountant or adjacency is unknown, or an
+                entry is not supported.
         """
-        return self.compose_into(make_accountant(accountant)).get_epsilon(delta)
+        return self.compose_into(make_accountant(accountant, adjacency=adjacency)).get_epsilon(
+            delta
+        )
+
+    def digest(self) -> str:
+        """Returns the SHA-256 of `to_json()`, in hexadecimal.
+
+        Equal ledgers have equal digests, on every machine. The order of the entries counts, so a
+        digest identifies a history; two histories of one epsilon may differ in it.
+        """
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """Returns {"schema_version": v, "ledger": to_list()} as JSON in one canonical spelling.
+
+        Keys are sorted and there are no spaces; floats are the shortest text that reads back to
+        the same number.
+        """
+        content = {"schema_version": SCHEMA_VERSION, "ledger": self.to_list()}
+        return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Returns the ledger that `to_json` wrote.
+
+        Raises:
+            ValueError: the text is not JSON, of another schema version, or not a ledger.
+        """
+        content = json.loads(text)
+        if not isinstance(content, Mapping) or set(content) != {"schema_version", "ledger"}:
+            raise ValueError("a ledger must be an object with 'schema_version' and 'ledger'")
+        if content["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(
+                f"schema_version must be {SCHEMA_VERSION}, got {content['schema_version']!r}"
+            )
+        if not isinstance(content["ledger"], list):
+            raise ValueError(f"ledger must be a list, got {content['ledger']!r:.200}")
+        return cls.from_list(content["ledger"])
 
     def to_list(self) -> list[dict[str, Any]]:
         """Returns the ledger as JSON values: a list of {"event": EVENT, "count": n}."""

@@ -1,4 +1,4 @@
-"""The privacy loss of one Poisson-sampled Gaussian step, on a grid (connect the dots).
+"""The privacy loss of one step, on a grid (connect the dots).
 
 The dominating pair is mu = (1-q) N(0, z^2) + q N(1, z^2) against mu0 = N(0, z^2) (Zhu, Dong, Wang
 2022, arXiv:2106.08567, Theorem 11): "remove" compares mu with mu0, "add" compares mu0 with mu. Its
@@ -7,6 +7,26 @@ loss L = log r, r(x) = 1 - q + q e^t with t = (x - 1/2) / z^2, rises with x.
 Connect the dots (Doroshenko et al. 2022, arXiv:2207.04380): for each cell between neighbouring grid
 points a < b the masses P_c and Q_c that the pair has there move to a and b such that both masses
 are kept. The discrete pair dominates the true one, and agrees with it at every grid point.
+
+Replace-one adjacency. Let H_t(P || Q) = sup over A of P(A) - t Q(A). Two pairs are used here that
+are their own mirror images, so that H_t for t >= 1 determines them: H_t = 1 - t + t H_(1/t).
+
+Lemma. For t >= 1, c >= 0 and |u| <= a, |w| <= b, the supremum over A of
+N(0)(A) - c N(u)(A) - t N(w)(A), all with covariance z^2, is largest for u = a e and w = b e with a
+unit vector e. Proof: by Neyman and Pearson, N(u)(A) >= Phi(Phi^-1(N(0)(A)) - |u| / z), likewise w;
+and half-spaces orthogonal to e attain both bounds at once.
+
+- Poisson sampling. Given everybody else's part in the sample, the releases are
+  (1-q) N(0) + q N(v) and (1-q) N(0) + q N(v'), |v|, |v'| <= 1. Moved by -v, H_t is q times the
+  supremum of the lemma with c = (1-q)(t-1)/q, u = -v and w = v' - v: largest for v = e, v' = -e.
+  The pair is (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1).
+- Without replacement. Samples with the example and samples with another, y, in its place are
+  coupled: (1-q) N(y) + q N(v) and (1-q) N(y) + q N(v'). Now |y - v| <= 2 and |v' - v| <= 2: the
+  worst case is y = v', where H_t is that of "remove" at z / 2. (This is Theorem 9 of Balle, Barthe,
+  Gaboardi 2018, arXiv:1807.01647.) Both orders of the pair have this profile for t >= 1.
+
+Mixing over the samples of the others does not increase H_t, which is jointly convex; and dominating
+pairs of adaptive steps compose (Zhu, Dong, Wang 2022, Theorem 10).
 """
 
 import math
@@ -18,9 +38,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from fedsim.accountant.cache import cached_by_bytes
+from fedsim.accountant.composition import (
+    Approximate,
+    FixedSizeGaussian,
+    ReplacedGaussian,
+    SampledGaussian,
+)
+
 Floats = NDArray[np.float64]
 
 MAX_CELLS = 1 << 20
+_CACHE_BYTES = 128 << 20  # a step at the finest grids has 32 MB
 _REACH = 9.4  # standard deviations kept; a Gaussian has 3e-21 beyond
 _NODES, _WEIGHTS = (
     array.astype(float) for array in np.polynomial.legendre.leggauss(5)
@@ -71,7 +100,11 @@ def loss_variance(q: float, z: float) -> float:
     return float(weight @ (loss - mean) ** 2)
 
 
-@lru_cache(maxsize=64)
+def _pmf_bytes(pmfs: tuple[LossPmf, LossPmf]) -> int:
+    return sum(pmf.mass.nbytes + pmf.log_mass.nbytes for pmf in pmfs)
+
+
+@cached_by_bytes(_CACHE_BYTES, _pmf_bytes)
 def step_pmfs(q: float, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
     """Returns the ("remove", "add") loss of one step with all masses rounded to `spacing`.
 
@@ -108,6 +141,178 @@ def step_pmfs(q: float, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
         LossPmf.of(first, remove, above),
         LossPmf.of(-last, add, float(ndtr(x[0] / z))),
     )
+
+
+# The mechanisms that have a dominating pair on the line.
+Dominated = SampledGaussian | ReplacedGaussian | FixedSizeGaussian | Approximate
+
+
+def mechanism_range(mechanism: Dominated) -> tuple[float, float]:
+    """Returns the losses beyond which a mechanism has less than 1e-20 of its mass."""
+    match mechanism:
+        case SampledGaussian():
+            return loss_range(*mechanism)
+        case ReplacedGaussian():
+            q, z = mechanism.sampling_rate, mechanism.noise_multiplier
+            farthest = 1.0 + _REACH * z
+            highest = _loss(farthest, q, z) - _loss(-farthest, q, z)
+        case FixedSizeGaussian():
+            highest = loss_range(mechanism.sampling_rate, 0.5 * mechanism.noise_multiplier)[1]
+        case Approximate():
+            highest = mechanism.epsilon
+    return -highest, highest
+
+
+def mechanism_variance(mechanism: Dominated) -> float:
+    """Returns the variance of the loss, roughly: it only steers the grid."""
+    match mechanism:
+        case SampledGaussian():
+            return loss_variance(*mechanism)
+        case ReplacedGaussian():
+            # Small losses are those of the two examples added up.
+            return 4.0 * loss_variance(mechanism.sampling_rate, mechanism.noise_multiplier)
+        case FixedSizeGaussian():
+            return loss_variance(mechanism.sampling_rate, 0.5 * mechanism.noise_multiplier)
+        case Approximate():
+            return mechanism.epsilon * mechanism.epsilon
+
+
+def mechanism_pmfs(mechanism: Dominated, spacing: float) -> tuple[LossPmf, LossPmf]:
+    """Returns the loss in both directions; guarantee and `spacing` as `step_pmfs`."""
+    if isinstance(mechanism, SampledGaussian):
+        return step_pmfs(*mechanism, spacing)
+    pmf = _mirrored_pmf(mechanism, spacing)
+    return pmf, pmf
+
+
+def _mirrored_bytes(pmf: LossPmf) -> int:
+    return pmf.mass.nbytes + pmf.log_mass.nbytes
+
+
+@cached_by_bytes(_CACHE_BYTES, _mirrored_bytes)
+def _mirrored_pmf(
+    mechanism: ReplacedGaussian | FixedSizeGaussian | Approximate, spacing: float
+) -> LossPmf:
+    match mechanism:
+        case ReplacedGaussian():
+            positive, infinite = _replaced_masses(
+                mechanism.sampling_rate, mechanism.noise_multiplier, spacing
+            )
+        case FixedSizeGaussian():
+            remove = step_pmfs(mechanism.sampling_rate, 0.5 * mechanism.noise_multiplier, spacing)[
+                0
+            ]
+            positive, infinite = remove.mass[1 - remove.first :], remove.infinite
+        case Approximate():
+            positive, infinite = _two_point_masses(mechanism.epsilon, mechanism.delta, spacing)
+    return _mirrored(positive, infinite, spacing)
+
+
+def _mirrored(positive: Floats, infinite: float, spacing: float) -> LossPmf:
+    """Returns the pmf of a pair that is its own mirror image, from its masses at losses > 0.
+
+    P has at -l what Q has at l, e^-l times the mass of P there; the rest is at 0, where it also
+    takes what the mirror image of `infinite` would put below every loss.
+    """
+    negative = positive * np.exp(-spacing * np.arange(1.0, positive.size + 1.0))
+    centre = 1.0 - infinite - float(positive.sum()) - float(negative.sum())
+    mass = np.concatenate((negative[::-1], [max(0.0, centre)], positive))
+    return LossPmf.of(-positive.size, mass, infinite)
+
+
+def _replaced_masses(q: float, z: float, spacing: float) -> tuple[Floats, float]:
+    """Returns the masses at the positive grid points, and that beyond, of `ReplacedGaussian`."""
+    last = math.ceil(mechanism_range(ReplacedGaussian(q, z))[1] / spacing)
+    epsilon = spacing * np.arange(last + 1, dtype=np.float64)
+    x = _replaced_position(epsilon, q, z)
+    to_low, to_high = _replaced_cell_parts(x, epsilon, q, z)
+    mass = np.zeros(epsilon.size)
+    mass[:-1] += to_low / math.expm1(spacing)
+    mass[1:] += to_high / -math.expm1(-spacing)
+    return mass[1:], _mixture_below(-x[-1], q, z, sign=-1.0)
+
+
+def _replaced_position(epsilon: Floats, q: float, z: float) -> Floats:
+    """Returns x with loss epsilon >= 0.
+
+    w = e^(x/z^2) solves k w^2 - b w - e^epsilon k = 0 with b = (1-q) (e^epsilon - 1) and
+    k = q e^(-1/(2 z^2)), so it is (b + (b^2 + 4 k^2 e^epsilon)^(1/2)) / (2 k).
+    """
+    with np.errstate(divide="ignore"):  # b = 0 at epsilon = 0
+        log_b = math.log1p(-q) + epsilon + np.log(-np.expm1(-epsilon))
+    log_k = math.log(q) - 0.5 / z / z
+    log_root = 0.5 * np.logaddexp(2.0 * log_b, math.log(4.0) + 2.0 * log_k + epsilon)
+    x = z * z * (np.logaddexp(log_b, log_root) - math.log(2.0) - log_k)
+    x[0] = 0.0  # by symmetry; and the rounding of z^2 times a difference would be the largest here
+    return x
+
+
+def _replaced_cell_parts(x: Floats, epsilon: Floats, q: float, z: float) -> tuple[Floats, Floats]:
+    """Returns e^b Q_c - P_c and P_c - e^a Q_c of every cell [a, b], as `_cell_parts`."""
+    xa, xb = x[:-1], x[1:]
+    narrow = (xb - xa) < 0.5 * z * min(1.0, z)
+    to_low, to_high = np.empty_like(xa), np.empty_like(xa)
+    at = np.flatnonzero(narrow)
+    to_low[at], to_high[at] = _narrow_replaced(xa[at], xb[at], epsilon[at], q, z)
+    at = np.flatnonzero(~narrow)
+    parts = [_normal_mass((xa[at] - m) / z, (xb[at] - m) / z) for m in (-1.0, 0.0, 1.0)]
+    p, other = (1.0 - q) * parts[1] + q * parts[2], (1.0 - q) * parts[1] + q * parts[0]
+    factor_a, factor_b = (np.exp(np.minimum(part[at], 700.0)) for part in (epsilon, epsilon[1:]))
+    # Beyond 700 the exponential overflows: all mass moves to the upper end instead, a bound.
+    huge = epsilon[1:][at] > 700.0
+    low, high = factor_b * other - p, p - factor_a * other
+    to_low[at] = np.where(huge, 0.0, np.maximum(low, 0.0))
+    to_high[at] = np.where(huge, p * -math.expm1(epsilon[0] - epsilon[1]), np.maximum(high, 0.0))
+    return to_low, to_high
+
+
+def _narrow_replaced(
+    xa: Floats, xb: Floats, epsilon: Floats, q: float, z: float
+) -> tuple[Floats, Floats]:
+    """Returns the parts of narrow cells by Gauss's rule, with e^loss - e^a and e^b - e^loss."""
+    half = 0.5 * (xb - xa)
+    low, high = np.zeros_like(xa), np.zeros_like(xa)
+
+    def share(x: Floats, sign: float) -> Floats:
+        """Returns q N(sign) / ((1-q) N(0) + q N(sign)) at x."""
+        tilt = (sign * x - 0.5) / z / z
+        return np.exp(math.log(q) + tilt - _log_ratio(tilt, q))
+
+    share_p, share_q = share(xa, 1.0), share(xa, -1.0)
+
+    def rise_to(x: Floats) -> Floats:
+        """Returns the loss at x minus that at xa: two terms >= 0, so nothing cancels."""
+        move = (x - xa) / z / z
+        return np.log1p(share_p * np.expm1(move)) - np.log1p(share_q * np.expm1(-move))
+
+    width = rise_to(xb)
+    for node, weight in zip(_NODES, _WEIGHTS, strict=True):
+        x = xa + half * (1.0 + node)
+        rise = rise_to(x)
+        log_q = _log_ratio((-x - 0.5) / z / z, q) - 0.5 * (x / z) ** 2
+        at_a = np.exp(epsilon + log_q)  # e^a times the density of Q
+        high += weight * at_a * np.expm1(rise)
+        low += weight * at_a * np.exp(rise) * np.expm1(width - rise)
+    scale = half / (z * math.sqrt(2.0 * math.pi))
+    return np.maximum(low * scale, 0.0), np.maximum(high * scale, 0.0)
+
+
+def _two_point_masses(epsilon: float, delta: float, spacing: float) -> tuple[Floats, float]:
+    """Returns the masses at positive grid points, and that at infinity, of (epsilon, delta)-DP.
+
+    The dominating pair is infinite with probability delta, else epsilon or -epsilon with odds
+    e^epsilon : 1 (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776); epsilon is split between its
+    neighbours on the grid so that both masses are kept.
+    """
+    upper = max(1, math.ceil(epsilon / spacing))
+    mass = np.zeros(upper)
+    whole = (1.0 - delta) / (1.0 + math.exp(-epsilon))
+    above = -math.expm1((upper - 1) * spacing - epsilon) / -math.expm1(-spacing)
+    above = min(1.0, max(0.0, above))
+    mass[-1] = whole * above
+    if upper > 1:
+        mass[-2] = whole * (1.0 - above)
+    return mass, delta
 
 
 def _loss(x: float, q: float, z: float) -> float:

@@ -46,6 +46,11 @@ class DeltaCurve:
         at_points = np.maximum.accumulate(at_points[::-1])[::-1]
         return cls(first, spacing, mass, discounted, at_points, missing)
 
+    @property
+    def bytes(self) -> int:
+        """Size of the arrays."""
+        return self.mass.nbytes + self.discounted.nbytes + self.at_points.nbytes
+
     def delta(self, epsilon: float) -> float:
         """Returns delta at `epsilon` >= 0."""
         j = max(0, math.floor(epsilon / self.spacing) + 1 - self.first)  # first point above it

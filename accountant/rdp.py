@@ -5,10 +5,14 @@ RDP(alpha) = log(A_alpha) / (alpha - 1) with A_alpha = E_mu0[r^alpha] (Mironov, 
 arXiv:1908.10530, Theorem 4 and section 3.3); this direction dominates the other one (Theorem 5).
 Everything is computed as A_alpha - 1, a sum or an integral of non-negative terms, so nothing
 cancels however small the loss is.
+
+Under replace-one adjacency the pair is P = (1-q) mu0 + q mu1 against its mirror image
+Q = (1-q) mu0 + q N(-1, z^2); `loss_pmf` proves that it dominates. r is then P/Q, and the mean is
+taken under Q.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -16,6 +20,8 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
 from fedsim.accountant import checks
+from fedsim.accountant.cache import cached_by_bytes
+from fedsim.accountant.rdp_batch import covers, rdp_curves
 
 Floats = NDArray[np.float64]
 
@@ -30,7 +36,12 @@ DEFAULT_ORDERS: tuple[float, ...] = (
 
 _MAX_ORDER = 65536.0  # the sum over k has as many terms
 _MAX_NODES = 1 << 20  # quadrature nodes; reached only where the loss is astronomical
+_CACHE_BYTES = 32 << 20  # a curve at the default orders has 1 kB
 _NEGLIGIBLE = 46.0  # exp(-46) = 1e-20 of the integrand's maximum
+
+
+def _array_bytes(curve: Floats) -> int:
+    return curve.nbytes
 
 
 def rdp_sampled_gaussian(
@@ -61,6 +72,48 @@ def rdp_sampled_gaussian(
     return _curve(q, z, checked_orders(tuple(orders)))
 
 
+def rdp_replaced_gaussian(
+    sampling_rate: float,
+    noise_multiplier: float,
+    orders: Sequence[float] = DEFAULT_ORDERS,
+) -> Floats:
+    """Returns the RDP of one Poisson-sampled Gaussian step under REPLACE-ONE adjacency, read-only.
+
+    Guarantee: the step is (alpha, value)-RDP if one example, clipped to norm C, is replaced by
+    another, for noise of standard deviation z C.
+
+    Precision and edge cases: as `rdp_sampled_gaussian`; q = 1 gives 2 alpha / z^2.
+
+    Args:
+        sampling_rate: inclusion probability q of each example, in [0, 1].
+        noise_multiplier: z >= 0, relative to C, not to the sensitivity 2 C.
+        orders: Rényi orders, each in (1, 65536].
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+    q = checks.probability("sampling_rate", sampling_rate)
+    z = checks.non_negative("noise_multiplier", noise_multiplier)
+    return _replaced_curve(q, z, checked_orders(tuple(orders)))
+
+
+@cached_by_bytes(_CACHE_BYTES, _array_bytes)
+def _replaced_curve(q: float, z: float, orders: tuple[float, ...]) -> Floats:
+    alphas = np.array(orders)
+    if q == 0.0:
+        curve = np.zeros_like(alphas)
+    elif z < 1e-100:
+        curve = np.full_like(alphas, math.inf)
+    else:
+        z, q = min(z, 1e50), max(q, 1e-100)
+        curve = alphas * (2.0 / z / z)  # sampling never hurts
+        if q < 1.0:
+            log_a = np.array([_log_moment_replaced(a, q, z) for a in orders])
+            curve = np.minimum(curve, log_a / (alphas - 1.0))
+    curve.setflags(write=False)
+    return curve
+
+
 @lru_cache(maxsize=64)
 def checked_orders(orders: tuple[float, ...]) -> tuple[float, ...]:
     """Returns the orders as floats.
@@ -77,10 +130,13 @@ def checked_orders(orders: tuple[float, ...]) -> tuple[float, ...]:
     return values
 
 
-@lru_cache(maxsize=4096)
+@cached_by_bytes(_CACHE_BYTES, _array_bytes)
 def _curve(q: float, z: float, orders: tuple[float, ...]) -> Floats:
     alphas = np.array(orders)
-    if q == 0.0:
+    rates, noises = np.array([q]), np.array([z])
+    if covers(rates, noises, orders)[0]:
+        curve = rdp_curves(rates, noises, orders)[0]
+    elif q == 0.0:
         curve = np.zeros_like(alphas)
     elif z < 1e-100:
         curve = np.full_like(alphas, math.inf)
@@ -135,22 +191,73 @@ def _log_moment_fractional(alpha: float, q: float, z: float) -> float:
     E_mu0[r] = 1, so the integral is A - 1. The rule converges geometrically in the distance of
     the nearest singularity, r = 0, which lies pi z^2 off the real axis.
     """
-    bound = alpha * (alpha - 1.0) * (0.5 / z / z)
-    if alpha / z > _MAX_NODES / 4:
-        return bound
-    scan = np.arange(-10.0 * z, alpha + 10.5 * z, z / 2)
-    height = _log_integrand(scan, alpha, q, z)
+    corner = 0.5 + z * z * (math.log1p(-q) - math.log(q))  # real part of the singularity
+    log_excess = _log_integral(
+        lambda x: _log_integrand(x, alpha, q, z), -10.0 * z, alpha + 10.5 * z, z, (corner,)
+    )
+    if log_excess is None:
+        return alpha * (alpha - 1.0) * (0.5 / z / z)
+    return float(np.logaddexp(0.0, log_excess))
+
+
+def _log_moment_replaced(alpha: float, q: float, z: float) -> float:
+    """Returns log E_Q[(P/Q)^alpha], as `_log_moment_fractional`; the zeros of P and Q are alike."""
+    corner = 0.5 + z * z * (math.log1p(-q) - math.log(q))
+    log_excess = _log_integral(
+        lambda x: _log_integrand_replaced(x, alpha, q, z),
+        -1.0 - 10.0 * z,
+        2.0 * alpha + 10.5 * z,  # at large q the pair is N(1) against N(-1): peak at 2 alpha - 1
+        z,
+        (corner, -corner),
+    )
+    if log_excess is None:
+        return alpha * (alpha - 1.0) * (2.0 / z / z)
+    return float(np.logaddexp(0.0, log_excess))
+
+
+def _log_integral(
+    log_integrand: Callable[[Floats], Floats],
+    lowest: float,
+    highest: float,
+    z: float,
+    corners: Sequence[float],
+) -> float | None:
+    """Returns the log of an integral of Gaussians of width z; None where it has too many nodes.
+
+    Args:
+        log_integrand: at each node.
+        lowest: nothing that counts lies below.
+        highest: nothing that counts lies above.
+        z: width of the integrand's features.
+        corners: real parts of singularities that lie pi z^2 off the real axis.
+    """
+    if (highest - lowest) / z > _MAX_NODES / 4:
+        return None
+    scan = np.arange(lowest, highest, z / 2)
+    height = log_integrand(scan)
     active = scan[height > height.max() - _NEGLIGIBLE]
     low, high = active[0] - z / 2, active[-1] + z / 2
-    corner = 0.5 + z * z * (math.log1p(-q) - math.log(q))  # real part of the singularity
-    near = low - z < corner < high + z
+    near = any(low - z < corner < high + z for corner in corners)
     spacing = min(z / 7, z * z / 2) if near else z / 7
     nodes = math.ceil((high - low) / spacing)
     if nodes > _MAX_NODES:
-        return bound
+        return None
     x = low + spacing * np.arange(nodes + 1)
-    log_excess = float(logsumexp(_log_integrand(x, alpha, q, z))) + math.log(spacing)
-    return float(np.logaddexp(0.0, log_excess))
+    return float(logsumexp(log_integrand(x))) + math.log(spacing)
+
+
+def _log_integrand_replaced(x: Floats, alpha: float, q: float, z: float) -> Floats:
+    """Returns log of Q(x) (r^alpha - 1 - alpha (r - 1)) with r = P/Q."""
+    up, down = (x - 0.5) / z / z, (-x - 0.5) / z / z  # log of N(1)/N(0) and of N(-1)/N(0)
+    log_p, log_q = (np.logaddexp(math.log1p(-q), math.log(q) + tilt) for tilt in (up, down))
+    # r - 1 = q (e^up - e^down) / (Q/mu0), without cancelling where they are alike.
+    larger = np.maximum(up, down)
+    log_size = math.log(q) + larger - log_q
+    shrink = -np.expm1(-np.abs(up - down)) * np.sign(x)
+    u = np.exp(np.minimum(log_size, 500.0)) * shrink
+    log_r = np.where(np.abs(u) < 0.5, np.log1p(np.clip(u, -0.5, 0.5)), log_p - log_q)
+    log_density = -0.5 * (x / z) ** 2 - math.log(z * math.sqrt(2.0 * math.pi)) + log_q
+    return _log_bernoulli_gap(u, log_r, alpha) + log_density
 
 
 def _log_integrand(x: Floats, alpha: float, q: float, z: float) -> Floats:
@@ -176,8 +283,9 @@ def _log_bernoulli_gap(u: Floats, log_r: Floats, alpha: float) -> Floats:
     for j in range(9, 2, -1):
         series = 1.0 + (alpha - j + 1.0) / j * small * series
     # expm1(700) is the largest that is finite; from 500 on the other part is below exp(-500).
-    general = np.expm1(np.minimum(power, 500.0)) + b * np.expm1(-log_r)
+    general = np.expm1(np.minimum(power, 500.0)) + b * np.expm1(np.minimum(-log_r, 500.0))
     with np.errstate(divide="ignore"):  # u = 0: the gap is 0
         log_series = np.log(0.5 * alpha * b * small * small * series)
         log_general = log_r + np.where(power < 500.0, np.log(np.maximum(general, 0.0)), power)
+    log_general = np.where(log_r < -500.0, math.log(b), log_general)  # u = -1: the gap is b
     return np.where(near, log_series, log_general)

@@ -1,6 +1,7 @@
 """RDP to (epsilon, delta): tight, safe, and the two forms are inverses."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from fedsim.accountant.rdp import DEFAULT_ORDERS, rdp_sampled_gaussian
 
 
 def mironov(orders: np.ndarray, rdp: np.ndarray, delta: float) -> float:
-    """The looser conversion of Mironov 2017, Proposition 3."""
+    """The looser conversion of Mironov 2017, Proposition 3, written out."""
     return float(np.min(rdp + math.log(1 / delta) / (orders - 1)))
 
 
@@ -45,6 +46,40 @@ def test_lies_between_the_exact_gaussian_and_mironovs_conversion(
     epsilon = epsilon_from_rdp(DEFAULT_ORDERS, rdp, delta)[0]
     assert gaussian_epsilon(1 / noise, delta) <= epsilon
     assert epsilon <= mironov(np.array(DEFAULT_ORDERS), rdp, delta)
+
+
+def test_the_older_conversion_has_a_name() -> None:
+    rdp = 10_000 * rdp_sampled_gaussian(0.01, 1.0)
+    epsilon, order = epsilon_from_rdp(DEFAULT_ORDERS, rdp, 1e-5, "mironov")
+    assert epsilon == pytest.approx(mironov(np.array(DEFAULT_ORDERS), rdp, 1e-5), rel=1e-14)
+    assert delta_from_rdp(DEFAULT_ORDERS, rdp, epsilon, "mironov") == (
+        pytest.approx(1e-5, rel=1e-9),
+        order,
+    )
+    unknown: Any = "balle"
+    for function in (epsilon_from_rdp, delta_from_rdp):
+        with pytest.raises(ValueError, match=r"conversion must be one of \['tight', 'mironov'\]"):
+            function(DEFAULT_ORDERS, rdp, 0.5, unknown)
+
+
+def test_the_slips_of_the_article_are_not_reproduced() -> None:
+    orders, delta = np.arange(2.0, 65.0), 1e-5
+    rdp = 10_000 * rdp_sampled_gaussian(0.01, 1.0, orders.tolist())
+    exact, ours = 6.1877, epsilon_from_rdp(orders.tolist(), rdp, delta)[0]
+    parentheses = float(np.min(rdp + math.log(1 / delta) / orders - 1))
+    index = float(np.min(((orders - 1) * rdp + math.log(1 / delta)) / orders))  # divides by alpha
+    assert parentheses < exact < ours
+    assert index == pytest.approx(5.60, abs=0.01)
+    assert index < exact
+
+
+def test_a_leak_is_taken_off_delta_and_added_to_it() -> None:
+    rdp = rdp_sampled_gaussian(1.0, 2.0)
+    epsilon, _ = epsilon_from_rdp(DEFAULT_ORDERS, rdp, 3e-5, leak=2e-5)
+    alone, _ = epsilon_from_rdp(DEFAULT_ORDERS, rdp, 1e-5 / (1 - 2e-5))
+    assert epsilon == pytest.approx(alone, rel=1e-12)
+    assert delta_from_rdp(DEFAULT_ORDERS, rdp, epsilon, leak=2e-5)[0] == pytest.approx(3e-5)
+    assert epsilon_from_rdp(DEFAULT_ORDERS, rdp, 2e-5, leak=2e-5)[0] == math.inf
 
 
 @given(

@@ -10,21 +10,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.accountant import (
+    SCHEMA_VERSION,
+    ZCDP,
     Composed,
+    EpochShuffled,
+    EpsilonDelta,
     Event,
+    FixedSizeSampled,
     Gaussian,
+    JointGaussian,
     NonPrivate,
     PoissonSampled,
+    RandomAllocation,
+    RepeatAndSelect,
     SelfComposed,
     event_from_dict,
     to_dict,
 )
 
 noises = st.floats(0.0, 1e6)
+counts = st.integers(1, 10**6)
 events = st.recursive(
-    st.one_of(noises.map(Gaussian), st.just(NonPrivate())),
+    st.one_of(
+        noises.map(Gaussian),
+        st.lists(noises, min_size=1, max_size=3).map(lambda zs: JointGaussian(tuple(zs))),
+        st.builds(ZCDP, noises),
+        st.builds(EpsilonDelta, noises, st.floats(0.0, 1.0)),
+        st.just(NonPrivate()),
+    ),
     lambda inner: st.one_of(
         st.builds(PoissonSampled, st.floats(0.0, 1.0), inner),
+        st.builds(lambda n, m, e: FixedSizeSampled(max(n, m), min(n, m), e), counts, counts, inner),
+        st.builds(EpochShuffled, counts, inner),
+        st.builds(RandomAllocation, counts, inner),
+        st.builds(RepeatAndSelect, inner, st.floats(1.0, 1e6), st.none() | st.floats(0.0, 1e3)),
         st.builds(SelfComposed, inner, st.integers(0, 10**6)),
         st.lists(inner, max_size=3).map(lambda parts: Composed(tuple(parts))),
     ),
@@ -54,6 +73,84 @@ def test_json_form_is_the_contract() -> None:
         "type": "Composed",
         "events": [{"type": "Gaussian", "noise_multiplier": 1.0}, {"type": "NonPrivate"}],
     }
+
+
+def test_json_form_of_the_other_events_never_changes() -> None:
+    gaussian = {"type": "Gaussian", "noise_multiplier": 1.0}
+    assert SCHEMA_VERSION == 1
+    for event, record in (
+        (JointGaussian((1, 2.5)), {"type": "JointGaussian", "noise_multipliers": [1.0, 2.5]}),
+        (
+            FixedSizeSampled(100, 10, Gaussian(1)),
+            {"type": "FixedSizeSampled", "population": 100, "batch": 10, "event": gaussian},
+        ),
+        (
+            EpochShuffled(10, Gaussian(1)),
+            {"type": "EpochShuffled", "batches": 10, "event": gaussian},
+        ),
+        (
+            RandomAllocation(10, Gaussian(1)),
+            {"type": "RandomAllocation", "batches": 10, "event": gaussian},
+        ),
+        (ZCDP(0.5), {"type": "ZCDP", "rho": 0.5}),
+        (EpsilonDelta(1, 0), {"type": "EpsilonDelta", "epsilon": 1.0, "delta": 0.0}),
+        (
+            RepeatAndSelect(Gaussian(1), 10, 0),
+            {"type": "RepeatAndSelect", "event": gaussian, "mean": 10.0, "shape": 0.0},
+        ),
+        (
+            RepeatAndSelect(Gaussian(1), 10, math.inf),
+            {"type": "RepeatAndSelect", "event": gaussian, "mean": 10.0, "shape": None},
+        ),
+    ):
+        assert to_dict(event) == record
+        assert event_from_dict(record) == event
+
+
+def test_a_joint_gaussian_knows_the_one_gaussian_it_is() -> None:
+    assert JointGaussian((1.7,)).noise_multiplier == 1.7
+    assert JointGaussian((2.0,) * 4).noise_multiplier == 1.0
+    assert JointGaussian((3.0, 4.0)).noise_multiplier == pytest.approx(2.4, rel=1e-15)
+    assert JointGaussian((1e-200, 1e200)).noise_multiplier == 1e-200
+    assert JointGaussian((1.0, 0.0)).noise_multiplier == 0.0
+    assert JointGaussian(as_given(np.array([1, 2]))) == JointGaussian((1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: JointGaussian(()), "noise_multipliers must have at least one element"),
+        (
+            lambda: JointGaussian((1.0, -2.0)),
+            r"noise_multipliers\[1\] must be finite and >= 0, got -2",
+        ),
+        (lambda: JointGaussian((math.nan,)), r"noise_multipliers\[0\] must be a number, got NaN"),
+        (lambda: JointGaussian(as_given(1.0)), "noise_multipliers must be a sequence of numbers"),
+        (lambda: JointGaussian(as_given("12")), "noise_multipliers must be a sequence of numbers"),
+        (
+            lambda: FixedSizeSampled(10, 11, Gaussian(1)),
+            "batch must be at most population=10, got 11",
+        ),
+        (
+            lambda: FixedSizeSampled(0, 1, Gaussian(1)),
+            "population must be a whole number >= 1, got 0",
+        ),
+        (lambda: FixedSizeSampled(10, 0, Gaussian(1)), "batch must be a whole number >= 1, got 0"),
+        (lambda: FixedSizeSampled(10, as_given(2.5), Gaussian(1)), "batch must be a whole number"),
+        (lambda: FixedSizeSampled(10, 2, as_given(1.0)), "event must be a privacy event"),
+        (lambda: EpochShuffled(0, Gaussian(1)), "batches must be a whole number >= 1, got 0"),
+        (lambda: RandomAllocation(as_given(math.nan), Gaussian(1)), "batches must be a number"),
+        (lambda: ZCDP(-1.0), r"rho must be finite and >= 0, got -1\.0"),
+        (lambda: EpsilonDelta(math.inf, 0.0), "epsilon must be finite and >= 0, got inf"),
+        (lambda: EpsilonDelta(1.0, 1.5), r"delta must be between 0 and 1, got 1\.5"),
+        (lambda: RepeatAndSelect(Gaussian(1), 0.5, 1), r"mean must be finite and >= 1, got 0\.5"),
+        (lambda: RepeatAndSelect(Gaussian(1), 2, -0.5), r"shape must be >= 0, .* got -0\.5"),
+        (lambda: RepeatAndSelect(Gaussian(1), 2, math.nan), "shape must be a number, got NaN"),
+    ],
+)
+def test_the_other_events_refuse_bad_values(build: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
 
 
 def as_given(value: Any) -> Any:
@@ -121,6 +218,8 @@ def test_parts_must_be_events() -> None:
         ({"type": "Gaussian", "noise_multiplier": "1"}, "noise_multiplier must be"),
         ({"type": "PoissonSampled", "sampling_rate": 1, "event": 3}, "event must be an object"),
         ({"type": "Composed", "events": {"type": "NonPrivate"}}, "events must be a list"),
+        ({"type": "JointGaussian", "noise_multipliers": 1.0}, "noise_multipliers must be a list"),
+        ({"type": "ZCDP", "rho": None}, "rho must be a number, got None"),
     ],
 )
 def test_event_from_dict_refuses_what_it_does_not_know(record: Any, message: str) -> None:

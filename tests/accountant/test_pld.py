@@ -4,11 +4,24 @@ import math
 
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent, NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution as oracle
+from dp_accounting.rdp import RdpAccountant as OracleRdp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled, RdpAccountant, pld
+from fedsim.accountant import (
+    Adjacency,
+    EpsilonDelta,
+    FixedSizeSampled,
+    Gaussian,
+    PldAccountant,
+    PoissonSampled,
+    RdpAccountant,
+    make_accountant,
+    pld,
+)
+from fedsim.accountant.classical import optimal_composition_delta
 from fedsim.accountant.composition import SampledGaussian
 from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
 from fedsim.accountant.privacy_profile import DeltaCurve
@@ -35,38 +48,49 @@ def account(schedule: Schedule) -> PldAccountant:
     return accountant
 
 
-def log_moments(schedule: Schedule, powers: np.ndarray, shift: int) -> np.ndarray:
-    """log of the product over steps of E_{N(0,z^2)}[r^(sign * (powers + shift))]; trapezoid."""
+def log_moments(
+    schedule: Schedule, powers: np.ndarray, shift: int, replaced: bool = False
+) -> np.ndarray:
+    """log of the product over steps of E_Q[(P/Q)^(powers + 1 or -powers)], by the trapezoid rule.
+
+    Q is N(0, z^2), or (1-q) N(0, z^2) + q N(-1, z^2) where an example is replaced.
+    """
     exponents = powers + 1 if shift else -powers
     total = np.zeros(powers.shape, complex)
     for rate, noise, steps in schedule:
         step = min(noise / 10, noise * noise / 3)
-        x = np.arange(-16 * noise, 60 * noise, step)
+        x = np.arange(-16 * noise - replaced, 60 * noise, step)
         rest = math.log1p(-rate) if rate < 1 else -np.inf
         log_r = np.logaddexp(rest, math.log(rate) + (x - 0.5) / noise**2)
         log_weight = -0.5 * (x / noise) ** 2 + math.log(step / noise / math.sqrt(2 * math.pi))
+        if replaced:
+            log_q = np.logaddexp(rest, math.log(rate) + (-x - 0.5) / noise**2)
+            log_r, log_weight = log_r - log_q, log_weight + log_q
         terms = log_weight + exponents[:, None] * log_r
         top = np.real(terms).max(axis=1, keepdims=True)
         total += steps * (top[:, 0] + np.log(np.exp(terms - top).sum(axis=1)))
     return total
 
 
-def exact_log_delta(schedule: Schedule, epsilon: float) -> float:
+def exact_log_delta(schedule: Schedule, epsilon: float, replaced: bool = False) -> float:
     """log delta by inverting the Laplace transform of the privacy profile, both directions.
 
     delta = 1/(2 pi i) * integral over Re s = c of exp(K(s) - s epsilon) / (s (s + 1)) ds, K the
     log moment generating function of the loss (Zhu, Dong, Wang 2022; Alghamdi et al. 2023). No
     grid of losses and no truncation is involved: an independent computation.
     """
-    remove = _invert(schedule, epsilon, 1)
+    remove = _invert(schedule, epsilon, 1, replaced)
+    if replaced:  # both orders of the pair are alike
+        return remove
     slopes = 2.0 ** np.arange(-8, 9)
     chernoff = (np.real(log_moments(schedule, slopes, 0)) - slopes * epsilon).min()
     return remove if chernoff < remove else max(remove, _invert(schedule, epsilon, 0))
 
 
-def _invert(schedule: Schedule, epsilon: float, shift: int) -> float:
+def _invert(schedule: Schedule, epsilon: float, shift: int, replaced: bool = False) -> float:
     def exponent(s: np.ndarray) -> np.ndarray:
-        return log_moments(schedule, s, shift) - s * epsilon - np.log(s) - np.log(s + 1)
+        moments = log_moments(schedule, s, shift, replaced)
+        return moments - s * epsilon - np.log(s) - np.log(s + 1)
 
     # Any c > 0 is right; near the saddle point the integrand does not cancel.
     axis = 2.0 ** np.arange(-12, 9, 1 / 32)
@@ -102,6 +126,133 @@ def test_guarantee_never_below_the_exact_epsilon_and_at_most_1e_3_above(
     # At an epsilon smaller by the allowed excess, the exact delta is already above delta.
     excess = min(1e-3, 0.01 * epsilon)
     assert exact_log_delta(schedule, epsilon - excess) > math.log(delta)
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES[:3], *SCHEDULES[5:8]])
+@pytest.mark.parametrize("delta", [1e-3, 1e-6])
+def test_guarantee_replaced_never_below_the_exact_epsilon_and_at_most_1e_3_above(
+    schedule: Schedule, delta: float
+) -> None:
+    accountant = PldAccountant(adjacency="replace_one")
+    for rate, noise, steps in schedule:
+        accountant.compose(PoissonSampled(rate, Gaussian(noise)), steps)
+    epsilon = accountant.get_epsilon(delta)
+    assert exact_log_delta(schedule, epsilon, True) <= math.log(delta) + 1e-9
+    excess = min(1e-3, 0.01 * epsilon)
+    assert exact_log_delta(schedule, epsilon - excess, True) > math.log(delta)
+
+
+def test_replaced_equals_dp_accounting() -> None:
+    theirs = oracle.from_gaussian_mechanism(
+        1.0,
+        value_discretization_interval=5e-4,
+        sampling_prob=0.01,
+        neighboring_relation=NeighboringRelation.REPLACE_ONE,
+    ).self_compose(1000)
+    ours = PldAccountant(adjacency="replace_one")
+    ours.compose(PoissonSampled(0.01, Gaussian(1.0)), 1000)
+    for delta in (1e-3, 1e-5, 1e-7):
+        assert ours.get_epsilon(delta) == pytest.approx(
+            theirs.get_epsilon_for_delta(delta), abs=3e-4
+        )
+    assert ours.get_epsilon(1e-5) == pytest.approx(2.843, abs=1e-3)  # 1.83 where one is removed
+
+
+@pytest.mark.parametrize("noise", [1.0, 5.0])
+def test_dp_accountings_rdp_halves_the_cost_of_replacing(noise: float) -> None:
+    # Its PLD doubles the sensitivity of a replaced example, its RDP does not: 10.0 and 4.73.
+    theirs = OracleRdp(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    theirs.compose(GaussianDpEvent(noise))
+    (pld_epsilon, rdp_epsilon) = (
+        make_accountant(name, adjacency="replace_one").compose(Gaussian(noise)).get_epsilon(1e-5)
+        for name in ("pld", "rdp")
+    )
+    exact = gaussian_epsilon(2.0 / noise, 1e-5)
+    assert pld_epsilon == pytest.approx(exact, rel=1e-9)
+    assert theirs.get_epsilon(1e-5) < 0.55 * exact < exact <= rdp_epsilon
+
+
+def test_without_replacement_lies_between_its_lower_bound_and_rdp() -> None:
+    # 1 of 100, z = 2: Poisson at z/2 is attained by some data; RDP is 2.457.
+    event = FixedSizeSampled(100, 1, Gaussian(2.0))
+    ours = PldAccountant(adjacency="replace_one").compose(event, 1000).get_epsilon(1e-5)
+    rdp = RdpAccountant(adjacency="replace_one").compose(event, 1000).get_epsilon(1e-5)
+    lower = account(((0.01, 1.0, 1000),)).get_epsilon(1e-5)
+    assert (lower, ours, rdp) == pytest.approx((1.8283, 2.1989, 2.4565), abs=2e-4)
+    one = PldAccountant(adjacency="replace_one").compose(event).get_delta(0.1)
+    assert one == pytest.approx(account(((0.01, 1.0, 1),)).get_delta(0.1), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "count"), [(0.1, 0.0, 100), (0.25, 1e-7, 9), (1, 0, 3)]
+)
+def test_composed_guarantees_equal_the_optimal_composition(
+    epsilon: float, delta: float, count: int
+) -> None:
+    ours = PldAccountant().compose(EpsilonDelta(epsilon, delta), count)
+    for i in range(0, count // 2, 3):
+        at = (count - 2 * i) * epsilon
+        exact = optimal_composition_delta(epsilon, delta, count, at)
+        assert exact * (1 - 1e-9) <= ours.get_delta(at) <= exact * 1.05 + 1e-12
+    rdp = RdpAccountant().compose(EpsilonDelta(epsilon, delta), count)
+    assert ours.get_epsilon(1e-3) <= rdp.get_epsilon(1e-3) * (1 + 1e-9)
+    assert ours.get_epsilon(1e-5) <= count * epsilon + 1e-3
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("epsilon", [0.0, 1e-300, 1e-9, 1e-3, 800.0, 1e5, 1e300])
+@pytest.mark.parametrize("delta", [0.0, 1e-12, 1 - 1e-16])
+def test_extreme_guarantees_give_bounds_without_warnings(epsilon: float, delta: float) -> None:
+    for name in ("pld", "rdp", "moments"):
+        ours = make_accountant(name).compose(EpsilonDelta(epsilon, delta), 2)
+        if delta < 1e-5:
+            # The moments accountant cannot say 0: log(1/delta) / 31 remains.
+            least = 0.38 if name == "moments" else 1e-2
+            assert 0.0 <= ours.get_epsilon(1e-5) <= max(2 * epsilon * (1 + 1e-3), least)
+        else:
+            assert ours.get_epsilon(1e-5) == math.inf
+        assert 0.0 <= ours.get_delta(1.0) <= 1.0
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rate", [5e-324, 1e-9, 0.3, 1 - 1e-16])
+@pytest.mark.parametrize("noise", [1e-200, 1e-7, 0.03, 0.2, 1e5, 1e300])
+def test_extreme_steps_under_replace_one(rate: float, noise: float) -> None:
+    event = PoissonSampled(rate, Gaussian(noise))
+    ours, rdp = (
+        make_accountant(name, adjacency="replace_one").compose(event, 3) for name in ("pld", "rdp")
+    )
+    assert 0.0 <= ours.get_epsilon(1e-5) <= rdp.get_epsilon(1e-5) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(0.01, 1.0), (0.3, 2.0)])
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+def test_epsilon_never_falls_when_a_step_is_added(
+    rate: float, noise: float, adjacency: Adjacency
+) -> None:
+    # The grid changes several times on the way; 1e-9 is left for rounding.
+    event, accountant = PoissonSampled(rate, Gaussian(noise)), PldAccountant(adjacency=adjacency)
+    spacings, last = set(), 0.0
+    for _ in range(150):
+        epsilon = accountant.compose(event).get_epsilon(1e-5)
+        assert epsilon >= last * (1 - 1e-9)
+        last = epsilon
+        steps = pld._dominated(pld._normalised(accountant.steps))
+        assert steps is not None
+        spacings.add(pld._grid(steps)[0])
+    assert len(spacings) > 2
+
+
+def test_where_a_grid_gives_way_both_are_mixed() -> None:
+    kind = SampledGaussian(0.01, 1.0)
+    grids = [pld._grid(((kind, steps),)) for steps in range(1000, 9000, 10)]
+    shares = [share for _, share in grids]
+    assert min(shares) == 0.0
+    assert max(shares) > 0.9
+    steps = 1000 + 10 * shares.index(max(shares))
+    ours = account(((0.01, 1.0, steps),)).get_epsilon(1e-5)
+    assert exact_log_delta(((0.01, 1.0, steps),), ours) <= math.log(1e-5) + 1e-9
+    assert exact_log_delta(((0.01, 1.0, steps),), ours - 5e-4) > math.log(1e-5)
 
 
 @pytest.mark.parametrize("schedule", [SCHEDULES[0], SCHEDULES[7]])
@@ -193,7 +344,7 @@ def test_guarantee_the_noise_added_to_delta_covers_the_rounding_of_the_fft(
     rate: float, noise: float, steps: int
 ) -> None:
     kinds = ((SampledGaussian(rate, noise), steps),)
-    spacing = pld._spacing(kinds)
+    spacing = pld._grid(kinds)[0]
     for direction in (0, 1):
         low, high = pld._window(kinds, spacing, direction)
         size = pld._fft_size(high - low + 1)

@@ -11,7 +11,7 @@ from dp_accounting.rdp import RdpAccountant as OracleAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.accountant.rdp import DEFAULT_ORDERS, rdp_sampled_gaussian
+from fedsim.accountant.rdp import DEFAULT_ORDERS, rdp_replaced_gaussian, rdp_sampled_gaussian
 
 ORDERS = (1.05, 1.5, 2.75, 3.0, 10.75)
 CASES = [
@@ -50,6 +50,50 @@ def test_equals_the_defining_integral(rate: float, noise: float) -> None:
     ours = rdp_sampled_gaussian(rate, noise, ORDERS)
     for order, value in zip(ORDERS, ours, strict=True):
         assert float(abs(value / quadrature(order, rate, noise) - 1)) < 1e-9
+
+
+def replaced_quadrature(order: float, rate: float, noise: float) -> Any:
+    """RDP of (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1) from its definition, 30 digits."""
+    with mp.workdps(30):
+        a, q, z = mp.mpf(order), mp.mpf(rate), mp.mpf(noise)
+
+        def density(x: Any, sign: int) -> Any:
+            tilt = mp.exp((2 * sign * x - 1) / (2 * z * z))
+            return mp.exp(-x * x / (2 * z * z)) / (z * mp.sqrt(2 * mp.pi)) * (1 - q + q * tilt)
+
+        def integrand(x: Any) -> Any:
+            p, other = density(x, 1), density(x, -1)
+            u = (p - other) / other
+            return other * ((1 + u) ** a - 1 - a * u)
+
+        corner = mp.mpf(0.5) + z * z * mp.log((1 - q) / q)
+        marks = [corner, -corner]
+        marks += [c + k * z for c in (-1, 0, 1, a, 2 * a - 1) for k in (-14, -5, -2, 0, 2, 5, 14)]
+        inside = sorted(p for p in set(marks) if -1 - 15 * z <= p <= 2 * a + 15 * z)
+        return mp.log1p(mp.quad(integrand, inside)) / (a - 1)
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise"),
+    [(0.01, 1.0), (0.2, 1.0), (0.5, 0.5), (1e-5, 50.0), (0.1, 4.0)],
+)
+def test_replacing_equals_the_defining_integral(rate: float, noise: float) -> None:
+    orders = (1.05, 10.75)
+    ours = rdp_replaced_gaussian(rate, noise, orders)
+    for order, value in zip(orders, ours, strict=True):
+        assert float(abs(value / replaced_quadrature(order, rate, noise) - 1)) < 1e-9
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rate", [0.0, 5e-324, 1e-9, 0.3, 1 - 1e-16, 1.0])
+@pytest.mark.parametrize("noise", [1e-300, 1e-3, 0.3, 1e4, 1e50])
+def test_replacing_costs_more_than_removing_and_less_than_without_sampling(
+    rate: float, noise: float
+) -> None:
+    curve = rdp_replaced_gaussian(rate, noise)
+    assert np.all(curve >= rdp_sampled_gaussian(rate, noise) * (1 - 1e-9))
+    if rate > 0.0:
+        assert np.all(curve <= rdp_sampled_gaussian(1.0, noise / 2) * (1 + 1e-12))
 
 
 def oracle_curve(rate: float, noise: float, orders: tuple[float, ...]) -> np.ndarray:

@@ -1,0 +1,192 @@
+"""Rules for groups of parameters, each clipped and noised on its own, and for adaptive clipping.
+
+Group m is clipped to C_m and gets noise of standard deviation sigma_m = z_m C_m, once on the sum.
+An example moves the vector of groups, each divided by its sigma_m, by at most
+(sum of z_m^-2)^(1/2) in L2 norm, so all groups together are ONE Gaussian release with
+z* = (sum of z_m^-2)^(-1/2) (McMahan et al. 2018, arXiv:1812.06210, section 3). z* does not depend
+on the C_m, and not on the lot size.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.accountant import checks
+
+Floats = NDArray[np.float64]
+
+_ROUNDING = 1e-12  # relative excess of sum C_m^2 over C^2 that rounding alone explains
+
+
+def equal_clip_norms(clip_norm: float, num_groups: int) -> Floats:
+    """Returns C_m = C / sqrt(M) for each of the M groups.
+
+    Args:
+        clip_norm: C > 0, of the whole vector.
+        num_groups: M >= 1.
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+    clip_norm = checks.positive("clip_norm", clip_norm)
+    groups = checks.whole_number("num_groups", num_groups)
+    if groups < 1:
+        raise ValueError(f"num_groups must be >= 1, got {groups!r}")
+    return explicit_clip_norms(clip_norm, np.full(groups, clip_norm / math.sqrt(groups)).tolist())
+
+
+def dimension_clip_norms(clip_norm: float, dimensions: Sequence[int]) -> Floats:
+    """Returns C_m = C sqrt(d_m / sum of d): the same clip per coordinate in every group.
+
+    Args:
+        clip_norm: C > 0, of the whole vector.
+        dimensions: d_m >= 1, the number of coordinates of each group.
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+    clip_norm = checks.positive("clip_norm", clip_norm)
+    sizes = _dimensions(dimensions)
+    return explicit_clip_norms(clip_norm, (clip_norm * np.sqrt(sizes / sizes.sum())).tolist())
+
+
+def explicit_clip_norms(clip_norm: float, clip_norms: Sequence[float]) -> Floats:
+    """Returns the given C_m after checking them: every rule's result passes through here.
+
+    Guarantee: sum of C_m^2 <= C^2 (but for rounding), so clipping each group to C_m clips the whole
+    vector to C.
+
+    Args:
+        clip_norm: C > 0, of the whole vector.
+        clip_norms: C_m > 0, one for each group; at least one.
+
+    Raises:
+        ValueError: a value is outside its range, or the sum of squares exceeds C^2.
+    """
+    clip_norm = checks.positive("clip_norm", clip_norm)
+    values = _positive_values("clip_norms", clip_norms)
+    total = float(np.linalg.norm(values / clip_norm))
+    if total > 1.0 + _ROUNDING:
+        raise ValueError(
+            f"clip_norms must satisfy sum of squares <= clip_norm^2 = {clip_norm**2:.6g}, "
+            f"got {float(np.sum(values**2)):.6g}; divide them by {total:.6g}"
+        )
+    return values
+
+
+def group_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
+    """Returns z* = (sum of z_m^-2)^(-1/2), the noise multiplier of all groups together.
+
+    It is sqrt(M) below the power mean of order -2 ("quadratic harmonic mean"): M groups at one z_m
+    have z* = z_m / sqrt(M). Sampled steps must use z* inside the sampling; accounting groups as
+    separately sampled steps under-reports.
+
+    Args:
+        noise_multipliers: z_m >= 0, at least one; a 0 gives 0.
+
+    Raises:
+        ValueError: there are none, or one is negative or not finite.
+    """
+    values = [checks.non_negative("noise_multipliers", value) for value in noise_multipliers]
+    if not values:
+        raise ValueError("noise_multipliers must hold at least one value, got none")
+    least = min(values)  # taken out of the sum: no square over- or underflows
+    if least == 0.0:
+        return 0.0
+    return least / math.sqrt(math.fsum((least / value) ** 2 for value in values))
+
+
+def least_energy_noise(
+    noise_multiplier: float, clip_norms: Sequence[float], dimensions: Sequence[int]
+) -> Floats:
+    """Returns the sigma_m of least total noise energy sum d_m sigma_m^2 at a given z*.
+
+    sigma_m^2 = z^2 (sum over k of C_k sqrt(d_k)) C_m / sqrt(d_m), by Lagrange's condition
+    d_m sigma_m^4 proportional to C_m^2; the energy is z^2 (sum of C_k sqrt(d_k))^2.
+
+    Guarantee: group_noise_multiplier(sigma_m / C_m) = z.
+
+    Args:
+        noise_multiplier: z > 0, of all groups together.
+        clip_norms: C_m > 0, one for each group.
+        dimensions: d_m >= 1, one for each group.
+
+    Raises:
+        ValueError: a value is outside its range, or the lengths differ.
+    """
+    z = checks.positive("noise_multiplier", noise_multiplier)
+    clips, sizes = _positive_values("clip_norms", clip_norms), _dimensions(dimensions)
+    if clips.shape != sizes.shape:
+        raise ValueError(
+            f"dimensions must have one value for each of the {clips.size} clip_norms, "
+            f"got {sizes.size}"
+        )
+    roots = np.sqrt(sizes)
+    return z * np.sqrt(float(clips @ roots) * clips / roots)
+
+
+def adaptive_clip_noise_multiplier(
+    noise_multiplier: float, count_noise: float, num_groups: int = 1
+) -> float:
+    """Returns z_D for the gradients so that they and the quantile counts together have z.
+
+    z_D = (z^-2 - M (2 sigma_b)^-2)^(-1/2): each example adds +1/2 or -1/2 to the count of every
+    group, noised with sigma_b (Andrew et al. 2021, arXiv:1905.03871, Theorem 1, for M = 1).
+
+    Args:
+        noise_multiplier: z > 0, what is accounted for.
+        count_noise: sigma_b > 0, standard deviation of the noise on each count.
+        num_groups: M >= 0, groups whose clip adapts; 0 means none and gives z.
+
+    Raises:
+        ValueError: a value is outside its range, or the counts alone spend all of z.
+    """
+    z = checks.positive("noise_multiplier", noise_multiplier)
+    sigma_b = checks.positive("count_noise", count_noise)
+    groups = checks.whole_number("num_groups", num_groups)
+    share = groups * (0.5 * z / sigma_b) ** 2  # of the budget z^-2, spent on the counts
+    if share >= 1.0:
+        raise ValueError(
+            f"count_noise must be > noise_multiplier sqrt(num_groups) / 2 = "
+            f"{0.5 * z * math.sqrt(groups):.6g}, got {sigma_b!r}: the counts alone would spend "
+            "the whole budget"
+        )
+    return z / math.sqrt(1.0 - share)
+
+
+def adaptive_clip_total_noise_multiplier(
+    gradient_noise_multiplier: float, count_noise: float, num_groups: int = 1
+) -> float:
+    """Returns z of the gradients at z_D and the counts at sigma_b together, the inverse of above.
+
+    z = (z_D^-2 + M (2 sigma_b)^-2)^(-1/2). Account with this z if the gradient noise was not
+    raised by `adaptive_clip_noise_multiplier`.
+
+    Args:
+        gradient_noise_multiplier: z_D > 0.
+        count_noise: sigma_b > 0.
+        num_groups: M >= 0.
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+    z = checks.positive("gradient_noise_multiplier", gradient_noise_multiplier)
+    sigma_b = checks.positive("count_noise", count_noise)
+    groups = checks.whole_number("num_groups", num_groups)
+    return z / math.sqrt(1.0 + groups * (0.5 * z / sigma_b) ** 2)
+
+
+def _dimensions(dimensions: Sequence[int]) -> Floats:
+    sizes = [checks.whole_number("dimensions", size) for size in dimensions]
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"dimensions must be whole numbers >= 1, at least one, got {sizes!r}")
+    return np.array(sizes, dtype=float)
+
+
+def _positive_values(name: str, values: Sequence[float]) -> Floats:
+    checked = [checks.positive(name, value) for value in values]
+    if not checked:
+        raise ValueError(f"{name} must hold at least one value, got none")
+    return np.array(checked)
