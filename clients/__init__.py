@@ -2,3 +2,19 @@
 
 if not __name__.startswith("fedsim."):
     raise ImportError(f"import fedsim.{__name__}, not {__name__}")
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedsim.clients.privacy_engine import PrivacyEngine as PrivacyEngine
+
+# Loaded when first used: the settings of a client are read without importing torch.
+_public = {"PrivacyEngine": "fedsim.clients.privacy_engine"}
+__all__ = ["PrivacyEngine"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _public:
+        return getattr(_import_module(_public[name]), name)
+    raise AttributeError(f"module 'fedsim.clients' has no attribute {name!r}")

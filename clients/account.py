@@ -7,7 +7,8 @@ charged for, and the model it trained from in that round). It follows two rules:
   does training start. A crash can leave a charge without an update, never the reverse.
 - A round is charged once. Noise is keyed by (seed, client, round), so a second, different answer
   for the same round would reuse its noise; that request is refused. The same request again gives
-  the same answer, bit for bit, and costs nothing more.
+  the same answer, bit for bit, and costs nothing more. Secure noise is not keyed: with it every
+  answer is a release of its own, and is charged.
 """
 
 import json
@@ -86,7 +87,7 @@ class PrivacyAccount:
             plan: the mechanism and the budget.
             round_number: the round that is asked for.
             request: digest of the model that the client is asked to train from.
-            steps: steps that the round will take.
+            steps: steps that the round will take, the same number in every round.
             state: the client's `Context.state`.
             journal: the durable ledger; None keeps the account in the state only.
 
@@ -94,11 +95,13 @@ class PrivacyAccount:
             ChargeRefusedError: the round was answered for another model, lies in the past, or
                 would exceed the steps that the budget was planned for.
         """
-        if round_number == self.last_round and request == self.last_request:
+        again = round_number == self.last_round and request == self.last_request
+        if again and not plan.secure_noise:
             return self
         self._check(plan, round_number, steps)
         spent = PrivacyLedger()
-        spent.record(plan.step.event, steps)
+        for event, count in plan.step.charges(self.rounds * steps, steps):
+            spent.record(event, count)
         charge = Charge(self.client, round_number, request, spent, self.head)
         if journal is not None:
             journal.append(charge)
@@ -113,7 +116,7 @@ class PrivacyAccount:
             examples=plan.examples,
             delta=plan.delta,
             noise_multiplier=plan.step.noise_multiplier,
-            sampling_rate=plan.step.sampling.rate,
+            sampling_rate=plan.step.sampling.share,
             target_epsilon=plan.target_epsilon,
             rounds=self.rounds,
             ledger=self.ledger,
@@ -149,12 +152,13 @@ class PrivacyAccount:
         )
 
     def _check(self, plan: PrivacyPlan, round_number: int, steps: int) -> None:
-        if round_number <= self.last_round:
+        # Secure noise is never the same twice, so an old round is a new release, charged as one.
+        if round_number <= self.last_round and not plan.secure_noise:
             raise ChargeRefusedError(
                 f"client {self.client} answered round {self.last_round} already and would reuse "
                 f"its noise in round {round_number}"
             )
-        spent = sum(count for _, count in self.ledger.entries)
+        spent = self.rounds * steps
         if plan.target_epsilon is not None and spent + steps > plan.planned_steps:
             raise ChargeRefusedError(
                 f"client {self.client} spent {spent} of the {plan.planned_steps} steps that its "

@@ -81,9 +81,21 @@ def answer(task: ClientTask, message: Message, context: Context) -> Message:
     if task.privacy is None:
         train_plain(task.model, task.loss, *data, key)
     else:
-        train_private(_gradients(task), *data, task.privacy.step, key)
+        train_private(
+            _gradients(task),
+            *data,
+            task.privacy.step,
+            key,
+            first_step=_steps_before(task, statement),
+            secure=task.privacy.secure_noise,
+        )
     examples = task.privacy.examples if task.privacy else len(task.features)
     return TrainReply(_upload(task, request), examples, statement).to_message(message)
+
+
+def _steps_before(task: ClientTask, statement: PrivacyStatement | None) -> int:
+    """Return how many steps the client was charged for before this round, which is charged now."""
+    return 0 if statement is None else (statement.rounds - 1) * task.local.steps
 
 
 def _gradients(task: ClientTask) -> PerExampleGradients:

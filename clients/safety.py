@@ -1,5 +1,9 @@
 """Models that cannot be trained with example-level privacy, refused by name with the fix."""
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -13,37 +17,68 @@ class UnsafeModelError(ValueError):
 def check_private_model(model: nn.Module, features: Tensor) -> None:
     """Refuse a model in which one example could reach another's gradient, or the state.
 
+    It looks at layers and buffers only, on zeros; `check_isolation` tries gradients on data.
+
     Args:
         model: the model as it will be trained.
         features: any batch of the data's shape (n, ...); only its shape and type are used.
 
+    Guarantee:
+        the model's modes and buffers and the global random generators are afterwards as before.
+
     Raises:
         UnsafeModelError: batch normalisation in train mode, or a buffer that changes in forward.
     """
-    training = model.training
-    model.train()
-    try:
+    with undisturbed(model):
+        model.train()
         _refuse_batch_statistics(model)
         _refuse_changing_buffers(
             model, torch.zeros_like(features[:1]).expand(2, *features.shape[1:])
         )
-    finally:
-        model.train(training)
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Restore modes and buffers of a model, and the global random generators, on the way out."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    state = random.getstate()
+    # Asking CUDA for states would start it; before it has started nothing has drawn from it.
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            for module, training in modes:
+                module.training = training
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+
+def batch_statistics(model: nn.Module) -> tuple[str, _BatchNorm] | None:
+    """Return the first layer that normalises over the batch, and its name; None if none does."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            return name, module
+    return None
 
 
 def _refuse_batch_statistics(model: nn.Module) -> None:
+    found = batch_statistics(model)
+    if found is not None:
+        name, module = found
+        raise UnsafeModelError(
+            f"layer {name!r} ({type(module).__name__}) mixes the examples of a batch and keeps "
+            "running statistics, so no per-example guarantee holds; replace it by "
+            f"nn.GroupNorm(num_groups, {module.num_features}) or nn.LayerNorm"
+        )
     for name, module in model.named_modules():
-        where = f"layer {name!r} ({type(module).__name__})"
-        if isinstance(module, _BatchNorm) and module.training:
-            raise UnsafeModelError(
-                f"{where} mixes the examples of a batch and keeps running statistics, so no "
-                "per-example guarantee holds; replace it by "
-                f"nn.GroupNorm(num_groups, {module.num_features}) or nn.LayerNorm"
-            )
         if isinstance(module, _InstanceNorm) and module.training and module.track_running_stats:
             raise UnsafeModelError(
-                f"{where} keeps running statistics of private examples; "
-                "set track_running_stats=False"
+                f"layer {name!r} ({type(module).__name__}) keeps running statistics of private "
+                "examples; set track_running_stats=False"
             )
 
 
@@ -56,9 +91,6 @@ def _refuse_changing_buffers(model: nn.Module, batch: Tensor) -> None:
         for name, buffer in model.named_buffers()
         if name not in before or not torch.equal(buffer, before[name])
     ]
-    for name, buffer in model.named_buffers():
-        if name in before:
-            buffer.copy_(before[name])
     if changed:
         raise UnsafeModelError(
             f"buffer {changed[0]!r} changes in forward, so private examples would leave the client "

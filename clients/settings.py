@@ -59,15 +59,29 @@ class PrivacySettings(Settings):
     )
     delta: Probability = Field(description="should be well below 1 / (a client's examples)")
     max_grad_norm: float = Field(gt=0, description="L2 bound C of one example's gradient")
-    clipping: Literal["flat"] = Field(
-        default="flat", description="one bound for the whole gradient"
+    clipping: Literal["flat", "per_layer", "automatic"] = Field(
+        default="flat",
+        description="one bound for the whole gradient, one for each layer, or gradients normalised",
     )
-    sampling: Literal["poisson"] = Field(
-        default="poisson", description="each example enters each lot independently"
+    clip_rule: Literal["equal", "by_dimension"] | None = Field(
+        default=None, description="how per_layer divides max_grad_norm among layers; null: equal"
     )
-    adjacency: Literal["zero_out", "add_remove"] = Field(
+    noise_allocation: Literal["uniform", "proportional", "optimal"] | None = Field(
+        default=None, description="how per_layer divides the noise among layers; null: uniform"
+    )
+    sampling: Literal["poisson", "fixed_size", "shuffle", "balls_and_bins"] = Field(
+        default="poisson",
+        description="how lots are drawn, and what is charged for them; poisson: each example "
+        "enters each lot independently",
+    )
+    noise: Literal["seeded", "secure"] = Field(
+        default="seeded",
+        description="seeded: reproducible by whoever knows the seed; secure: lots and noise from "
+        "the operating system, so that no run can be repeated",
+    )
+    adjacency: Literal["zero_out", "add_remove", "replace_one"] = Field(
         default="zero_out",
-        description="neighbouring datasets; zero_out treats client sizes as public",
+        description="neighbouring datasets; zero_out and replace_one treat client sizes as public",
     )
     declared_examples: int | None = Field(
         default=None,
@@ -95,9 +109,44 @@ class PrivacySettings(Settings):
                 "adjacency add_remove keeps client sizes private, so the sampling rate cannot come "
                 "from them: set declared_examples to a public number, or use adjacency zero_out"
             )
-        if self.adjacency == "zero_out" and self.declared_examples is not None:
+        if self.adjacency != "add_remove" and self.declared_examples is not None:
             raise ValueError(
-                "declared_examples belongs to adjacency add_remove; under zero_out the client "
-                "sizes are public and are used as they are"
+                f"declared_examples belongs to adjacency add_remove; under {self.adjacency} the "
+                "client sizes are public and are used as they are"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _sampling_with_a_guarantee(self) -> Self:
+        if self.sampling == "fixed_size" and self.adjacency != "replace_one":
+            raise ValueError(
+                "sampling fixed_size is accounted for under adjacency replace_one only, because "
+                "another example fills the place of a missing one: set adjacency: replace_one, or "
+                "sampling: poisson"
+            )
+        if self.sampling == "shuffle" and self.adjacency == "add_remove":
+            raise ValueError(
+                "sampling shuffle has no guarantee under adjacency add_remove, because one more "
+                "example moves others to another lot: set adjacency: zero_out or replace_one, or "
+                "sampling: poisson or balls_and_bins"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _secret_lots(self) -> Self:
+        if self.noise == "secure" and self.sampling == "balls_and_bins":
+            raise ValueError(
+                "noise secure needs lots that nobody can predict, but balls_and_bins goes on over "
+                "rounds and so takes them from the seed: set sampling: poisson, or noise: seeded"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _keys_of_layers(self) -> Self:
+        for key in ("clip_rule", "noise_allocation"):
+            if getattr(self, key) is not None and self.clipping != "per_layer":
+                raise ValueError(
+                    f"{key} belongs to clipping per_layer, got clipping {self.clipping}; leave "
+                    f"{key} out, or set clipping: per_layer"
+                )
         return self

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
-from fedsim.clients.dp_sgd.noise import SeededNoise
+from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise, secret_stream
 from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
+from fedsim.clients.dp_sgd.sampling import Sampling
 from fedsim.clients.settings import AdamSettings, LocalSettings, OptimizerSettings, SgdSettings
 from fedsim.server.streams import Purpose, seed_sequence, stream
 
@@ -30,6 +31,24 @@ class StreamKey:
     def generator(self, purpose: Purpose) -> np.random.Generator:
         """Return the stream for `purpose`."""
         return stream(self.seed, purpose, client=self.client, round_number=self.round_number)
+
+    def epoch(self, number: int) -> np.random.Generator:
+        """Return the stream that divides the client's examples in an epoch, whatever the round."""
+        return stream(self.seed, Purpose.EPOCH, client=self.client, round_number=number)
+
+    def lots(
+        self, sampling: Sampling, num_examples: int, *, first_step: int, secure: bool = False
+    ) -> Iterator[np.ndarray]:
+        """Return the lots of the round, which starts after `first_step` steps of the client.
+
+        With `secure`, lots that amplification relies on are drawn from the operating system.
+        """
+        steps = secret_stream() if secure else self.generator(Purpose.SAMPLING)
+        return sampling.lots(num_examples, steps, epochs=self.epoch, first_step=first_step)
+
+    def noise(self, *, secure: bool = False) -> NoiseSource:
+        """Return the noise of the round; with `secure`, noise that nobody can repeat."""
+        return SecureNoise() if secure else SeededNoise(self.generator(Purpose.NOISE))
 
     def torch_seed(self, purpose: Purpose) -> int:
         """Return a seed for torch's own generators (dropout); not used for noise."""
@@ -71,17 +90,31 @@ def train_private(
     settings: LocalSettings,
     step: DpSgdStep,
     key: StreamKey,
+    *,
+    first_step: int,
+    secure: bool = False,
 ) -> None:
     """Take `settings.steps` steps of DP-SGD on the model of `gradients`, in place.
 
     Guarantee: the resulting parameters are a function of the initial ones and of `settings.steps`
     releases of `step`; the optimizer sees nothing but noisy gradients. Buffers do not change.
+
+    Args:
+        gradients: the model and its per-example gradients.
+        features: the client's examples (n, ...).
+        targets: their targets (n, ...).
+        settings: steps and optimizer.
+        step: the mechanism.
+        key: whose randomness.
+        first_step: steps that the client was charged for before this round.
+        secure: lots and noise come from the operating system instead of `key`.
     """
     parameter = gradients.parameters.optimizer_parameter()
     parameter.grad = released = torch.zeros_like(gradients.parameters.data)
     optimizer = make_optimizer([parameter], settings.optimizer)
     gradients.model.train()
-    lots, noise = key.generator(Purpose.SAMPLING), SeededNoise(key.generator(Purpose.NOISE))
+    lots = key.lots(step.sampling, len(features), first_step=first_step, secure=secure)
+    noise = key.noise(secure=secure)
     with _torch_randomness(key, features.device):
         for _ in range(settings.steps):
             step.release(gradients, features, targets, lots=lots, noise=noise, into=released)

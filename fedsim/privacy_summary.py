@@ -23,10 +23,23 @@ _ADJACENCIES = {
     "sizes are public",
     "add_remove": "add/remove adjacency: one example is added or removed, and client sizes are "
     "private",
+    "replace_one": "replace-one adjacency: one example becomes another, and client sizes are "
+    "public",
 }
 _METHODS = {
     "pld": "privacy loss distribution, connect-the-dots, an upper bound",
     "rdp": "Rényi differential privacy, tight conversion, an upper bound",
+}
+_LOTS = {
+    "poisson": "lots were drawn by Poisson sampling",
+    "fixed_size": "lots of fixed size were drawn without replacement",
+    "shuffle": "lots were cut from shuffled data, which is not counted as sampling",
+    "balls_and_bins": "each epoch allocated every example to one lot at random",
+}
+_NOISE = {
+    "seeded": "The noise comes from seeded streams, as a reproducible simulation needs: it "
+    "protects nobody from someone who knows the seed.",
+    "secure": "Lots and noise come from the operating system's randomness and cannot be repeated.",
 }
 
 
@@ -56,6 +69,8 @@ class PrivacySummary:
     adjacency: str
     accountant: str
     clients: tuple[ClientSpend, ...]
+    sampling: str = "poisson"
+    noise: str = "seeded"
 
     @property
     def system_epsilon(self) -> float:
@@ -86,10 +101,9 @@ class PrivacySummary:
             "(ε_k, δ)-differentially private for its single training examples "
             f"({_ADJACENCIES[self.adjacency]}) over all rounds it took part in. "
             f"The largest ε_k is {epsilon_text(self.system_epsilon)} at δ = {deltas[-1]:g} "
-            f"({_METHODS[self.accountant]}; lots were drawn by Poisson sampling). "
+            f"({_METHODS[self.accountant]}; {_LOTS[self.sampling]}). "
             "No amplification by client selection, shuffling or secure aggregation is claimed. "
-            "Tuning runs on the same data are not charged. The noise comes from seeded streams, as "
-            "a reproducible simulation needs: it protects nobody from someone who knows the seed."
+            "Tuning runs on the same data are not charged. " + _NOISE[self.noise]
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -149,19 +163,25 @@ def summarise_privacy(federation: Federation) -> PrivacySummary | None:
                 client=client,
                 examples=plan.examples,
                 delta=plan.delta,
-                epsilon=ledger.epsilon(plan.delta, accountant=settings.accountant),
-                epsilon_rdp=ledger.epsilon(plan.delta, accountant="rdp"),
+                epsilon=ledger.epsilon(plan.delta, settings.accountant, settings.adjacency),
+                epsilon_rdp=ledger.epsilon(plan.delta, "rdp", settings.adjacency),
                 target_epsilon=plan.target_epsilon,
                 noise_multiplier=plan.step.noise_multiplier,
-                sampling_rate=plan.step.sampling.rate,
+                sampling_rate=plan.step.sampling.share,
                 max_grad_norm=settings.max_grad_norm,
                 rounds=len(history),
-                steps=sum(count for _, count in ledger.entries),
+                steps=len(history) * federation.experiment.local.steps,
                 head=history[-1].hash if history else GENESIS,
                 ledger=ledger,
             )
         )
-    return PrivacySummary(settings.adjacency, settings.accountant, tuple(spends))
+    return PrivacySummary(
+        settings.adjacency,
+        settings.accountant,
+        tuple(spends),
+        sampling=settings.sampling,
+        noise=settings.noise,
+    )
 
 
 def finite_or_none(value: float) -> float | None:

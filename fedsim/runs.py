@@ -164,7 +164,7 @@ class _Recorder:
         engine = engine_for(experiment.runtime)
         book = None
         if experiment.privacy is not None:
-            book = PrivacyBook(experiment.privacy.accountant)
+            book = PrivacyBook(experiment.privacy.accountant, experiment.privacy.adjacency)
             for statement in self._federation.recorded_statements():
                 book.record(statement)
         server = self._federation.server_app(start=self._start, on_round=self._on_round, book=book)

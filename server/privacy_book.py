@@ -5,14 +5,16 @@ The book never averages. The federation's guarantee is the largest ε of any cli
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.adjacency import Adjacency
 from fedsim.server.protocol import PrivacyStatement, ProtocolError
 
 
 class PrivacyBook:
     """Latest privacy statement and ε of every client that reported one."""
 
-    def __init__(self, accountant: AccountantName) -> None:
+    def __init__(self, accountant: AccountantName, adjacency: Adjacency = "zero_out") -> None:
         self._accountant: AccountantName = accountant
+        self._adjacency: Adjacency = adjacency
         self._statements: dict[int, PrivacyStatement] = {}
         self._epsilons: dict[int, float] = {}
 
@@ -40,7 +42,7 @@ class PrivacyBook:
         if client not in self._epsilons:
             statement = self._statements[client]
             self._epsilons[client] = statement.ledger.epsilon(
-                statement.delta, accountant=self._accountant
+                statement.delta, accountant=self._accountant, adjacency=self._adjacency
             )
         return self._epsilons[client]
 

@@ -24,6 +24,7 @@ class Purpose(IntEnum):
     NOISE = 6
     DROPOUT = 7
     DATASET = 8
+    EPOCH = 9  # keyed by the number of the epoch in place of the round
 
 
 def seed_sequence(

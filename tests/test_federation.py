@@ -297,14 +297,53 @@ def test_add_remove_keeps_client_sizes_out_of_everything_public(tmp_path: Path) 
     assert len({spend.noise_multiplier for spend in result.privacy.clients}) == 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"sampling": "shuffle"}, "cut from shuffled data, which is not counted as sampling"),
+        ({"sampling": "balls_and_bins"}, "allocated every example to one lot at random"),
+        ({"sampling": "fixed_size", "adjacency": "replace_one"}, "drawn without replacement"),
+        ({"adjacency": "replace_one"}, "replace-one adjacency: one example becomes another"),
+        ({"clipping": "per_layer", "noise_allocation": "optimal"}, "by Poisson sampling"),
+        ({"clipping": "automatic"}, "from someone who knows the seed"),
+        ({"noise": "secure"}, "from the operating system's randomness"),
+    ],
+)
+def test_every_way_to_draw_and_clip_keeps_the_target(
+    tmp_path: Path, settings: Mapping, said: str
+) -> None:
+    experiment = digits(
+        federation={"rounds": 3, "clients_per_round": 3}, privacy={**PRIVATE, **settings}
+    )
+    result = fedsim.run(experiment, out=tmp_path / "r")
+    assert result.privacy is not None
+    assert said in result.privacy.statement
+    for spend in result.privacy.clients:
+        assert spend.steps == 2 * spend.rounds
+        assert spend.epsilon <= 8.0
+        assert result.rounds[-1]["epsilon_max"] == result.privacy.system_epsilon
+
+
+def test_shuffled_epochs_are_charged_once_over_rounds(tmp_path: Path) -> None:
+    """More lots in an epoch than steps in the run: every client has begun one epoch, not six."""
+    local = {"steps": 2, "batch_size": 2, "optimizer": {"name": "sgd", "lr": 0.5}}
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5, "sampling": "shuffle"}
+    result = fedsim.run(digits(local=local, privacy=privacy), out=tmp_path / "r")
+    assert result.privacy is not None
+    for spend in result.privacy.clients:
+        assert spend.examples > 12
+        assert [count for _, count in spend.ledger.entries] == [1]
+        assert spend.steps == 6
+
+
 def break_training(monkeypatch: pytest.MonkeyPatch, fails: Callable[[StreamKey], bool]) -> None:
     """Let training raise for some (client, round), after the charge and before the reply."""
     train = app.train_private
 
-    def faulty(*arguments: Any) -> None:
+    def faulty(*arguments: Any, **options: Any) -> None:
         if fails(arguments[-1]):
             raise RuntimeError("the disk of this client is full")
-        train(*arguments)
+        train(*arguments, **options)
 
     monkeypatch.setattr(app, "train_private", faulty)
 

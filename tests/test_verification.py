@@ -32,7 +32,17 @@ def problems(run: Path) -> str:
 
 @pytest.mark.parametrize(
     "change",
-    [{}, {"privacy": None}, {"privacy.accountant": "rdp"}, {"privacy.noise_multiplier": 0}],
+    [
+        {},
+        {"privacy": None},
+        {"privacy.accountant": "rdp"},
+        {"privacy.noise_multiplier": 0},
+        {"privacy.adjacency": "replace_one"},
+        {"privacy.adjacency": "replace_one", "privacy.sampling": "fixed_size"},
+        {"privacy.sampling": "shuffle"},
+        {"privacy.sampling": "balls_and_bins"},
+        {"privacy.clipping": "per_layer", "privacy.noise": "secure"},
+    ],
 )
 def test_an_honest_run_is_sound(tmp_path: Path, change: dict[str, Any]) -> None:
     result = fedsim.run(EXPERIMENT, overrides=change, out=tmp_path / "r")

@@ -3,14 +3,23 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fedsim.accountant.groups import (
+    dimension_clip_norms,
+    equal_clip_norms,
+    explicit_clip_norms,
+)
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 
 # Rounding in float32 may lift a norm by a few units in the last place; the bound leaves room.
 _ROUNDING_ROOM = 1.0 - 1e-6
+
+ClipRule = Literal["equal", "by_dimension"]
 
 
 @dataclass(frozen=True)
@@ -20,10 +29,12 @@ class Groups:
     Attributes:
         members: the parameter indices of each group; together all parameters.
         bounds: C_m, the L2 bound of one example's gradient in each group.
+        dimensions: d_m, the number of values in each group; empty where nobody asks.
     """
 
     members: tuple[tuple[int, ...], ...]
     bounds: tuple[float, ...]
+    dimensions: tuple[int, ...] = ()
 
     @property
     def sensitivity(self) -> float:
@@ -48,6 +59,23 @@ class Clipping(ABC):
     def coefficients(self, norms: Tensor, bounds: Tensor) -> Tensor:
         """Return the factors (n, m) for gradient norms (n, m), float64, given bounds (m,)."""
 
+    @property
+    def noise_on_count(self) -> float | None:
+        """σ_b of the count of examples within the bound, released to adapt it; None: no count."""
+        return None
+
+    def gradient_noise(self, noise_multiplier: float) -> float:
+        """Return the z of the gradients that makes z = `noise_multiplier` of all that is released.
+
+        Raises:
+            ValueError: what else is released spends more than that alone.
+        """
+        return noise_multiplier
+
+    def adapted(self, share: float) -> "Clipping":
+        """Return the clipping of the next lot, given the released share within the bound."""
+        return self
+
 
 @dataclass(frozen=True)
 class FlatClipping(Clipping):
@@ -60,15 +88,130 @@ class FlatClipping(Clipping):
 
     def groups(self, parameters: FlatParameters) -> Groups:
         """Return one group of all parameters."""
-        return Groups((tuple(range(len(parameters.tensors))),), (self.max_grad_norm,))
+        return one_group(parameters, self.max_grad_norm)
 
     def coefficients(self, norms: Tensor, bounds: Tensor) -> Tensor:
         """Return min(1, C / norm), and 0 where the norm is not finite."""
         return clipped(norms, bounds)
 
 
+@dataclass(frozen=True)
+class AutomaticClipping(Clipping):
+    """Scale each example's whole gradient to C · norm / (norm + γ) (Bu et al. 2023, AUTO-S).
+
+    Gradients are normalised rather than clipped: C then only scales the learning rate, and there is
+    no threshold to tune. γ keeps small gradients small.
+
+    Guarantee: a contribution's norm is below C.
+
+    Raises:
+        ValueError: C or γ is not positive and finite.
+    """
+
+    max_grad_norm: float
+    gamma: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name, value in (("max_grad_norm", self.max_grad_norm), ("gamma", self.gamma)):
+            if not 0.0 < value < math.inf:
+                raise ValueError(
+                    f"{name} of automatic clipping must be > 0 and finite, got {value}"
+                )
+
+    def groups(self, parameters: FlatParameters) -> Groups:
+        """Return one group of all parameters."""
+        return one_group(parameters, self.max_grad_norm)
+
+    def coefficients(self, norms: Tensor, bounds: Tensor) -> Tensor:
+        """Return C / (norm + γ), and 0 where the norm is not finite."""
+        return _none_where_not_finite(bounds * _ROUNDING_ROOM / (norms + self.gamma), norms)
+
+
+@dataclass(frozen=True)
+class GroupClipping(Clipping):
+    """Clip groups of parameters separately, to bounds C_m with Σ C_m² ≤ C².
+
+    Attributes:
+        max_grad_norm: C, the bound of the whole gradient.
+        patterns: patterns of parameter names (`fnmatch`: `encoder.*`, `*.bias`), one for each
+            group; a parameter belongs to the first that fits. None: one group for each layer,
+            which is a module with its own parameters, weight and bias together.
+        bounds: "equal" (C_m = C / √M), "by_dimension" (C_m = C √(d_m / d)), or the C_m themselves.
+    """
+
+    max_grad_norm: float
+    patterns: tuple[str, ...] | None = None
+    bounds: ClipRule | tuple[float, ...] = "equal"
+
+    def groups(self, parameters: FlatParameters) -> Groups:
+        """Return the groups of a model in the order of the patterns, or of its layers.
+
+        Raises:
+            ValueError: a parameter fits no pattern, a pattern no parameter, or the bounds are not
+                one for each group or exceed C together.
+        """
+        members = (
+            _by_layer(parameters.names)
+            if self.patterns is None
+            else _by_pattern(parameters.names, self.patterns)
+        )
+        sizes = [sum(parameters.sizes[i] for i in group) for group in members]
+        return Groups(members, self._bounds(sizes), tuple(sizes))
+
+    def coefficients(self, norms: Tensor, bounds: Tensor) -> Tensor:
+        """Return min(1, C_m / norm), and 0 in all groups where one norm is not finite."""
+        return clipped(norms, bounds)
+
+    def _bounds(self, sizes: list[int]) -> tuple[float, ...]:
+        if isinstance(self.bounds, tuple) and len(self.bounds) != len(sizes):
+            raise ValueError(
+                f"bounds must be one for each of the {len(sizes)} groups, got {len(self.bounds)}"
+            )
+        if math.isinf(self.max_grad_norm):  # nothing to divide, and nothing that bounds exceed
+            return self.bounds if isinstance(self.bounds, tuple) else (math.inf,) * len(sizes)
+        match self.bounds:
+            case "equal":
+                bounds = equal_clip_norms(self.max_grad_norm, len(sizes))
+            case "by_dimension":
+                bounds = dimension_clip_norms(self.max_grad_norm, sizes)
+            case given:
+                bounds = explicit_clip_norms(self.max_grad_norm, given)
+        return tuple(bounds.tolist())
+
+
+def one_group(parameters: FlatParameters, bound: float) -> Groups:
+    """Return one group of all parameters."""
+    return Groups((tuple(range(len(parameters.tensors))),), (bound,), (parameters.size,))
+
+
 def clipped(norms: Tensor, bounds: Tensor) -> Tensor:
     """Return min(1, C_m / norm) for norms (n, m) and bounds (m,), 0 where a norm is not finite."""
     room = bounds * _ROUNDING_ROOM
-    factors = torch.where(norms > room, room / norms, 1.0)
+    return _none_where_not_finite(torch.where(norms > room, room / norms, 1.0), norms)
+
+
+def _none_where_not_finite(factors: Tensor, norms: Tensor) -> Tensor:
+    """Set the factors of every example to 0 that is not finite in some group."""
     return torch.where(torch.isfinite(norms).all(1, keepdim=True), factors, 0.0)
+
+
+def _by_layer(names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    groups: dict[str, list[int]] = {}
+    for index, name in enumerate(names):
+        groups.setdefault(name.rpartition(".")[0], []).append(index)
+    return tuple(tuple(group) for group in groups.values())
+
+
+def _by_pattern(names: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    groups: list[list[int]] = [[] for _ in patterns]
+    for index, name in enumerate(names):
+        fitting = [group for group, p in zip(groups, patterns, strict=True) if fnmatchcase(name, p)]
+        if not fitting:
+            raise ValueError(f"no pattern fits parameter {name!r}; add '*' as the last pattern")
+        fitting[0].append(index)
+    for pattern, group in zip(patterns, groups, strict=True):
+        if not group:
+            raise ValueError(
+                f"pattern {pattern!r} has no parameter left to fit; parameters: {', '.join(names)}"
+            )
+    return tuple(tuple(group) for group in groups)

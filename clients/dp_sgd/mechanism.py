@@ -1,44 +1,140 @@
 """One DP-SGD step: what is released and what it costs, from one constructor."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.accountant import Gaussian, PoissonSampled
+from fedsim.accountant import Event, Gaussian, JointGaussian
+from fedsim.clients.dp_sgd.allocation import NoiseAllocation, check_allocation, group_noise
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
 from fedsim.clients.dp_sgd.noise import NoiseSource
+from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example import LotStatistics, PerExampleGradients
-from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.clients.dp_sgd.sampling import Charges, Sampling
+
+Lots = Iterator[np.ndarray] | np.random.Generator
+
+COUNT_SENSITIVITY = 0.5  # of Σ (b_i − ½), b_i telling whether example i is within its bound
 
 
 @dataclass(frozen=True)
 class DpSgdStep:
     """The noisy gradient of DP-SGD (Abadi et al. 2016, Algorithm 1).
 
-    A step draws a lot by Poisson sampling with rate q, clips each example's gradient to C, sums,
-    adds N(0, (z·C)²) to the sum once, and divides by the public expected lot.
+    A step draws a lot, clips each example's gradient, sums, adds Gaussian noise to the sum once,
+    and divides by the public expected lot. Groups of parameters may have bounds C_m and noise
+    z_m C_m of their own: together they are one Gaussian release inside the sampling.
 
-    Guarantee: one step is `event`, the Poisson-sampled Gaussian mechanism, under zero-out and under
-    add/remove adjacency. Every attribute is public; nothing released depends on the number of
-    examples drawn except through the noisy sum, and an empty lot releases noise like any other.
+    Guarantee: one step is `event`, under the adjacencies of `sampling`. Every attribute is public;
+    nothing released depends on the number of examples drawn except through the noisy sum, and an
+    empty lot releases noise like any other.
+
+    Attributes:
+        sampling: how lots are drawn.
+        clipping: the bounds of an example's contribution.
+        noise_multiplier: z of everything that a step releases.
+        expected_lot: public number that sums are divided by.
+        allocation: how groups share the noise (see `group_noise`).
+        max_physical_batch: most examples in memory at once; None: the whole lot. It changes
+            nothing but the order in which gradients are summed.
+        bound_groups: the groups of the model that the step is for, set by `for_model`.
+
+    Raises:
+        ValueError: an attribute is outside its range, or they do not go together.
     """
 
-    sampling: PoissonSampling
+    sampling: Sampling
     clipping: Clipping
     noise_multiplier: float
     expected_lot: float
+    allocation: NoiseAllocation = "uniform"
+    max_physical_batch: int | None = None
+    bound_groups: Groups | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.expected_lot < float("inf"):
+            raise ValueError(f"expected_lot must be > 0 and finite, got {self.expected_lot!r}")
+        if self.max_physical_batch is not None and self.max_physical_batch < 1:
+            raise ValueError(f"max_physical_batch must be >= 1, got {self.max_physical_batch}")
+        check_allocation(self.allocation, self.noise_multiplier)
+        self.clipping.gradient_noise(self.noise_multiplier)  # refuses what cannot be met
 
     @property
-    def event(self) -> PoissonSampled:
-        """The privacy event of one step."""
-        return self.sampling.event(Gaussian(self.noise_multiplier))
+    def event(self) -> Event:
+        """What a step is charged as; with epochs, the steps of one epoch together."""
+        return self.sampling.event(self.mechanism)
+
+    @property
+    def mechanism(self) -> Event:
+        """What is released about a lot, whoever is in it: one Gaussian, with its parts named."""
+        parts, sigma = self._group_multipliers(), self.clipping.noise_on_count
+        if sigma is not None:
+            parts = (*parts, sigma / COUNT_SENSITIVITY)
+        return Gaussian(parts[0]) if len(parts) == 1 else JointGaussian(parts)
+
+    def charges(self, first_step: int, steps: int) -> Charges:
+        """Return (event, count) for `steps` steps after `first_step` steps of a client's life."""
+        return self.sampling.charges(self.mechanism, first_step, steps)
+
+    def for_model(self, parameters: FlatParameters) -> Self:
+        """Return the step for one model: its event says the noise of each group.
+
+        Raises:
+            ValueError: the clipping or the allocation does not fit the model.
+        """
+        bound = replace(self, bound_groups=self.clipping.groups(parameters))
+        bound.standard_deviations(bound.groups(parameters))
+        return bound
+
+    def groups(self, parameters: FlatParameters) -> Groups:
+        """Return the groups of a model.
+
+        Raises:
+            ValueError: the step is bound to a model with other parameters.
+        """
+        if self.bound_groups is None:
+            return self.clipping.groups(parameters)
+        dimensions = self.bound_groups.dimensions
+        if dimensions and sum(dimensions) != parameters.size:
+            raise ValueError(
+                f"the step is for a model with {sum(dimensions)} values, "
+                f"got one with {parameters.size}"
+            )
+        return self.bound_groups
+
+    def standard_deviations(self, groups: Groups) -> tuple[float, ...]:
+        """Return σ_m of the noise on the clipped sum, for each group."""
+        z = self.clipping.gradient_noise(self.noise_multiplier)
+        return group_noise(self.allocation, z, groups)
 
     def standard_deviation(self, groups: Groups) -> float:
-        """Return the standard deviation of the noise on the sum, σ = z·C."""
-        # z = 0 with C = ∞ (no privacy, for comparison) would be 0 · ∞.
-        return self.noise_multiplier * groups.sensitivity if self.noise_multiplier > 0 else 0.0
+        """Return σ where all groups share it.
+
+        Raises:
+            ValueError: groups have noise of their own.
+        """
+        sigmas = set(self.standard_deviations(groups))
+        if len(sigmas) != 1:
+            raise ValueError("groups have noise of their own; use standard_deviations")
+        return sigmas.pop()
+
+    def fill_with_noise(
+        self, parameters: FlatParameters, noise: NoiseSource, into: Tensor
+    ) -> Groups:
+        """Overwrite the flat tensor `into` (size,) with one step's noise, already divided.
+
+        Returns:
+            The groups whose clipped gradients, divided by `expected_lot`, are to be added.
+        """
+        groups = self.groups(parameters)
+        sigmas = self.standard_deviations(groups)
+        for place, sigma in _runs(parameters, groups, sigmas):
+            noise.fill_(into[place], sigma / self.expected_lot)
+        return groups
 
     def release(
         self,
@@ -46,7 +142,7 @@ class DpSgdStep:
         features: Tensor,
         targets: Tensor,
         *,
-        lots: np.random.Generator,
+        lots: Lots,
         noise: NoiseSource,
         into: Tensor,
     ) -> LotStatistics:
@@ -56,22 +152,71 @@ class DpSgdStep:
             gradients: the model's clipped gradient sums.
             features: all of the client's examples (n, ...).
             targets: their targets (n, ...).
-            lots: the client's sampling stream of this round.
+            lots: the client's lots from `sampling.lots`; or, if they are independent of each
+                other, the stream to draw one from.
             noise: the client's noise of this round.
             into: overwritten by the released gradient.
 
         Returns:
             What happened to the examples of the lot: private, never to leave the client.
         """
-        index = torch.from_numpy(self.sampling.lot(len(features), lots)).to(features.device)
-        groups = self.clipping.groups(gradients.parameters)
+        lot = self._lot(len(features), lots)
         # Noise first, gradients on top: one pass over the parameters less.
-        noise.fill_(into, self.standard_deviation(groups) / self.expected_lot)
-        return gradients.add_clipped_sum(
-            features[index],
-            targets[index],
-            self.clipping,
-            groups,
-            into,
-            scale=1.0 / self.expected_lot,
-        )
+        groups = self.fill_with_noise(gradients.parameters, noise, into)
+        statistics = LotStatistics(0, 0, (0,) * len(groups.bounds))
+        for part in torch.from_numpy(lot).to(features.device).split(self._physical(len(lot))):
+            statistics += gradients.add_clipped_sum(
+                features[part],
+                targets[part],
+                self.clipping,
+                groups,
+                into,
+                scale=1.0 / self.expected_lot,
+            )
+        return statistics
+
+    def adapted(self, statistics: LotStatistics, noise: NoiseSource) -> Self:
+        """Return the step for the next lot, whose clipping may have learnt from this one.
+
+        What it learns from is part of `event`, so call it once for each release, with the noise
+        source of that release; clipping that does not adapt draws no noise and returns the step.
+        """
+        sigma = self.clipping.noise_on_count
+        if sigma is None:
+            return self
+        # Centred, so that an example moves the count by ½ and not by 1, absent or present.
+        centred = statistics.within[0] - COUNT_SENSITIVITY * statistics.examples
+        noisy = centred + noise.fill_(torch.empty(1, dtype=torch.float64), sigma).item()
+        share = noisy / self.expected_lot + 0.5
+        return replace(self, clipping=self.clipping.adapted(share), bound_groups=None)
+
+    def _lot(self, num_examples: int, lots: Lots) -> np.ndarray:
+        if isinstance(lots, np.random.Generator):
+            return self.sampling.lot(num_examples, lots)
+        return next(lots)
+
+    def _physical(self, examples: int) -> int:
+        return max(1, examples) if self.max_physical_batch is None else self.max_physical_batch
+
+    def _group_multipliers(self) -> tuple[float, ...]:
+        """Return z_m of each group where the groups are known, else the one of all together."""
+        if self.bound_groups is None or len(self.bound_groups.bounds) == 1:
+            return (self.clipping.gradient_noise(self.noise_multiplier),)
+        sigmas = self.standard_deviations(self.bound_groups)
+        return tuple(s / c for s, c in zip(sigmas, self.bound_groups.bounds, strict=True))
+
+
+def _runs(
+    parameters: FlatParameters, groups: Groups, sigmas: tuple[float, ...]
+) -> list[tuple[slice, float]]:
+    """Return the longest slices of a flat tensor that share a σ, in their order."""
+    if len(set(sigmas)) == 1:
+        return [(slice(0, parameters.size), sigmas[0])]
+    of = {i: sigma for members, sigma in zip(groups.members, sigmas, strict=True) for i in members}
+    runs: list[tuple[slice, float]] = []
+    for index, place in enumerate(parameters.slices(range(len(parameters.tensors)))):
+        if runs and runs[-1][1] == of[index]:
+            runs[-1] = (slice(runs[-1][0].start, place.stop), of[index])
+        else:
+            runs.append((place, of[index]))
+    return runs

@@ -1,27 +1,278 @@
-"""Which examples enter a step: the sampler and the event it must be charged as."""
+"""Which examples enter a step: the sampler, what it must be charged as, and for whom it holds."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
+from typing import ClassVar
 
 import numpy as np
 
-from fedsim.accountant import Gaussian, PoissonSampled
+from fedsim.accountant import (
+    EpochShuffled,
+    Event,
+    FixedSizeSampled,
+    PoissonSampled,
+    RandomAllocation,
+)
+from fedsim.accountant.adjacency import Adjacency
+
+Charges = list[tuple[Event, int]]
+EpochStream = Callable[[int], np.random.Generator]
+
+
+class Sampling(ABC):
+    """How the lots of a client's life are drawn.
+
+    Steps are numbered over the whole life of a client, from 0, across its rounds.
+
+    Guarantee: whoever runs steps first_step ... first_step + steps − 1 with lots of `lots` and
+    releases `mechanism` about each lot has released no more than `charges(mechanism, first_step,
+    steps)` under each of `adjacencies`, given that the steps before were charged likewise.
+    """
+
+    adjacencies: ClassVar[tuple[Adjacency, ...]]
+
+    @property
+    @abstractmethod
+    def share(self) -> float:
+        """Expected share of the examples in one lot."""
+
+    @abstractmethod
+    def event(self, mechanism: Event) -> Event:
+        """Return the event that `mechanism` about a lot, or about each lot of an epoch, is."""
+
+    @abstractmethod
+    def charges(self, mechanism: Event, first_step: int, steps: int) -> Charges:
+        """Return (event, count) for what `steps` steps from `first_step` on cost in addition."""
+
+    @abstractmethod
+    def lots(
+        self,
+        num_examples: int,
+        stream: np.random.Generator,
+        *,
+        epochs: EpochStream,
+        first_step: int,
+    ) -> Iterator[np.ndarray]:
+        """Yield the indices of the lots from `first_step` on, without end.
+
+        Args:
+            num_examples: examples of the client.
+            stream: the client's sampling stream of this round.
+            epochs: the client's stream of an epoch, by its number, the same in every round:
+                an epoch that a round leaves unfinished goes on in the next.
+            first_step: steps that the client was charged for before.
+        """
+
+    def lot(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
+        """Return the indices of one lot that depends on no other lot.
+
+        Raises:
+            TypeError: the sampling draws whole epochs; take its lots from `lots`.
+        """
+        raise TypeError(f"{type(self).__name__} draws whole epochs; take its lots from `lots`")
+
+
+class IndependentLots(Sampling):
+    """A sampling whose lots are independent of each other: every step is an event of its own."""
+
+    def charges(self, mechanism: Event, first_step: int, steps: int) -> Charges:
+        """Return one event for each step."""
+        return [(self.event(mechanism), steps)] if steps else []
+
+    def lots(
+        self,
+        num_examples: int,
+        stream: np.random.Generator,
+        *,
+        epochs: EpochStream,
+        first_step: int,
+    ) -> Iterator[np.ndarray]:
+        """Yield lots drawn one after the other from `stream`."""
+        while True:
+            yield self.lot(num_examples, stream)
+
+
+class EpochLots(Sampling):
+    """A sampling that divides all examples among the `batches` lots of an epoch.
+
+    The division comes from the epoch's own stream, never from hidden state, so an epoch continues
+    over rounds and over a restart. It is charged once, when its first lot is drawn.
+    """
+
+    batches: int
+
+    @property
+    def share(self) -> float:
+        """Expected share of the examples in one lot: 1 / batches."""
+        return 1.0 / self.batches
+
+    def charges(self, mechanism: Event, first_step: int, steps: int) -> Charges:
+        """Return one event for each epoch that starts in these steps."""
+        started = _epochs_started(first_step + steps, self.batches)
+        started -= _epochs_started(first_step, self.batches)
+        return [(self.event(mechanism), started)] if started else []
+
+    def lots(
+        self,
+        num_examples: int,
+        stream: np.random.Generator,
+        *,
+        epochs: EpochStream,
+        first_step: int,
+    ) -> Iterator[np.ndarray]:
+        """Yield the lots of one epoch after the other."""
+        divided: list[np.ndarray] = []
+        for step in count(first_step):
+            epoch, position = divmod(step, self.batches)
+            if not divided or position == 0:
+                divided = self.divide(num_examples, epochs(epoch))
+            yield divided[position]
+
+    @abstractmethod
+    def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
+        """Return the lots of one epoch: each example is in exactly one."""
 
 
 @dataclass(frozen=True)
-class PoissonSampling:
+class PoissonSampling(IndependentLots):
     """Each example enters each lot independently with probability `rate`.
 
     Guarantee: inclusion is independent over examples and steps; a lot may be empty, and an empty
     lot is a lot like any other. This is what `PoissonSampled` accounts for (Abadi et al. 2016,
     section 3; Mironov et al. 2019).
+
+    Raises:
+        ValueError: the rate is not in [0, 1].
     """
 
     rate: float
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("zero_out", "add_remove", "replace_one")
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.rate <= 1.0:
+            raise ValueError(f"sampling rate must be in [0, 1], got {self.rate!r}")
+
+    @property
+    def share(self) -> float:
+        """Expected share of the examples in one lot: the rate."""
+        return self.rate
 
     def lot(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
         """Return the indices of one lot, ascending; its length is random."""
         return np.flatnonzero(generator.random(num_examples) < self.rate)
 
-    def event(self, mechanism: Gaussian) -> PoissonSampled:
+    def event(self, mechanism: Event) -> PoissonSampled:
         """Return the event of one step that applies `mechanism` to a lot."""
         return PoissonSampled(self.rate, mechanism)
+
+
+@dataclass(frozen=True)
+class FixedSizeSampling(IndependentLots):
+    """Each lot is a uniformly random subset of `batch` of the `population` examples.
+
+    Guarantee: subsets are independent over steps. Another example fills the place of a missing
+    one, so only replace-one adjacency is claimed (Wang, Balle, Kasiviswanathan 2019); the number
+    of examples is public.
+
+    Raises:
+        ValueError: not 1 ≤ batch ≤ population.
+    """
+
+    population: int
+    batch: int
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("replace_one",)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch <= self.population:
+            raise ValueError(
+                f"batch must be between 1 and the population {self.population}, got {self.batch}"
+            )
+
+    @property
+    def share(self) -> float:
+        """Share of the examples in one lot."""
+        return self.batch / self.population
+
+    def lot(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
+        """Return the indices of one lot, ascending.
+
+        Raises:
+            ValueError: the client does not hold the public number of examples.
+        """
+        if num_examples != self.population:
+            raise ValueError(
+                f"lots of fixed size were charged for {self.population} examples, got "
+                f"{num_examples}"
+            )
+        return np.sort(generator.choice(num_examples, self.batch, replace=False, shuffle=False))
+
+    def event(self, mechanism: Event) -> FixedSizeSampled:
+        """Return the event of one step that applies `mechanism` to a lot."""
+        return FixedSizeSampled(self.population, self.batch, mechanism)
+
+
+@dataclass(frozen=True)
+class ShuffledEpochs(EpochLots):
+    """Each epoch shuffles the examples anew and cuts them into `batches` lots of even length.
+
+    Guarantee: an example is in exactly one lot of an epoch, and which one does not depend on any
+    example's value. That is all: the lots of one shuffle depend on each other, so no amplification
+    by sampling is claimed, and an epoch costs one release about a known lot (Chua et al. 2024).
+
+    Raises:
+        ValueError: there are no batches.
+    """
+
+    batches: int
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("zero_out", "replace_one")
+
+    def __post_init__(self) -> None:
+        _check_batches(self.batches)
+
+    def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
+        """Return the lots of one epoch; their lengths differ by at most one."""
+        return np.array_split(generator.permutation(num_examples), self.batches)
+
+    def event(self, mechanism: Event) -> EpochShuffled:
+        """Return the event of one epoch that applies `mechanism` to each lot."""
+        return EpochShuffled(self.batches, mechanism)
+
+
+@dataclass(frozen=True)
+class BallsAndBins(EpochLots):
+    """Each epoch throws every example into one of `batches` lots, uniformly and independently.
+
+    Guarantee: allocations are independent over examples and epochs; lots may be empty. This is
+    what `RandomAllocation` accounts for (Chua et al. 2025; Feldman and Shenfeld 2025).
+
+    Raises:
+        ValueError: there are no batches.
+    """
+
+    batches: int
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("zero_out", "add_remove", "replace_one")
+
+    def __post_init__(self) -> None:
+        _check_batches(self.batches)
+
+    def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
+        """Return the lots of one epoch, ascending; their lengths are random."""
+        bins = generator.integers(self.batches, size=num_examples)
+        ends = np.cumsum(np.bincount(bins, minlength=self.batches))
+        return np.split(np.argsort(bins, kind="stable"), ends[:-1])
+
+    def event(self, mechanism: Event) -> RandomAllocation:
+        """Return the event of one epoch that applies `mechanism` to each lot."""
+        return RandomAllocation(self.batches, mechanism)
+
+
+def _epochs_started(steps: int, batches: int) -> int:
+    """Return how many epochs the first `steps` steps of a life have touched."""
+    return -(-steps // batches)
+
+
+def _check_batches(batches: int) -> None:
+    if batches < 1:
+        raise ValueError(f"an epoch needs at least one batch, got {batches}")

@@ -6,38 +6,93 @@ of its own, so layers may be reused and forwards may interleave. An operation th
 parameter in a way that no `Use` covers is noted in `uncovered`.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fedsim.clients.dp_sgd.uses import AffineUse, ConvolutionUse, EmbeddingUse, LinearUse, Use
+from fedsim.clients.dp_sgd.routes import HARMLESS, ROUTES
+from fedsim.clients.dp_sgd.uses import Use
+
+
+class Recordable(Protocol):
+    """What a tape can note: a use, or the like of one."""
+
+    input: Tensor
+    output_gradient: Tensor
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether the input is read after the backward pass."""
+        ...
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output."""
+        ...
+
+    def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
+        """Return the gradient with respect to the input; of x only the shape may be read."""
+        ...
 
 
 class Tape(TorchFunctionMode):
-    """Notes the uses of tracked parameters during one forward pass of `examples` examples.
+    """Notes the uses of tracked parameters during forward passes of `examples` examples.
+
+    Guarantee: a use is noted when a backward pass that starts outside the tape goes through it,
+    once for each such pass: forwards without a backward leave nothing, and forwards may interleave.
 
     Args:
         index: parameter index by `id`.
         examples: number of examples n; every input of a use must be (n, ...).
+        routes: how operations become uses.
+        stacked: for routes that replace parameters by other tensors, by `id`.
+
+    Attributes:
+        uses: filled by backward passes.
+        uncovered: indices of parameters that no route covered; filled by the forward pass.
     """
 
-    def __init__(self, index: dict[int, int], examples: int) -> None:
+    def __init__(
+        self,
+        index: Mapping[int, int],
+        examples: int,
+        *,
+        routes: Mapping[Any, Callable[..., Any]] = ROUTES,
+        stacked: Mapping[int, Tensor] | None = None,
+    ) -> None:
         super().__init__()
-        self._index = index
-        self._examples = examples
-        self._anchor = torch.zeros((), requires_grad=True)
+        self.examples = examples
+        self.stacked = {} if stacked is None else stacked
         self.uses: list[Use] = []
         self.uncovered: set[int] = set()
+        self._index, self._routes = index, routes
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._running = 0
 
-    def backward(self, loss: Tensor) -> None:
-        """Fill every use that contributed to `loss` with the gradient of its output."""
-        if loss.requires_grad:
-            torch.autograd.grad(loss, self._anchor, allow_unused=True)
+    def __enter__(self) -> Self:
+        self._running += 1
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._running -= 1
+        super().__exit__(*error)
+
+    def backward(
+        self, loss: Tensor, others: Sequence[Tensor] = (), *, retain_graph: bool = False
+    ) -> tuple[Tensor | None, ...]:
+        """Fill every use that contributed to `loss` with the gradient of its output.
+
+        Returns:
+            The gradients of `others`, None where `loss` does not depend on one.
+        """
+        if not loss.requires_grad:
+            return (None,) * len(others)
+        wanted = (self._anchor, *others)
+        return torch.autograd.grad(loss, wanted, retain_graph=retain_graph, allow_unused=True)[1:]
 
     def __torch_function__(
         self,
@@ -48,226 +103,68 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         index = self._index
-        tracked = [
-            part
-            for value in (*args, *kwargs.values())
-            for part in (value if isinstance(value, list | tuple) else (value,))
-            if id(part) in index
-        ]
-        if not tracked:
-            return func(*args, **kwargs)
-        route = _ROUTES.get(func)
+        for value in args:
+            if id(value) in index or isinstance(value, list | tuple):
+                break
+        else:
+            if not kwargs or not any(id(value) in index for value in kwargs.values()):
+                return func(*args, **kwargs)
+        route = self._routes.get(func)
         output = None if route is None else route(self, *args, **kwargs)
         if output is not None:
             return output
-        if func not in _HARMLESS:
-            self.uncovered.update(index[id(part)] for part in tracked)
+        if func not in HARMLESS and torch.is_grad_enabled():
+            given = map(id, _parts(args, kwargs))
+            self.uncovered.update(index[each] for each in given if each in index)
         return func(*args, **kwargs)
 
-    def tracked(self, parameter: Tensor | None) -> int | None:
+    def tracked(self, parameter: Any) -> int | None:
         """Return the index of a tracked parameter, else None."""
-        return None if parameter is None else self._index.get(id(parameter))
+        return self._index.get(id(parameter))
 
-    def record(self, use: Use, x: Tensor) -> Tensor | None:
+    def record(self, use: Recordable, x: Tensor) -> Tensor | None:
         """Run a use on its input and note it; None where the input is not one row per example."""
-        if x.ndim == 0 or len(x) != self._examples:
+        if x.ndim == 0 or x.shape[0] != self.examples:
             return None
-        return _Recorded.apply(self._anchor, x, use, self)  # pyright: ignore[reportReturnType]
+        return _Recorded.apply(self._anchor, x, use, self)
+
+    def note(self, use: Any) -> None:
+        """Note a use that a backward pass has filled in.
+
+        Backward passes of the model's own, inside its forward, are not those of the loss.
+        """
+        if not self._running:
+            self.uses.append(use)
 
 
 class _Recorded(torch.autograd.Function):
     """Runs a use and notes it on the tape in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, x: Tensor, use: Use, tape: Tape) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(ctx: Any, anchor: Tensor, x: Tensor, use: Recordable, tape: Tape) -> Tensor:
         ctx.use, ctx.tape = use, tape
-        ctx.save_for_backward(x)
+        if use.needs_input:
+            ctx.save_for_backward(x)
+        else:
+            ctx.shape = x.shape
         return use.forward(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor | None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (x,) = ctx.saved_tensors
-        use: Use = ctx.use
+        use: Recordable = ctx.use
+        # Where only a bias is trained, the input is not kept: a stand-in has its shape.
+        saved = ctx.saved_tensors
+        x = saved[0] if saved else g.new_empty(1).expand(ctx.shape)
         use.input, use.output_gradient = x, g
-        ctx.tape.uses.append(use)
+        ctx.tape.note(use)
         return None, use.input_gradient(x, g) if ctx.needs_input_grad[1] else None, None, None
 
 
-def _detached(value: Tensor | None) -> Tensor | None:
-    return None if value is None else value.detach()
-
-
-def _linear(
-    tape: Tape, input: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> Tensor | None:
-    if tape.tracked(input) is not None:
-        return None
-    use = LinearUse(tape.tracked(weight), tape.tracked(bias), weight.detach(), _detached(bias))
-    return tape.record(use, input)
-
-
-def _convolution(
-    tape: Tape,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | tuple[int, ...] = 1,
-    padding: int | str | tuple[int, ...] = 0,
-    dilation: int | tuple[int, ...] = 1,
-    groups: int = 1,
-) -> Tensor | None:
-    dimensions = weight.ndim - 2
-    if input.ndim != weight.ndim or tape.tracked(input) is not None:
-        return None
-    spread = _each(dilation, dimensions)
-    if padding == "same":
-        reach = [d * (k - 1) for d, k in zip(spread, weight.shape[2:], strict=True)]
-        sides = [side for total in reversed(reach) for side in (total // 2, total - total // 2)]
-        input, padding = functional.pad(input, sides), 0
-    elif padding == "valid":
-        padding = 0
-    use = ConvolutionUse(
-        tape.tracked(weight),
-        tape.tracked(bias),
-        weight.detach(),
-        _detached(bias),
-        stride=_each(stride, dimensions),
-        padding=_each(padding, dimensions),
-        dilation=spread,
-        groups=groups,
-    )
-    return tape.record(use, input)
-
-
-def _each(value: Any, dimensions: int) -> list[int]:
-    return [value] * dimensions if isinstance(value, int) else list(value)
-
-
-def _embedding(
-    tape: Tape,
-    input: Tensor,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Tensor | None:
-    index = tape.tracked(weight)
-    if index is None or max_norm is not None or scale_grad_by_freq or sparse:
-        return None
-    if padding_idx is not None and padding_idx < 0:
-        padding_idx += len(weight)
-    return tape.record(EmbeddingUse(index, weight.detach(), padding_idx), input)
-
-
-def _affine(tape: Tape, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    use = AffineUse(
-        tape.tracked(weight), tape.tracked(bias), _detached(weight), _detached(bias)
-    )
-    return tape.record(use, x)
-
-
-def _layer_norm(
-    tape: Tape,
-    input: Tensor,
-    normalized_shape: list[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor | None:
-    return _affine(tape, functional.layer_norm(input, normalized_shape, eps=eps), weight, bias)
-
-
-def _rms_norm(
-    tape: Tape,
-    input: Tensor,
-    normalized_shape: list[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-) -> Tensor | None:
-    return _affine(tape, functional.rms_norm(input, normalized_shape, eps=eps), weight, None)
-
-
-def _group_norm(
-    tape: Tape,
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor | None:
-    shape = (-1,) + (1,) * (input.ndim - 2)
-    plain = functional.group_norm(input, num_groups, eps=eps)
-    use = AffineUse(
-        tape.tracked(weight),
-        tape.tracked(bias),
-        None if weight is None else weight.detach().view(shape),
-        None if bias is None else bias.detach().view(shape),
-    )
-    return tape.record(use, plain)
-
-
-def _add(tape: Tape, input: Any, other: Any, *, alpha: float = 1) -> Tensor | None:
-    pair = _parameter_and_rows(tape, input, other)
-    if pair is None or alpha != 1:
-        return None
-    parameter, rows = pair
-    return _affine(tape, rows, None, parameter)
-
-
-def _multiply(tape: Tape, input: Any, other: Any) -> Tensor | None:
-    pair = _parameter_and_rows(tape, input, other)
-    if pair is None:
-        return None
-    parameter, rows = pair
-    return _affine(tape, rows, parameter, None)
-
-
-def _parameter_and_rows(tape: Tape, one: Any, two: Any) -> tuple[Tensor, Tensor] | None:
-    """Split the operands into a tracked parameter and (n, ...) that it is broadcast over."""
-    for parameter, rows in ((one, two), (two, one)):
-        if tape.tracked(parameter) is None or not isinstance(rows, Tensor):
-            continue
-        across = parameter.ndim < rows.ndim or (
-            parameter.ndim == rows.ndim and parameter.shape[0] == 1
-        )
-        if across and torch.broadcast_shapes(parameter.shape, rows.shape) == rows.shape:
-            return parameter, rows
-    return None
-
-
-_ROUTES: dict[Any, Callable[..., Tensor | None]] = {
-    functional.linear: _linear,
-    torch.conv1d: _convolution,
-    torch.conv2d: _convolution,
-    torch.conv3d: _convolution,
-    functional.embedding: _embedding,
-    functional.layer_norm: _layer_norm,
-    functional.rms_norm: _rms_norm,
-    functional.group_norm: _group_norm,
-    torch.add: _add,
-    Tensor.add: _add,
-    Tensor.__add__: _add,
-    Tensor.__radd__: _add,
-    torch.mul: _multiply,
-    Tensor.mul: _multiply,
-    Tensor.__mul__: _multiply,
-    Tensor.__rmul__: _multiply,
-}
-
-# What reads a parameter's layout and not its values.
-_HARMLESS = {
-    Tensor.dim,
-    Tensor.size,
-    Tensor.numel,
-    Tensor.stride,
-    Tensor.is_floating_point,
-    Tensor.detach,
-    *(
-        getattr(Tensor, name).__get__
-        for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout",
-                     "grad", "is_nested", "is_sparse", "data")
-    ),
-}
+def _parts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Return the arguments, and what lists and tuples among them hold."""
+    return [
+        part
+        for value in (*args, *kwargs.values())
+        for part in (value if isinstance(value, list | tuple) else (value,))
+    ]

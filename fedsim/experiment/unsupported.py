@@ -13,9 +13,7 @@ _KEYS: set[KeyPath] = {
 }
 
 _CHOICES: dict[KeyPath, set[str]] = {
-    ("privacy", "clipping"): {"per_layer", "adaptive"},
-    ("privacy", "sampling"): {"fixed_size", "shuffle"},
-    ("privacy", "adjacency"): {"replace_one"},
+    ("privacy", "clipping"): {"adaptive"},
     ("privacy", "accountant"): {"moments"},
     ("runtime", "engine"): {"ray"},
 }

@@ -80,6 +80,12 @@ def _expression(event: dict[str, Any]) -> str:
     match event:
         case {"type": "Gaussian", "noise_multiplier": noise}:
             return f"dp.GaussianDpEvent({float(noise)!r})"
+        case {"type": "JointGaussian", "noise_multipliers": noises}:
+            # All groups of parameters are one release: the script shows how their noise adds up.
+            terms = " + ".join(f"{float(noise)!r}**-2" for noise in noises)
+            return f"dp.GaussianDpEvent({'0.0' if 0.0 in noises else f'({terms})**-0.5'})"
+        case {"type": "EpochShuffled", "event": inner}:
+            return _expression(inner)  # each example is in one lot of the pass
         case {"type": "PoissonSampled", "sampling_rate": rate, "event": inner}:
             return f"dp.PoissonSampledDpEvent({float(rate)!r}, {_expression(inner)})"
         case {"type": "SelfComposed", "event": inner, "count": count}:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,11 +7,13 @@ from flwr.app import RecordDict
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.journal import FileJournal, Journal
 from fedsim.clients.account import STATE, ChargeRefusedError, PrivacyAccount
+from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.sampling import PoissonSampling, ShuffledEpochs
 from fedsim.clients.plan import PrivacyPlan
 
 PLAN = PrivacyPlan(
-    step=DpSgdStep(0.2, 1.1, 1.0, 10.0),
+    step=DpSgdStep(PoissonSampling(0.2), FlatClipping(1.0), 1.1, 10.0),
     examples=50,
     delta=1e-3,
     target_epsilon=8.0,
@@ -19,11 +22,15 @@ PLAN = PrivacyPlan(
 
 
 def charge(
-    state: RecordDict, journal: Journal | None, round_number: int, request: str = "model"
+    state: RecordDict,
+    journal: Journal | None,
+    round_number: int,
+    request: str = "model",
+    plan: PrivacyPlan = PLAN,
 ) -> PrivacyAccount:
     account = PrivacyAccount.restore(state, client=3, journal=journal)
     return account.charge(
-        PLAN, round_number=round_number, request=request, steps=5, state=state, journal=journal
+        plan, round_number=round_number, request=request, steps=5, state=state, journal=journal
     )
 
 
@@ -90,6 +97,43 @@ def test_more_rounds_than_the_target_affords_are_refused() -> None:
         charge(state, None, round_number)
     with pytest.raises(ChargeRefusedError, match=r"15 of the 15 steps .* target ε = 8"):
         charge(state, None, 4)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_shuffled_data_is_charged_when_an_epoch_starts(tmp_path: Path, durable: bool) -> None:
+    """Epochs of 4 lots, rounds of 5 steps: 2, 1 and 1 epochs start, then budget for 15 steps."""
+    step = replace(PLAN.step, sampling=ShuffledEpochs(4))
+    plan = replace(PLAN, step=step)
+    state, journal = RecordDict(), FileJournal(tmp_path / "ledger.jsonl") if durable else None
+    for round_number, epochs in ((1, 2), (2, 3), (6, 4)):
+        account = charge(state, journal, round_number, plan=plan)
+        assert account.ledger.entries == ((step.event, epochs),)
+    with pytest.raises(ChargeRefusedError, match="15 of the 15 steps"):
+        charge(state, journal, 7, plan=plan)
+
+
+def test_a_round_within_an_epoch_costs_nothing_and_is_recorded(tmp_path: Path) -> None:
+    step = replace(PLAN.step, sampling=ShuffledEpochs(100))
+    plan = replace(PLAN, step=step, target_epsilon=None)
+    path = tmp_path / "ledger.jsonl"
+    for round_number in (1, 2, 3):
+        account = charge(RecordDict(), FileJournal(path), round_number, plan=plan)
+    assert account.ledger.entries == ((step.event, 1),)
+    history = FileJournal(path).history(3)
+    assert [len(one.ledger) for one in history] == [1, 0, 0]
+    assert account.rounds == 3
+
+
+def test_secure_noise_is_charged_for_every_answer() -> None:
+    """It cannot give the same answer twice, so the same request again is a second release."""
+    plan, state = replace(PLAN, secure_noise=True), RecordDict()
+    charge(state, None, 1, plan=plan)
+    account = charge(state, None, 1, plan=plan)
+    assert account.ledger == ledger_of(10)
+    account = charge(state, None, 1, "another model", plan=plan)
+    assert account.ledger == ledger_of(15)
+    with pytest.raises(ChargeRefusedError, match="would exceed it"):
+        charge(state, None, 1, plan=plan)
 
 
 def test_clients_do_not_share_accounts(tmp_path: Path) -> None:

@@ -1,14 +1,28 @@
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.per_example import VmapGradients
+from fedsim.clients.dp_sgd.sampling import (
+    BallsAndBins,
+    FixedSizeSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledEpochs,
+)
 from fedsim.clients.settings import AdamSettings, LocalSettings, SgdSettings
 from fedsim.clients.training import StreamKey, train_plain, train_private
 
 KEY = StreamKey(seed=1, client=2, round_number=3)
-EXACT = DpSgdStep(sampling_rate=1.0, noise_multiplier=0.0, max_grad_norm=1e9, expected_lot=30.0)
+EXACT = DpSgdStep(PoissonSampling(1.0), FlatClipping(1e9), 0.0, expected_lot=30.0)
+NOISY = DpSgdStep(PoissonSampling(0.2), FlatClipping(1.0), 1.0, expected_lot=6.0)
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -28,6 +42,20 @@ def net(dropout: float = 0.0) -> nn.Module:
 
 def flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def private_training(
+    model: nn.Module,
+    settings: LocalSettings,
+    step: DpSgdStep,
+    key: StreamKey = KEY,
+    *,
+    first_step: int = 0,
+    secure: bool = False,
+) -> None:
+    x, y = data()
+    gradients = VmapGradients(model, loss)
+    train_private(gradients, x, y, settings, step, key, first_step=first_step, secure=secure)
 
 
 OPTIMIZERS = {
@@ -54,20 +82,18 @@ def test_without_noise_and_clipping_both_ways_are_full_batch_gradient_descent(na
         optimizer.step()
     plain, private = net(), net()
     train_plain(plain, loss, x, y, settings, KEY)
-    train_private(private, loss, x, y, settings, EXACT, KEY)
+    private_training(private, settings, EXACT)
     torch.testing.assert_close(flat(plain), flat(reference), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(flat(private), flat(reference), rtol=1e-9, atol=1e-11)
 
 
 def test_noise_differs_between_seeds_clients_rounds_and_nothing_else() -> None:
-    step = DpSgdStep(0.2, 1.0, 1.0, 6.0)
     settings = LocalSettings(steps=3, batch_size=6, optimizer=OPTIMIZERS["sgd"])
-    x, y = data()
 
     def trained(key: StreamKey, disturb: int) -> Tensor:
         model = net(dropout=0.3)
         torch.manual_seed(disturb)
-        train_private(model, loss, x, y, settings, step, key)
+        private_training(model, settings, NOISY, key)
         return flat(model)
 
     base = trained(KEY, 1)
@@ -86,7 +112,7 @@ def test_training_leaves_the_global_generators_alone(private: bool) -> None:
     torch.manual_seed(9)
     np.random.seed(9)  # noqa: NPY002
     if private:
-        train_private(model, loss, x, y, settings, DpSgdStep(0.2, 1.0, 1.0, 6.0), KEY)
+        private_training(model, settings, NOISY)
     else:
         train_plain(model, loss, x, y, settings, KEY)
     torch.testing.assert_close(torch.rand(2), expected[0])
@@ -113,11 +139,10 @@ def test_plain_batches_pass_over_every_example_before_repeating_one() -> None:
 
 def test_an_empty_lot_is_a_step_of_noise() -> None:
     # Rate 0 draws empty lots only; every step must still move the parameters.
-    step = DpSgdStep(0.0, 1.0, 1.0, 6.0)
+    step = replace(NOISY, sampling=PoissonSampling(0.0))
     settings = LocalSettings(steps=4, batch_size=6, optimizer=SgdSettings(name="sgd", lr=1.0))
-    x, y = data()
     model = net()
-    train_private(model, loss, x, y, settings, step, KEY)
+    private_training(model, settings, step)
     moved = flat(model) - flat(net())
     assert (moved != 0).all()
     expected = KEY_NOISE_STD * np.sqrt(4) / 6.0
@@ -126,3 +151,74 @@ def test_an_empty_lot_is_a_step_of_noise() -> None:
 
 
 KEY_NOISE_STD = 1.0
+
+
+@dataclass(frozen=True)
+class Recorded(Sampling):
+    """Remembers the lots that training drew."""
+
+    inner: Sampling
+    seen: list[list[int]]
+
+    @property
+    def share(self) -> float:
+        return self.inner.share
+
+    def event(self, mechanism):
+        return self.inner.event(mechanism)
+
+    def charges(self, mechanism, first_step, steps):
+        return self.inner.charges(mechanism, first_step, steps)
+
+    def lots(self, num_examples, stream, *, epochs, first_step) -> Iterator[np.ndarray]:
+        for lot in self.inner.lots(num_examples, stream, epochs=epochs, first_step=first_step):
+            self.seen.append(lot.tolist())
+            yield lot
+
+
+def lots_of_rounds(sampling: Sampling, steps: int, rounds: int, **options: bool) -> list[list[int]]:
+    settings = LocalSettings(steps=steps, batch_size=6, optimizer=OPTIMIZERS["sgd"])
+    recorded = Recorded(sampling, [])
+    for number in range(rounds):
+        key = replace(KEY, round_number=number + 1)
+        step = replace(NOISY, sampling=recorded)
+        private_training(net(), settings, step, key, first_step=steps * number, **options)
+    return recorded.seen
+
+
+@pytest.mark.parametrize("sampling", [ShuffledEpochs(5), BallsAndBins(5)])
+def test_epochs_go_on_over_rounds(sampling: Sampling) -> None:
+    lots = lots_of_rounds(sampling, steps=2, rounds=5)
+    for epoch in (lots[:5], lots[5:]):
+        assert sorted(i for lot in epoch for i in lot) == list(range(30))
+    assert lots[:5] != lots[5:]
+
+
+@pytest.mark.parametrize("sampling", [PoissonSampling(0.2), FixedSizeSampling(30, 6)])
+def test_independent_lots_differ_between_rounds(sampling: Sampling) -> None:
+    lots = lots_of_rounds(sampling, steps=3, rounds=3)
+    assert len(lots) == 9
+    assert len({tuple(lot) for lot in lots}) == 9
+
+
+def test_secure_training_repeats_neither_lots_nor_noise() -> None:
+    first, again = (
+        lots_of_rounds(PoissonSampling(0.2), steps=9, rounds=1, secure=True) for _ in range(2)
+    )
+    assert first != again
+    models = [net(), net()]
+    settings = LocalSettings(steps=1, batch_size=6, optimizer=OPTIMIZERS["sgd"])
+    step = replace(NOISY, sampling=PoissonSampling(0.0))
+    for model in models:
+        private_training(model, settings, step, secure=True)
+    assert not torch.equal(flat(models[0]), flat(models[1]))
+
+
+def test_the_lots_of_poisson_sampling_are_those_of_the_round_s_stream() -> None:
+    """Fixes the meaning of a seed: what a run drew before, it draws again in every version."""
+    lots = islice(KEY.lots(PoissonSampling(0.2), 30, first_step=15), 3)
+    assert [lot.tolist() for lot in lots] == [
+        [1, 11, 13, 21],
+        [0, 11, 13, 17, 29],
+        [1, 2, 3, 7, 12, 15, 21, 25],
+    ]

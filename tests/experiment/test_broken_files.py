@@ -131,14 +131,35 @@ BROKEN = [
     ("seed: 7", "secure_aggregation: {protocol: additive}", "2:1: secure_aggregation: not supported in this version; leave it out"),
     ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  on_exhausted: stop", "22:3: privacy.on_exhausted: not supported in this version; leave it out"),
     ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clients: {}", "22:3: privacy.clients: not supported in this version; leave it out"),
-    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clipping: adaptive", "22:3: privacy.clipping: 'adaptive' is not supported in this version; use 'flat'"),
-    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clipping: per_layer", "22:3: privacy.clipping: 'per_layer' is not supported in this version; use 'flat'"),
-    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  sampling: shuffle", "22:3: privacy.sampling: 'shuffle' is not supported in this version; use 'poisson'"),
-    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  sampling: fixed_size", "22:3: privacy.sampling: 'fixed_size' is not supported in this version; use 'poisson'"),
+    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clipping: adaptive", "22:3: privacy.clipping: 'adaptive' is not supported in this version; use 'flat', 'per_layer' or 'automatic'"),
+    # privacy without a guarantee
     (
         "max_grad_norm: 0.5",
-        "max_grad_norm: 0.5\n  adjacency: replace_one",
-        "22:3: privacy.adjacency: 'replace_one' is not supported in this version; use 'zero_out' or 'add_remove'",
+        "max_grad_norm: 0.5\n  sampling: fixed_size",
+        "18:1: privacy: sampling fixed_size is accounted for under adjacency replace_one only, because another example fills "
+        "the place of a missing one: set adjacency: replace_one, or sampling: poisson",
+    ),
+    (
+        "max_grad_norm: 0.5",
+        "max_grad_norm: 0.5\n  sampling: shuffle\n  adjacency: add_remove\n  declared_examples: 100",
+        "18:1: privacy: sampling shuffle has no guarantee under adjacency add_remove, because one more example moves others "
+        "to another lot: set adjacency: zero_out or replace_one, or sampling: poisson or balls_and_bins",
+    ),
+    (
+        "max_grad_norm: 0.5",
+        "max_grad_norm: 0.5\n  sampling: balls_and_bins\n  noise: secure",
+        "18:1: privacy: noise secure needs lots that nobody can predict, but balls_and_bins goes on over rounds and so takes "
+        "them from the seed: set sampling: poisson, or noise: seeded",
+    ),
+    (
+        "max_grad_norm: 0.5",
+        "max_grad_norm: 0.5\n  clip_rule: equal",
+        "18:1: privacy: clip_rule belongs to clipping per_layer, got clipping flat; leave clip_rule out, or set clipping: per_layer",
+    ),
+    (
+        "max_grad_norm: 0.5",
+        "max_grad_norm: 0.5\n  sampling: fixedsize",
+        "22:3: privacy.sampling: must be one of 'poisson', 'fixed_size', 'shuffle' or 'balls_and_bins', got 'fixedsize'; did you mean 'fixed_size'?",
     ),
     ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  accountant: moments", "22:3: privacy.accountant: 'moments' is not supported in this version; use 'pld' or 'rdp'"),
     ("engine: local", "engine: ray", "22:11: runtime.engine: 'ray' is not supported in this version; use 'local' or 'flower'"),

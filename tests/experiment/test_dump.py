@@ -131,7 +131,10 @@ privacy:
   delta: 0.001
   max_grad_norm: 0.5
   clipping: flat
+  clip_rule: null
+  noise_allocation: null
   sampling: poisson
+  noise: seeded
   adjacency: zero_out
   declared_examples: null
   accountant: pld

@@ -69,6 +69,12 @@ def test_script_is_for_the_client_with_the_largest_epsilon(make_run, private_cli
             {"type": "Composed", "events": [GAUSSIAN, GAUSSIAN]},
             "dp.ComposedDpEvent([dp.GaussianDpEvent(1.0), dp.GaussianDpEvent(1.0)])",
         ),
+        (
+            {"type": "JointGaussian", "noise_multipliers": [1.5, 2.0]},
+            "dp.GaussianDpEvent((1.5**-2 + 2.0**-2)**-0.5)",
+        ),
+        ({"type": "JointGaussian", "noise_multipliers": [1.5, 0.0]}, "dp.GaussianDpEvent(0.0)"),
+        ({"type": "EpochShuffled", "batches": 9, "event": GAUSSIAN}, "dp.GaussianDpEvent(1.0)"),
         ({"type": "NonPrivate"}, "dp.NonPrivateDpEvent()"),
     ],
 )

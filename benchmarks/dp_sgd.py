@@ -1,0 +1,194 @@
+"""What a DP-SGD step costs beside plain SGD and beside Opacus.
+
+    python benchmarks/dp_sgd.py [--quick]
+
+One thread, contenders interleaved, ratios to plain SGD in the same run. Opacus is measured when it
+is installed (pip install opacus); its ghost mode clips in two backward passes. Freed memory is kept
+in the process for all contenders alike, as fedsim's engines do: on machines where page faults are
+dear, every way that allocates per-example gradients is otherwise slowed down by them.
+"""
+
+import argparse
+import platform
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from interleaved import measure, print_ratios
+from torch import Tensor, nn
+
+from fedsim.clients.dp_sgd.backend import gradients_for
+from fedsim.clients.dp_sgd.clipping import FlatClipping
+from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.noise import SeededNoise
+from fedsim.clients.dp_sgd.per_example import PerExampleGradients, VmapGradients
+from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.simulation.memory import keep_freed_memory
+
+Step = Callable[[], object]
+
+
+def mlp() -> nn.Module:
+    """784-128-10, the usual MNIST network: 102k parameters."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def small_cnn() -> nn.Module:
+    """The CNN of Opacus' MNIST example: 26k parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 8, 2, padding=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, 2),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 32),
+        nn.ReLU(),
+        nn.Linear(32, 10),
+    )
+
+
+def large_cnn() -> nn.Module:
+    """Two 3 x 3 convolutions and two linear layers: 422k parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(3136, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+
+
+MODELS = {"MLP": mlp, "small CNN": small_cnn, "large CNN": large_cnn}
+
+
+def per_example_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of each example."""
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def plain_step(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """Plain SGD on the mean loss of a lot."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    index = torch.arange(len(x))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[index]), y[index]).backward()
+        optimizer.step()
+
+    return step
+
+
+def fedsim_step(
+    make: Callable[[nn.Module, Tensor, Tensor], PerExampleGradients],
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+) -> Step:
+    """DP-SGD by fedsim: sample, clip, add noise, divide, update."""
+    gradients = make(model, x, y)
+    parameter = gradients.parameters.optimizer_parameter()
+    parameter.grad = into = torch.zeros_like(gradients.parameters.data)
+    optimizer = torch.optim.SGD([parameter], lr=0.01)
+    mechanism = DpSgdStep(PoissonSampling(1.0), FlatClipping(1.0), 1.0, float(len(x)))
+    lots, noise = np.random.default_rng(0), SeededNoise(np.random.default_rng(1))
+
+    def step() -> None:
+        mechanism.release(gradients, x, y, lots=lots, noise=noise, into=into)
+        optimizer.step()
+
+    return step
+
+
+def by_book_keeping(model: nn.Module, x: Tensor, y: Tensor) -> PerExampleGradients:
+    """Let fedsim choose: book-keeping for all of these models."""
+    return gradients_for(model, per_example_loss, x[:3], y[:3])
+
+
+def by_vmap(model: nn.Module, x: Tensor, y: Tensor) -> PerExampleGradients:
+    """torch.func.vmap over torch.func.grad."""
+    return VmapGradients(model, per_example_loss)
+
+
+def opacus_step(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """DP-SGD by Opacus in one of its gradient modes."""
+    from opacus import GradSampleModule
+    from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
+        GradSampleModuleFastGradientClipping,
+    )
+    from opacus.optimizers import DPOptimizer
+    from opacus.optimizers.optimizer_fast_gradient_clipping import (
+        DPOptimizerFastGradientClipping,
+    )
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    options = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": len(x)}
+    index = torch.arange(len(x))
+    inner = torch.optim.SGD(model.parameters(), lr=0.01)
+    if mode == "ghost":
+        wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=1.0)
+        ghost = DPOptimizerFastGradientClipping(inner, **options)
+        loss = DPLossFastGradientClipping(wrapped, ghost, nn.CrossEntropyLoss(), "mean")
+
+        def ghost_step() -> None:
+            ghost.zero_grad()
+            loss(wrapped(x[index]), y[index]).backward()
+            ghost.step()
+
+        return ghost_step
+    hooked = GradSampleModule(model, force_functorch=mode == "functorch")
+    optimizer = DPOptimizer(inner, **options)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(hooked(x[index]), y[index]).backward()
+        optimizer.step()
+
+    return step
+
+
+def contenders(make_model: Callable[[], nn.Module], x: Tensor, y: Tensor) -> dict[str, Step]:
+    """Return every contender that this machine has."""
+    found = {
+        "plain SGD": plain_step(make_model(), x, y),
+        "fedsim": fedsim_step(by_book_keeping, make_model(), x, y),
+        "fedsim, vmap": fedsim_step(by_vmap, make_model(), x, y),
+    }
+    try:
+        import opacus  # noqa: F401
+    except ImportError:
+        return found
+    for mode in ("hooks", "functorch", "ghost"):
+        found[f"Opacus, {mode}"] = opacus_step(mode, make_model(), x, y)
+    return found
+
+
+def main() -> None:
+    """Measure every model at every batch size."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few repetitions, for a smoke test")
+    parser.add_argument("--model", choices=sorted(MODELS), help="one model only")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, one thread")
+    names = [arguments.model] if arguments.model else list(MODELS)
+    for name in names:
+        for batch in (16,) if arguments.quick else (16, 64, 256):
+            torch.manual_seed(0)
+            x, y = torch.randn(batch, 1, 28, 28), torch.randint(0, 10, (batch,))
+            steps = contenders(MODELS[name], x, y)
+            repetitions = 2 if arguments.quick else 30
+            timings = measure(steps, repetitions=repetitions, calls=1 if batch > 64 else 3)
+            print_ratios(f"{name}, batch {batch}", timings, baseline="plain SGD")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Clipping to a quantile of the gradient norms, learnt privately (Andrew et al. 2021)."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Self
+
+from torch import Tensor
+
+from fedsim.accountant.groups import adaptive_clip_noise_multiplier
+from fedsim.clients.dp_sgd.clipping import Clipping, Groups, clipped, one_group
+from fedsim.clients.dp_sgd.parameters import FlatParameters
+
+_SHARE = 20.0  # Andrew et al. 2021, section 3.1: σ_b = (expected lot) / 20 hardly costs anything
+_LEAST, _MOST = 1e-10, 1e10
+
+
+@dataclass(frozen=True)
+class AdaptiveClipping(Clipping):
+    """Scale each example's whole gradient to a bound C that follows a quantile of the norms.
+
+    With each lot, Σ (b_i − ½) is released with noise σ_b, where b_i says whether the norm of
+    example i was within C. With b̄ the noisy count over the public expected lot, plus ½, the next
+    bound is C · exp(−η (b̄ − γ)) (Andrew et al. 2021, arXiv:1905.03871, Algorithm 1).
+
+    Guarantee: an example moves the count by at most ½, so gradients at z_Δ and the count together
+    are one Gaussian release with z = (z_Δ⁻² + (2 σ_b)⁻²)^(−1/2), whatever the lot. C changes
+    between lots only, and is a function of what was released.
+
+    Attributes:
+        max_grad_norm: C, the bound of the next lot. It is the only state: see `state`.
+        count_noise: σ_b.
+        quantile: γ, the share of examples that should be within the bound.
+        learning_rate: η of the geometric update.
+
+    Raises:
+        ValueError: an attribute is outside its range.
+    """
+
+    max_grad_norm: float
+    count_noise: float
+    quantile: float = 0.5
+    learning_rate: float = 0.2
+
+    def __post_init__(self) -> None:
+        for name in ("max_grad_norm", "count_noise", "learning_rate"):
+            value = getattr(self, name)
+            if not 0.0 < value < math.inf:
+                raise ValueError(f"{name} must be > 0 and finite, got {value!r}")
+        if not 0.0 <= self.quantile <= 1.0:
+            raise ValueError(f"quantile must be in [0, 1], got {self.quantile!r}")
+
+    @classmethod
+    def for_lot(
+        cls,
+        expected_lot: float,
+        *,
+        max_grad_norm: float,
+        quantile: float = 0.5,
+        learning_rate: float = 0.2,
+    ) -> Self:
+        """Return the clipping with σ_b = expected_lot / 20, starting from `max_grad_norm`."""
+        return cls(max_grad_norm, expected_lot / _SHARE, quantile, learning_rate)
+
+    @property
+    def state(self) -> dict[str, float]:
+        """What the client must keep over rounds; public, as a function of what was released."""
+        return {"max_grad_norm": self.max_grad_norm}
+
+    def with_state(self, state: dict[str, float]) -> Self:
+        """Return the clipping as it was when `state` was taken."""
+        return replace(self, max_grad_norm=state["max_grad_norm"])
+
+    def groups(self, parameters: FlatParameters) -> Groups:
+        """Return one group of all parameters."""
+        return one_group(parameters, self.max_grad_norm)
+
+    def coefficients(self, norms: Tensor, bounds: Tensor) -> Tensor:
+        """Return min(1, C / norm), and 0 where the norm is not finite."""
+        return clipped(norms, bounds)
+
+    @property
+    def noise_on_count(self) -> float:
+        """σ_b of the count of examples within the bound."""
+        return self.count_noise
+
+    def gradient_noise(self, noise_multiplier: float) -> float:
+        """Return z_Δ, the noise multiplier of the gradients that makes the whole step have z.
+
+        Raises:
+            ValueError: the count alone would spend the whole budget.
+        """
+        if noise_multiplier == 0.0:
+            return 0.0
+        if self.count_noise <= 0.5 * noise_multiplier:
+            raise ValueError(
+                f"adaptive clipping needs count noise > noise_multiplier / 2 = "
+                f"{0.5 * noise_multiplier:.6g}, got {self.count_noise:.6g}: the count of clipped "
+                "examples alone would spend the whole budget; use larger lots (the default count "
+                "noise is expected lot / 20), more count noise, or flat clipping"
+            )
+        return adaptive_clip_noise_multiplier(noise_multiplier, self.count_noise)
+
+    def adapted(self, share: float) -> Self:
+        """Return the clipping of the next lot, given b̄, the released share within the bound."""
+        exponent = -self.learning_rate * (share - self.quantile)
+        # Noise may throw b̄ far out of [0, 1]; e-fold in one step is more than it should learn.
+        bound = self.max_grad_norm * math.exp(min(max(exponent, -1.0), 1.0))
+        return replace(self, max_grad_norm=min(max(bound, _LEAST), _MOST))

@@ -1,0 +1,63 @@
+"""How groups of parameters share the noise of one step."""
+
+import math
+from typing import Literal
+
+from fedsim.accountant.groups import group_noise_multiplier, least_energy_noise
+from fedsim.clients.dp_sgd.clipping import Groups
+
+NoiseAllocation = Literal["uniform", "proportional", "optimal"] | tuple[float, ...]
+
+_ROUNDING = 1e-9  # relative
+
+
+def check_allocation(allocation: NoiseAllocation, noise_multiplier: float) -> None:
+    """Refuse explicit noise multipliers z_m that are not worth `noise_multiplier` together.
+
+    Raises:
+        ValueError: (Σ z_m⁻²)^(−1/2) is another number; it is named.
+    """
+    if isinstance(allocation, str):
+        return
+    together = group_noise_multiplier(allocation)
+    if not math.isclose(together, noise_multiplier, rel_tol=_ROUNDING):
+        raise ValueError(
+            f"groups with noise multipliers {list(allocation)} have {together:.12g} together, "
+            f"(sum of z_m^-2)^(-1/2); noise_multiplier must be that, got {noise_multiplier!r}"
+        )
+
+
+def group_noise(
+    allocation: NoiseAllocation, noise_multiplier: float, groups: Groups
+) -> tuple[float, ...]:
+    """Return σ_m, the standard deviation of the noise on the clipped sum, for each group.
+
+    - "uniform": the same σ everywhere, z · (Σ C_m²)^(1/2);
+    - "proportional": the same z_m = z √M for each group, σ_m = z_m C_m;
+    - "optimal": least total noise Σ d_m σ_m²; the same as "uniform" where C_m ∝ √d_m;
+    - explicit z_m: σ_m = z_m C_m.
+
+    Guarantee: (Σ C_m² / σ_m²)^(−1/2) = z, so all groups together are one Gaussian release with z.
+
+    Raises:
+        ValueError: explicit z_m are not one for each group, or a bound is infinite though z > 0.
+    """
+    z, bounds = noise_multiplier, groups.bounds
+    if not isinstance(allocation, str) and len(allocation) != len(bounds):
+        raise ValueError(
+            f"there must be one noise multiplier for each of the {len(bounds)} groups, "
+            f"got {len(allocation)}"
+        )
+    if z == 0.0:  # no privacy, for comparison; with C = ∞ the product would be 0 · ∞
+        return (0.0,) * len(bounds)
+    if not math.isfinite(groups.sensitivity):
+        raise ValueError("noise needs a finite max_grad_norm; set one, or noise_multiplier to 0")
+    if allocation == "uniform" or len(bounds) == 1:
+        return (z * groups.sensitivity,) * len(bounds)
+    if allocation == "proportional":
+        return tuple(z * math.sqrt(len(bounds)) * bound for bound in bounds)
+    if allocation == "optimal":
+        return tuple(least_energy_noise(z, bounds, groups.dimensions).tolist())
+    # z may have been raised for what else is released; the groups share that evenly.
+    raised = z / group_noise_multiplier(allocation)
+    return tuple(raised * own * bound for own, bound in zip(allocation, bounds, strict=True))

@@ -1,0 +1,141 @@
+"""Replaces an optimizer's `step` and `zero_grad` on the instance, and puts them back."""
+
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any
+
+from torch import nn
+from torch.optim import LBFGS, Optimizer
+
+_NAMES = ("step", "zero_grad", "virtual_step")
+
+
+class OptimizerPatch:
+    """An optimizer whose `step`, `zero_grad` and `virtual_step` are an engine's.
+
+    They are bound methods of the instance, which is what learning-rate schedulers expect. Copies
+    and pickles of the optimizer are plain ones: torch stores its groups and state only.
+
+    Args:
+        optimizer: what is patched.
+        step: called with the optimizer's own step.
+        virtual_step: called by `virtual_step`.
+        zero_grad: called after the optimizer's own zero_grad.
+        owner: what `optimizer.privacy_engine` is.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        step: Callable[[Callable[[], Any]], None],
+        virtual_step: Callable[[], None],
+        zero_grad: Callable[[], None],
+        owner: object,
+    ) -> None:
+        self.optimizer = optimizer
+        self._active = True
+        own_step, own_zero_grad = optimizer.step, optimizer.zero_grad
+
+        def private_step(_: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            if not self._active:
+                return own_step() if closure is None else own_step(closure)
+            if closure is not None:
+                raise ValueError(
+                    "step() takes no closure while a privacy engine is attached: what a closure "
+                    "computes again would be clipped and released twice; call loss.backward() and "
+                    "then step()"
+                )
+            return step(own_step)
+
+        def private_virtual_step(_: Optimizer) -> None:
+            virtual_step()
+
+        def private_zero_grad(_: Optimizer, set_to_none: bool = True) -> None:
+            own_zero_grad(set_to_none)
+            if self._active:
+                zero_grad()
+
+        self._before = {name: optimizer.__dict__.get(name) for name in _NAMES}
+        self._ours = {
+            "step": MethodType(private_step, optimizer),
+            "zero_grad": MethodType(private_zero_grad, optimizer),
+            "virtual_step": MethodType(private_virtual_step, optimizer),
+        }
+        optimizer.__dict__.update(self._ours, privacy_engine=owner)
+
+    def undo(self) -> None:
+        """Put everything back as it was."""
+        self._active = False
+        attributes = self.optimizer.__dict__
+        attributes.pop("privacy_engine", None)
+        for name, ours in self._ours.items():
+            if attributes.get(name) is not ours:
+                continue  # somebody (a scheduler) wrapped it since; ours passes on from now on
+            if self._before[name] is None:
+                del attributes[name]
+            else:
+                attributes[name] = self._before[name]
+
+
+def check_optimizer(
+    optimizer: Optimizer, model: nn.Module, names: Sequence[str], tensors: Sequence[nn.Parameter]
+) -> None:
+    """Refuse an optimizer that does not hold exactly the parameters that are trained privately.
+
+    Args:
+        optimizer: the optimizer.
+        model: the model.
+        names: of the parameters that the engine was made for.
+        tensors: these parameters.
+
+    Raises:
+        ValueError: names the parameters that differ, or the optimizer runs backward by itself.
+    """
+    if isinstance(optimizer, LBFGS):
+        raise ValueError(
+            "LBFGS evaluates the loss several times in a step, each of which would have to be "
+            "noised and charged; use SGD, Adam or another optimizer that steps once"
+        )
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    ours = {id(parameter) for parameter in tensors}
+    named = list(model.named_parameters())
+    trained = {id(parameter) for _, parameter in named if parameter.requires_grad}
+    if held == ours == trained:
+        return
+    of_ours = {id(tensor): name for name, tensor in zip(names, tensors, strict=True)}
+    raise ValueError(_difference(optimizer, named, held, of_ours))
+
+
+def _difference(
+    optimizer: Optimizer,
+    named: list[tuple[str, nn.Parameter]],
+    held: set[int],
+    ours: dict[int, str],
+) -> str:
+    names = {id(parameter): name for name, parameter in named} | ours
+    missing = [name for key, name in ours.items() if key not in held]
+    extra = [
+        names.get(id(p), f"one of shape {tuple(p.shape)} that the model does not have")
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if id(p) not in ours
+    ]
+    changed = [name for name, p in named if p.requires_grad != (id(p) in ours)]
+    parts = []
+    if missing:
+        parts.append(f"it lacks {_shown(missing)}")
+    if extra:
+        parts.append(f"it has {_shown(extra)} besides")
+    if changed and not missing and not extra:
+        parts.append(f"requires_grad of {_shown(changed)} changed since the engine was made")
+    return (
+        "the optimizer must hold exactly the trainable parameters that the model had when the "
+        f"engine was made: {'; '.join(parts) or 'the model has other parameters now'}. Freeze "
+        "what is not trained first, then make the engine, then the optimizer from "
+        "[p for p in model.parameters() if p.requires_grad]"
+    )
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

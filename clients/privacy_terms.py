@@ -1,0 +1,247 @@
+"""The public terms of a privacy engine: what it may be told, checked and calibrated once.
+
+Nothing here depends on the data; everything may be published.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from glob import escape
+from typing import Literal
+
+from fedsim.accountant import calibrate_noise_multiplier, make_accountant
+from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.adjacency import Adjacency
+from fedsim.clients.dp_sgd.clipping import Clipping, FlatClipping, GroupClipping
+from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.clients.dp_sgd.sampling import PoissonSampling, ShuffledEpochs
+
+logger = logging.getLogger(__name__)
+
+SamplingName = Literal["poisson", "shuffle"]
+LossReduction = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True)
+class PrivacyTerms:
+    """What an engine does in each step, and what it was calibrated for.
+
+    Attributes:
+        batch_size: expected lot, the public normaliser of every released sum.
+        sample_size: public number of examples.
+        noise_multiplier: z; the noise has standard deviation z · C on the sum.
+        sampling: how lots are claimed to be drawn.
+        loss_reduction: what the user's loss does over a batch.
+        accountant: the accountant whose ε is reported.
+        adjacency: what the reported ε protects against.
+        target_delta: δ where none is asked for.
+        target_epsilon: ε that the noise was calibrated to; None where the noise was given.
+        planned_steps: steps it was calibrated for; None where the noise was given.
+        max_physical_batch: most examples in one forward pass; None without a limit.
+    """
+
+    batch_size: int
+    sample_size: int
+    noise_multiplier: float
+    sampling: PoissonSampling | ShuffledEpochs
+    loss_reduction: LossReduction
+    accountant: AccountantName
+    adjacency: Adjacency
+    target_delta: float
+    target_epsilon: float | None = None
+    planned_steps: int | None = None
+    max_physical_batch: int | None = None
+
+    @property
+    def lots_per_epoch(self) -> int:
+        """Lots that hold `sample_size` examples between them, on average."""
+        return math.ceil(self.sample_size / self.batch_size)
+
+    @property
+    def by_epoch(self) -> bool:
+        """Whether a charge pays for an epoch rather than for a step."""
+        return isinstance(self.sampling, ShuffledEpochs)
+
+
+def privacy_terms(
+    *,
+    batch_size: int,
+    sample_size: int,
+    noise_multiplier: float | None,
+    target_epsilon: float | None,
+    target_delta: float,
+    steps: int | None,
+    epochs: float | None,
+    sampling: SamplingName,
+    loss_reduction: LossReduction,
+    accountant: AccountantName,
+    adjacency: Adjacency,
+    max_physical_batch: int | None,
+) -> PrivacyTerms:
+    """Return the checked terms, with noise calibrated to `target_epsilon` where it is given.
+
+    Raises:
+        ValueError: an argument is outside its range, or arguments exclude each other.
+    """
+    sample_size = _count("sample_size", sample_size, "the public number of examples")
+    batch_size = _count("batch_size", batch_size, "the expected number of examples in a lot")
+    if batch_size > sample_size:
+        raise ValueError(
+            f"batch_size must be at most sample_size={sample_size}, got {batch_size}: the sampling "
+            "rate is batch_size / sample_size"
+        )
+    _one_of("sampling", sampling, ("poisson", "shuffle"))
+    _one_of("loss_reduction", loss_reduction, ("mean", "sum"))
+    make_accountant(accountant, adjacency=adjacency)  # refuses unknown names, listing the known
+    if max_physical_batch is not None:
+        _count("max_physical_batch", max_physical_batch, "the most examples in a forward pass")
+    if not 0.0 < target_delta < 1.0:
+        raise ValueError(f"target_delta must lie strictly between 0 and 1, got {target_delta!r}")
+    if target_delta * sample_size >= 1.0:
+        logger.warning(
+            "target_delta=%g is at least 1 / sample_size: releasing one whole example at random "
+            "would satisfy it; use a δ well below %g",
+            target_delta,
+            1.0 / sample_size,
+        )
+    drawn = (
+        ShuffledEpochs(math.ceil(sample_size / batch_size))
+        if sampling == "shuffle"
+        else PoissonSampling(batch_size / sample_size)
+    )
+    if adjacency not in drawn.adjacencies:
+        raise ValueError(
+            f"sampling={sampling!r} has a guarantee under {' and '.join(drawn.adjacencies)} "
+            f"adjacency only, got adjacency={adjacency!r}; use sampling='poisson'"
+        )
+    planned = _planned_steps(
+        noise_multiplier, target_epsilon, steps, epochs, sample_size / batch_size
+    )
+    if target_epsilon is None or planned is None:
+        noise = _noise_multiplier(noise_multiplier)
+    else:
+        # Shuffled lots are not amplified: an epoch costs one release about a known lot.
+        by_epoch = isinstance(drawn, ShuffledEpochs)
+        noise = calibrate_noise_multiplier(
+            target_epsilon=target_epsilon,
+            delta=target_delta,
+            sampling_rate=1.0 if by_epoch else drawn.share,
+            steps=math.ceil(planned / drawn.batches) if by_epoch else planned,
+            accountant=accountant,
+            adjacency=adjacency,
+        )
+    return PrivacyTerms(
+        batch_size=batch_size,
+        sample_size=sample_size,
+        noise_multiplier=noise,
+        sampling=drawn,
+        loss_reduction=loss_reduction,
+        accountant=accountant,
+        adjacency=adjacency,
+        target_delta=target_delta,
+        target_epsilon=target_epsilon,
+        planned_steps=planned,
+        max_physical_batch=max_physical_batch,
+    )
+
+
+def clipping_for(
+    max_grad_norm: float | Sequence[float] | Clipping,
+    parameters: FlatParameters,
+    *,
+    noisy: bool,
+) -> Clipping:
+    """Return the clipping that `max_grad_norm` stands for.
+
+    A number bounds the whole gradient. A sequence has one bound for each layer (a module with
+    trainable parameters of its own, in the model's order) or one for each trainable tensor.
+
+    Raises:
+        ValueError: a bound is not positive, or infinite although noise is added, or the sequence
+            fits neither the layers nor the tensors.
+    """
+    if isinstance(max_grad_norm, Clipping):
+        clipping = max_grad_norm
+    elif isinstance(max_grad_norm, Sequence):
+        clipping = _clipping_by_part([_bound(value) for value in max_grad_norm], parameters)
+    else:
+        clipping = FlatClipping(_bound(max_grad_norm))
+    if noisy and not math.isfinite(clipping.groups(parameters).sensitivity):
+        raise ValueError(
+            "max_grad_norm must be finite where noise is added, got inf: the noise is "
+            "noise_multiplier * max_grad_norm; for training without privacy use noise_multiplier=0"
+        )
+    return clipping
+
+
+def _clipping_by_part(bounds: list[float], parameters: FlatParameters) -> Clipping:
+    layers = dict.fromkeys(name.rpartition(".")[0] for name in parameters.names)
+    if len(bounds) == len(layers):
+        return GroupClipping(math.hypot(*bounds), bounds=tuple(bounds))
+    if len(bounds) == len(parameters.names):
+        patterns = tuple(escape(name) for name in parameters.names)
+        return GroupClipping(math.hypot(*bounds), patterns=patterns, bounds=tuple(bounds))
+    raise ValueError(
+        f"max_grad_norm must have one bound for each of the {len(layers)} trainable layers "
+        f"({', '.join(layers)}) or of the {len(parameters.names)} trainable tensors, "
+        f"got {len(bounds)}"
+    )
+
+
+def _planned_steps(
+    noise_multiplier: float | None,
+    target_epsilon: float | None,
+    steps: int | None,
+    epochs: float | None,
+    lots_per_epoch: float,
+) -> int | None:
+    if (noise_multiplier is None) == (target_epsilon is None):
+        given = "neither" if noise_multiplier is None else "both"
+        raise ValueError(
+            f"give exactly one of noise_multiplier and target_epsilon, got {given}; "
+            "target_epsilon calibrates the noise for you"
+        )
+    if noise_multiplier is not None:
+        if steps is not None or epochs is not None:
+            raise ValueError(
+                "steps and epochs calibrate the noise to target_epsilon; with noise_multiplier "
+                "take as many steps as you like, and leave them out"
+            )
+        return None
+    if (steps is None) == (epochs is None):
+        given = "neither" if steps is None else "both"
+        raise ValueError(
+            f"target_epsilon needs exactly one of steps and epochs, got {given}: the noise is "
+            "calibrated to the whole of training"
+        )
+    if steps is not None:
+        return _count("steps", steps, "the number of optimizer steps of the whole training")
+    if epochs is None or not 0.0 < epochs < math.inf:
+        raise ValueError(f"epochs must be finite and > 0, got {epochs!r}")
+    return math.ceil(epochs * lots_per_epoch)
+
+
+def _noise_multiplier(value: float | None) -> float:
+    if value is None or not 0.0 <= value < math.inf:
+        raise ValueError(
+            f"noise_multiplier must be finite and >= 0, got {value!r} (0 trains without privacy)"
+        )
+    return float(value)
+
+
+def _bound(value: float) -> float:
+    if isinstance(value, bool) or not value > 0.0:  # not: NaN
+        raise ValueError(f"max_grad_norm must be > 0, got {value!r}")
+    return float(value)
+
+
+def _count(name: str, value: int, meaning: str) -> int:
+    if isinstance(value, bool) or value != int(value) or value < 1:
+        raise ValueError(f"{name} must be a whole number >= 1 ({meaning}), got {value!r}")
+    return int(value)
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, known))}, got {value!r}")

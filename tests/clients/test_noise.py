@@ -1,0 +1,217 @@
+"""Noise is normal, independent, and reproducible exactly where it claims to be."""
+
+import copy
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from fedsim.clients.dp_sgd import noise as noise_module
+from fedsim.clients.dp_sgd.noise import (
+    NoiseSource,
+    SecureNoise,
+    SeededNoise,
+    generator_from_words,
+    secret_stream,
+)
+from fedsim.clients.training import StreamKey
+
+SIZE = 400_000
+
+
+def stream(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def drawn(source: NoiseSource, size: int = SIZE, dtype: torch.dtype = torch.float32) -> Tensor:
+    return source.fill_(torch.empty(size, dtype=dtype), 1.0)
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    """Correlation in units of its standard error: beyond 4 with a probability of 6e-5."""
+    return float(np.corrcoef(a.numpy(), b.numpy())[0, 1]) * np.sqrt(len(a))
+
+
+def sources() -> list[NoiseSource]:
+    return [SeededNoise(stream(1)), SecureNoise()]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_is_normal(index: int, dtype: torch.dtype) -> None:
+    # The secure half is new in every run: limits are for false-alarm rates below 1e-7 there.
+    values = drawn(sources()[index], dtype=dtype).double()
+    assert stats.kstest(values.numpy(), "norm").pvalue > 1e-8
+    assert abs(values.mean().item()) < 5.5 / np.sqrt(SIZE)
+    assert abs(values.std().item() - 1) < 5.5 / np.sqrt(2 * SIZE)
+    assert abs((values**4).mean().item() - 3) < 5.5 * np.sqrt(96 / SIZE)
+    assert abs(correlation(values[:-1], values[1:])) < 5.5
+    assert abs(correlation(values[: SIZE // 2], values[SIZE // 2 :])) < 5.5
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("shape", [(0,), (1,), (3, 1), (7, 5)])
+def test_noise_fills_any_shape_in_place(index: int, shape: tuple[int, ...]) -> None:
+    values = torch.full(shape, float("nan"))
+    assert sources()[index].fill_(values, 2.0) is values
+    assert torch.isfinite(values).all()
+    assert len(set(values.flatten().tolist())) == values.numel()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_no_deviation_is_no_noise(index: int) -> None:
+    assert (sources()[index].fill_(torch.ones(5), 0.0) == 0).all()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_noise_fills_a_slice_and_nothing_else(index: int) -> None:
+    values = torch.zeros(100)
+    sources()[index].fill_(values[20:50], 1.0)
+    assert (values[20:50] != 0).all()
+    assert (values[:20] == 0).all()
+    assert (values[50:] == 0).all()
+
+
+def test_seeded_noise_is_a_mersenne_twister_with_the_state_it_was_given() -> None:
+    """numpy's MT19937 with the same 624 words draws the same integers as torch."""
+    words = stream(3).integers(0, 2**32, size=624, dtype=np.uint32)
+    twister = np.random.MT19937()
+    key = words.copy()
+    key[0] |= 0x80000000
+    twister.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": 624}}
+    generator = generator_from_words(words)
+    ours = torch.empty(2000, dtype=torch.int64).random_(0, 2**20, generator=generator)
+    np.testing.assert_array_equal(ours.numpy(), twister.random_raw(2000) % 2**20)
+
+
+def test_every_word_of_the_state_counts() -> None:
+    words = stream(3).integers(0, 2**32, size=624, dtype=np.uint32)
+    other = words.copy()
+    other[400] ^= 1
+    one, two = (
+        torch.empty(2000).normal_(generator=generator_from_words(w)) for w in (words, other)
+    )
+    assert not torch.equal(one, two)
+
+
+@pytest.mark.parametrize("count", [0, 623, 625])
+def test_a_state_has_624_words(count: int) -> None:
+    with pytest.raises(ValueError, match="need 624 words"):
+        generator_from_words(np.ones(count, dtype=np.uint32))
+
+
+def test_seeded_noise_depends_on_its_stream_alone() -> None:
+    torch.manual_seed(1)
+    first = drawn(SeededNoise(stream(5)), 1000)
+    torch.manual_seed(2)
+    assert torch.equal(first, drawn(SeededNoise(stream(5)), 1000))
+    assert not torch.equal(first, drawn(SeededNoise(stream(6)), 1000))
+
+
+def test_seeded_noise_in_parts_is_not_repeated() -> None:
+    source = SeededNoise(stream(5))
+    assert not torch.equal(drawn(source, 1000), drawn(source, 1000))
+
+
+def check_independent(streams: dict[str, StreamKey]) -> None:
+    """No two streams are correlated: 15 pairs at 4.5 standard errors, false-alarm rate 1e-4."""
+    noises = {name: drawn(key.noise(), 200_000) for name, key in streams.items()}
+    names = list(noises)
+    for i, one in enumerate(names):
+        for other in names[:i]:
+            assert abs(correlation(noises[one], noises[other])) < 4.5, (one, other)
+
+
+KEYS = {
+    "base": StreamKey(1, 2, 3),
+    "seed": StreamKey(2, 2, 3),
+    "client": StreamKey(1, 3, 3),
+    "round": StreamKey(1, 2, 4),
+    "swapped": StreamKey(1, 3, 2),
+    "far": StreamKey(1, 2 + 2**16, 3),
+}
+
+
+def test_noise_is_independent_over_seeds_clients_and_rounds() -> None:
+    check_independent(KEYS)
+
+
+class RoundIgnored(StreamKey):
+    """`torch.manual_seed(42)` in every round, in other words."""
+
+    def noise(self, *, secure: bool = False) -> NoiseSource:
+        return StreamKey(self.seed, self.client, 0).noise()
+
+
+def test_mutation_a_reused_seed_is_caught() -> None:
+    wrong = {"round 1": RoundIgnored(1, 2, 1), "round 2": RoundIgnored(1, 2, 2)}
+    with pytest.raises(AssertionError):
+        check_independent(dict(wrong))
+
+
+def test_secure_noise_never_repeats() -> None:
+    source = SecureNoise()
+    draws = [drawn(source, 1000), drawn(source, 1000), drawn(SecureNoise(), 1000)]
+    assert len({tuple(values.tolist()) for values in draws}) == 3
+    assert not np.array_equal(secret_stream().random(5), secret_stream().random(5))
+
+
+def test_secure_noise_takes_no_seed() -> None:
+    with pytest.raises(TypeError):
+        SecureNoise(42)  # type: ignore[call-arg]
+    torch.manual_seed(1)
+    first = drawn(StreamKey(1, 2, 3).noise(secure=True), 100)
+    torch.manual_seed(1)
+    assert not torch.equal(first, drawn(StreamKey(1, 2, 3).noise(secure=True), 100))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_secure_noise_cannot_be_copied(copied: object) -> None:
+    with pytest.raises(TypeError, match="would repeat it"):
+        copied(SecureNoise())  # type: ignore[operator]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_has_noise_of_its_own() -> None:
+    source = SecureNoise()
+    drawn(source, 10)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, drawn(source, 10).numpy().tobytes())
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs = np.frombuffer(os.read(read, 40), dtype=np.float32)
+    os.close(read)
+    os.close(write)
+    assert not np.array_equal(theirs, drawn(source, 10).numpy())
+
+
+def test_secure_noise_in_chunks_is_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise_module, "_CHUNK", 1000)
+    values = drawn(SecureNoise(), 100_001, torch.float64)
+    assert len(set(values.tolist())) == 100_001
+    assert stats.kstest(values.numpy(), "norm").pvalue > 1e-8
+
+
+def test_secure_noise_reaches_where_24_bits_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest uniform gives 8.57 standard deviations, the largest 0; nothing is infinite."""
+
+    class Constant:
+        def __init__(self, byte: bytes) -> None:
+            self.byte = byte
+
+        def update(self, data: bytes) -> bytes:
+            return self.byte * len(data)
+
+    source = SecureNoise()
+    drawn(source, 1)
+    monkeypatch.setattr(source, "_keystream", Constant(b"\x00"))
+    assert drawn(source, 2, torch.float64)[0] == pytest.approx(np.sqrt(106 * np.log(2)))
+    monkeypatch.setattr(source, "_keystream", Constant(b"\xff"))
+    assert drawn(source, 2, torch.float64).tolist() == pytest.approx([0.0, 0.0])

@@ -1,0 +1,267 @@
+"""Lots are drawn as the event says that they are charged for."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations, islice
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedsim.accountant import (
+    EpochShuffled,
+    Event,
+    FixedSizeSampled,
+    Gaussian,
+    PoissonSampled,
+    PrivacyLedger,
+    RandomAllocation,
+    RdpAccountant,
+)
+from fedsim.clients.dp_sgd.sampling import (
+    BallsAndBins,
+    EpochLots,
+    FixedSizeSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledEpochs,
+)
+
+# Statistical tests have a false-alarm rate of at most 1e-4 each, and fixed seeds.
+ALPHA = 1e-4
+Z = Gaussian(1.1)
+
+
+def stream(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def epoch_stream(number: int) -> np.random.Generator:
+    return np.random.default_rng([7, number])
+
+
+def lots_of(sampling: Sampling, n: int, *, first_step: int = 0, seed: int = 0) -> Iterator:
+    return sampling.lots(n, stream(seed), epochs=epoch_stream, first_step=first_step)
+
+
+def draw(sampling: Sampling, n: int, steps: int) -> list[np.ndarray]:
+    return list(islice(lots_of(sampling, n), steps))
+
+
+def check_uniform(outcomes: list[tuple[int, ...]], possible: list[tuple[int, ...]]) -> None:
+    counts = Counter(outcomes)
+    assert set(counts) <= set(possible)
+    assert stats.chisquare([counts[outcome] for outcome in possible]).pvalue > ALPHA
+
+
+def check_pairs(outcomes: list[tuple[int, ...]], possible: int) -> None:
+    """Successive outcomes are independent: disjoint pairs of them are uniform."""
+    counts = Counter(zip(outcomes[::2], outcomes[1::2], strict=True))
+    assert len(counts) == possible**2
+    assert stats.chisquare(list(counts.values())).pvalue > ALPHA
+
+
+def check_poisson(sampling: Sampling, rate: float) -> None:
+    """Sizes are Binomial(n, q), examples equally likely, pairs and steps uncorrelated."""
+    count, steps = 40, 8000
+    included = np.zeros((steps, count))
+    for row, lot in zip(included, lots_of(sampling, count), strict=False):
+        row[lot] = 1
+    sizes = included.sum(1)
+    low, high = (int(edge) for edge in stats.binom.interval(0.97, count, rate))
+    bins = np.arange(low, high + 1)
+    observed = [np.sum(sizes < low), *(np.sum(sizes == b) for b in bins), np.sum(sizes > high)]
+    expected = [
+        stats.binom.cdf(low - 1, count, rate),
+        *stats.binom.pmf(bins, count, rate),
+        stats.binom.sf(high, count, rate),
+    ]
+    assert stats.chisquare(observed, np.array(expected) * steps).pvalue > ALPHA
+    inclusions = included.sum(0)
+    spread = np.sum((inclusions - steps * rate) ** 2) / (steps * rate * (1 - rate))
+    assert ALPHA / 2 < stats.chi2.sf(spread, count) < 1 - ALPHA / 2
+    correlation = np.asarray(np.corrcoef(included.T))[np.triu_indices(count, 1)]
+    assert np.abs(correlation).max() < 5.6 / np.sqrt(steps)  # 780 pairs: 2e-5
+    successive = np.asarray(np.corrcoef(included[:-1].ravel(), included[1:].ravel()))
+    assert abs(successive[0, 1]) < 4 / np.sqrt(steps * count)
+
+
+def check_charged_as_drawn(sampling: Sampling) -> None:
+    """The check that a sampler cannot pass whose lots are not what its event says."""
+    event = sampling.event(Z)
+    if isinstance(event, PoissonSampled):
+        check_poisson(sampling, event.sampling_rate)
+    else:
+        assert isinstance(event, EpochShuffled | RandomAllocation)
+        for epoch in range(3):
+            lots = list(
+                islice(lots_of(sampling, 23, first_step=epoch * event.batches), event.batches)
+            )
+            assert sorted(np.concatenate(lots)) == list(range(23))
+
+
+def test_poisson_sampling_is_independent_inclusion() -> None:
+    check_charged_as_drawn(PoissonSampling(0.15))
+
+
+def test_poisson_lots_are_empty_as_often_as_they_should_be() -> None:
+    # P(empty) = 0.9^5 = 0.59; four standard errors: a false-alarm rate of 6e-5.
+    empty = np.mean([len(lot) == 0 for lot in draw(PoissonSampling(0.1), 5, 5000)])
+    assert abs(empty - 0.9**5) < 4 * np.sqrt(0.59 * 0.41 / 5000)
+
+
+def test_poisson_lots_follow_one_stream() -> None:
+    """What a round draws in one go is what it draws step by step."""
+    sampling, steps = PoissonSampling(0.3), stream()
+    for lot in draw(sampling, 20, 10):
+        np.testing.assert_array_equal(lot, sampling.lot(20, steps))
+
+
+def test_lots_of_fixed_size_are_uniform_subsets() -> None:
+    lots = draw(FixedSizeSampling(5, 2), 5, 20_000)
+    outcomes = [tuple(lot.tolist()) for lot in lots]
+    check_uniform(outcomes, list(combinations(range(5), 2)))
+    check_pairs(outcomes, 10)
+
+
+def test_lots_of_fixed_size_need_the_public_number_of_examples() -> None:
+    with pytest.raises(ValueError, match="charged for 5 examples, got 6"):
+        FixedSizeSampling(5, 2).lot(6, stream())
+    with pytest.raises(ValueError, match="between 1 and the population 5"):
+        FixedSizeSampling(5, 6)
+
+
+@pytest.mark.parametrize("kind", [ShuffledEpochs, BallsAndBins])
+@pytest.mark.parametrize("batches", [1, 4, 30])
+def test_an_epoch_has_each_example_once(kind: type[EpochLots], batches: int) -> None:
+    check_charged_as_drawn(kind(batches))  # type: ignore[call-arg]
+
+
+def test_shuffled_epochs_are_uniform_and_differ() -> None:
+    lots = draw(ShuffledEpochs(2), 4, 12_000)
+    assert {len(lot) for lot in lots} == {2}
+    firsts = [tuple(sorted(lot.tolist())) for lot in lots[::2]]
+    check_uniform(firsts, list(combinations(range(4), 2)))
+    check_pairs(firsts, 6)
+
+
+def test_shuffled_lots_have_even_length() -> None:
+    assert sorted(len(lot) for lot in draw(ShuffledEpochs(4), 23, 4)) == [5, 6, 6, 6]
+
+
+def test_balls_and_bins_allocates_independently() -> None:
+    lots = iter(draw(BallsAndBins(3), 2, 3 * 9000))
+    homes = []
+    for epoch in zip(lots, lots, lots, strict=True):
+        homes.append(tuple(next(b for b, lot in enumerate(epoch) if i in lot) for i in (0, 1)))
+    check_uniform(homes, [(a, b) for a in range(3) for b in range(3)])
+
+
+@pytest.mark.parametrize("sampling", [ShuffledEpochs(5), BallsAndBins(5)])
+def test_epochs_go_on_over_rounds(sampling: Sampling) -> None:
+    """Rounds of 3 steps, each with a stream of its own, see the lots of one long round."""
+    whole = draw(sampling, 17, 15)
+    parts = [
+        lot
+        for number in range(5)
+        for lot in islice(lots_of(sampling, 17, first_step=3 * number, seed=number), 3)
+    ]
+    for one, other in zip(whole, parts, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("sampling", [ShuffledEpochs(5), BallsAndBins(5)])
+def test_a_sampling_by_epochs_has_no_single_lots(sampling: Sampling) -> None:
+    with pytest.raises(TypeError, match="take its lots from `lots`"):
+        sampling.lot(10, stream())
+
+
+@pytest.mark.parametrize(
+    ("sampling", "event"),
+    [
+        (PoissonSampling(0.2), PoissonSampled(0.2, Z)),
+        (FixedSizeSampling(50, 10), FixedSizeSampled(50, 10, Z)),
+    ],
+)
+def test_independent_lots_cost_an_event_a_step(sampling: Sampling, event: Event) -> None:
+    assert sampling.event(Z) == event
+    assert sampling.share == 0.2
+    assert sampling.charges(Z, 13, 5) == [(event, 5)]
+    assert sampling.charges(Z, 13, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("sampling", "event"),
+    [(ShuffledEpochs(4), EpochShuffled(4, Z)), (BallsAndBins(4), RandomAllocation(4, Z))],
+)
+def test_an_epoch_is_charged_when_it_starts(sampling: Sampling, event: Event) -> None:
+    assert sampling.event(Z) == event
+    assert sampling.share == 0.25
+    assert sampling.charges(Z, 0, 1) == [(event, 1)]
+    assert sampling.charges(Z, 1, 3) == []
+    assert sampling.charges(Z, 1, 4) == [(event, 1)]
+    assert sampling.charges(Z, 4, 8) == [(event, 2)]
+    assert sampling.charges(Z, 3, 2) == [(event, 1)]
+    assert sampling.charges(Z, 4, 0) == []
+
+
+@given(
+    st.sampled_from(
+        [PoissonSampling(0.2), FixedSizeSampling(9, 2), ShuffledEpochs(4), BallsAndBins(7)]
+    ),
+    st.lists(st.integers(0, 12), max_size=8),
+)
+def test_charges_do_not_depend_on_how_steps_are_cut_into_rounds(
+    sampling: Sampling, rounds: list[int]
+) -> None:
+    ledger, done = PrivacyLedger(), 0
+    for steps in rounds:
+        for event, count in sampling.charges(Z, done, steps):
+            ledger.record(event, count)
+        done += steps
+    assert list(ledger.entries) == sampling.charges(Z, 0, done)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [PoissonSampling(0.2), FixedSizeSampling(9, 2), ShuffledEpochs(4), BallsAndBins(4)],
+)
+def test_accountants_have_a_rule_for_every_adjacency_that_is_claimed(sampling: Sampling) -> None:
+    for adjacency in sampling.adjacencies:
+        spent = RdpAccountant(adjacency=adjacency).compose(sampling.event(Z)).get_epsilon(1e-5)
+        assert 0 < spent < 20
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
+def test_a_rate_is_a_probability(rate: float) -> None:
+    with pytest.raises(ValueError, match=r"must be in \[0, 1\]"):
+        PoissonSampling(rate)
+
+
+@pytest.mark.parametrize("kind", [ShuffledEpochs, BallsAndBins])
+def test_an_epoch_has_batches(kind: type[EpochLots]) -> None:
+    with pytest.raises(ValueError, match="at least one batch"):
+        kind(0)  # type: ignore[call-arg]
+
+
+class ShuffledClaimedAsPoisson(ShuffledEpochs):
+    """The bug that the literature finds most often (Chua et al. 2024)."""
+
+    def event(self, mechanism: Event) -> PoissonSampled:  # type: ignore[override]
+        return PoissonSampled(self.share, mechanism)
+
+
+class OneShuffleForAll(BallsAndBins):
+    """Draws a lot for each step anew, so an example may be in two lots of an epoch."""
+
+    def lots(self, num_examples: int, stream: np.random.Generator, **_: object) -> Iterator:
+        while True:
+            yield np.flatnonzero(stream.integers(self.batches, size=num_examples) == 0)
+
+
+@pytest.mark.parametrize("wrong", [ShuffledClaimedAsPoisson(5), OneShuffleForAll(5)])
+def test_mutation_lots_that_are_charged_as_something_else_are_caught(wrong: Sampling) -> None:
+    with pytest.raises(AssertionError):
+        check_charged_as_drawn(wrong)
