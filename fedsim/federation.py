@@ -16,6 +16,7 @@ from fedsim.accountant.journal import FileJournal
 from fedsim.clients.account import PrivacyAccount
 from fedsim.clients.app import ClientTask, make_client_app
 from fedsim.clients.dp_sgd.backend import gradients_for
+from fedsim.clients.dp_sgd.isolation import check_isolation
 from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.plan import PrivacyPlan, plan_privacy
 from fedsim.clients.safety import check_private_model
@@ -167,8 +168,10 @@ def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
     if experiment.privacy is not None:
         few = data.test.take(np.arange(min(_TRIED, len(data.test))))  # public examples
         features = torch.from_numpy(few.features).to(device)
+        targets = torch.from_numpy(few.targets).to(device)
         check_private_model(model, features)
-        gradients = gradients_for(model, loss, features, torch.from_numpy(few.targets).to(device))
+        check_isolation(model, loss, features, targets)
+        gradients = gradients_for(model, loss, features, targets)
     return Federation(
         experiment=experiment,
         base=loaded.base,

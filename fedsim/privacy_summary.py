@@ -114,6 +114,7 @@ class PrivacySummary:
             "unit": "example",
             "adjacency": self.adjacency,
             "accountant": self.accountant,
+            "noise": self.noise,
             "system_epsilon": finite_or_none(self.system_epsilon),
             "statement": self.statement,
             "clients": [_client_json(spend) for spend in self.clients],
@@ -128,6 +129,7 @@ def not_private(sizes: Sequence[int]) -> dict[str, Any]:
         "unit": "example",
         "adjacency": None,
         "accountant": None,
+        "noise": None,
         "system_epsilon": None,
         "statement": NO_GUARANTEE,
         "clients": [

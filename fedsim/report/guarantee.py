@@ -33,12 +33,25 @@ LIMITS = (
         "Tuning runs are not charged.",
         "Every earlier run on the same data spent privacy too; this report knows of one run only.",
     ),
-    Note(
+)
+
+_NOISE = {
+    "seeded": Note(
         "The noise is simulation grade.",
         "It comes from seeded streams and ordinary floating-point arithmetic, so that a run can be "
         "repeated: whoever knows the seed can take it off again.",
     ),
-)
+    "secure": Note(
+        "The noise is computed in floating point.",
+        "It comes from the operating system's randomness, but its values are rounded: the proof "
+        "speaks of exact Gaussian noise.",
+    ),
+}
+
+
+def limits(noise: str) -> tuple[Note, ...]:
+    """Return what the guarantee does not cover, for a source of noise."""
+    return (*LIMITS, _NOISE[noise])
 
 
 def true_positive_bound(epsilon: float, delta: float, false_positive_rate: float) -> float:

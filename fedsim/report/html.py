@@ -12,7 +12,7 @@ import jinja2
 from fedsim.report import client_table, overview
 from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.figures import epsilon_text, metric_text
-from fedsim.report.guarantee import LIMITS, interpretation, warnings
+from fedsim.report.guarantee import interpretation, limits, warnings
 from fedsim.report.recompute import recipe
 from fedsim.run_directory import RunDirectory
 
@@ -58,7 +58,7 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "private": contents.private,
         "statement": contents.privacy["statement"],
         "interpretation": None if epsilon is None else interpretation(epsilon, contents.delta),
-        "limits": () if epsilon is None else LIMITS,
+        "limits": () if epsilon is None else limits(contents.privacy["noise"]),
         "warnings": warnings(contents),
         "curves": _curves(contents),
         "spend_plot": _spend_plot(contents),

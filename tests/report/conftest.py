@@ -208,6 +208,7 @@ def _privacy(clients: Clients, *, private: bool) -> dict[str, Any]:
         "unit": "example",
         "adjacency": "zero_out" if private else None,
         "accountant": "pld" if private else None,
+        "noise": "seeded",
         "system_epsilon": largest,
         "statement": statement,
         "clients": clients,
