@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.backend import gradients_for
 from fedsim.clients.dp_sgd.clipping import FlatClipping
+from fedsim.clients.dp_sgd.cohort import Cohort, Member
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import SeededNoise
 from fedsim.clients.dp_sgd.per_example import PerExampleGradients, VmapGradients
@@ -133,7 +134,10 @@ def opacus_step(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
     index = torch.arange(len(x))
     inner = torch.optim.SGD(model.parameters(), lr=0.01)
     if mode == "ghost":
-        wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=1.0)
+        wrapped = GradSampleModuleFastGradientClipping(
+            model,
+            max_grad_norm=1.0,  # pyright: ignore[reportArgumentType]  annotated as int
+        )
         ghost = DPOptimizerFastGradientClipping(inner, **options)
         loss = DPLossFastGradientClipping(wrapped, ghost, nn.CrossEntropyLoss(), "mean")
 
@@ -170,6 +174,63 @@ def contenders(make_model: Callable[[], nn.Module], x: Tensor, y: Tensor) -> dic
     return found
 
 
+def cohort_step(model: nn.Module, x: Tensor, y: Tensor, clients: int) -> Step:
+    """One step of several clients at once."""
+    cohort = Cohort(model, per_example_loss, clients=clients)
+    parameter = cohort.optimizer_parameter()
+    parameter.grad = into = torch.zeros_like(cohort.values)
+    optimizer = torch.optim.SGD([parameter], lr=0.01)
+    mechanism = DpSgdStep(PoissonSampling(1.0), FlatClipping(1.0), 1.0, float(len(x)))
+    members = [
+        Member(
+            mechanism,
+            x,
+            y,
+            np.random.default_rng((k, 0)),
+            SeededNoise(np.random.default_rng((k, 1))),
+        )
+        for k in range(clients)
+    ]
+
+    def step() -> None:
+        cohort.release(members, into)
+        optimizer.step()
+
+    return step
+
+
+def one_by_one(steps: list[Step]) -> Step:
+    """Several clients one after the other."""
+
+    def step() -> None:
+        for one in steps:
+            one()
+
+    return step
+
+
+def measure_cohort(*, quick: bool, clients: int = 10, batch: int = 16) -> None:
+    """Compare a cohort of MLPs with training its clients one by one, with and without privacy."""
+    x, y = torch.randn(batch, 1, 28, 28), torch.randint(0, 10, (batch,))
+    steps = {
+        "plain SGD, one by one": one_by_one([plain_step(mlp(), x, y) for _ in range(clients)]),
+        "fedsim, cohort": cohort_step(mlp(), x, y, clients),
+        "fedsim, one by one": one_by_one(
+            [fedsim_step(by_book_keeping, mlp(), x, y) for _ in range(clients)]
+        ),
+        "noise alone": noise_alone(clients * 101_770),
+    }
+    timings = measure(steps, repetitions=2 if quick else 40, calls=1)
+    title = f"{clients} clients with an MLP each, batch {batch}"
+    print_ratios(title, timings, baseline="plain SGD, one by one")
+
+
+def noise_alone(size: int) -> Step:
+    """What the noise of a step costs by itself."""
+    values, noise = torch.zeros(size), SeededNoise(np.random.default_rng(0))
+    return lambda: noise.fill_(values, 1.0)
+
+
 def main() -> None:
     """Measure every model at every batch size."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -188,6 +249,8 @@ def main() -> None:
             repetitions = 2 if arguments.quick else 30
             timings = measure(steps, repetitions=repetitions, calls=1 if batch > 64 else 3)
             print_ratios(f"{name}, batch {batch}", timings, baseline="plain SGD")
+    if not arguments.model:
+        measure_cohort(quick=arguments.quick)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,25 @@ def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "runs" / "x" / "report.html").exists()
 
 
+def test_the_engines_example_runs() -> None:
+    import torch
+    from torch import nn
+
+    (example,) = blocks("docs/dp_sgd.md", "python")
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    names = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "criterion": nn.CrossEntropyLoss(),
+        "features": torch.randn(1000, 4),
+        "targets": torch.randint(0, 2, (1000,)),
+    }
+    exec(example, names)
+    assert isinstance(names["epsilon"], float)
+    assert 0 < names["epsilon"] < 10
+
+
 def test_every_command_and_option_is_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     for name in cli.commands:

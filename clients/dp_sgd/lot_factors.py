@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
 
@@ -118,4 +117,4 @@ def _rounded(factors: Tensor, dtype: torch.dtype) -> Tensor:
     information = torch.finfo(dtype)
     if information.eps > 1e-6:  # clipping leaves room for rounding to float32, not to shorter types
         factors = factors * (1.0 - information.eps)
-    return functional.threshold(factors, information.tiny, 0.0).to(dtype)
+    return torch.threshold(factors, information.tiny, 0.0).to(dtype)

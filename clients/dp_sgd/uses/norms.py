@@ -38,8 +38,8 @@ def squares(values: Tensor) -> Tensor:
         return row_norms(rows).square_()
     pieces = torch.linalg.vector_norm(rows.view(len(rows), -1, _PIECE), dim=2)
     unsafe = ((pieces < 1e-15) & (pieces > 0) | (pieces > 1e15)).any(1)
-    # A piece of squares that all underflow has the float32 norm 0.
-    unsafe |= (pieces == 0).any(1)
+    # Squares that underflow to 0 do not matter next to a piece of 1e-15, only where all do.
+    unsafe |= (pieces == 0).all(1)
     result = pieces.double().square_().sum(1).mul_(1.0 + _PIECE * 2.0**-23)
     if unsafe.any():
         result[unsafe] = row_norms(rows[unsafe]).square_()
