@@ -71,6 +71,28 @@ def run(
 
 
 @cli.command()
+@click.argument("file", type=click.Path())
+@_overrides
+@click.option("--plot", type=click.Path(), help="Write ε over the rounds to a .svg or .png file.")
+@_as_json
+def plan(file: str, overrides: tuple[str, ...], plot: str | None, as_json: bool) -> None:
+    """Say what FILE would spend, and what noise it needs, without training."""
+    from fedsim.experiment import load_experiment
+    from fedsim.planning import plan_experiment
+    from fedsim.report.terminal import print_plan
+
+    planned = plan_experiment(load_experiment(file, overrides))
+    if plot is not None:
+        from fedsim.report.plan_plot import write_plan_plot
+
+        write_plan_plot(planned, Path(plot))
+    if as_json:
+        _print_json(planned.to_json())
+    else:
+        print_plan(planned)
+
+
+@cli.command()
 @click.argument("directory", metavar="RUN", type=click.Path())
 @_as_json
 def report(directory: str, as_json: bool) -> None:

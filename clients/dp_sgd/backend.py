@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.isolation import check_isolation
-from fedsim.clients.dp_sgd.module_use import Unit, possible_units
+from fedsim.clients.dp_sgd.module_use import Unit
 from fedsim.clients.dp_sgd.per_example import (
     BookKeeping,
     LoopGradients,
@@ -17,6 +17,7 @@ from fedsim.clients.dp_sgd.per_example import (
     UncoveredParameterError,
     VmapGradients,
 )
+from fedsim.clients.dp_sgd.unit_layouts import possible_units
 from fedsim.clients.safety import UnsafeModelError, undisturbed
 
 logger = logging.getLogger(__name__)

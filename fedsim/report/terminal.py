@@ -18,6 +18,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedsim.federation import Federation
+from fedsim.planning import Plan
 from fedsim.report.figures import epsilon_text, metric_text
 from fedsim.run_directory import RunDirectory
 
@@ -172,3 +173,41 @@ def _summary_line(summary: dict[str, Any], privacy: dict[str, Any]) -> str:
 
 def _number(epsilon: float | None) -> float:
     return math.inf if epsilon is None else epsilon
+
+
+def print_plan(plan: Plan, console: Console | None = None) -> None:
+    """Print what every client would spend, and what one changed setting would do."""
+    console = console or Console()
+    table = Table(box=box.SIMPLE_HEAD, title="Planned for each client", title_justify="left")
+    for heading in ("client", "examples", "sampling rate", "noise z", "rounds", "ε at the end"):
+        table.add_column(heading, justify="right")
+    ordered = sorted(plan.clients, key=lambda client: -client.epsilon)[:_SHOWN_CLIENTS]
+    for client in sorted(ordered, key=lambda client: client.client):
+        table.add_row(
+            str(client.client),
+            str(client.examples),
+            f"{client.sampling_rate:.4g}",
+            f"{client.noise_multiplier:.4g}",
+            str(client.rounds),
+            epsilon_text(client.epsilon),
+        )
+    if len(plan.clients) > len(ordered):
+        table.caption = f"the {len(ordered)} largest of {len(plan.clients)}; --json has all"
+    console.print(table)
+    changes = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"What would change for the median client, {plan.median_client}",
+        title_justify="left",
+    )
+    changes.add_column("change")
+    changes.add_column("noise z", justify="right")
+    changes.add_column("ε at the end", justify="right")
+    for one in plan.variations:
+        changes.add_row(one.change, f"{one.noise_multiplier:.4g}", epsilon_text(one.epsilon))
+    console.print(changes)
+    goal = "" if plan.target_epsilon is None else f" (target {plan.target_epsilon:g})"
+    console.print(
+        f"largest ε = [bold]{epsilon_text(plan.system_epsilon)}[/bold]{goal} "
+        f"at δ = {plan.delta:g}; nothing was trained",
+        highlight=False,
+    )

@@ -11,13 +11,14 @@ from torch.nn import functional
 
 from fedsim.clients.dp_sgd.backend import BackendError, GradientMode, gradients_for
 from fedsim.clients.dp_sgd.clipping import FlatClipping
-from fedsim.clients.dp_sgd.module_use import UnitError, possible_units
+from fedsim.clients.dp_sgd.module_use import UnitError
 from fedsim.clients.dp_sgd.per_example import (
     BookKeeping,
     LoopGradients,
     PerExampleGradients,
     VmapGradients,
 )
+from fedsim.clients.dp_sgd.unit_layouts import possible_units
 
 
 def squared(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -375,11 +376,11 @@ def test_layouts_are_those_that_change_with_the_lot() -> None:
 
 
 def test_a_vmapped_lot_is_cut_to_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedsim.clients.dp_sgd import per_example
+    from fedsim.clients.dp_sgd import alone
 
     torch.manual_seed(0)
     gradients = VmapGradients(nn.Linear(3, 2), squared)
-    monkeypatch.setattr(per_example, "_HELD", 20)  # two examples of 8
+    monkeypatch.setattr(alone, "_HELD", 20)  # two examples of 8
     sizes = []
     original = gradients._by_parameter
 

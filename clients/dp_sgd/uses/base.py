@@ -1,6 +1,7 @@
 """What a use of parameters must know: its forward, its input gradient, its example gradients."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -25,6 +26,26 @@ class ExampleGradients(Protocol):
     def drop(self, dropped: Tensor) -> None:
         """Make the gradients of the examples marked in (n,) zero; called after the norms."""
         ...
+
+
+class Workspace:
+    """Memory for the per-example gradients of parameters, used again for each lot.
+
+    Args:
+        parameters: by index.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = parameters
+        self._held: dict[int, Tensor] = {}
+
+    def __call__(self, index: int, examples: int, like: Tensor) -> Tensor:
+        """Return (examples, *shape) of a parameter, with any values; earlier ones are lost."""
+        held = self._held.get(index)
+        if held is None or held.shape[0] < examples or held.dtype != like.dtype:
+            held = like.new_empty(examples, *self._parameters[index].shape)
+            self._held[index] = held
+        return held[:examples]
 
 
 class ExampleUse(ABC):
@@ -160,6 +181,7 @@ class MaterialisedUse(HeldUse, Use):
     ) -> None:
         Use.__init__(self, weight, bias, w, b)
         self._held = {}
+        self.workspace: Workspace | None = None
 
 
 def add_rows(gradients: Tensor, factors: Tensor, into: Tensor) -> None:

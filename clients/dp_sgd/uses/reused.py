@@ -5,13 +5,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.uses.base import ExampleGradients, ExampleUse, add_rows
+from fedsim.clients.dp_sgd.uses.base import (
+    ExampleGradients,
+    ExampleUse,
+    MaterialisedUse,
+    Workspace,
+    add_rows,
+)
 from fedsim.clients.dp_sgd.uses.linear import LinearUse
 from fedsim.clients.dp_sgd.uses.norms import BUDGET, squares, with_rounding, without
 
 
 def by_parameter(
-    uses: Sequence[ExampleUse], parameters: Sequence[Tensor]
+    uses: Sequence[ExampleUse],
+    parameters: Sequence[Tensor],
+    workspace: Workspace | None = None,
 ) -> dict[int, ExampleGradients]:
     """Return who gives the gradients of each parameter that was used.
 
@@ -21,6 +29,7 @@ def by_parameter(
     Args:
         uses: filled in by a backward pass.
         parameters: the parameters that the uses have indices of.
+        workspace: memory that weights which are used once may take for their gradients.
     """
     found: dict[int, list[ExampleUse]] = {}
     for use in uses:
@@ -30,7 +39,10 @@ def by_parameter(
     joined: dict[tuple[int, ...], LinearUse] = {}
     for index, several in found.items():
         if len(several) == 1:
-            result[index] = several[0]
+            (only,) = several
+            result[index] = only
+            if isinstance(only, MaterialisedUse) and index == only.weight:
+                only.workspace = workspace
             continue
         linear = [use for use in several if isinstance(use, LinearUse)]
         if len(linear) == len(several) and _alike(linear):
