@@ -51,10 +51,14 @@ def test_curves_rise_to_the_end() -> None:
 
 
 def test_variations_go_the_right_way() -> None:
-    noise = {one.change.split(":")[0]: one.noise_multiplier for one in planned().variations}
+    everybody = {"federation.clients_per_round": None}
+    plan = planned(**everybody)
+    noise = {one.change.split(":")[0]: one.noise_multiplier for one in plan.variations}
     assert noise["half the batch"] < noise["as planned"] < noise["double the batch"]
     assert noise["half the rounds"] < noise["as planned"] < noise["double the rounds"]
-    spent = {one.change: one.epsilon for one in planned(privacy=GIVEN).variations}
+    assert noise["as planned"] < noise["privacy.sampling=shuffle"]
+    given = planned(**everybody, privacy=GIVEN)
+    spent = {one.change: one.epsilon for one in given.variations}
     assert spent["half the rounds"] < spent["as planned"] < spent["double the rounds"]
 
 
