@@ -48,6 +48,26 @@ class LocalSettings(Settings):
     )
 
 
+class ClientPrivacySettings(Settings):
+    """What one client has of its own in `privacy.clients`; the rest is everybody's."""
+
+    target_epsilon: float | None = Field(default=None, gt=0, description="the client's own ε")
+    noise_multiplier: float | None = Field(
+        default=None, ge=0, description="the client's own noise, instead of a target"
+    )
+    delta: Probability | None = Field(default=None, description="the client's own δ")
+    max_grad_norm: float | None = Field(default=None, gt=0, description="the client's own bound C")
+
+    @model_validator(mode="after")
+    def _at_most_one_source_of_noise(self) -> Self:
+        if self.target_epsilon is not None and self.noise_multiplier is not None:
+            raise ValueError(
+                "takes target_epsilon or noise_multiplier, got both; "
+                "target_epsilon calibrates the noise for you"
+            )
+        return self
+
+
 class PrivacySettings(Settings):
     """`privacy:` in an experiment file: example-level DP-SGD in every client."""
 
@@ -91,6 +111,30 @@ class PrivacySettings(Settings):
     accountant: Literal["pld", "rdp"] = Field(
         default="pld", description="bound that is reported and calibrated to"
     )
+    clients: dict[str, ClientPrivacySettings] = Field(
+        default={}, description="settings of single clients, by client number"
+    )
+
+    def for_client(self, client: int) -> "PrivacySettings":
+        """Return the settings of one client: its own where it has them, else everybody's."""
+        own = self.clients.get(str(client))
+        if own is None:
+            return self
+        update = {name: value for name, value in own if value is not None}
+        if own.target_epsilon is not None:
+            update["noise_multiplier"] = None
+        if own.noise_multiplier is not None:
+            update["target_epsilon"] = None
+        return self.model_copy(update=update)
+
+    @model_validator(mode="after")
+    def _client_numbers(self) -> Self:
+        for name in self.clients:
+            if not name.isdecimal() or name != str(int(name)):
+                raise ValueError(
+                    f"clients: {name!r} is not a client number; write them as '0', '1', ..."
+                )
+        return self
 
     @model_validator(mode="after")
     def _one_source_of_noise(self) -> Self:

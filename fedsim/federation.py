@@ -197,11 +197,13 @@ def _plans(
         return None
     return tuple(
         plan_privacy(
-            experiment.privacy,
+            experiment.privacy.for_client(client),
             experiment.local,
             examples=len(examples),
             planned_rounds=planned_rounds,
             parameters=None if gradients is None else gradients.parameters,
         )
-        for examples, planned_rounds in zip(clients, participation.planned_rounds(), strict=True)
+        for client, (examples, planned_rounds) in enumerate(
+            zip(clients, participation.planned_rounds(), strict=True)
+        )
     )

@@ -114,7 +114,9 @@ def plan_experiment(loaded: LoadedExperiment) -> Plan:
         target_epsilon=privacy.target_epsilon,
         clients=clients,
         median_client=median,
-        variations=tuple(_variations(federation, privacy, middle, rounds[median])),
+        variations=tuple(
+            _variations(federation, privacy.for_client(median), middle, rounds[median])
+        ),
     )
 
 

@@ -170,7 +170,7 @@ def summarise_privacy(federation: Federation) -> PrivacySummary | None:
                 target_epsilon=plan.target_epsilon,
                 noise_multiplier=plan.step.noise_multiplier,
                 sampling_rate=plan.step.sampling.share,
-                max_grad_norm=settings.max_grad_norm,
+                max_grad_norm=settings.for_client(client).max_grad_norm,
                 rounds=len(history),
                 steps=len(history) * federation.experiment.local.steps,
                 head=history[-1].hash if history else GENESIS,

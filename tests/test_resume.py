@@ -74,11 +74,11 @@ def test_charges_of_an_interrupted_round_are_kept_and_not_doubled(
     fedsim.run(EXPERIMENT, out=tmp_path / "whole")
     train, calls = app.train_private, []
 
-    def power_cut(*arguments: Any) -> None:
+    def power_cut(*arguments: Any, **options: Any) -> None:
         calls.append(arguments[-1])
         if len(calls) == 8:  # in the middle of round 3, after the client was charged
             raise KeyboardInterrupt
-        train(*arguments)
+        train(*arguments, **options)
 
     monkeypatch.setattr(app, "train_private", power_cut)
     result = fedsim.run(EXPERIMENT, out=tmp_path / "cut")
@@ -149,6 +149,8 @@ def test_killed_at_any_moment_and_resumed_equals_uninterrupted(tmp_path: Path) -
         with process:
             if process.stdout is not None:
                 process.stdout.readline()
+            while process.poll() is None and not (tmp_path / "r" / "experiment.yaml").exists():
+                time.sleep(0.01)
             time.sleep(moments.uniform(0.0, 0.9))
             if process.poll() is None:
                 os.kill(process.pid, signal.SIGKILL)

@@ -47,6 +47,7 @@ def check_rules(sections: Sections, base: Path) -> Iterator[Finding]:
         yield from _check_model(sections.model, base)
     yield from _check_participation(sections)
     yield from _check_weighting(sections)
+    yield from _check_budgets(sections)
 
 
 def _check_data(data: DataSettings, base: Path) -> Iterator[Finding]:
@@ -96,6 +97,19 @@ def _check_weighting(sections: Sections) -> Iterator[Finding]:
             "'examples' would reveal client sizes, which adjacency add_remove keeps private; "
             "use weighting: uniform or adjacency: zero_out",
         )
+
+
+def _check_budgets(sections: Sections) -> Iterator[Finding]:
+    if sections.privacy is None or sections.data is None:
+        return
+    clients = sections.data.partition.num_clients
+    for name in sections.privacy.clients:
+        if int(name) >= clients:
+            yield (
+                ("privacy", "clients", name),
+                f"there is no such client; they are 0 to {clients - 1} "
+                f"(data.partition.num_clients is {clients})",
+            )
 
 
 def _check_finite(value: object, path: KeyPath) -> Iterator[Finding]:

@@ -34,7 +34,14 @@ class Either:
     mapping: Model
 
 
-Shape = Model | Tagged | Either | None  # None: a leaf, or free-form
+@dataclass(frozen=True)
+class Named:
+    """A mapping from names of the user's choice to the keys of one class."""
+
+    each: Model
+
+
+Shape = Model | Tagged | Either | Named | None  # None: a leaf, or free-form
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,9 @@ def shape_of(field: FieldInfo) -> Shape:
         return Tagged(field.discriminator, _variants(field.discriminator, models))
     if len(models) == 1:
         return models[0] if len(options) == 1 else Either(models[0])
+    if len(options) == 1 and get_origin(options[0]) is dict:
+        _, value = get_args(options[0])
+        return Named(value) if _is_model(value) else None
     return None
 
 
@@ -79,6 +89,8 @@ def place(root: Model, location: tuple[int | str, ...]) -> Place:
 
 def child(shape: Shape, key: str) -> Shape:
     """Return the shape under a key of a class (None for a key it does not have)."""
+    if isinstance(shape, Named):
+        return shape.each
     if isinstance(shape, type) and key in shape.model_fields:
         return shape_of(shape.model_fields[key])
     return None
@@ -91,6 +103,8 @@ def keys_of(shape: Shape) -> dict[str, FieldInfo]:
         for variant in shape.variants.values():
             fields |= variant.model_fields
         return fields
+    if isinstance(shape, Named):
+        return {}
     model = shape.mapping if isinstance(shape, Either) else shape
     return dict(model.model_fields) if model is not None else {}
 

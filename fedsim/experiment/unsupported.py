@@ -9,7 +9,6 @@ from fedsim.experiment.wording import KeyPath
 _KEYS: set[KeyPath] = {
     ("secure_aggregation",),
     ("privacy", "on_exhausted"),
-    ("privacy", "clients"),
 }
 
 _CHOICES: dict[KeyPath, set[str]] = {

@@ -130,7 +130,7 @@ BROKEN = [
     # not in this version
     ("seed: 7", "secure_aggregation: {protocol: additive}", "2:1: secure_aggregation: not supported in this version; leave it out"),
     ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  on_exhausted: stop", "22:3: privacy.on_exhausted: not supported in this version; leave it out"),
-    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clients: {}", "22:3: privacy.clients: not supported in this version; leave it out"),
+    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clients: {'1': {epsilon: 2.0}}", "22:19: privacy.clients.1.epsilon: unknown key; did you mean 'target_epsilon'?"),
     ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clipping: adaptive", "22:3: privacy.clipping: 'adaptive' is not supported in this version; use 'flat', 'per_layer' or 'automatic'"),
     # privacy without a guarantee
     (

@@ -138,6 +138,7 @@ privacy:
   adjacency: zero_out
   declared_examples: null
   accountant: pld
+  clients: {}
 runtime:
   engine: local
   workers: 1
