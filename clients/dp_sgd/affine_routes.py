@@ -3,6 +3,7 @@
 A route returns None for what it does not cover; the operation then runs as it is.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ def needs_no_gradient(tape: "Tape", *parameters: Tensor | None) -> bool:
 
 
 def detached(value: Tensor | None) -> Tensor | None:
+    """Return the values without their gradient, None for None."""
     return None if value is None else value.detach()
 
 
@@ -43,7 +45,7 @@ def _affine(
     return tape.record(AffineUse(tape.tracked(weight), tape.tracked(bias), w, b, shape), x)
 
 
-def layer_norm(
+def _layer_norm(
     tape: "Tape",
     input: Tensor,
     normalized_shape: list[int],
@@ -54,7 +56,7 @@ def layer_norm(
     return _affine(tape, functional.layer_norm(input, normalized_shape, eps=eps), weight, bias)
 
 
-def rms_norm(
+def _rms_norm(
     tape: "Tape",
     input: Tensor,
     normalized_shape: list[int],
@@ -64,7 +66,7 @@ def rms_norm(
     return _affine(tape, functional.rms_norm(input, normalized_shape, eps=eps), weight, None)
 
 
-def group_norm(
+def _group_norm(
     tape: "Tape",
     input: Tensor,
     num_groups: int,
@@ -76,7 +78,7 @@ def group_norm(
     return _affine(tape, plain, weight, bias, input.ndim - 2)
 
 
-def batch_norm(
+def _batch_norm(
     tape: "Tape",
     input: Tensor,
     running_mean: Tensor | None,
@@ -93,7 +95,7 @@ def batch_norm(
     return _affine(tape, plain, weight, bias, input.ndim - 2)
 
 
-def instance_norm(
+def _instance_norm(
     tape: "Tape",
     input: Tensor,
     running_mean: Tensor | None = None,
@@ -110,7 +112,7 @@ def instance_norm(
     return _affine(tape, plain, weight, bias, input.ndim - 2)
 
 
-def prelu(tape: "Tape", input: Tensor, weight: Tensor) -> Tensor | None:
+def _prelu(tape: "Tape", input: Tensor, weight: Tensor) -> Tensor | None:
     if tape.tracked(weight) is None or tape.tracked(input) is not None:
         return None
     below = input.clamp(max=0)
@@ -118,19 +120,19 @@ def prelu(tape: "Tape", input: Tensor, weight: Tensor) -> Tensor | None:
     return None if slope is None else functional.relu(input) + slope
 
 
-def add(tape: "Tape", input: Any, other: Any, *, alpha: float = 1) -> Tensor | None:
+def _add(tape: "Tape", input: Any, other: Any, *, alpha: float = 1) -> Tensor | None:
     pair = _parameter_and_rows(tape, input, other)
     return None if pair is None or alpha != 1 else _affine(tape, pair[1], None, pair[0])
 
 
-def add_in_place(tape: "Tape", input: Any, other: Any, *, alpha: float = 1) -> Tensor | None:
+def _add_in_place(tape: "Tape", input: Any, other: Any, *, alpha: float = 1) -> Tensor | None:
     if tape.tracked(other) is None:
         return None
-    output = add(tape, input, other, alpha=alpha)
+    output = _add(tape, input, other, alpha=alpha)
     return None if output is None else input.copy_(output)
 
 
-def multiply(tape: "Tape", input: Any, other: Any) -> Tensor | None:
+def _multiply(tape: "Tape", input: Any, other: Any) -> Tensor | None:
     pair = _parameter_and_rows(tape, input, other)
     return None if pair is None else _affine(tape, pair[1], pair[0], None)
 
@@ -145,7 +147,7 @@ def _parameter_and_rows(tape: "Tape", one: Any, two: Any) -> tuple[Tensor, Tenso
     return None
 
 
-def expand(tape: "Tape", input: Tensor, *sizes: Any) -> Tensor | None:
+def _expand(tape: "Tape", input: Tensor, *sizes: Any) -> Tensor | None:
     """A token or a query that every example gets: a shift of zeros."""
     if tape.tracked(input) is None:
         return None
@@ -155,14 +157,14 @@ def expand(tape: "Tape", input: Tensor, *sizes: Any) -> Tensor | None:
     return _affine(tape, input.new_zeros(shape), None, input)
 
 
-def repeat(tape: "Tape", input: Tensor, *sizes: Any) -> Tensor | None:
+def _repeat(tape: "Tape", input: Tensor, *sizes: Any) -> Tensor | None:
     times = sizes if isinstance(sizes[0], int) else tuple(sizes[0])
     added = len(times) - input.ndim
     if tape.tracked(input) is None or any(count != 1 for count in times[1:]):
         return None
     if added > 0:
-        return expand(tape, input, times[0], *(1,) * (added - 1), *input.shape)
-    return expand(tape, input, times[0], *input.shape[1:]) if input.shape[:1] == (1,) else None
+        return _expand(tape, input, times[0], *(1,) * (added - 1), *input.shape)
+    return _expand(tape, input, times[0], *input.shape[1:]) if input.shape[:1] == (1,) else None
 
 
 def _spreads(small: torch.Size, large: torch.Size) -> bool:
@@ -172,3 +174,20 @@ def _spreads(small: torch.Size, large: torch.Size) -> bool:
         return across and torch.broadcast_shapes(small, large) == large
     except RuntimeError:
         return False
+
+
+AFFINE_ROUTES: dict[Any, Callable[..., Tensor | None]] = {
+    functional.layer_norm: _layer_norm,
+    functional.rms_norm: _rms_norm,
+    functional.group_norm: _group_norm,
+    functional.batch_norm: _batch_norm,
+    functional.instance_norm: _instance_norm,
+    functional.prelu: _prelu,
+    torch.prelu: _prelu,
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _add),
+    **dict.fromkeys((Tensor.add_, Tensor.__iadd__), _add_in_place),
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), _multiply),
+    Tensor.expand: _expand,
+    Tensor.repeat: _repeat,
+}
+"""Operations that scale or shift, and the functions that make a use of them."""

@@ -125,6 +125,8 @@ class Cohort:
             raise UncoveredParameterError(f"a cohort has no batched rule for how {names} is used")
         tape.backward(loss)
         uses: list[Any] = tape.uses
+        for use in uses:
+            use.hand_over()
         seen = [index for use in uses for index in use.single.parameters]
         if len(seen) != len(set(seen)):
             raise UncoveredParameterError("a cohort has no rule for parameters that are used twice")

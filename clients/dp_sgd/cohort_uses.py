@@ -27,24 +27,12 @@ class CohortUse(ABC):
     def __init__(self, single: Use, w: Tensor | None, b: Tensor | None) -> None:
         self.single = single
         self._w, self._b = w, b
+        self.input: Tensor = torch.empty(0)
+        self.output_gradient: Tensor = torch.empty(0)
 
-    @property
-    def input(self) -> Tensor:
-        """The input of all clients, set by the tape."""
-        return self.single.input
-
-    @input.setter
-    def input(self, value: Tensor) -> None:
-        self.single.input = value
-
-    @property
-    def output_gradient(self) -> Tensor:
-        """The gradient of the output of all clients, set by the tape."""
-        return self.single.output_gradient
-
-    @output_gradient.setter
-    def output_gradient(self, value: Tensor) -> None:
-        self.single.output_gradient = value
+    def hand_over(self) -> None:
+        """Give what the tape has filled in to the use of one client, which knows the norms."""
+        self.single.input, self.single.output_gradient = self.input, self.output_gradient
 
     @property
     def needs_input(self) -> bool:
@@ -95,12 +83,13 @@ class CohortLinear(CohortUse):
 
     def add_weighted(self, factors: Tensor, into: Sequence[Tensor]) -> None:
         """Add each client's Σ_i factor_i · gradient_i to its part of `into[index]`."""
-        g = self.output_gradient.reshape(len(factors), -1, self.output_gradient.shape[-1])
+        g = self.single.output_gradient
+        g = g.reshape(len(factors), -1, g.shape[-1])
         repeats = g.shape[1] // factors.shape[1]
         spread = factors.repeat_interleave(repeats, dim=1) if repeats > 1 else factors
         scaled = g * spread.unsqueeze(2)
         if self.single.weight is not None:
-            rows = self.input.reshape(*spread.shape, -1)
+            rows = self.single.input.reshape(*spread.shape, -1)
             into[self.single.weight].baddbmm_(scaled.transpose(1, 2), rows)
         if self.single.bias is not None:
             into[self.single.bias].add_(scaled.sum(1))

@@ -10,21 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsim.clients.dp_sgd.affine_routes import (
-    add,
-    add_in_place,
-    batch_norm,
-    detached,
-    expand,
-    group_norm,
-    instance_norm,
-    layer_norm,
-    multiply,
-    needs_no_gradient,
-    prelu,
-    repeat,
-    rms_norm,
-)
+from fedsim.clients.dp_sgd.affine_routes import AFFINE_ROUTES, detached, needs_no_gradient
 from fedsim.clients.dp_sgd.recurrent import CELLS, cell_route, layers_route
 from fedsim.clients.dp_sgd.uses import ConvolutionUse, EmbeddingUse, LinearUse
 
@@ -114,18 +100,7 @@ ROUTES: dict[Any, Callable[..., Any]] = {
     torch.conv2d: _convolution,
     torch.conv3d: _convolution,
     functional.embedding: _embedding,
-    functional.layer_norm: layer_norm,
-    functional.rms_norm: rms_norm,
-    functional.group_norm: group_norm,
-    functional.batch_norm: batch_norm,
-    functional.instance_norm: instance_norm,
-    functional.prelu: prelu,
-    torch.prelu: prelu,
-    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), add),
-    **dict.fromkeys((Tensor.add_, Tensor.__iadd__), add_in_place),
-    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), multiply),
-    Tensor.expand: expand,
-    Tensor.repeat: repeat,
+    **AFFINE_ROUTES,
     **{getattr(torch, kind): layers_route(kind, _linear_or_frozen) for kind in CELLS},
     **{getattr(torch, f"{kind}_cell"): cell_route(kind, _linear_or_frozen) for kind in CELLS},
 }

@@ -237,6 +237,7 @@ def test_random_layers_inside_a_unit_draw_once() -> None:
     inside, output = found[:, :9].view(40, 3, 3), found[:, 9:]
     assert torch.equal(inside[:, 0] > 0, output > 0)
     assert 0.2 < (output > 0).float().mean() < 0.8
+    assert len(torch.unique(output > 0, dim=0)) > 1, "each example has a mask of its own"
 
 
 @pytest.mark.parametrize(
@@ -373,6 +374,21 @@ def test_layouts_are_those_that_change_with_the_lot() -> None:
     assert units["mix"].outputs == (1, 0)
     assert units["into"].inputs == (0,)
     assert "mix.out_proj" not in units, "never called as a module"
+
+
+def test_flattened_examples_have_no_layout() -> None:
+    class Flattened(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.product = Product()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.product(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+    model, x = Flattened(), torch.randn(4, 4, 3)
+    assert not possible_units(model, ["product"], lambda n: model(x[:n]), (4, 3))
+    gradients = gradients_for(model, squared, x, torch.randn(4))
+    assert type(gradients) is VmapGradients
 
 
 def test_a_vmapped_lot_is_cut_to_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:

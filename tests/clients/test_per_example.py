@@ -606,6 +606,23 @@ def test_a_loss_with_a_penalty_on_weights_is_found() -> None:
         BookKeeping(model, penalised).gradients(torch.randn(3, 3), torch.zeros(3))
 
 
+def test_batch_normalisation_over_the_lot_has_no_rule() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)).train()
+    with pytest.raises(UncoveredParameterError, match=r"0\.weight, 0\.bias is used"):
+        BookKeeping(model, score).gradients(torch.randn(3, 3), torch.zeros(3))
+
+
+@pytest.mark.parametrize("bound", [1e-7, 1e-9, 2.5e-15, 1e-18])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_factors_that_float32_can_hardly_hold_are_not_rounded_up(
+    backend: type[PerExampleGradients], bound: float
+) -> None:
+    x = torch.tensor([[1e30, 0.0]])
+    gradients = backend(nn.Linear(2, 1, bias=False), score)
+    total, _ = added(gradients, x, torch.zeros(1), FlatClipping(bound))
+    assert total.double().norm() <= bound * (1 + 1e-6)
+
+
 def test_scripted_layers_are_found() -> None:
     """TorchScript runs outside the tape's sight; what it uses must not silently go missing."""
     scripted = torch.jit.trace(nn.Linear(3, 1), torch.randn(2, 3))

@@ -12,6 +12,7 @@ from fedsim.clients.dp_sgd.uses import (
     EmbeddingUse,
     LinearUse,
     by_parameter,
+    convolution,
     linear,
     reused,
     squares,
@@ -101,6 +102,18 @@ def test_cancellation_never_hides_a_large_gradient(path: str, length: int) -> No
     assert norm >= released(use, 0, 0).norm() * (1 - 1e-9)
     if path != "held":
         assert norm >= exact * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_cancellation_in_float64_hides_nothing_either(path: str, seed: int) -> None:
+    """Whole numbers, so that the exact gradient is known: large terms cancel to small ones."""
+    generator = torch.Generator().manual_seed(seed)
+    a = 10**9 + torch.randint(-3, 4, (1, 8, 5), generator=generator)
+    g = torch.randint(1, 4, (1, 1, 4), generator=generator).expand(1, 8, 4) * 1
+    g[:, 1::2] *= -1
+    exact = torch.einsum("ntp,ntd->npd", g, a).double().flatten(1).norm(dim=1)
+    use = linear_use(a.double(), g.double())
+    assert (use.squared_norms_of(0).sqrt() >= exact * (1 - 1e-12)).all()
 
 
 @pytest.mark.parametrize("length", [2, 6, 32])
@@ -272,3 +285,42 @@ def test_a_poisoned_example_is_dropped_from_blocks(monkeypatch: pytest.MonkeyPat
         )
         sums.append(into)
     torch.testing.assert_close(*sums)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 8])
+@pytest.mark.parametrize("block", [1, 3000, 1 << 30])
+def test_convolutions_in_blocks_and_in_used_memory_are_the_same(
+    channels: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lots of changing size share memory; what an earlier lot left there is overwritten."""
+    torch.manual_seed(9)
+    model = nn.Sequential(
+        nn.Conv2d(channels, 4, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(2, 3)), nn.Flatten()
+    ).double()
+    exact = LoopGradients(model, loss)
+    fast = BookKeeping(model, loss, parameters=exact.parameters)
+    monkeypatch.setattr(convolution, "_BLOCK", block)
+    clipping = FlatClipping(0.5)
+    for n in (2, 5, 3):
+        x, sums = torch.randn(n, channels, 6, 7).double(), []
+        for each in (exact, fast):
+            into = torch.zeros_like(exact.parameters.data)
+            groups = clipping.groups(exact.parameters)
+            each.add_clipped_sum(x, torch.zeros(n), clipping, groups, into)
+            sums.append(into)
+        torch.testing.assert_close(*sums, rtol=1e-10, atol=1e-12)
+
+
+def test_a_convolution_used_twice_takes_no_shared_memory() -> None:
+    torch.manual_seed(10)
+    layer = nn.Conv2d(2, 2, 3, padding=1).double()
+    model = nn.Sequential(layer, nn.Tanh(), layer)
+    exact = LoopGradients(model, loss)
+    fast = BookKeeping(model, loss, parameters=exact.parameters)
+    clipping, sums = FlatClipping(0.5), []
+    x = torch.randn(4, 2, 5, 5).double()
+    for each in (exact, fast):
+        into = torch.zeros_like(exact.parameters.data)
+        each.add_clipped_sum(x, torch.zeros(4), clipping, clipping.groups(exact.parameters), into)
+        sums.append(into)
+    torch.testing.assert_close(*sums, rtol=1e-10, atol=1e-12)
