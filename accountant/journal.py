@@ -13,7 +13,7 @@ is the hash of the client's record before, or 64 zeros.
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +79,14 @@ class Charge:
             "ledger": self.ledger.to_list(),
             "previous": self.previous,
         }
+
+
+def total_of(charges: Iterable[Charge]) -> PrivacyLedger:
+    """Return everything that the charges of one client add up to."""
+    total = PrivacyLedger()
+    for charge in charges:
+        total.merge(charge.ledger)
+    return total
 
 
 class Journal(Protocol):

@@ -139,9 +139,7 @@ class PrivacyAccount:
         )
 
     def _after(self, charge: Charge) -> Self:
-        ledger = self.ledger
-        for event, count in charge.ledger.entries:
-            ledger.record(event, count)
+        ledger = self.ledger.merge(charge.ledger)
         return replace(
             self,
             entries=tuple(ledger.to_list()),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.journal import GENESIS
+from fedsim.accountant.journal import GENESIS, total_of
 from fedsim.federation import Federation
 from fedsim.report.figures import epsilon_text
 
@@ -157,9 +157,7 @@ def summarise_privacy(federation: Federation) -> PrivacySummary | None:
     spends = []
     for client, plan in enumerate(plans):
         history = journal.history(client)
-        ledger = PrivacyLedger()
-        for charge in history:
-            ledger.merge(charge.ledger)
+        ledger = total_of(history)
         spends.append(
             ClientSpend(
                 client=client,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import load_file, save
+from safetensors.numpy import save
 
 CLIENT_COLUMNS = (
     "client",
@@ -170,10 +170,6 @@ class RunDirectory:
             "rounds.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
         )
         return rows
-
-    def read_model(self) -> dict[str, np.ndarray]:
-        """Return the final global model."""
-        return load_file(self.path / "model.safetensors")
 
 
 def _safetensors(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 from fedsim.accountant import EpochShuffled, PrivacyLedger, RandomAllocation
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
-from fedsim.accountant.journal import GENESIS, FileJournal, JournalError
+from fedsim.accountant.journal import GENESIS, FileJournal, JournalError, total_of
 from fedsim.run_directory import RunDirectory
 
 _METHODS: tuple[AccountantName, ...] = ("pld", "rdp")
@@ -90,9 +90,7 @@ def _whole(path: Path) -> FileJournal:
 
 def _against_ledger(row: dict[str, Any], journal: FileJournal) -> Iterator[str]:
     history = journal.history(row["client"])
-    total = PrivacyLedger()
-    for charge in history:
-        total.merge(charge.ledger)
+    total = total_of(history)
     if total.to_list() != row["ledger"]:
         yield "privacy.json and ledger.jsonl disagree on what was spent"
     if (history[-1].hash if history else GENESIS) != row["ledger_head"]:
