@@ -4,7 +4,7 @@ Each client has a chain of its own, so that clients may write from several proce
 and the same experiment still gives the same records. A record is a line of JSON:
 
     {"client": 3, "round": 5, "request": SHA-256 of the model it trained from,
-     "ledger": [{"event": EVENT, "count": n}], "previous": HASH, "hash": HASH}
+     "steps": 5, "ledger": [{"event": EVENT, "count": n}], "previous": HASH, "hash": HASH}
 
 `hash` is the SHA-256 of the record without it, as JSON with sorted keys and no spaces; `previous`
 is the hash of the client's record before, or 64 zeros.
@@ -30,11 +30,16 @@ class JournalError(ValueError):
 
 @dataclass(frozen=True)
 class Charge:
-    """What one client spends in one round."""
+    """What one client spends in one round.
+
+    `steps` are those that the charge pays for; with lots of an epoch, which are charged for when
+    the epoch starts, they are not the sum of the counts.
+    """
 
     client: int
     round_number: int
     request: str
+    steps: int
     ledger: PrivacyLedger
     previous: str
 
@@ -61,6 +66,7 @@ class Charge:
                 client=fields["client"],
                 round_number=fields["round"],
                 request=fields["request"],
+                steps=fields["steps"],
                 ledger=PrivacyLedger.from_list(fields["ledger"]),
                 previous=fields["previous"],
             )
@@ -76,6 +82,7 @@ class Charge:
             "client": self.client,
             "round": self.round_number,
             "request": self.request,
+            "steps": self.steps,
             "ledger": self.ledger.to_list(),
             "previous": self.previous,
         }

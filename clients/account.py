@@ -29,13 +29,30 @@ class ChargeRefusedError(RuntimeError):
     """The account does not allow this round; nothing was charged and nothing may be released."""
 
 
+class BudgetExhaustedError(ChargeRefusedError):
+    """The budget affords no further step."""
+
+
 @dataclass(frozen=True)
 class PrivacyAccount:
-    """What a client has spent so far."""
+    """What a client has spent so far.
+
+    Attributes:
+        client: its number.
+        entries: its ledger as JSON.
+        rounds: rounds it was charged for.
+        steps: steps it was charged for.
+        round_steps: those of the last round.
+        last_round: the last round it was charged for.
+        last_request: digest of the model it trained from in that round.
+        head: hash of its last record in the journal.
+    """
 
     client: int
     entries: tuple[dict[str, Any], ...] = ()
     rounds: int = 0
+    steps: int = 0
+    round_steps: int = 0
     last_round: int = 0
     last_request: str = ""
     head: str = GENESIS
@@ -65,6 +82,8 @@ class PrivacyAccount:
                 "client": self.client,
                 "ledger": json.dumps(list(self.entries)),
                 "rounds": self.rounds,
+                "steps": self.steps,
+                "round-steps": self.round_steps,
                 "last-round": self.last_round,
                 "last-request": self.last_request,
                 "head": self.head,
@@ -81,28 +100,32 @@ class PrivacyAccount:
         state: RecordDict,
         journal: Journal | None,
     ) -> Self:
-        """Charge `steps` steps of `plan` for one round and return the account after it.
+        """Charge up to `steps` steps of `plan` for one round and return the account after it.
+
+        Guarantee: for each of the steps the budget is asked first; those that it affords are
+        charged, and `round_steps` of the result says how many may be taken.
 
         Args:
             plan: the mechanism and the budget.
             round_number: the round that is asked for.
             request: digest of the model that the client is asked to train from.
-            steps: steps that the round will take, the same number in every round.
+            steps: steps that the server wants.
             state: the client's `Context.state`.
             journal: the durable ledger; None keeps the account in the state only.
 
         Raises:
-            ChargeRefusedError: the round was answered for another model, lies in the past, or
-                would exceed the steps that the budget was planned for.
+            BudgetExhaustedError: not even one more step fits.
+            ChargeRefusedError: the round was answered for another model, or lies in the past.
         """
         again = round_number == self.last_round and request == self.last_request
         if again and not plan.secure_noise:
             return self
-        self._check(plan, round_number, steps)
+        self._refuse_answered(plan, round_number)
+        granted = self._granted(plan, steps)
         spent = PrivacyLedger()
-        for event, count in plan.step.charges(self.rounds * steps, steps):
+        for event, count in plan.step.charges(self.steps, granted):
             spent.record(event, count)
-        charge = Charge(self.client, round_number, request, spent, self.head)
+        charge = Charge(self.client, round_number, request, granted, spent, self.head)
         if journal is not None:
             journal.append(charge)
         account = self._after(charge)
@@ -119,6 +142,8 @@ class PrivacyAccount:
             sampling_rate=plan.step.sampling.share,
             target_epsilon=plan.target_epsilon,
             rounds=self.rounds,
+            steps=self.steps,
+            round_steps=self.round_steps,
             ledger=self.ledger,
             head=self.head,
         )
@@ -133,6 +158,8 @@ class PrivacyAccount:
             client=client,
             entries=tuple(json.loads(fields["ledger"])),
             rounds=fields["rounds"],
+            steps=fields["steps"],
+            round_steps=fields["round-steps"],
             last_round=fields["last-round"],
             last_request=fields["last-request"],
             head=fields["head"],
@@ -144,21 +171,29 @@ class PrivacyAccount:
             self,
             entries=tuple(ledger.to_list()),
             rounds=self.rounds + 1,
+            steps=self.steps + charge.steps,
+            round_steps=charge.steps,
             last_round=charge.round_number,
             last_request=charge.request,
             head=charge.hash,
         )
 
-    def _check(self, plan: PrivacyPlan, round_number: int, steps: int) -> None:
+    def _refuse_answered(self, plan: PrivacyPlan, round_number: int) -> None:
         # Secure noise is never the same twice, so an old round is a new release, charged as one.
         if round_number <= self.last_round and not plan.secure_noise:
             raise ChargeRefusedError(
                 f"client {self.client} answered round {self.last_round} already and would reuse "
                 f"its noise in round {round_number}"
             )
-        spent = self.rounds * steps
-        if plan.target_epsilon is not None and spent + steps > plan.planned_steps:
-            raise ChargeRefusedError(
-                f"client {self.client} spent {spent} of the {plan.planned_steps} steps that its "
-                f"target ε = {plan.target_epsilon:g} affords; {steps} more would exceed it"
+
+    def _granted(self, plan: PrivacyPlan, steps: int) -> int:
+        """Return how many of the wanted steps the budget affords, at least one."""
+        if plan.affordable_steps is None:
+            return steps
+        granted = min(steps, plan.affordable_steps - self.steps)
+        if granted <= 0:
+            raise BudgetExhaustedError(
+                f"target ε = {plan.target_epsilon:g} at δ = {plan.delta:g} affords "
+                f"{plan.affordable_steps} steps, and {self.steps} are taken"
             )
+        return granted

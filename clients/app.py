@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedsim.accountant.journal import Journal
-from fedsim.clients.account import PrivacyAccount
+from fedsim.clients.account import BudgetExhaustedError, PrivacyAccount
 from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.plan import PrivacyPlan
 from fedsim.clients.settings import LocalSettings
@@ -21,6 +21,7 @@ from fedsim.server.protocol import (
     PrivacyStatement,
     TrainReply,
     TrainRequest,
+    Withdrawal,
     digest,
     roll_call_reply,
 )
@@ -70,15 +71,20 @@ def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
 def answer(task: ClientTask, message: Message, context: Context) -> Message:
     """Train for one request and return the reply.
 
+    A client whose budget affords fewer steps takes those; one whose budget affords none withdraws.
+
     Guarantee: with `task.privacy`, the round is charged to the client's account, durably where
     there is a journal, before training starts; nothing private leaves uncharged.
     """
     request = TrainRequest.from_message(message)
-    statement = _charge(task, request, context)
+    try:
+        statement = _charge(task, request, context)
+    except BudgetExhaustedError as error:
+        return Withdrawal(task.client, str(error)).to_message(message)
     task.model.load_state_dict(request.arrays.to_torch_state_dict())
     key = StreamKey(task.seed, task.client, request.round_number)
     data = (task.features, task.targets, task.local)
-    if task.privacy is None:
+    if task.privacy is None or statement is None:
         train_plain(task.model, task.loss, *data, key)
     else:
         train_private(
@@ -86,16 +92,11 @@ def answer(task: ClientTask, message: Message, context: Context) -> Message:
             *data,
             task.privacy.step,
             key,
-            first_step=_steps_before(task, statement),
+            steps=range(statement.steps - statement.round_steps, statement.steps),
             secure=task.privacy.secure_noise,
         )
     examples = task.privacy.examples if task.privacy else len(task.features)
     return TrainReply(_upload(task, request), examples, statement).to_message(message)
-
-
-def _steps_before(task: ClientTask, statement: PrivacyStatement | None) -> int:
-    """Return how many steps the client was charged for before this round, which is charged now."""
-    return 0 if statement is None else (statement.rounds - 1) * task.local.steps
 
 
 def _gradients(task: ClientTask) -> PerExampleGradients:

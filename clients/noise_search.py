@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 TOLERANCE = 1e-4  # how far below the target ε may stay
 
-_LEAST, _MOST = 1e-2, 1e6  # noise multipliers outside protect nobody, or leave no signal
+_LEAST, MOST_NOISE = 1e-2, 1e6  # outside, noise protects nobody, or leaves no signal
 
 
 def least_noise(epsilon: Callable[[float], float], target: float) -> float:
@@ -36,7 +36,7 @@ def _bracket(epsilon: Callable[[float], float], target: float) -> tuple[float, f
     high = 1.0
     while (spent := epsilon(high)) > target:
         high *= 2.0
-        if high > _MOST:
+        if high > MOST_NOISE:
             raise ValueError(
                 f"even noise_multiplier={high / 2:g} spends epsilon {spent:.3g}; raise "
                 "target_epsilon or delta, or take fewer steps or smaller lots"

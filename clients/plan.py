@@ -12,6 +12,7 @@ from fedsim.accountant import (
 )
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
+from fedsim.clients.budget import affordable_steps, epsilon_of
 from fedsim.clients.dp_sgd.clipping import (
     AutomaticClipping,
     Clipping,
@@ -27,12 +28,16 @@ from fedsim.clients.dp_sgd.sampling import (
     Sampling,
     ShuffledEpochs,
 )
-from fedsim.clients.noise_search import least_noise
+from fedsim.clients.noise_search import MOST_NOISE, least_noise
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 
 
 class PrivacyPlanError(ValueError):
     """Privacy settings that no mechanism can meet."""
+
+
+class PrivacyBudgetError(PrivacyPlanError):
+    """A privacy budget forbids what was planned; the message says what it would afford."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,10 @@ class PrivacyPlan:
         step: the DP-SGD step, the same in every round.
         examples: the public client size that set the sampling rate.
         delta: δ of the client's guarantee.
-        target_epsilon: ε the noise was calibrated to; None where the noise was given.
+        target_epsilon: ε that is never exceeded; None where there is no budget.
         planned_steps: steps over all rounds the client is scheduled for.
+        affordable_steps: how many steps the target affords, at most `planned_steps`; None without
+            a target. Fewer than planned only where the noise was given.
         secure_noise: lots and noise come from the operating system instead of the seed.
     """
 
@@ -53,7 +60,13 @@ class PrivacyPlan:
     delta: float
     target_epsilon: float | None
     planned_steps: int
+    affordable_steps: int | None = None
     secure_noise: bool = False
+
+    @property
+    def taken_steps(self) -> int:
+        """Steps that the client will take if it answers every round it is scheduled for."""
+        return self.planned_steps if self.affordable_steps is None else self.affordable_steps
 
 
 def plan_privacy(
@@ -81,13 +94,15 @@ def plan_privacy(
             sampling under this adjacency, or the clipping does not fit the model.
     """
     public_size = privacy.declared_examples or examples
-    sampling, expected_lot = _sampling(privacy, local.batch_size, public_size)
+    sampling, expected_lot = _sampling(privacy, local.batch_size, max(1, public_size))
     _check_accountable(privacy, sampling)
-    steps = local.steps * planned_rounds
+    delta = delta_of(privacy, public_size)
+    steps = local.steps * planned_rounds if public_size else 0  # nothing to train on, no step
+    noise = _noise_multiplier(privacy, delta, sampling, max(steps, local.steps), local.steps)
     step = DpSgdStep(
         sampling=sampling,
         clipping=_clipping(privacy),
-        noise_multiplier=_noise_multiplier(privacy, sampling, max(steps, local.steps)),
+        noise_multiplier=noise,
         expected_lot=expected_lot,
         allocation=privacy.noise_allocation or "uniform",
     )
@@ -99,9 +114,10 @@ def plan_privacy(
     return PrivacyPlan(
         step=step,
         examples=public_size,
-        delta=privacy.delta,
+        delta=delta,
         target_epsilon=privacy.target_epsilon,
         planned_steps=steps,
+        affordable_steps=_affordable(privacy, delta, step, steps),
         secure_noise=privacy.noise == "secure",
     )
 
@@ -110,9 +126,14 @@ def _sampling(
     privacy: PrivacySettings, batch_size: int, public_size: int
 ) -> tuple[Sampling, float]:
     """Return the sampling and its expected lot; lots of an epoch have at most `batch_size`."""
+    rate = privacy.sampling_rate
+    if rate is not None:
+        batch_size = max(1, round(rate * public_size))
     lot = min(batch_size, public_size)
     batches = math.ceil(public_size / batch_size)
     match privacy.sampling:
+        case "poisson" if rate is not None:
+            return PoissonSampling(rate), rate * public_size
         case "poisson":
             return PoissonSampling(min(1.0, batch_size / public_size)), float(lot)
         case "fixed_size":
@@ -150,7 +171,35 @@ def _check_accountable(privacy: PrivacySettings, sampling: Sampling) -> None:
         ) from error
 
 
-def _noise_multiplier(privacy: PrivacySettings, sampling: Sampling, steps: int) -> float:
+def delta_of(privacy: PrivacySettings, public_size: int) -> float:
+    """Return δ: the given one, or for `auto` a power of ten that is at most 1 / (10 · size).
+
+    δ bounds the probability of a failure that may publish an example, so it has to be well below
+    1 / size, at which publishing one random example would already be (0, δ)-private.
+    """
+    if privacy.delta != "auto":
+        return privacy.delta
+    return 10.0 ** -math.ceil(math.log10(10 * max(1, public_size)) - 1e-12)
+
+
+def _affordable(privacy: PrivacySettings, delta: float, step: DpSgdStep, steps: int) -> int | None:
+    if privacy.target_epsilon is None:
+        return None
+    if privacy.noise_multiplier is None:
+        return steps  # the noise was calibrated to them
+    return affordable_steps(
+        step,
+        steps,
+        target_epsilon=privacy.target_epsilon,
+        delta=delta,
+        accountant=privacy.accountant,
+        adjacency=privacy.adjacency,
+    )
+
+
+def _noise_multiplier(
+    privacy: PrivacySettings, delta: float, sampling: Sampling, steps: int, local_steps: int
+) -> float:
     if privacy.noise_multiplier is not None:
         return privacy.noise_multiplier
     if privacy.target_epsilon is None:
@@ -160,11 +209,26 @@ def _noise_multiplier(privacy: PrivacySettings, sampling: Sampling, steps: int) 
             sampling,
             steps,
             target=privacy.target_epsilon,
-            delta=privacy.delta,
+            delta=delta,
             accountant=privacy.accountant,
             adjacency=privacy.adjacency,
         )
     except ValueError as error:
+        most = DpSgdStep(sampling, FlatClipping(1.0), MOST_NOISE, 1.0)
+        fit = affordable_steps(
+            most,
+            steps,
+            target_epsilon=privacy.target_epsilon,
+            delta=delta,
+            accountant=privacy.accountant,
+            adjacency=privacy.adjacency,
+        )
+        if fit < steps:
+            raise PrivacyBudgetError(
+                f"privacy.target_epsilon = {privacy.target_epsilon:g} at δ = {delta:g} cannot be "
+                f"met over {steps} steps: even with noise_multiplier = {MOST_NOISE:g} at most "
+                f"{fit} steps fit, which is {fit // local_steps} rounds"
+            ) from error
         raise PrivacyPlanError(f"privacy.target_epsilon cannot be met: {error}") from error
 
 
@@ -189,9 +253,7 @@ def _calibrated(
         )
 
     def epsilon(noise: float) -> float:
-        account = make_accountant(accountant, adjacency=adjacency)
-        for event, count in sampling.charges(Gaussian(noise), 0, steps):
-            account.compose(event, count)
-        return account.get_epsilon(delta)
+        step = DpSgdStep(sampling, FlatClipping(1.0), noise, 1.0)
+        return epsilon_of(step, steps, delta=delta, accountant=accountant, adjacency=adjacency)
 
     return least_noise(epsilon, target)

@@ -8,9 +8,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedsim.clients.client_settings import (
+    ClientPrivacySettings,
+    OwnPrivacySettings,
+    Probability,
+    Share,
+)
 from fedsim.server.settings import Settings
-
-Probability = Annotated[float, Field(gt=0, lt=1)]
 
 
 class SgdSettings(Settings):
@@ -48,36 +52,22 @@ class LocalSettings(Settings):
     )
 
 
-class ClientPrivacySettings(Settings):
-    """What one client has of its own in `privacy.clients`; the rest is everybody's."""
-
-    target_epsilon: float | None = Field(default=None, gt=0, description="the client's own ε")
-    noise_multiplier: float | None = Field(
-        default=None, ge=0, description="the client's own noise, instead of a target"
-    )
-    delta: Probability | None = Field(default=None, description="the client's own δ")
-    max_grad_norm: float | None = Field(default=None, gt=0, description="the client's own bound C")
-
-    @model_validator(mode="after")
-    def _at_most_one_source_of_noise(self) -> Self:
-        if self.target_epsilon is not None and self.noise_multiplier is not None:
-            raise ValueError(
-                "takes target_epsilon or noise_multiplier, got both; "
-                "target_epsilon calibrates the noise for you"
-            )
-        return self
-
-
 class PrivacySettings(Settings):
     """`privacy:` in an experiment file: example-level DP-SGD in every client."""
 
     target_epsilon: float | None = Field(
-        default=None, gt=0, description="noise is calibrated to this ε over the whole planned run"
+        default=None,
+        gt=0,
+        description="budget ε, never exceeded; without noise_multiplier the noise is calibrated "
+        "to spend it over the whole planned run",
     )
     noise_multiplier: float | None = Field(
         default=None, ge=0, description="noise standard deviation divided by max_grad_norm"
     )
-    delta: Probability = Field(description="should be well below 1 / (a client's examples)")
+    delta: Probability | Literal["auto"] = Field(
+        description="should be well below 1 / (a client's examples); auto: for each client the "
+        "largest power of ten that is at most a tenth of it"
+    )
     max_grad_norm: float = Field(gt=0, description="L2 bound C of one example's gradient")
     clipping: Literal["flat", "per_layer", "automatic"] = Field(
         default="flat",
@@ -88,6 +78,11 @@ class PrivacySettings(Settings):
     )
     noise_allocation: Literal["uniform", "proportional", "optimal"] | None = Field(
         default=None, description="how per_layer divides the noise among layers; null: uniform"
+    )
+    sampling_rate: Share | None = Field(
+        default=None,
+        description="expected share of a client's examples in a lot; null: local.batch_size / "
+        "declared client size",
     )
     sampling: Literal["poisson", "fixed_size", "shuffle", "balls_and_bins"] = Field(
         default="poisson",
@@ -111,38 +106,44 @@ class PrivacySettings(Settings):
     accountant: Literal["pld", "rdp"] = Field(
         default="pld", description="bound that is reported and calibrated to"
     )
+    on_exhausted: Literal["refuse", "withdraw", "stop"] = Field(
+        default="refuse",
+        description="refuse: a plan that exceeds a client's target_epsilon does not start; "
+        "withdraw: a client leaves when its budget affords no further step; stop: the run ends "
+        "then",
+    )
     clients: dict[str, ClientPrivacySettings] = Field(
-        default={}, description="settings of single clients, by client number"
+        default={},
+        description="settings of single clients by number, and of groups by any other name",
     )
 
-    def for_client(self, client: int) -> "PrivacySettings":
-        """Return the settings of one client: its own where it has them, else everybody's."""
-        own = self.clients.get(str(client))
-        if own is None:
-            return self
-        update = {name: value for name, value in own if value is not None}
-        if own.target_epsilon is not None:
-            update["noise_multiplier"] = None
-        if own.noise_multiplier is not None:
-            update["target_epsilon"] = None
-        return self.model_copy(update=update)
+    def with_own(self, own: OwnPrivacySettings) -> "PrivacySettings":
+        """Return the settings of a client that has some of its own."""
+        return self.model_copy(update={name: value for name, value in own if value is not None})
 
     @model_validator(mode="after")
-    def _client_numbers(self) -> Self:
-        for name in self.clients:
-            if not name.isdecimal() or name != str(int(name)):
-                raise ValueError(
-                    f"clients: {name!r} is not a client number; write them as '0', '1', ..."
-                )
+    def _whose_settings(self) -> Self:
+        for name, entry in self.clients.items():
+            entry.check(name)
         return self
 
     @model_validator(mode="after")
-    def _one_source_of_noise(self) -> Self:
-        if (self.target_epsilon is None) == (self.noise_multiplier is None):
-            given = "both" if self.target_epsilon is not None else "neither"
+    def _source_of_noise(self) -> Self:
+        if self.target_epsilon is None and self.noise_multiplier is None:
             raise ValueError(
-                f"needs exactly one of target_epsilon and noise_multiplier, got {given}; "
-                "target_epsilon calibrates the noise for you"
+                "needs target_epsilon, noise_multiplier or both, got neither; target_epsilon "
+                "alone calibrates the noise for you"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _budget_to_exhaust(self) -> Self:
+        targets = [self.target_epsilon, *(one.target_epsilon for one in self.clients.values())]
+        tables = any("target_epsilon" in one.columns for one in self.clients.values())
+        if self.on_exhausted != "refuse" and not tables and targets == [None] * len(targets):
+            raise ValueError(
+                f"on_exhausted: {self.on_exhausted} needs a budget: give target_epsilon, for all "
+                "or for some clients"
             )
         return self
 

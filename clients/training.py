@@ -91,32 +91,32 @@ def train_private(
     step: DpSgdStep,
     key: StreamKey,
     *,
-    first_step: int,
+    steps: range,
     secure: bool = False,
 ) -> None:
-    """Take `settings.steps` steps of DP-SGD on the model of `gradients`, in place.
+    """Take DP-SGD steps on the model of `gradients`, in place.
 
-    Guarantee: the resulting parameters are a function of the initial ones and of `settings.steps`
+    Guarantee: the resulting parameters are a function of the initial ones and of `len(steps)`
     releases of `step`; the optimizer sees nothing but noisy gradients. Buffers do not change.
 
     Args:
         gradients: the model and its per-example gradients.
         features: the client's examples (n, ...).
         targets: their targets (n, ...).
-        settings: steps and optimizer.
+        settings: the optimizer.
         step: the mechanism.
         key: whose randomness.
-        first_step: steps that the client was charged for before this round.
+        steps: numbers of the charged steps, counted over the client's whole life.
         secure: lots and noise come from the operating system instead of `key`.
     """
     parameter = gradients.parameters.optimizer_parameter()
     parameter.grad = released = torch.zeros_like(gradients.parameters.data)
     optimizer = make_optimizer([parameter], settings.optimizer)
     gradients.model.train()
-    lots = key.lots(step.sampling, len(features), first_step=first_step, secure=secure)
+    lots = key.lots(step.sampling, len(features), first_step=steps.start, secure=secure)
     noise = key.noise(secure=secure)
     with _torch_randomness(key, features.device):
-        for _ in range(settings.steps):
+        for _ in steps:
             step.release(gradients, features, targets, lots=lots, noise=noise, into=released)
             optimizer.step()
 

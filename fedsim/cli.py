@@ -16,7 +16,7 @@ import fedsim
 if TYPE_CHECKING:
     from fedsim.experiment import Experiment
 
-FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
+FAILED, WRONG_INPUT, BUDGET_FORBIDS, INTERRUPTED = 1, 2, 3, 130
 
 _overrides = click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
@@ -76,7 +76,10 @@ def run(
 @click.option("--plot", type=click.Path(), help="Write ε over the rounds to a .svg or .png file.")
 @_as_json
 def plan(file: str, overrides: tuple[str, ...], plot: str | None, as_json: bool) -> None:
-    """Say what FILE would spend, and what noise it needs, without training."""
+    """Say what FILE would spend, and what noise it needs, without training.
+
+    Exit code 3 where a privacy budget would not let it run.
+    """
     from fedsim.experiment import load_experiment
     from fedsim.planning import plan_experiment
     from fedsim.report.terminal import print_plan
@@ -90,6 +93,8 @@ def plan(file: str, overrides: tuple[str, ...], plot: str | None, as_json: bool)
         _print_json(planned.to_json())
     else:
         print_plan(planned)
+    if planned.refusal is not None:
+        _fail(planned.refusal, BUDGET_FORBIDS)
 
 
 @cli.command()
@@ -190,7 +195,7 @@ def main() -> None:
     except Exception as error:
         if not isinstance(error, _user_errors()):
             raise
-        _fail(str(error), WRONG_INPUT)
+        _fail(str(error), BUDGET_FORBIDS if _is_about_budget(error) else WRONG_INPUT)
 
 
 def _privacy_in_words(experiment: "Experiment") -> str:
@@ -200,7 +205,9 @@ def _privacy_in_words(experiment: "Experiment") -> str:
     target = experiment.privacy.target_epsilon
     if target is None:
         return f"DP-SGD with noise multiplier {experiment.privacy.noise_multiplier:g}"
-    return f"DP-SGD with target ε = {target:g} at δ = {experiment.privacy.delta:g}"
+    delta = experiment.privacy.delta
+    at = "a δ for its size" if delta == "auto" else f"δ = {delta:g}"
+    return f"DP-SGD with target ε = {target:g} at {at}"
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
@@ -208,6 +215,12 @@ def _user_errors() -> tuple[type[Exception], ...]:
     from fedsim.errors import USER_ERRORS
 
     return USER_ERRORS
+
+
+def _is_about_budget(error: Exception) -> bool:
+    from fedsim.errors import PrivacyBudgetError
+
+    return isinstance(error, PrivacyBudgetError)
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -1,5 +1,6 @@
 """The errors that are a person's to mend: the command line prints them without a traceback."""
 
+from fedsim.clients.plan import PrivacyBudgetError as PrivacyBudgetError
 from fedsim.clients.plan import PrivacyPlanError
 from fedsim.clients.safety import UnsafeModelError
 from fedsim.data import DataError

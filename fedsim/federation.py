@@ -13,14 +13,16 @@ from flwr.serverapp import ServerApp
 from torch import nn
 
 from fedsim.accountant.journal import FileJournal
+from fedsim.client_tables import read_client_tables
 from fedsim.clients.account import PrivacyAccount
 from fedsim.clients.app import ClientTask, make_client_app
+from fedsim.clients.client_terms import ClientTerms, terms_of_clients
 from fedsim.clients.dp_sgd.backend import gradients_for
 from fedsim.clients.dp_sgd.isolation import check_isolation
 from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.plan import PrivacyPlan, plan_privacy
 from fedsim.clients.safety import check_private_model
-from fedsim.data import Examples, FederatedData, load_federated_data
+from fedsim.data import FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.models.build import build_model
 from fedsim.models.losses import resolve_loss
@@ -39,8 +41,8 @@ _TRIED = 3  # test examples on which the model is tried before anything is spent
 class Federation:
     """Everything that an experiment file describes, ready to run in this process.
 
-    `model` is the initial model; it is scratch space once the federation runs. `plans` holds one
-    privacy plan for each client, or None without privacy.
+    `model` is the initial model; it is scratch space once the federation runs. `plans` and `terms`
+    hold the privacy plan and the privacy settings of each client, or are None without privacy.
     """
 
     experiment: Experiment
@@ -51,6 +53,7 @@ class Federation:
     gradients: PerExampleGradients | None
     task: Task
     participation: Participation
+    terms: tuple[ClientTerms, ...] | None
     plans: tuple[PrivacyPlan, ...] | None
     device: torch.device
     journal: FileJournal | None
@@ -97,9 +100,15 @@ class Federation:
         return {f"test_{name}": value for name, value in found.items()}
 
     def server_app(
-        self, *, start: Start, on_round: Callable[[RoundResult], None], book: PrivacyBook | None
+        self,
+        *,
+        start: Start,
+        on_round: Callable[[RoundResult], None],
+        on_stop: Callable[[str], None],
+        book: PrivacyBook | None,
     ) -> ServerApp:
         """Return the server of this federation."""
+        privacy = self.experiment.privacy
         return make_server_app(
             settings=self.experiment.federation,
             participation=self.participation,
@@ -107,6 +116,9 @@ class Federation:
             evaluate=self.test_metrics,
             on_round=on_round,
             book=book,
+            steps=self.experiment.local.steps,
+            stop_when_withdrawn=privacy is not None and privacy.on_exhausted == "stop",
+            on_stop=on_stop,
         )
 
     def client_app(self, *, in_process: bool, ledger: Path | None) -> ClientApp:
@@ -163,6 +175,7 @@ def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
     participation = Participation.of(
         experiment.federation, num_clients=len(data.clients), seed=experiment.seed
     )
+    terms = _terms(loaded, len(data.clients))
     model = model.to(device)
     gradients = None
     if experiment.privacy is not None:
@@ -181,29 +194,41 @@ def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
         gradients=gradients,
         task=task,
         participation=participation,
-        plans=_plans(experiment, data.clients, participation, gradients),
+        terms=terms,
+        plans=None if terms is None else _plans(terms, experiment, data, participation, gradients),
         device=device,
         journal=None if ledger is None else FileJournal(ledger),
     )
 
 
+def _terms(loaded: LoadedExperiment, num_clients: int) -> tuple[ClientTerms, ...] | None:
+    privacy = loaded.experiment.privacy
+    if privacy is None:
+        return None
+    return terms_of_clients(
+        privacy,
+        num_clients=num_clients,
+        seed=loaded.experiment.seed,
+        tables=read_client_tables(privacy, loaded.base),
+    )
+
+
 def _plans(
+    terms: tuple[ClientTerms, ...],
     experiment: Experiment,
-    clients: tuple[Examples, ...],
+    data: FederatedData,
     participation: Participation,
     gradients: PerExampleGradients | None,
-) -> tuple[PrivacyPlan, ...] | None:
-    if experiment.privacy is None:
-        return None
+) -> tuple[PrivacyPlan, ...]:
     return tuple(
         plan_privacy(
-            experiment.privacy.for_client(client),
+            own.privacy,
             experiment.local,
             examples=len(examples),
             planned_rounds=planned_rounds,
             parameters=None if gradients is None else gradients.parameters,
         )
-        for client, (examples, planned_rounds) in enumerate(
-            zip(clients, participation.planned_rounds(), strict=True)
+        for own, examples, planned_rounds in zip(
+            terms, data.clients, participation.planned_rounds(), strict=True
         )
     )

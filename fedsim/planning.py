@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
-from fedsim.accountant import make_accountant
-from fedsim.clients.plan import PrivacyPlan, PrivacyPlanError, plan_privacy
+from fedsim.budgets import last_round, refuse_overspending
+from fedsim.clients.budget import affordable_steps, epsilon_of
+from fedsim.clients.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError, plan_privacy
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation import Federation, assemble
 from fedsim.privacy_summary import finite_or_none
 
 _POINTS = 12  # of each client's curve
+_LONGEST = 100  # times the planned run: a budget that affords more is called unlimited
 _SAMPLINGS = ("poisson", "balls_and_bins", "shuffle")
 
 
@@ -26,8 +28,15 @@ class PlannedClient:
         sampling_rate: expected share of its examples in a lot.
         noise_multiplier: z, given or calibrated.
         rounds: rounds that it is scheduled for.
-        epsilon: after all of them.
+        delta: its δ.
+        target_epsilon: its budget; None without one.
+        steps: steps it will take, fewer than planned where its budget affords no more.
+        affordable_rounds: whole rounds that its budget affords, however many are planned; None
+            without a budget, or where any number fits.
+        last_round: the last round in which it takes a step; 0 for none.
+        epsilon: after all its steps.
         curve: (rounds taken part in, ε), ascending.
+        group: the group of `privacy.clients` that it is in.
     """
 
     client: int
@@ -35,31 +44,44 @@ class PlannedClient:
     sampling_rate: float
     noise_multiplier: float
     rounds: int
+    delta: float
+    target_epsilon: float | None
+    steps: int
+    affordable_rounds: int | None
+    last_round: int
     epsilon: float
     curve: tuple[tuple[int, float], ...]
+    group: str | None = None
 
 
 @dataclass(frozen=True)
 class Variation:
     """The same federation with one setting changed, for its median client.
 
-    `noise_multiplier` is what the target needs, or the given one; `epsilon` what it spends.
+    `noise_multiplier` is what the target needs, or the given one; `steps` are those that it takes,
+    and `epsilon` is what they spend.
     """
 
     change: str
     noise_multiplier: float
+    steps: int
     epsilon: float
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The privacy plan of a federation."""
+    """The privacy plan of a federation; `refusal` is why `fedsim run` would not start it."""
 
-    delta: float
     target_epsilon: float | None
     clients: tuple[PlannedClient, ...]
     median_client: int
     variations: tuple[Variation, ...]
+    refusal: str | None = None
+
+    @property
+    def delta(self) -> float:
+        """The largest δ of any client."""
+        return max(client.delta for client in self.clients)
 
     @property
     def system_epsilon(self) -> float:
@@ -81,6 +103,7 @@ class Plan:
                 for client in self.clients
             ],
             "median_client": self.median_client,
+            "refusal": self.refusal,
             "variations": [
                 {**vars(variation), "epsilon": finite_or_none(variation.epsilon)}
                 for variation in self.variations
@@ -102,45 +125,75 @@ def plan_experiment(loaded: LoadedExperiment) -> Plan:
         raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
     federation = assemble(loaded, ledger=None)
     rounds = federation.participation.planned_rounds()
-    plans = federation.plans or ()
-    clients = tuple(
-        _planned(client, plan, rounds[client], privacy, loaded.experiment.local.steps)
-        for client, plan in enumerate(plans)
-    )
+    plans, terms = federation.plans or (), federation.terms or ()
+    clients = tuple(_planned(federation, client, rounds[client]) for client in range(len(plans)))
     middle = median_low(plan.examples for plan in plans)
     median = next(client.client for client in clients if client.examples == middle)
     return Plan(
-        delta=privacy.delta,
         target_epsilon=privacy.target_epsilon,
         clients=clients,
         median_client=median,
-        variations=tuple(
-            _variations(federation, privacy.for_client(median), middle, rounds[median])
-        ),
+        variations=tuple(_variations(federation, terms[median].privacy, middle, rounds[median])),
+        refusal=_refusal(federation),
     )
 
 
-def _planned(
-    client: int, plan: PrivacyPlan, rounds: int, privacy: PrivacySettings, steps: int
-) -> PlannedClient:
+def _refusal(federation: Federation) -> str | None:
+    try:
+        refuse_overspending(federation)
+    except PrivacyBudgetError as error:
+        return str(error)
+    return None
+
+
+def _planned(federation: Federation, client: int, rounds: int) -> PlannedClient:
+    plans, terms = federation.plans or (), federation.terms or ()
+    plan, own, steps = plans[client], terms[client], federation.experiment.local.steps
     marks = sorted({max(1, round(rounds * k / _POINTS)) for k in range(1, _POINTS + 1)})
-    curve = tuple((mark, _epsilon(plan, privacy, mark * steps)) for mark in marks if mark <= rounds)
+    curve = tuple(
+        (mark, _epsilon(plan, own.privacy, min(mark * steps, plan.taken_steps)))
+        for mark in marks
+        if mark <= rounds
+    )
     return PlannedClient(
         client=client,
         examples=plan.examples,
         sampling_rate=plan.step.sampling.share,
         noise_multiplier=plan.step.noise_multiplier,
         rounds=rounds,
+        delta=plan.delta,
+        target_epsilon=plan.target_epsilon,
+        steps=plan.taken_steps,
+        affordable_rounds=_affordable_rounds(plan, own.privacy, steps),
+        last_round=last_round(federation, client),
         epsilon=curve[-1][1] if curve else 0.0,
         curve=curve,
+        group=own.group,
     )
 
 
+def _affordable_rounds(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> int | None:
+    if plan.target_epsilon is None:
+        return None
+    most = affordable_steps(
+        plan.step,
+        _LONGEST * max(plan.planned_steps, steps),
+        target_epsilon=plan.target_epsilon,
+        delta=plan.delta,
+        accountant=privacy.accountant,
+        adjacency=privacy.adjacency,
+    )
+    return None if most >= _LONGEST * max(plan.planned_steps, steps) else most // steps
+
+
 def _epsilon(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> float:
-    accountant = make_accountant(privacy.accountant, adjacency=privacy.adjacency)
-    for event, count in plan.step.charges(0, steps):
-        accountant.compose(event, count)
-    return accountant.get_epsilon(plan.delta)
+    return epsilon_of(
+        plan.step,
+        steps,
+        delta=plan.delta,
+        accountant=privacy.accountant,
+        adjacency=privacy.adjacency,
+    )
 
 
 def _variations(
@@ -155,8 +208,8 @@ def _variations(
             )
         except PrivacyPlanError:
             continue  # this combination has no guarantee, so there is nothing to compare
-        epsilon = _epsilon(plan, other_privacy, other_local.steps * other_rounds)
-        yield Variation(change, plan.step.noise_multiplier, epsilon)
+        epsilon = _epsilon(plan, other_privacy, plan.taken_steps)
+        yield Variation(change, plan.step.noise_multiplier, plan.taken_steps, epsilon)
 
 
 def _changes(
@@ -164,6 +217,11 @@ def _changes(
 ) -> Iterator[tuple[str, LocalSettings, PrivacySettings, int]]:
     yield "as planned", local, privacy, rounds
     for factor, name in ((0.5, "half"), (2, "double")):
+        if privacy.sampling_rate is not None:
+            rate = min(1.0, privacy.sampling_rate * factor)
+            other = privacy.model_copy(update={"sampling_rate": rate})
+            yield f"{name} the lot: privacy.sampling_rate={rate:g}", local, other, rounds
+            continue
         batch = max(1, round(local.batch_size * factor))
         changed = local.model_copy(update={"batch_size": batch})
         yield f"{name} the batch: local.batch_size={batch}", changed, privacy, rounds

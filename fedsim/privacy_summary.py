@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,8 @@ class ClientSpend:
     steps: int
     head: str
     ledger: PrivacyLedger
+    group: str | None = None
+    withdrawn_round: int | None = None
 
 
 @dataclass(frozen=True)
@@ -139,18 +141,25 @@ def not_private(sizes: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def summarise_privacy(federation: Federation) -> PrivacySummary | None:
+def summarise_privacy(
+    federation: Federation, *, withdrawn: Mapping[int, int] | None = None
+) -> PrivacySummary | None:
     """Return what every client spent according to the durable ledger; None without privacy.
 
     The ledger is read rather than the server's book: a charge whose update never arrived is spent
     all the same.
+
+    Args:
+        federation: with its ledger.
+        withdrawn: the round in which each client that withdrew did so.
 
     Raises:
         JournalError: the ledger was changed.
         ValueError: a private federation without a ledger.
     """
     settings, plans, journal = federation.experiment.privacy, federation.plans, federation.journal
-    if settings is None or plans is None:
+    terms = federation.terms
+    if settings is None or plans is None or terms is None:
         return None
     if journal is None:
         raise ValueError("a private federation needs a ledger to summarise")
@@ -168,11 +177,13 @@ def summarise_privacy(federation: Federation) -> PrivacySummary | None:
                 target_epsilon=plan.target_epsilon,
                 noise_multiplier=plan.step.noise_multiplier,
                 sampling_rate=plan.step.sampling.share,
-                max_grad_norm=settings.for_client(client).max_grad_norm,
+                max_grad_norm=terms[client].privacy.max_grad_norm,
                 rounds=len(history),
-                steps=len(history) * federation.experiment.local.steps,
+                steps=sum(charge.steps for charge in history),
                 head=history[-1].hash if history else GENESIS,
                 ledger=ledger,
+                group=terms[client].group,
+                withdrawn_round=(withdrawn or {}).get(client),
             )
         )
     return PrivacySummary(
@@ -202,6 +213,8 @@ def _client_json(spend: ClientSpend) -> dict[str, Any]:
         "max_grad_norm": spend.max_grad_norm,
         "rounds": spend.rounds,
         "steps": spend.steps,
+        "group": spend.group,
+        "withdrawn_round": spend.withdrawn_round,
         "ledger": spend.ledger.to_list(),
         "ledger_head": spend.head,
     }

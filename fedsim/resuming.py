@@ -35,11 +35,11 @@ def _check_rounds(after: Experiment, old: int, new: int) -> None:
         raise RunDirectoryError(
             f"federation.rounds was {old} in the run and is {new} now: rounds can only be added"
         )
-    if after.privacy is not None and after.privacy.target_epsilon is not None:
+    if after.privacy is not None and after.privacy.noise_multiplier is None:
         raise RunDirectoryError(
             f"federation.rounds was {old} in the run and is {new} now, but the noise was "
-            f"calibrated to spend target_epsilon = {after.privacy.target_epsilon:g} over {old} "
-            "rounds: more would exceed it"
+            f"calibrated to spend the target_epsilon of each client over {old} rounds: more would "
+            "exceed it"
         )
 
 

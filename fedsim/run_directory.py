@@ -24,6 +24,8 @@ CLIENT_COLUMNS = (
     "sampling_rate",
     "rounds",
     "steps",
+    "group",
+    "withdrawn_round",
 )
 
 
@@ -117,8 +119,20 @@ class RunDirectory:
         self.write_text(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
     def read_json(self, name: str) -> Any:
-        """Read a JSON file of the directory."""
-        return json.loads((self.path / name).read_text(encoding="utf-8"))
+        """Read a JSON file of the directory.
+
+        Raises:
+            RunDirectoryError: it is not there yet, or is no JSON.
+        """
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunDirectoryError(
+                f"{self.path} has no {name}: the run is still going on, or was killed before it "
+                f"ended; finish it with fedsim run FILE --out {self.path} --resume"
+            ) from None
+        except ValueError as error:
+            raise RunDirectoryError(f"{self.path / name} was damaged: {error}") from error
 
     def append_round(self, row: Mapping[str, object]) -> None:
         """Append one finished round to `rounds.jsonl`."""

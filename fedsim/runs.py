@@ -1,11 +1,12 @@
 """Run an experiment: from a file to a finished run directory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from fedsim.budgets import refuse_overspending
 from fedsim.environment import describe_environment
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
 from fedsim.federation import Federation, assemble
@@ -35,7 +36,8 @@ class RunResult:
 
     Attributes:
         path: the run directory.
-        status: completed, or interrupted by the user.
+        status: completed; stopped because privacy budgets are spent; interrupted by the user.
+        reason: why it ended early; None if it completed.
         metrics: final metrics of the global model on the test set, such as `test_accuracy`.
         privacy: what every client spent; None in a federation without privacy.
         rounds: one mapping for each finished round, as in `rounds.jsonl`.
@@ -44,6 +46,7 @@ class RunResult:
 
     path: Path
     status: Status
+    reason: str | None
     metrics: Mapping[str, float]
     privacy: PrivacySummary | None
     rounds: tuple[Mapping[str, Any], ...]
@@ -87,6 +90,7 @@ def run(
     Raises:
         ExperimentError: the experiment is wrong; it lists every mistake with its place.
         ValueError: data, model, loss or run directory do not fit.
+        PrivacyBudgetError: a privacy budget forbids the plan (a ValueError, too).
         RunFailedError: the federation could not go on; its `result` is what there is.
     """
     loaded = load_experiment(source, overrides)
@@ -95,6 +99,7 @@ def run(
     directory = RunDirectory(Path(out) if out is not None else _default_path(loaded))
     directory.refuse_overwriting()
     federation = assemble(loaded, ledger=directory.ledger)
+    refuse_overspending(federation)
     directory.create(
         experiment=dump_experiment(loaded.experiment),
         environment=describe_environment(seed=loaded.experiment.seed),
@@ -111,6 +116,7 @@ def _resume(
     before = load_experiment(directory.path / "experiment.yaml", base=loaded.base)
     refuse_changes(before.experiment, loaded.experiment)
     federation = assemble(loaded, ledger=directory.ledger)
+    refuse_overspending(federation)
     directory.write_text("experiment.yaml", dump_experiment(loaded.experiment))
     return _Recorder(federation, directory, observer, resume=True).run()
 
@@ -136,25 +142,33 @@ class _Recorder:
             finished = 0 if checkpoint is None else checkpoint[0]
             self._rows = directory.forget_rounds_after(finished)
             if checkpoint is not None:
-                self._start = Start(to_arrays(checkpoint[1]), first_round=finished + 1)
+                self._start = Start(
+                    to_arrays(checkpoint[1]),
+                    first_round=finished + 1,
+                    withdrawn=frozenset(withdrawals(self._rows)),
+                )
         self._arrays = self._start.arrays
+        self._stopped: str | None = None
 
     def run(self) -> RunResult:
         """Execute the federation and write the run directory whatever happens."""
         if self._observer is not None:
             self._observer.started(self._federation, self._directory.path)
         status: Status = "completed"
+        reason: str | None = None
         failure: Exception | None = None
         try:
             self._execute()
+            if self._stopped is not None:
+                status, reason = "stopped", self._stopped
         except KeyboardInterrupt:
-            status = "interrupted"
+            status, reason = "interrupted", "interrupted by the user"
         except FederationError as error:
-            status, failure = "failed", error
+            status, reason, failure = "failed", str(error), error
         finally:
             if self._observer is not None:
                 self._observer.ended()
-        result = self._finish(status, failure)
+        result = self._finish(status, reason)
         if failure is not None:
             raise RunFailedError(str(failure), result) from failure
         return result
@@ -167,11 +181,16 @@ class _Recorder:
             book = PrivacyBook(experiment.privacy.accountant, experiment.privacy.adjacency)
             for statement in self._federation.recorded_statements():
                 book.record(statement)
-        server = self._federation.server_app(start=self._start, on_round=self._on_round, book=book)
+        server = self._federation.server_app(
+            start=self._start, on_round=self._on_round, on_stop=self._on_stop, book=book
+        )
         client = self._federation.client_app(
             in_process=isinstance(engine, LocalEngine), ledger=self._directory.ledger
         )
         engine.execute(server, client, self._federation.num_clients)
+
+    def _on_stop(self, reason: str) -> None:
+        self._stopped = reason
 
     def _on_round(self, result: RoundResult) -> None:
         self._arrays = result.arrays
@@ -182,9 +201,9 @@ class _Recorder:
         if self._observer is not None:
             self._observer.round_finished(row)
 
-    def _finish(self, status: Status, failure: Exception | None) -> RunResult:
+    def _finish(self, status: Status, reason: str | None) -> RunResult:
         seconds = sum(row["seconds"] for row in self._rows)
-        privacy = summarise_privacy(self._federation)
+        privacy = summarise_privacy(self._federation, withdrawn=withdrawals(self._rows))
         sizes = [len(examples) for examples in self._federation.data.clients]
         content = privacy.to_json() if privacy else not_private(sizes)
         metrics = {
@@ -201,7 +220,7 @@ class _Recorder:
             {
                 "name": self._federation.experiment.name,
                 "status": status,
-                "reason": None if failure is None else str(failure),
+                "reason": reason,
                 "rounds": len(self._rows),
                 **metrics,
                 "epsilon": privacy.epsilon_statistics if privacy else None,
@@ -213,6 +232,7 @@ class _Recorder:
         return RunResult(
             path=directory.path,
             status=status,
+            reason=reason,
             metrics=metrics,
             privacy=privacy,
             rounds=tuple(self._rows),
@@ -229,10 +249,21 @@ def _round_row(result: RoundResult) -> dict[str, Any]:
         "failed": [
             {"client": failure.client, "reason": failure.reason} for failure in result.failed
         ],
-        "withdrawn": list(result.withdrawn),
+        "withdrawn": [
+            {"client": withdrawal.client, "reason": withdrawal.reason}
+            for withdrawal in result.withdrawn
+        ],
+        "shortened": [
+            {"client": client, "steps": steps} for client, steps in result.shortened.items()
+        ],
         "seconds": round(result.seconds, 4),
         "epsilon_max": None if epsilon is None else finite_or_none(epsilon),
     }
+
+
+def withdrawals(rows: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    """Return the round in which each client that withdrew did so, from rows of `rounds.jsonl`."""
+    return {one["client"]: row["round"] for row in rows for one in row["withdrawn"]}
 
 
 def _default_path(loaded: LoadedExperiment) -> Path:

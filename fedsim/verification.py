@@ -97,10 +97,13 @@ def _against_ledger(row: dict[str, Any], journal: FileJournal) -> Iterator[str]:
         yield "the last record in ledger.jsonl is not the one that privacy.json names"
     if len(history) != row["rounds"]:
         yield f"{row['rounds']} rounds reported, {len(history)} in ledger.jsonl"
-    steps = sum(count for _, count in total.entries)
+    steps = sum(charge.steps for charge in history)
+    if steps != row["steps"]:
+        yield f"{row['steps']} steps reported, {steps} in ledger.jsonl"
+    paid = sum(count for _, count in total.entries)
     by_epoch = any(isinstance(event, _EPOCHS) for event, _ in total.entries)
-    if steps != row["steps"] and not by_epoch:
-        yield f"{row['steps']} steps reported, another number in ledger.jsonl"
+    if steps != paid and not by_epoch:
+        yield f"{steps} steps in ledger.jsonl, which charges for {paid}"
 
 
 def _recomputed(

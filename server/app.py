@@ -5,8 +5,9 @@ of a Flower `Strategy`. It does not use `Strategy.start`, which starts at round 
 the end of a round and loses everything when one raises.
 """
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
@@ -14,11 +15,13 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
-from fedsim.server.protocol import partition_of, roll_call_message
+from fedsim.server.protocol import Withdrawal, partition_of, roll_call_message
 from fedsim.server.settings import FederationSettings
 from fedsim.server.strategies import Failure, FedAvg
 
 Metrics = Mapping[str, float]
+
+logger = logging.getLogger(__name__)
 
 
 class FederationError(RuntimeError):
@@ -30,7 +33,9 @@ class RoundResult:
     """One finished round: the new global model and what is said about it.
 
     `metrics` are those of the global model on the server's test set; `epsilon_max` is the largest
-    cumulative ε of any client, None without privacy.
+    cumulative ε of any client, None without privacy. `withdrawn` are the clients that left in this
+    round; `shortened` has the steps of those that took fewer than asked. A round without
+    participants leaves the model as it was.
     """
 
     round_number: int
@@ -38,17 +43,22 @@ class RoundResult:
     metrics: Metrics
     participants: tuple[int, ...]
     failed: tuple[Failure, ...]
-    withdrawn: tuple[int, ...]
+    withdrawn: tuple[Withdrawal, ...]
+    shortened: Mapping[int, int]
     seconds: float
     epsilon_max: float | None
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a federation starts: before round `first_round`, with these arrays."""
+    """Where a federation starts: before round `first_round`, with these arrays.
+
+    `withdrawn` are the clients that left in the rounds before.
+    """
 
     arrays: ArrayRecord
     first_round: int = 1
+    withdrawn: frozenset[int] = frozenset()
 
 
 def make_server_app(
@@ -59,6 +69,9 @@ def make_server_app(
     evaluate: Callable[[ArrayRecord], Metrics],
     on_round: Callable[[RoundResult], None],
     book: PrivacyBook | None,
+    steps: int | None = None,
+    stop_when_withdrawn: bool = False,
+    on_stop: Callable[[str], None] = logger.info,
     patience: float = 60.0,
 ) -> ServerApp:
     """Return the ServerApp that runs the whole federation.
@@ -70,25 +83,60 @@ def make_server_app(
         evaluate: metrics of a global model on the server's public test set.
         on_round: called at the end of every round, in the server's thread.
         book: receives the clients' privacy statements; None without privacy.
+        steps: local steps of a round, to tell who took fewer.
+        stop_when_withdrawn: end after the round in which the first client withdrew.
+        on_stop: called with the reason when the federation ends before its last round because
+            clients withdrew.
         patience: seconds to wait for all nodes, and for the replies of a round.
 
-    The app raises FederationError when not every client is there, or when every client of a round
-    failed.
+    The app raises FederationError when not every client is there, or when clients of a round
+    failed and fewer than `settings.min_participants` updates came.
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         roster = call_roll(grid, participation.num_clients, patience=patience)
-        strategy = FedAvg(settings=settings, participation=participation, roster=roster, book=book)
+        strategy = FedAvg(
+            settings=settings,
+            participation=participation,
+            roster=roster,
+            book=book,
+            steps=steps,
+            withdrawn=start.withdrawn,
+        )
         strategy.summary()
         arrays = start.arrays
         for round_number in range(start.first_round, settings.rounds + 1):
+            reason = _reason_to_stop(strategy.withdrawn, len(roster), stop_when_withdrawn)
+            if reason is not None:
+                on_stop(reason)
+                return
             result = run_round(strategy, grid, round_number, arrays, evaluate, book)
+            check_participants(result, settings.min_participants)
             arrays = result.arrays
             on_round(result)
 
     return app
+
+
+def check_participants(result: RoundResult, least: int) -> None:
+    """Check that a round may count.
+
+    Raises:
+        FederationError: clients failed, and fewer than `least` updates came.
+    """
+    if result.failed and len(result.participants) < least:
+        raise FederationError(_too_few(result, least))
+
+
+def _reason_to_stop(withdrawn: set[int], num_clients: int, stop_when_withdrawn: bool) -> str | None:
+    if len(withdrawn) == num_clients:
+        return "every client has spent its privacy budget"
+    if withdrawn and stop_when_withdrawn:
+        names = ", ".join(str(client) for client in sorted(withdrawn)[:10])
+        return f"the privacy budget of client {names} is spent (on_exhausted: stop)"
+    return None
 
 
 def call_roll(grid: Grid, num_clients: int, *, patience: float) -> dict[int, int]:
@@ -120,11 +168,7 @@ def run_round(
     evaluate: Callable[[ArrayRecord], Metrics],
     book: PrivacyBook | None,
 ) -> RoundResult:
-    """Run one round from `arrays` and return its result.
-
-    Raises:
-        FederationError: every client of the round failed.
-    """
+    """Run one round from `arrays` and return its result; without an update they stay."""
     started = time.perf_counter()
     requests = strategy.configure_train(round_number, arrays, ConfigRecord(), grid)
     # A generous limit: it only has to end a run whose clients died silently.
@@ -132,15 +176,15 @@ def run_round(
     new_arrays, _ = strategy.aggregate_train(round_number, replies)
     outcome = strategy.outcome
     if new_arrays is None:
-        raise FederationError(_all_failed(round_number, outcome.failed))
-    metrics = evaluate(new_arrays)
+        new_arrays = arrays
     return RoundResult(
         round_number=round_number,
         arrays=new_arrays,
-        metrics=metrics,
+        metrics=evaluate(new_arrays),
         participants=tuple(outcome.participants),
         failed=tuple(outcome.failed),
         withdrawn=tuple(outcome.withdrawn),
+        shortened=dict(sorted(outcome.shortened.items())),
         seconds=time.perf_counter() - started,
         epsilon_max=None if book is None else book.epsilon_max(),
     )
@@ -159,12 +203,10 @@ def _wait_for_nodes(grid: Grid, num_clients: int, patience: float) -> list[int]:
         time.sleep(0.05)
 
 
-def _all_failed(round_number: int, failed: Iterable[Failure]) -> str:
-    reasons = list(failed)
-    if not reasons:
-        return f"round {round_number}: no client took part"
-    first = reasons[0]
+def _too_few(result: RoundResult, least: int) -> str:
+    first, failed, came = result.failed[0], len(result.failed), len(result.participants)
+    what = f"{failed} clients failed" if came else f"every client failed ({failed})"
     return (
-        f"round {round_number}: every client failed ({len(reasons)}); "
-        f"client {first.client}: {first.reason}"
+        f"round {result.round_number}: {what} and {came} of at least {least} updates came "
+        f"(federation.min_participants); client {first.client}: {first.reason}"
     )

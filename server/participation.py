@@ -35,6 +35,13 @@ class Participation:
         chosen = generator.choice(self.num_clients, self.clients_per_round, replace=False)
         return tuple(sorted(int(client) for client in chosen))
 
+    def rounds_of(self, client: int) -> tuple[int, ...]:
+        """Return the rounds that a client is scheduled for, ascending."""
+        rounds = range(1, self.rounds + 1)
+        if self.clients_per_round >= self.num_clients:
+            return tuple(rounds)
+        return tuple(number for number in rounds if client in self.in_round(number))
+
     def planned_rounds(self) -> tuple[int, ...]:
         """Return, for each client, the number of rounds it is scheduled for."""
         if self.clients_per_round >= self.num_clients:

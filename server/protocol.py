@@ -27,6 +27,7 @@ ARRAYS = "arrays"
 CONFIG = "config"
 METRICS = "metrics"
 PRIVACY = "privacy"
+WITHDRAWAL = "withdrawal"
 IDENTITY = "identity"
 
 ROUND = "server-round"
@@ -46,7 +47,8 @@ class PrivacyStatement:
     """What a client says of its own privacy account with every upload.
 
     Everything in it is public under the client's adjacency: the settings of its mechanism and the
-    ledger, from which anyone can recompute ε. `head` is the hash of its last ledger record.
+    ledger, from which anyone can recompute ε. `head` is the hash of its last ledger record, and
+    `round_steps` are the steps that it paid for.
     """
 
     client: int
@@ -56,13 +58,10 @@ class PrivacyStatement:
     sampling_rate: float
     target_epsilon: float | None
     rounds: int
+    steps: int
+    round_steps: int
     ledger: PrivacyLedger
     head: str
-
-    @property
-    def steps(self) -> int:
-        """Number of charged mechanism runs (DP-SGD steps)."""
-        return sum(count for _, count in self.ledger.entries)
 
     def to_record(self) -> ConfigRecord:
         """Return the Flower record of this statement."""
@@ -73,6 +72,8 @@ class PrivacyStatement:
             "noise-multiplier": self.noise_multiplier,
             "sampling-rate": self.sampling_rate,
             "rounds": self.rounds,
+            "steps": self.steps,
+            "round-steps": self.round_steps,
             "ledger": json.dumps(self.ledger.to_list()),
             "head": self.head,
         }
@@ -98,6 +99,8 @@ class PrivacyStatement:
                 sampling_rate=float(fields["sampling-rate"]),
                 target_epsilon=None if target is None else float(target),
                 rounds=int(fields["rounds"]),
+                steps=int(fields["steps"]),
+                round_steps=int(fields["round-steps"]),
                 ledger=PrivacyLedger.from_list(json.loads(fields["ledger"])),
                 head=str(fields["head"]),
             )
@@ -169,6 +172,34 @@ class TrainReply:
         privacy = message.content.config_records.get(PRIVACY)
         statement = None if privacy is None else PrivacyStatement.from_record(privacy)
         return cls(arrays, examples, statement)
+
+
+@dataclass(frozen=True)
+class Withdrawal:
+    """A client's answer that it leaves the federation: its budget affords no further step."""
+
+    client: int
+    reason: str
+
+    def to_message(self, request: Message) -> Message:
+        """Make the reply to `request`."""
+        fields = ConfigRecord({"client": self.client, "reason": self.reason})
+        return Message(RecordDict({WITHDRAWAL: fields}), reply_to=request)
+
+    @classmethod
+    def from_message(cls, message: Message) -> Self | None:
+        """Read a withdrawal; None where the message is none.
+
+        Raises:
+            ProtocolError: a field is missing or malformed.
+        """
+        record = message.content.config_records.get(WITHDRAWAL)
+        if record is None:
+            return None
+        client, reason = record.get("client"), record.get("reason")
+        if not isinstance(client, int) or not isinstance(reason, str):
+            raise ProtocolError(f"malformed withdrawal: client {client!r}, reason {reason!r}")
+        return cls(client, reason)
 
 
 def roll_call_message(node_id: int) -> Message:

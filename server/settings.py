@@ -21,6 +21,11 @@ class FederationSettings(Settings):
     clients_per_round: int | None = Field(
         default=None, ge=1, description="clients that train in a round; null: all of them"
     )
+    min_participants: int = Field(
+        default=1,
+        ge=0,
+        description="a round in which clients failed and fewer updates came ends the run",
+    )
     strategy: Literal["fedavg"] = Field(
         default="fedavg", description="how updates become the next global model"
     )

@@ -11,7 +11,14 @@ from flwr.serverapp.strategy import Strategy
 from fedsim.server.aggregation import InvalidUpdateError, OrderedMean
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
-from fedsim.server.protocol import ProtocolError, TrainReply, TrainRequest, to_arrays, to_numpy
+from fedsim.server.protocol import (
+    ProtocolError,
+    TrainReply,
+    TrainRequest,
+    Withdrawal,
+    to_arrays,
+    to_numpy,
+)
 from fedsim.server.settings import FederationSettings
 
 logger = logging.getLogger(__name__)
@@ -31,7 +38,8 @@ class RoundOutcome:
 
     participants: list[int] = field(default_factory=list)
     failed: list[Failure] = field(default_factory=list)
-    withdrawn: list[int] = field(default_factory=list)
+    withdrawn: list[Withdrawal] = field(default_factory=list)
+    shortened: dict[int, int] = field(default_factory=dict)  # steps of who took fewer than asked
 
 
 class FedAvg(Strategy):
@@ -39,12 +47,15 @@ class FedAvg(Strategy):
 
     Replies are consumed as they come and summed in client order. A failed client is left out of
     the mean and named in `outcome`; the weights of the others do not change, only their total.
+    A client that withdrew is not asked again.
 
     Args:
         settings: rounds, participation and weighting.
         participation: the schedule of who trains when.
         roster: the client held by each node, by node id.
         book: where privacy statements are recorded; None in a federation without privacy.
+        steps: local steps of a round.
+        withdrawn: clients that withdrew before.
 
     Source: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from
     Decentralized Data", Algorithm 1.
@@ -57,12 +68,17 @@ class FedAvg(Strategy):
         participation: Participation,
         roster: Mapping[int, int],
         book: PrivacyBook | None,
+        steps: int | None = None,
+        withdrawn: Iterable[int] = (),
     ) -> None:
         self._weighting = settings.weighting
         self._participation = participation
         self._client_of = dict(roster)
         self._node_of = {client: node for node, client in roster.items()}
         self._book = book
+        self._steps = steps
+        self.withdrawn = set(withdrawn)
+        self._asked: tuple[int, ...] = ()
         self._mean: OrderedMean | None = None
         self.outcome = RoundOutcome()
 
@@ -74,11 +90,12 @@ class FedAvg(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask the scheduled clients, in ascending order, to train from `arrays`."""
-        clients = self._participation.in_round(server_round)
+        scheduled = self._participation.in_round(server_round)
+        self._asked = tuple(client for client in scheduled if client not in self.withdrawn)
         self.outcome = RoundOutcome()
-        self._mean = OrderedMean(clients, to_numpy(arrays))
+        self._mean = OrderedMean(self._asked, to_numpy(arrays))
         request = TrainRequest(server_round, arrays)
-        return [request.to_message(self._node_of[client]) for client in clients]
+        return [request.to_message(self._node_of[client]) for client in self._asked]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -87,7 +104,7 @@ class FedAvg(Strategy):
         if self._mean is None:
             raise RuntimeError("aggregate_train called before configure_train")
         mean, self._mean = self._mean, None
-        silent = set(self._participation.in_round(server_round))
+        silent = set(self._asked)
         for reply in replies:
             client = self._client_of[reply.metadata.src_node_id]
             silent.discard(client)
@@ -97,6 +114,7 @@ class FedAvg(Strategy):
             self._fail(client, "no reply")
         self.outcome.participants.sort()
         self.outcome.failed.sort(key=lambda failure: failure.client)
+        self.outcome.withdrawn.sort(key=lambda withdrawal: withdrawal.client)
         result = mean.result()
         return (None if result is None else to_arrays(result)), None
 
@@ -118,6 +136,11 @@ class FedAvg(Strategy):
             self._fail(client, reply.error.reason or "no reason given")
             return
         try:
+            withdrawal = Withdrawal.from_message(reply)
+            if withdrawal is not None:
+                self._withdraw(client, withdrawal)
+                mean.skip(client)
+                return
             answer = TrainReply.from_message(reply)
             self._record_privacy(client, answer)
         except ProtocolError as error:
@@ -131,6 +154,16 @@ class FedAvg(Strategy):
             self._fail(client, str(error))
             return
         self.outcome.participants.append(client)
+        taken = None if answer.privacy is None else answer.privacy.round_steps
+        if taken is not None and self._steps is not None and taken < self._steps:
+            self.outcome.shortened[client] = taken
+
+    def _withdraw(self, client: int, withdrawal: Withdrawal) -> None:
+        if withdrawal.client != client:
+            raise ProtocolError(f"the withdrawal is of client {withdrawal.client}")
+        logger.info("client %d withdrew: %s", client, withdrawal.reason)
+        self.withdrawn.add(client)
+        self.outcome.withdrawn.append(withdrawal)
 
     def _record_privacy(self, client: int, answer: TrainReply) -> None:
         if self._book is None:

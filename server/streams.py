@@ -25,6 +25,8 @@ class Purpose(IntEnum):
     DROPOUT = 7
     DATASET = 8
     EPOCH = 9  # keyed by the number of the epoch in place of the round
+    SHARES = 10  # which clients belong to a group that is given as a share of all
+    FAULT = 11
 
 
 def seed_sequence(

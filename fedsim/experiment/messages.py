@@ -14,6 +14,7 @@ from fedsim.experiment.shapes import (
     Place,
     Shape,
     Tagged,
+    Words,
     child,
     homes_of,
     keys_of,
@@ -107,6 +108,10 @@ class _Translation:
 
     def _tried(self, mistake: _Mistake) -> bool:
         """Return whether an error is about the branch of a union that the file took."""
+        shape = self._shape(mistake.place.path)
+        if isinstance(shape, Words):
+            as_word = isinstance(_get(self._raw, mistake.place.path), str)
+            return as_word == (mistake.kind == "literal_error")
         if mistake.place.union is None:
             return True
         given = _get(self._raw, mistake.place.union)
@@ -168,6 +173,9 @@ class _Translation:
             return path, f"missing; {wanted(keys_of(holder)[str(path[-1])])}"
         if isinstance(shape, Tagged) and kind.startswith("union_tag"):
             return self._tag_finding(path, shape)
+        if isinstance(shape, Words) and kind in ("literal_error", "float_type"):
+            rule = f"must be a number or {any_of(shape.words)}, got {value_text(given)}"
+            return path, rule + did_you_mean(given, shape.words)
         if isinstance(shape, Either):
             keys = " and ".join(keys_of(shape))
             return path, f"must be a string or a mapping with {keys}, got {value_text(given)}"

@@ -42,6 +42,13 @@ def check_data_file(path: str, base: Path) -> str | None:
     return _check_exists(path, base)
 
 
+def check_table(path: str, base: Path) -> str | None:
+    """Return what is wrong with the path of a csv file, or None."""
+    if not path.lower().endswith(".csv"):
+        return f"must end in '.csv', got {shorten(repr(path))}"
+    return _check_exists(path, base)
+
+
 def _check_plugin(name: str, base: Path) -> str | None:
     """Return what `fedsim.plugins` would not find, as far as that shows without importing."""
     where, _, function = name.rpartition(":")

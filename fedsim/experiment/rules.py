@@ -10,11 +10,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from fedsim.clients.client_settings import is_client
 from fedsim.clients.settings import PrivacySettings
 from fedsim.data.catalog import DATASETS
 from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.experiment.messages import Finding, findings
-from fedsim.experiment.references import check_data_file, check_name
+from fedsim.experiment.references import check_data_file, check_name, check_table
 from fedsim.experiment.wording import KeyPath, value_text
 from fedsim.models.catalog import LOSSES, MODELS
 from fedsim.models.settings import ModelSettings
@@ -48,6 +49,8 @@ def check_rules(sections: Sections, base: Path) -> Iterator[Finding]:
     yield from _check_participation(sections)
     yield from _check_weighting(sections)
     yield from _check_budgets(sections)
+    if sections.privacy is not None:
+        yield from _check_budget_files(sections.privacy, base)
 
 
 def _check_data(data: DataSettings, base: Path) -> Iterator[Finding]:
@@ -103,13 +106,23 @@ def _check_budgets(sections: Sections) -> Iterator[Finding]:
     if sections.privacy is None or sections.data is None:
         return
     clients = sections.data.partition.num_clients
-    for name in sections.privacy.clients:
-        if int(name) >= clients:
-            yield (
-                ("privacy", "clients", name),
-                f"there is no such client; they are 0 to {clients - 1} "
-                f"(data.partition.num_clients is {clients})",
-            )
+    rule = (
+        f"there is no such client; they are 0 to {clients - 1} "
+        f"(data.partition.num_clients is {clients})"
+    )
+    for name, entry in sections.privacy.clients.items():
+        path: KeyPath = ("privacy", "clients", name)
+        if is_client(name) and int(name) >= clients:
+            yield path, rule
+        for position, member in enumerate(entry.members or ()):
+            if member >= clients:
+                yield (*path, "members", position), rule
+
+
+def _check_budget_files(privacy: PrivacySettings, base: Path) -> Iterator[Finding]:
+    for name, entry in privacy.clients.items():
+        if entry.csv is not None:
+            yield from _found(("privacy", "clients", name, "csv"), check_table(entry.csv, base))
 
 
 def _check_finite(value: object, path: KeyPath) -> Iterator[Finding]:

@@ -41,7 +41,14 @@ class Named:
     each: Model
 
 
-Shape = Model | Tagged | Either | Named | None  # None: a leaf, or free-form
+@dataclass(frozen=True)
+class Words:
+    """A number, or one of a few words in its place."""
+
+    words: tuple[str, ...]
+
+
+Shape = Model | Tagged | Either | Named | Words | None  # None: a leaf, or free-form
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,9 @@ def shape_of(field: FieldInfo) -> Shape:
         return Tagged(field.discriminator, _variants(field.discriminator, models))
     if len(models) == 1:
         return models[0] if len(options) == 1 else Either(models[0])
+    words = [word for option in options for word in _words(option)]
+    if words and len(options) > 1:
+        return Words(tuple(words))
     if len(options) == 1 and get_origin(options[0]) is dict:
         _, value = get_args(options[0])
         return Named(value) if _is_model(value) else None
@@ -78,6 +88,8 @@ def place(root: Model, location: tuple[int | str, ...]) -> Place:
     for part in location:
         if isinstance(shape, Tagged):
             shape = shape.variants.get(str(part))
+        elif isinstance(shape, Words):
+            shape = None
         elif isinstance(shape, Either):
             union, as_mapping = tuple(path), part == shape.mapping.__name__
             shape = shape.mapping if as_mapping else None
@@ -103,7 +115,7 @@ def keys_of(shape: Shape) -> dict[str, FieldInfo]:
         for variant in shape.variants.values():
             fields |= variant.model_fields
         return fields
-    if isinstance(shape, Named):
+    if isinstance(shape, Named | Words):
         return {}
     model = shape.mapping if isinstance(shape, Either) else shape
     return dict(model.model_fields) if model is not None else {}
@@ -146,6 +158,10 @@ def _options(annotation: object) -> tuple[object, ...]:
     if get_origin(annotation) in (Union, UnionType):
         return get_args(annotation)
     return (annotation,)
+
+
+def _words(option: object) -> tuple[str, ...]:
+    return get_args(option) if get_origin(option) is Literal else ()
 
 
 def _is_model(option: object) -> TypeGuard[Model]:

@@ -8,7 +8,6 @@ from fedsim.experiment.wording import KeyPath
 
 _KEYS: set[KeyPath] = {
     ("secure_aggregation",),
-    ("privacy", "on_exhausted"),
 }
 
 _CHOICES: dict[KeyPath, set[str]] = {

@@ -1,12 +1,11 @@
 """What the report is made of: the files of a run directory, read once."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fedsim.run_directory import RunDirectory, RunDirectoryError
+from fedsim.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -74,16 +73,10 @@ def read_contents(directory: RunDirectory) -> RunContents:
     Raises:
         RunDirectoryError: the run did not get far enough to have a result.
     """
-    try:
-        return RunContents(
-            summary=directory.read_json("summary.json"),
-            privacy=directory.read_json("privacy.json"),
-            rounds=directory.read_rounds(),
-            environment=directory.read_json("environment.json"),
-            experiment=(directory.path / "experiment.yaml").read_text(encoding="utf-8"),
-        )
-    except FileNotFoundError as error:
-        raise RunDirectoryError(
-            f"{directory.path} has no {Path(error.filename).name}: the run is still going on, or "
-            "was killed before it could write its result"
-        ) from error
+    return RunContents(
+        summary=directory.read_json("summary.json"),
+        privacy=directory.read_json("privacy.json"),
+        rounds=directory.read_rounds(),
+        environment=directory.read_json("environment.json"),
+        experiment=(directory.path / "experiment.yaml").read_text(encoding="utf-8"),
+    )

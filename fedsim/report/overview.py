@@ -103,14 +103,12 @@ def _planned(contents: RunContents) -> str:
 
 
 def _all_incidents(rounds: list[dict[str, Any]]) -> Iterator[Incident]:
-    withdrawn: set[int] = set()
     for row in rounds:
         for failure in row["failed"]:
             yield Incident(row["round"], failure["client"], _shortened(failure["reason"]))
-        for client in row["withdrawn"]:
-            if client not in withdrawn:
-                withdrawn.add(client)
-                yield Incident(row["round"], client, "withdrew: its privacy budget is spent")
+        for one in row["withdrawn"]:
+            what = f"withdrew: {_shortened(one['reason'])}"
+            yield Incident(row["round"], one["client"], what)
 
 
 def _shortened(reason: str) -> str:

@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedsim.federation import Federation
-from fedsim.planning import Plan
+from fedsim.planning import Plan, PlannedClient
 from fedsim.report.figures import epsilon_text, metric_text
 from fedsim.run_directory import RunDirectory
 
@@ -55,13 +55,14 @@ class ProgressObserver:
     def round_finished(self, row: Mapping[str, Any]) -> None:
         """Move the bar on, or print a line."""
         figures = _figures(row)
-        for failure in row["failed"]:
-            self._console.print(
-                f"round {row['round']}: client {failure['client']} failed: {failure['reason']}",
-                style="yellow",
-                highlight=False,
-                markup=False,
-            )
+        for word, key in (("failed", "failed"), ("withdrew", "withdrawn")):
+            for one in row[key]:
+                self._console.print(
+                    f"round {row['round']}: client {one['client']} {word}: {one['reason']}",
+                    style="yellow",
+                    highlight=False,
+                    markup=False,
+                )
         if self._task is not None:
             self._progress.update(self._task, completed=row["round"], figures=figures)
         else:
@@ -134,7 +135,11 @@ def _figures(row: Mapping[str, Any]) -> str:
 
 def _privacy_table(clients: list[dict[str, Any]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="Privacy spent by each client", title_justify="left")
-    for heading in ("client", "examples", "noise z", "rounds", "steps", "δ", "ε", "ε (RDP)"):
+    headings = ["client", "examples", "z", "rounds", "steps", "δ", "ε", "ε (RDP)"]
+    budgets = any(spend["target_epsilon"] is not None for spend in clients)
+    left = any(spend["withdrawn_round"] is not None for spend in clients)
+    headings += ["budget"] * budgets + ["left in"] * left
+    for heading in headings:
         table.add_column(heading, justify="right")
     ordered = sorted(clients, key=lambda spend: -_number(spend["epsilon"]))
     shown = sorted(ordered[:_SHOWN_CLIENTS], key=lambda spend: spend["client"])
@@ -148,10 +153,20 @@ def _privacy_table(clients: list[dict[str, Any]]) -> Table:
             f"{spend['delta']:g}",
             epsilon_text(spend["epsilon"]),
             epsilon_text(spend["epsilon_rdp"]),
+            *[_or_dash(spend["target_epsilon"])] * budgets,
+            *[_or_dash(spend["withdrawn_round"])] * left,
         )
+    notes = ["z: noise multiplier"]
+    if left:
+        notes.append("left in: the round in which it withdrew")
     if len(clients) > len(shown):
-        table.caption = f"the {len(shown)} largest of {len(clients)}; clients.csv has all"
+        notes.append(f"the {len(shown)} largest of {len(clients)}; clients.csv has all")
+    table.caption = "; ".join(notes)
     return table
+
+
+def _or_dash(value: float | None) -> str:
+    return "–" if value is None else f"{value:g}"
 
 
 def _summary_line(summary: dict[str, Any], privacy: dict[str, Any]) -> str:
@@ -165,9 +180,13 @@ def _summary_line(summary: dict[str, Any], privacy: dict[str, Any]) -> str:
     else:
         epsilon = epsilon_text(privacy["system_epsilon"])
         guarantee = f"every client within [bold]ε = {epsilon}[/bold] at δ = {summary['delta']:g}"
+    left = sum(client.get("withdrawn_round") is not None for client in privacy["clients"])
+    withdrew = f"; {left} of {len(privacy['clients'])} clients withdrew" if left else ""
+    reason = f": {summary['reason']}" if summary["status"] == "stopped" else ""
     return (
         f"{summary['name']}: {summary['status']} after {summary['rounds']} rounds in "
-        f"{summary['seconds']:.1f} s; {metrics or 'no round finished'}; {guarantee}"
+        f"{summary['seconds']:.1f} s{reason}; {metrics or 'no round finished'}; "
+        f"{guarantee}{withdrew}"
     )
 
 
@@ -179,7 +198,10 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     """Print what every client would spend, and what one changed setting would do."""
     console = console or Console()
     table = Table(box=box.SIMPLE_HEAD, title="Planned for each client", title_justify="left")
-    for heading in ("client", "examples", "sampling rate", "noise z", "rounds", "ε at the end"):
+    headings = ["client", "examples", "q", "z", "rounds", "steps", "ε"]
+    budgets = any(client.target_epsilon is not None for client in plan.clients)
+    headings += ["budget", "affords", "until"] * budgets
+    for heading in headings:
         table.add_column(heading, justify="right")
     ordered = sorted(plan.clients, key=lambda client: -client.epsilon)[:_SHOWN_CLIENTS]
     for client in sorted(ordered, key=lambda client: client.client):
@@ -189,10 +211,16 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
             f"{client.sampling_rate:.4g}",
             f"{client.noise_multiplier:.4g}",
             str(client.rounds),
+            str(client.steps),
             epsilon_text(client.epsilon),
+            *_budget_cells(client) * budgets,
         )
+    notes = ["q: sampling rate; z: noise multiplier; ε: after all steps"]
+    if budgets:
+        notes.append("affords: rounds that the budget affords; until: its last round of training")
     if len(plan.clients) > len(ordered):
-        table.caption = f"the {len(ordered)} largest of {len(plan.clients)}; --json has all"
+        notes.append(f"the {len(ordered)} largest of {len(plan.clients)}; --json has all")
+    table.caption = "\n".join(notes)
     console.print(table)
     changes = Table(
         box=box.SIMPLE_HEAD,
@@ -200,10 +228,12 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         title_justify="left",
     )
     changes.add_column("change")
-    changes.add_column("noise z", justify="right")
-    changes.add_column("ε at the end", justify="right")
+    for heading in ("noise z", "steps", "ε at the end"):
+        changes.add_column(heading, justify="right")
     for one in plan.variations:
-        changes.add_row(one.change, f"{one.noise_multiplier:.4g}", epsilon_text(one.epsilon))
+        changes.add_row(
+            one.change, f"{one.noise_multiplier:.4g}", str(one.steps), epsilon_text(one.epsilon)
+        )
     console.print(changes)
     goal = "" if plan.target_epsilon is None else f" (target {plan.target_epsilon:g})"
     console.print(
@@ -211,3 +241,13 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         f"at δ = {plan.delta:g}; nothing was trained",
         highlight=False,
     )
+
+
+def _budget_cells(client: PlannedClient) -> list[str]:
+    rounds = client.affordable_rounds
+    affords = "any number" if rounds is None else str(rounds)
+    return [
+        _or_dash(client.target_epsilon),
+        "–" if client.target_epsilon is None else affords,
+        str(client.last_round),
+    ]

@@ -12,7 +12,7 @@ from fedsim.accountant.journal import GENESIS, Charge, FileJournal, JournalError
 def charge(client: int, round_number: int, previous: str = GENESIS) -> Charge:
     ledger = PrivacyLedger()
     ledger.record(PoissonSampled(0.1, Gaussian(1.0 + client)), 5)
-    return Charge(client, round_number, f"model {round_number}", ledger, previous)
+    return Charge(client, round_number, f"model {round_number}", 5, ledger, previous)
 
 
 def filled(path: Path, *, clients: int = 2, rounds: int = 3) -> list[Charge]:

@@ -6,7 +6,12 @@ from flwr.app import RecordDict
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.journal import FileJournal, Journal
-from fedsim.clients.account import STATE, ChargeRefusedError, PrivacyAccount
+from fedsim.clients.account import (
+    STATE,
+    BudgetExhaustedError,
+    ChargeRefusedError,
+    PrivacyAccount,
+)
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.sampling import PoissonSampling, ShuffledEpochs
@@ -18,6 +23,7 @@ PLAN = PrivacyPlan(
     delta=1e-3,
     target_epsilon=8.0,
     planned_steps=15,
+    affordable_steps=15,
 )
 
 
@@ -91,12 +97,26 @@ def test_another_request_for_an_answered_round_is_refused(tmp_path: Path) -> Non
     assert PrivacyAccount.restore(state, client=3, journal=journal).ledger == ledger_of(10)
 
 
-def test_more_rounds_than_the_target_affords_are_refused() -> None:
+def test_more_steps_than_the_target_affords_are_refused() -> None:
     state = RecordDict()
     for round_number in (1, 2, 3):
         charge(state, None, round_number)
-    with pytest.raises(ChargeRefusedError, match=r"15 of the 15 steps .* target ε = 8"):
+    with pytest.raises(BudgetExhaustedError, match=r"target ε = 8 .* affords 15 steps, and 15 are"):
         charge(state, None, 4)
+    assert PrivacyAccount.restore(state, client=3, journal=None).ledger == ledger_of(15)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_the_last_round_takes_the_steps_that_are_left(tmp_path: Path, durable: bool) -> None:
+    plan = replace(PLAN, affordable_steps=12)
+    state, journal = RecordDict(), FileJournal(tmp_path / "ledger.jsonl") if durable else None
+    taken = [charge(state, journal, number, plan=plan).round_steps for number in (1, 2, 3)]
+    assert taken == [5, 5, 2]
+    assert charge(state, journal, 3, plan=plan).round_steps == 2  # asked again, as before
+    account = PrivacyAccount.restore(state, client=3, journal=journal)
+    assert (account.steps, account.ledger) == (12, ledger_of(12))
+    with pytest.raises(BudgetExhaustedError, match="12 are taken"):
+        charge(state, journal, 4, plan=plan)
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -108,13 +128,13 @@ def test_shuffled_data_is_charged_when_an_epoch_starts(tmp_path: Path, durable: 
     for round_number, epochs in ((1, 2), (2, 3), (6, 4)):
         account = charge(state, journal, round_number, plan=plan)
         assert account.ledger.entries == ((step.event, epochs),)
-    with pytest.raises(ChargeRefusedError, match="15 of the 15 steps"):
+    with pytest.raises(BudgetExhaustedError, match="15 are taken"):
         charge(state, journal, 7, plan=plan)
 
 
 def test_a_round_within_an_epoch_costs_nothing_and_is_recorded(tmp_path: Path) -> None:
     step = replace(PLAN.step, sampling=ShuffledEpochs(100))
-    plan = replace(PLAN, step=step, target_epsilon=None)
+    plan = replace(PLAN, step=step, target_epsilon=None, affordable_steps=None)
     path = tmp_path / "ledger.jsonl"
     for round_number in (1, 2, 3):
         account = charge(RecordDict(), FileJournal(path), round_number, plan=plan)
@@ -132,7 +152,7 @@ def test_secure_noise_is_charged_for_every_answer() -> None:
     assert account.ledger == ledger_of(10)
     account = charge(state, None, 1, "another model", plan=plan)
     assert account.ledger == ledger_of(15)
-    with pytest.raises(ChargeRefusedError, match="would exceed it"):
+    with pytest.raises(BudgetExhaustedError, match="15 are taken"):
         charge(state, None, 1, plan=plan)
 
 

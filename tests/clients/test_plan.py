@@ -131,7 +131,7 @@ def test_the_planned_run_spends_the_target_and_no_more(
     for number in range(7):
         for event, count in found.step.charges(5 * number, 5):
             ledger.record(event, count)
-    spent = ledger.epsilon(given.delta, given.accountant, given.adjacency)
+    spent = ledger.epsilon(found.delta, given.accountant, given.adjacency)
     assert 3.0 - 2 * TOLERANCE <= spent <= 3.0
 
 

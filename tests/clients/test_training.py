@@ -55,7 +55,8 @@ def private_training(
 ) -> None:
     x, y = data()
     gradients = VmapGradients(model, loss)
-    train_private(gradients, x, y, settings, step, key, first_step=first_step, secure=secure)
+    steps = range(first_step, first_step + settings.steps)
+    train_private(gradients, x, y, settings, step, key, steps=steps, secure=secure)
 
 
 OPTIMIZERS = {

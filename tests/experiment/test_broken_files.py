@@ -116,9 +116,9 @@ BROKEN = [
     # rules of one section
     (
         "max_grad_norm: 0.5",
-        "max_grad_norm: 0.5\n  target_epsilon: 1",
-        "18:1: privacy: needs exactly one of target_epsilon and noise_multiplier, got both; "
-        "target_epsilon calibrates the noise for you",
+        "max_grad_norm: 0.5\n  on_exhausted: stop",
+        "18:1: privacy: on_exhausted: stop needs a budget: give target_epsilon, for all or for "
+        "some clients",
     ),
     (
         "runtime: {engine: local}",
@@ -129,7 +129,8 @@ BROKEN = [
     ("clients_per_round: 10", "clients_per_round: 11", "12:3: federation.clients_per_round: must be <= data.partition.num_clients (10), got 11"),
     # not in this version
     ("seed: 7", "secure_aggregation: {protocol: additive}", "2:1: secure_aggregation: not supported in this version; leave it out"),
-    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  on_exhausted: stop", "22:3: privacy.on_exhausted: not supported in this version; leave it out"),
+    ("delta: 1.0e-3", "delta: aut", "20:3: privacy.delta: must be a number or 'auto', got 'aut'; did you mean 'auto'?"),
+    ("delta: 1.0e-3", "delta: [1]", "20:3: privacy.delta: must be a number or 'auto', got a list"),
     ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clients: {'1': {epsilon: 2.0}}", "22:19: privacy.clients.1.epsilon: unknown key; did you mean 'target_epsilon'?"),
     ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clipping: adaptive", "22:3: privacy.clipping: 'adaptive' is not supported in this version; use 'flat', 'per_layer' or 'automatic'"),
     # privacy without a guarantee

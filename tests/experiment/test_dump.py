@@ -115,6 +115,7 @@ model:
 federation:
   rounds: 4
   clients_per_round: 10
+  min_participants: 1
   strategy: fedavg
   weighting: uniform
 local:
@@ -133,11 +134,13 @@ privacy:
   clipping: flat
   clip_rule: null
   noise_allocation: null
+  sampling_rate: null
   sampling: poisson
   noise: seeded
   adjacency: zero_out
   declared_examples: null
   accountant: pld
+  on_exhausted: refuse
   clients: {}
 runtime:
   engine: local

@@ -13,7 +13,19 @@ def statement(client: int, *charges: tuple[PoissonSampled, int]) -> PrivacyState
     ledger = PrivacyLedger()
     for event, count in charges:
         ledger.record(event, count)
-    return PrivacyStatement(client, 50, 1e-3, 1.0, 0.2, None, len(charges), ledger, "0" * 64)
+    return PrivacyStatement(
+        client=client,
+        examples=50,
+        delta=1e-3,
+        noise_multiplier=1.0,
+        sampling_rate=0.2,
+        target_epsilon=None,
+        rounds=len(charges),
+        steps=sum(count for _, count in charges),
+        round_steps=charges[-1][1] if charges else 0,
+        ledger=ledger,
+        head="0" * 64,
+    )
 
 
 def test_the_systems_epsilon_is_the_largest() -> None:

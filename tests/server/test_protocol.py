@@ -14,6 +14,7 @@ from fedsim.server.protocol import (
     ProtocolError,
     TrainReply,
     TrainRequest,
+    Withdrawal,
     digest,
     partition_of,
     roll_call_message,
@@ -41,6 +42,8 @@ def statement() -> PrivacyStatement:
         sampling_rate=0.25,
         target_epsilon=None,
         rounds=2,
+        steps=20,
+        round_steps=10,
         ledger=ledger,
         head="a" * 64,
     )
@@ -72,8 +75,20 @@ def test_reply_suits_flowers_own_strategies() -> None:
     assert dict(content.metric_records[METRICS]) == {"num-examples": 80}
 
 
-def test_statement_counts_steps() -> None:
-    assert statement().steps == 10
+def test_withdrawal_round_trip() -> None:
+    request = TrainRequest(4, to_arrays(ARRAYS_VALUE)).to_message(1001)
+    withdrawal = Withdrawal(3, "its budget is spent")
+    assert Withdrawal.from_message(withdrawal.to_message(request)) == withdrawal
+    reply = TrainReply(to_arrays(ARRAYS_VALUE), 80, statement()).to_message(request)
+    assert Withdrawal.from_message(reply) is None
+
+
+def test_a_malformed_withdrawal_is_refused() -> None:
+    request = TrainRequest(4, to_arrays(ARRAYS_VALUE)).to_message(1001)
+    message = Withdrawal(3, "spent").to_message(request)
+    message.content["withdrawal"] = ConfigRecord({"client": "three"})
+    with pytest.raises(ProtocolError, match="malformed withdrawal: client 'three'"):
+        Withdrawal.from_message(message)
 
 
 def broken(name: str) -> RecordDict:

@@ -1,0 +1,65 @@
+"""A client's budget: how many of its planned steps its target ε affords.
+
+The schedule of a client (its mechanism, lots and rounds) is fixed before the run and depends on
+nothing private. So the answers of its privacy filter are known beforehand: the first
+`affordable_steps` steps are granted, and no other.
+"""
+
+from functools import lru_cache
+
+from fedsim.accountant import make_accountant
+from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.search import largest_count
+from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+
+
+@lru_cache(maxsize=4096)  # clients of one size and budget share the answer
+def affordable_steps(
+    step: DpSgdStep,
+    most: int,
+    *,
+    target_epsilon: float,
+    delta: float,
+    accountant: AccountantName,
+    adjacency: Adjacency,
+) -> int:
+    """Return how many steps a target affords, at most `most`.
+
+    Guarantee: that many steps have ε(delta) ≤ `target_epsilon` by the accountant, under the
+    adjacency; unless `most` was the limit, one step more exceeds it.
+
+    Args:
+        step: what is released in each step.
+        most: no schedule is longer, ≥ 0.
+        target_epsilon: > 0.
+        delta: in (0, 1).
+        accountant: whose bound counts.
+        adjacency: what the guarantee protects against.
+    """
+
+    def epsilon(steps: int) -> float:
+        return epsilon_of(
+            step, min(steps, most), delta=delta, accountant=accountant, adjacency=adjacency
+        )
+
+    if most == 0 or epsilon(most) <= target_epsilon:
+        return most
+    return largest_count(epsilon, target_epsilon, start=max(1, most // 2))
+
+
+def epsilon_of(
+    step: DpSgdStep,
+    steps: int,
+    *,
+    delta: float,
+    accountant: AccountantName,
+    adjacency: Adjacency,
+) -> float:
+    """Return ε of a client's first `steps` steps; 0 for none."""
+    if steps == 0:
+        return 0.0
+    account = make_accountant(accountant, adjacency=adjacency)
+    for event, count in step.charges(0, steps):
+        account.compose(event, count)
+    return account.get_epsilon(delta)

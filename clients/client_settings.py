@@ -1,0 +1,101 @@
+"""Privacy settings of some clients: of one, of a named group, of a share, or of a table.
+
+An entry of `privacy.clients` whose name is a number is about that client. Any other name is a group
+of the user's: it lists its `members`, or takes a `share` of the clients, or reads a `csv` file that
+has a line for each client it is about.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedsim.server.settings import Settings
+
+Probability = Annotated[float, Field(gt=0, lt=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+OwnSetting = Literal[
+    "target_epsilon", "noise_multiplier", "delta", "max_grad_norm", "sampling_rate"
+]
+
+
+class OwnPrivacySettings(Settings):
+    """What a client may have of its own; null: as everybody."""
+
+    target_epsilon: float | None = Field(
+        default=None, gt=0, description="budget ε, never exceeded; sets the noise if none is given"
+    )
+    noise_multiplier: float | None = Field(default=None, ge=0, description="own noise")
+    delta: Probability | None = Field(default=None, description="own δ")
+    max_grad_norm: float | None = Field(default=None, gt=0, description="own bound C")
+    sampling_rate: Share | None = Field(default=None, description="own expected share in a lot")
+
+
+class ClientPrivacySettings(OwnPrivacySettings):
+    """One entry of `privacy.clients`: settings, and for a group whose they are."""
+
+    members: list[Annotated[int, Field(ge=0)]] | None = Field(
+        default=None, min_length=1, description="the group's clients"
+    )
+    share: Share | None = Field(
+        default=None,
+        description="the group is this share of all clients, drawn by the seed among those that "
+        "no entry names",
+    )
+    csv: str | None = Field(
+        default=None, description="file.csv with a column `client`, relative to the experiment file"
+    )
+    columns: dict[OwnSetting, str] = Field(
+        default={}, description="which column of the csv file holds which setting"
+    )
+
+    @property
+    def own(self) -> OwnPrivacySettings:
+        """The settings without the clients they are for."""
+        return OwnPrivacySettings.model_validate(
+            {name: getattr(self, name) for name in OwnPrivacySettings.model_fields}
+        )
+
+    def check(self, name: str) -> None:
+        """Check that the entry says whose settings it holds, by its name or by one key.
+
+        Raises:
+            ValueError: it does not.
+        """
+        ways = {"members": self.members, "share": self.share, "csv": self.csv}
+        given = [key for key, value in ways.items() if value is not None]
+        if is_client(name):
+            if given:
+                raise ValueError(
+                    f"clients: {name!r} is the number of a client and takes no {given[0]}; give "
+                    "the group a name, such as 'careful'"
+                )
+        elif len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise ValueError(
+                f"clients: {name!r} is not a client number ('0', '1', ...), so it names a group: "
+                f"it needs exactly one of members, share and csv, got {found}"
+            )
+
+    @model_validator(mode="after")
+    def _table(self) -> Self:
+        if (self.csv is None) != (not self.columns):
+            raise ValueError(
+                "csv and columns go together: csv: budgets.csv, columns: {target_epsilon: epsilon}"
+            )
+        given = [name for name in self.columns if getattr(self, name) is not None]
+        if given:
+            raise ValueError(f"{given[0]} comes from a column of the csv file already")
+        return self
+
+    @model_validator(mode="after")
+    def _members_once(self) -> Self:
+        members = self.members or []
+        repeated = sorted({one for one in members if members.count(one) > 1})
+        if repeated:
+            raise ValueError(f"members names client {repeated[0]} more than once")
+        return self
+
+
+def is_client(name: str) -> bool:
+    """Return whether the name of an entry is the number of a client."""
+    return name.isascii() and name.isdecimal() and name == str(int(name))
