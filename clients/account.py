@@ -19,13 +19,14 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.journal import GENESIS, Charge, Journal
+from fedsim.clients.failures import ClientFailureError
 from fedsim.clients.plan import PrivacyPlan
 from fedsim.server.protocol import PrivacyStatement
 
 STATE = "privacy-account"
 
 
-class ChargeRefusedError(RuntimeError):
+class ChargeRefusedError(ClientFailureError):
     """The account does not allow this round; nothing was charged and nothing may be released."""
 
 

@@ -5,13 +5,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import ArrayRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedsim.accountant.journal import Journal
 from fedsim.clients.account import BudgetExhaustedError, PrivacyAccount
 from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
+from fedsim.clients.failures import ClientFailureError, without_private_text
+from fedsim.clients.faults import NO_FAULTS, Fault, FaultPlan
 from fedsim.clients.plan import PrivacyPlan
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training import StreamKey, train_plain, train_private
@@ -46,6 +48,19 @@ class ClientTask:
     local: LocalSettings
     privacy: PrivacyPlan | None
     journal: Journal | None
+    faults: FaultPlan = NO_FAULTS
+
+    def check_examples(self) -> None:
+        """Check that there is something to train on, as far as that is public.
+
+        Where the client's size is private, an empty client trains on empty lots like any other.
+
+        Raises:
+            ClientFailureError: the client has no examples.
+        """
+        size = len(self.features) if self.privacy is None else self.privacy.examples
+        if size == 0:
+            raise ClientFailureError("has no examples")
 
 
 def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
@@ -63,9 +78,31 @@ def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         with _one_thread():
-            return answer(task_of(_partition(context)), message, context)
+            task = task_of(_partition(context))
+            try:
+                return answer(task, message, context)
+            except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
+                return failed_reply(error, message, private=task.privacy is not None)
 
     return app
+
+
+def failed_reply(error: Exception, request: Message, *, private: bool) -> Message:
+    """Return the reply of a client that failed; raise what is not for a reply.
+
+    An error reply, not an exception, so that the reason reads the same on every engine and no
+    engine throws the client's state away.
+
+    Args:
+        error: what the client raised.
+        request: what it was asked.
+        private: whether the error's text must not be told.
+    """
+    if private:
+        error = without_private_text(error)
+    if isinstance(error, ClientFailureError):
+        return Message(Error(code=0, reason=str(error)), reply_to=request)
+    raise error
 
 
 def answer(task: ClientTask, message: Message, context: Context) -> Message:
@@ -75,28 +112,49 @@ def answer(task: ClientTask, message: Message, context: Context) -> Message:
 
     Guarantee: with `task.privacy`, the round is charged to the client's account, durably where
     there is a journal, before training starts; nothing private leaves uncharged.
+
+    Raises:
+        ClientFailureError: the client has no examples, or a fault strikes it.
     """
     request = TrainRequest.from_message(message)
+    fault = task.faults.of(task.client, request.round_number)
+    fault.before_charge()
+    task.check_examples()
     try:
         statement = _charge(task, request, context)
     except BudgetExhaustedError as error:
         return Withdrawal(task.client, str(error)).to_message(message)
+    return trained_reply(task, request, statement, fault).to_message(message)
+
+
+def trained_reply(
+    task: ClientTask, request: TrainRequest, statement: PrivacyStatement | None, fault: Fault
+) -> TrainReply:
+    """Train a client alone, after its charge, and return its answer."""
     task.model.load_state_dict(request.arrays.to_torch_state_dict())
     key = StreamKey(task.seed, task.client, request.round_number)
     data = (task.features, task.targets, task.local)
     if task.privacy is None or statement is None:
-        train_plain(task.model, task.loss, *data, key)
+        steps = fault.trained_steps(range(task.local.steps))
+        train_plain(task.model, task.loss, *data, key, steps=steps)
     else:
         train_private(
             _gradients(task),
             *data,
             task.privacy.step,
             key,
-            steps=range(statement.steps - statement.round_steps, statement.steps),
+            steps=fault.trained_steps(charged_steps(statement)),
             secure=task.privacy.secure_noise,
         )
+    fault.after_training()
     examples = task.privacy.examples if task.privacy else len(task.features)
-    return TrainReply(_upload(task, request), examples, statement).to_message(message)
+    upload = fault.changed(_upload(task, request))
+    return TrainReply(upload, examples, statement, delay=fault.delay)
+
+
+def charged_steps(statement: PrivacyStatement) -> range:
+    """Return the numbers of the steps of this round, which is charged, over the client's life."""
+    return range(statement.steps - statement.round_steps, statement.steps)
 
 
 def _gradients(task: ClientTask) -> PerExampleGradients:

@@ -65,8 +65,10 @@ def train_plain(
     targets: Tensor,
     settings: LocalSettings,
     key: StreamKey,
+    *,
+    steps: range | None = None,
 ) -> None:
-    """Take `settings.steps` steps of minibatch SGD on the mean loss, in place.
+    """Take `settings.steps` steps of minibatch SGD on the mean loss, in place; or those of `steps`.
 
     Batches follow a shuffled order of the client's examples, shuffled anew each time it is used
     up; a pass ends with a smaller batch where batch_size does not divide the number of examples.
@@ -76,7 +78,7 @@ def train_plain(
     batches = _epochs(len(features), settings.batch_size, key.generator(Purpose.SAMPLING))
     model.train()
     with _torch_randomness(key, features.device):
-        for _ in range(settings.steps):
+        for _ in steps if steps is not None else range(settings.steps):
             index = torch.from_numpy(next(batches)).to(features.device)
             optimizer.zero_grad()
             loss(model(features[index]), targets[index]).mean().backward()

@@ -20,6 +20,7 @@ from fedsim.clients.client_terms import ClientTerms, terms_of_clients
 from fedsim.clients.dp_sgd.backend import gradients_for
 from fedsim.clients.dp_sgd.isolation import check_isolation
 from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
+from fedsim.clients.faults import FaultPlan
 from fedsim.clients.plan import PrivacyPlan, plan_privacy
 from fedsim.clients.safety import check_private_model
 from fedsim.data import FederatedData, load_federated_data
@@ -81,6 +82,7 @@ class Federation:
             local=self.experiment.local,
             privacy=None if self.plans is None else self.plans[client],
             journal=self.journal,
+            faults=FaultPlan(self.experiment.seed, tuple(self.experiment.faults)),
         )
 
     def recorded_statements(self) -> list[PrivacyStatement]:

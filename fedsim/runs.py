@@ -149,6 +149,7 @@ class _Recorder:
                 )
         self._arrays = self._start.arrays
         self._stopped: str | None = None
+        self._finished = self._start.first_round - 1
 
     def run(self) -> RunResult:
         """Execute the federation and write the run directory whatever happens."""
@@ -165,6 +166,8 @@ class _Recorder:
             status, reason = "interrupted", "interrupted by the user"
         except FederationError as error:
             status, reason, failure = "failed", str(error), error
+            if error.result is not None:  # not checkpointed: a resumed run tries the round again
+                self._record(error.result)
         finally:
             if self._observer is not None:
                 self._observer.ended()
@@ -194,9 +197,14 @@ class _Recorder:
 
     def _on_round(self, result: RoundResult) -> None:
         self._arrays = result.arrays
+        self._finished = result.round_number
+        self._record(result)
+
+    def _record(self, result: RoundResult) -> None:
         row = _round_row(result)
         self._directory.append_round(row)
-        self._directory.write_checkpoint(result.round_number, to_numpy(result.arrays))
+        if self._finished == result.round_number:
+            self._directory.write_checkpoint(result.round_number, to_numpy(result.arrays))
         self._rows.append(row)
         if self._observer is not None:
             self._observer.round_finished(row)
@@ -221,7 +229,7 @@ class _Recorder:
                 "name": self._federation.experiment.name,
                 "status": status,
                 "reason": reason,
-                "rounds": len(self._rows),
+                "rounds": self._finished,
                 **metrics,
                 "epsilon": privacy.epsilon_statistics if privacy else None,
                 "delta": max(spend.delta for spend in privacy.clients) if privacy else None,

@@ -25,7 +25,14 @@ logger = logging.getLogger(__name__)
 
 
 class FederationError(RuntimeError):
-    """The federation cannot go on; the message says why."""
+    """The federation cannot go on; the message says why.
+
+    `result` is the round that failed, if it came to one.
+    """
+
+    def __init__(self, message: str, result: "RoundResult | None" = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 @dataclass(frozen=True)
@@ -127,7 +134,7 @@ def check_participants(result: RoundResult, least: int) -> None:
         FederationError: clients failed, and fewer than `least` updates came.
     """
     if result.failed and len(result.participants) < least:
-        raise FederationError(_too_few(result, least))
+        raise FederationError(_too_few(result, least), result)
 
 
 def _reason_to_stop(withdrawn: set[int], num_clients: int, stop_when_withdrawn: bool) -> str | None:

@@ -28,11 +28,13 @@ CONFIG = "config"
 METRICS = "metrics"
 PRIVACY = "privacy"
 WITHDRAWAL = "withdrawal"
+TIMING = "timing"
 IDENTITY = "identity"
 
 ROUND = "server-round"
 NUM_EXAMPLES = "num-examples"
 PARTITION = "partition-id"
+DELAY = "simulated-delay"
 
 ROLL_CALL = "roll_call"
 ROLL_CALL_TYPE = f"{MessageType.QUERY}.{ROLL_CALL}"
@@ -140,11 +142,15 @@ class TrainRequest:
 
 @dataclass(frozen=True)
 class TrainReply:
-    """A client's answer: trained arrays, public weight, and a privacy statement if private."""
+    """A client's answer: trained arrays, public weight, and a privacy statement if private.
+
+    `delay` is how late it is, in simulated seconds.
+    """
 
     arrays: ArrayRecord
     examples: int
     privacy: PrivacyStatement | None
+    delay: float = 0.0
 
     def to_message(self, request: Message) -> Message:
         """Make the reply to `request`."""
@@ -153,6 +159,8 @@ class TrainReply:
         )
         if self.privacy is not None:
             content[PRIVACY] = self.privacy.to_record()
+        if self.delay:
+            content[TIMING] = ConfigRecord({DELAY: self.delay})
         return Message(content, reply_to=request)
 
     @classmethod
@@ -171,7 +179,11 @@ class TrainReply:
             raise ProtocolError(f"{METRICS}.{NUM_EXAMPLES} must be >= 0, got {examples}")
         privacy = message.content.config_records.get(PRIVACY)
         statement = None if privacy is None else PrivacyStatement.from_record(privacy)
-        return cls(arrays, examples, statement)
+        timing = message.content.config_records.get(TIMING)
+        delay = 0.0 if timing is None else timing.get(DELAY)
+        if not isinstance(delay, float) or not delay >= 0.0:
+            raise ProtocolError(f"{TIMING}.{DELAY} must be a number of seconds, got {delay!r}")
+        return cls(arrays, examples, statement, delay)
 
 
 @dataclass(frozen=True)

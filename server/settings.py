@@ -21,6 +21,12 @@ class FederationSettings(Settings):
     clients_per_round: int | None = Field(
         default=None, ge=1, description="clients that train in a round; null: all of them"
     )
+    deadline: float | None = Field(
+        default=None,
+        gt=0,
+        description="seconds after which a client's update comes too late for its round; in a "
+        "simulation only injected delays count",
+    )
     min_participants: int = Field(
         default=1,
         ge=0,

@@ -72,6 +72,7 @@ class FedAvg(Strategy):
         withdrawn: Iterable[int] = (),
     ) -> None:
         self._weighting = settings.weighting
+        self._deadline = settings.deadline
         self._participation = participation
         self._client_of = dict(roster)
         self._node_of = {client: node for node, client in roster.items()}
@@ -147,6 +148,11 @@ class FedAvg(Strategy):
             mean.skip(client)
             self._fail(client, str(error))
             return
+        if self._deadline is not None and answer.delay > self._deadline:
+            mean.skip(client)
+            late = f"answered after {answer.delay:g} s, past the deadline of {self._deadline:g} s"
+            self._fail(client, late)
+            return
         weight = float(answer.examples) if self._weighting == "examples" else 1.0
         try:
             mean.add(client, to_numpy(answer.arrays), weight)
@@ -175,5 +181,5 @@ class FedAvg(Strategy):
         self._book.record(answer.privacy)
 
     def _fail(self, client: int, reason: str) -> None:
-        logger.warning("client %d failed: %s", client, reason)
+        logger.info("client %d failed: %s", client, reason)
         self.outcome.failed.append(Failure(client, reason))

@@ -353,9 +353,10 @@ def test_a_failed_client_stays_charged_and_the_others_go_on(
 ) -> None:
     break_training(monkeypatch, lambda key: (key.client, key.round_number) == (2, 2))
     result = fedsim.run(digits(), out=tmp_path / "r")
-    assert result.rounds[1]["failed"] == [
-        {"client": 2, "reason": "RuntimeError: the disk of this client is full"}
-    ]
+    (failure,) = result.rounds[1]["failed"]
+    assert failure["client"] == 2
+    assert failure["reason"].startswith("RuntimeError at test_federation.py:")
+    assert "disk" not in failure["reason"]  # the text could quote an example
     assert result.rounds[1]["participants"] == [0, 1, 3]
     assert result.rounds[2]["participants"] == [0, 1, 2, 3]
     assert result.privacy is not None
@@ -375,7 +376,9 @@ def test_when_every_client_fails_the_run_fails_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_training(monkeypatch, lambda key: True)
-    with pytest.raises(RunFailedError, match=r"every client failed.*disk of this client") as caught:
+    with pytest.raises(
+        RunFailedError, match=r"every client failed.*RuntimeError at test_fed"
+    ) as caught:
         fedsim.run(digits(), out=tmp_path / "r")
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["status"] == "failed"

@@ -1,12 +1,6 @@
 """A run that is interrupted continues to the same end, and never un-spends."""
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +105,7 @@ def test_more_rounds_where_the_noise_does_not_depend_on_them(tmp_path: Path) -> 
         ({"privacy.max_grad_norm": 1.0}, "privacy.max_grad_norm was 0.5"),
         ({"privacy": None}, "privacy was "),
         ({"federation.rounds": 2}, "rounds can only be added"),
-        ({"federation.rounds": 9}, "calibrated to spend target_epsilon = 8 over 6"),
+        ({"federation.rounds": 9}, "calibrated to spend the target_epsilon of each client over 6"),
         ({"data.partition.num_clients": 5}, "data.partition.num_clients was 4"),
     ],
 )
@@ -128,34 +122,3 @@ def test_resuming_needs_a_run(tmp_path: Path) -> None:
         fedsim.run(EXPERIMENT, resume=True)
     with pytest.raises(RunDirectoryError, match="not a run directory"):
         fedsim.run(EXPERIMENT, out=tmp_path / "none", resume=True)
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
-    """kill -9 at random moments; the ledger never shows less than was released."""
-    fedsim.run(EXPERIMENT, out=tmp_path / "whole")
-    (tmp_path / "e.json").write_text(json.dumps(EXPERIMENT))
-    moments = random.Random(7)
-    code = (
-        "import json, sys, fedsim, fedsim.runs, fedsim.federation, sklearn.datasets\n"
-        "print('ready', flush=True)\n"
-        "fedsim.run(json.load(open('e.json')), out='r', resume=sys.argv[1] == 'resume')\n"
-    )
-    killed, mode = 0, "new"
-    for _ in range(6):
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, mode], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-        )
-        with process:
-            if process.stdout is not None:
-                process.stdout.readline()
-            while process.poll() is None and not (tmp_path / "r" / "experiment.yaml").exists():
-                time.sleep(0.01)
-            time.sleep(moments.uniform(0.0, 0.9))
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGKILL)
-                killed += 1
-        mode = "resume" if (tmp_path / "r" / "experiment.yaml").exists() else "new"
-    assert killed >= 1
-    fedsim.run(EXPERIMENT, out=tmp_path / "r", resume=True)
-    assert_equal_runs(tmp_path / "whole", tmp_path / "r")

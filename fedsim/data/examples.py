@@ -13,7 +13,7 @@ class DataError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Features and targets of at least one example.
+    """Features and targets of some examples, or of none.
 
     Attributes:
         features: float32, (n, ...), finite.
@@ -35,7 +35,7 @@ class Examples:
                 f"rows of features and {len(self.targets)} targets"
             )
         if len(self.features) == 0:
-            raise DataError("there must be at least one example, got none")
+            return  # a client may have none
         for name, array in (("features", self.features), ("targets", self.targets)):
             wrong = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))
             if wrong.size:

@@ -16,7 +16,7 @@ class FileDataset(Settings):
 
 class _Partition(Settings):
     num_clients: int = Field(ge=1, description="number of clients")
-    min_examples: int = Field(default=1, ge=1, description="every client gets at least this many")
+    min_examples: int = Field(default=1, ge=0, description="every client gets at least this many")
 
 
 class IidPartition(_Partition):

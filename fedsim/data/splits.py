@@ -25,6 +25,9 @@ def hold_out(
         DataError: if the dataset brings a test set and `test_fraction` is given too, or if there
             are too few examples to hold any out.
     """
+    for what, examples in (("training", dataset.train), ("test", dataset.test)):
+        if examples is not None and len(examples) == 0:
+            raise DataError(f"there must be at least one {what} example, got none")
     if dataset.test is not None:
         if test_fraction is not None:
             raise DataError(

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from fedsim.clients.fault_settings import FaultSettings
 from fedsim.clients.settings import PrivacySettings
 from fedsim.data.settings import DataSettings
 from fedsim.experiment.errors import ExperimentError, Problem
@@ -126,6 +127,13 @@ def _located(tree: Node, found: Iterable[Finding]) -> list[Problem]:
     ]
 
 
+def _faults(raw: object, failed: set[object]) -> tuple[FaultSettings, ...]:
+    given = raw.get("faults") if isinstance(raw, dict) else None
+    if given is None or "faults" in failed:
+        return ()
+    return tuple(FaultSettings.model_validate(one) for one in given)
+
+
 def _valid_sections(raw: object, failed: set[object]) -> Sections:
     def section(name: str, kind: type[_Section]) -> _Section | None:
         given = raw.get(name) if isinstance(raw, dict) else None
@@ -136,4 +144,5 @@ def _valid_sections(raw: object, failed: set[object]) -> Sections:
         model=section("model", ModelSettings),
         federation=section("federation", FederationSettings),
         privacy=section("privacy", PrivacySettings),
+        faults=_faults(raw, failed),
     )

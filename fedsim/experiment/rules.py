@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fedsim.clients.client_settings import is_client
+from fedsim.clients.fault_settings import FaultSettings
 from fedsim.clients.settings import PrivacySettings
 from fedsim.data.catalog import DATASETS
 from fedsim.data.settings import DataSettings, FileDataset
@@ -33,6 +34,7 @@ class Sections:
     model: ModelSettings | None
     federation: FederationSettings | None
     privacy: PrivacySettings | None
+    faults: tuple[FaultSettings, ...] = ()
 
 
 def check_rules(sections: Sections, base: Path) -> Iterator[Finding]:
@@ -49,6 +51,7 @@ def check_rules(sections: Sections, base: Path) -> Iterator[Finding]:
     yield from _check_participation(sections)
     yield from _check_weighting(sections)
     yield from _check_budgets(sections)
+    yield from _check_faults(sections)
     if sections.privacy is not None:
         yield from _check_budget_files(sections.privacy, base)
 
@@ -117,6 +120,24 @@ def _check_budgets(sections: Sections) -> Iterator[Finding]:
         for position, member in enumerate(entry.members or ()):
             if member >= clients:
                 yield (*path, "members", position), rule
+
+
+def _check_faults(sections: Sections) -> Iterator[Finding]:
+    clients = None if sections.data is None else sections.data.partition.num_clients
+    for position, fault in enumerate(sections.faults):
+        for place, client in enumerate(fault.clients or ()):
+            if clients is not None and client >= clients:
+                yield (
+                    ("faults", position, "clients", place),
+                    f"there is no such client; they are 0 to {clients - 1} "
+                    f"(data.partition.num_clients is {clients})",
+                )
+        no_deadline = sections.federation is not None and sections.federation.deadline is None
+        if fault.kind == "straggler" and no_deadline:
+            yield (
+                ("faults", position),
+                "a straggler is late for nothing: set federation.deadline, in seconds",
+            )
 
 
 def _check_budget_files(privacy: PrivacySettings, base: Path) -> Iterator[Finding]:

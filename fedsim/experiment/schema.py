@@ -3,6 +3,7 @@
 from pydantic import Field, ValidationError, field_validator
 from pydantic.json_schema import GenerateJsonSchema
 
+from fedsim.clients.fault_settings import FaultSettings
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.data.settings import DataSettings
 from fedsim.models.catalog import MODELS
@@ -34,6 +35,9 @@ class Experiment(Settings):
     privacy: PrivacySettings | None = Field(
         default=None,
         description="example-level differential privacy in every client; null: none",
+    )
+    faults: list[FaultSettings] = Field(
+        default=[], description="faults of clients, injected to see what they do to a federation"
     )
     runtime: RuntimeSettings = Field(
         default=RuntimeSettings(),

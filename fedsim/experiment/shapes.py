@@ -36,7 +36,7 @@ class Either:
 
 @dataclass(frozen=True)
 class Named:
-    """A mapping from names of the user's choice to the keys of one class."""
+    """A mapping from names of the user's choice, or a list, of the keys of one class."""
 
     each: Model
 
@@ -72,8 +72,8 @@ def shape_of(field: FieldInfo) -> Shape:
     words = [word for option in options for word in _words(option)]
     if words and len(options) > 1:
         return Words(tuple(words))
-    if len(options) == 1 and get_origin(options[0]) is dict:
-        _, value = get_args(options[0])
+    if len(options) == 1 and get_origin(options[0]) in (dict, list):
+        *_, value = get_args(options[0])
         return Named(value) if _is_model(value) else None
     return None
 

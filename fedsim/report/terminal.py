@@ -112,7 +112,7 @@ def _warnings(federation: Federation) -> list[str]:
     loose = [
         str(client)
         for client, plan in enumerate(federation.plans)
-        if plan.delta >= 1 / plan.examples
+        if plan.delta * plan.examples >= 1
     ]
     if not loose:
         return []

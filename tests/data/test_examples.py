@@ -24,7 +24,6 @@ def test_regression_targets_may_have_columns():
     ("features", "targets", "message"),
     [
         (X, Y[:2], "3 rows of features and 2 targets"),
-        (X[:0], Y[:0], "at least one example"),
         (X[:, 0], Y, "reshape"),
         (X[:, :0], Y, "at least one feature"),
         (X.astype(np.float64), Y, "float32 array, got float64"),
@@ -41,3 +40,9 @@ def test_unfit_arrays_are_refused(features, targets, message):
     with pytest.raises(DataError, match=message) as caught:
         Examples(features, targets)
     assert "\n" not in str(caught.value)
+
+
+def test_a_client_may_have_no_examples():
+    empty = Examples(X, Y).take(np.array([], dtype=np.int64))
+    assert len(empty) == 0
+    assert empty.input_shape == X.shape[1:]

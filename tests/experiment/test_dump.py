@@ -115,6 +115,7 @@ model:
 federation:
   rounds: 4
   clients_per_round: 10
+  deadline: null
   min_participants: 1
   strategy: fedavg
   weighting: uniform
@@ -142,6 +143,7 @@ privacy:
   accountant: pld
   on_exhausted: refuse
   clients: {}
+faults: []
 runtime:
   engine: local
   workers: 1

@@ -1,0 +1,131 @@
+"""What the ledger on disk and the checkpoints add to a run.
+
+    python benchmarks/durability.py [--quick] [--json]
+
+The quickstart's federation (experiments/digits_dp.yaml), one thread, rounds in turns: as `fedsim
+run` does them, without the checkpoints, and with neither ledger nor checkpoints. The difference of
+two such runs is below what a shared machine disturbs, so the ratio is over pairs of rounds that are
+neighbours in time, and beside it stands what the writing alone took. Goal: at most 5 %.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from fedsim.experiment import load_experiment
+from fedsim.federation import assemble
+from fedsim.run_directory import RunDirectory
+from fedsim.server.app import RoundResult, Start, run_round
+from fedsim.server.privacy_book import PrivacyBook
+from fedsim.server.protocol import to_numpy
+from fedsim.server.strategies import FedAvg
+from fedsim.simulation.flower_internals import server_identity
+from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
+
+QUICKSTART = Path(__file__).parent.parent / "experiments" / "digits_dp.yaml"
+GOAL = 0.05
+
+
+class Contender:
+    """A federation that is asked for one round after the other.
+
+    Args:
+        directory: where its run is written; None: nothing is.
+        checkpoints: write one after each round.
+    """
+
+    def __init__(self, directory: Path | None, *, checkpoints: bool) -> None:
+        loaded = load_experiment(QUICKSTART)
+        run = None if directory is None else RunDirectory(directory)
+        if run is not None:
+            run.create(experiment="", environment={})
+        self._federation = assemble(loaded, ledger=None if run is None else run.ledger)
+        self._run = run if checkpoints else None
+        clients = self._federation.num_clients
+        app = self._federation.client_app(in_process=True, ledger=None)
+        self._grid = LocalGrid(app, clients)
+        privacy = loaded.experiment.privacy
+        self._book = None if privacy is None else PrivacyBook(privacy.accountant, privacy.adjacency)
+        self._strategy = FedAvg(
+            settings=loaded.experiment.federation,
+            participation=self._federation.participation,
+            roster={FIRST_NODE + client: client for client in range(clients)},
+            book=self._book,
+        )
+        self._start = Start(self._federation.initial_arrays())
+        self._arrays, self._round = self._start.arrays, 0
+        self.writing = 0.0
+
+    def round(self) -> float:
+        """Run the next round and return its seconds."""
+        self._round += 1
+        started = time.perf_counter()
+        with server_identity(1):
+            result = run_round(
+                self._strategy,
+                self._grid,
+                self._round,
+                self._arrays,
+                self._federation.test_metrics,
+                self._book,
+            )
+        self._keep(result)
+        return time.perf_counter() - started
+
+    def _keep(self, result: RoundResult) -> None:
+        self._arrays = result.arrays
+        if self._run is None:
+            return
+        started = time.perf_counter()
+        self._run.append_round({"round": result.round_number, **result.metrics})
+        self._run.write_checkpoint(result.round_number, to_numpy(result.arrays))
+        self.writing += time.perf_counter() - started
+
+
+def measure(rounds: int, base: Path) -> dict[str, float]:
+    """Return seconds of a round of each contender and the ratios to the one that writes nothing."""
+    contenders = {
+        "nothing on disk": Contender(None, checkpoints=False),
+        "ledger": Contender(base / "ledger", checkpoints=False),
+        "ledger and checkpoint": Contender(base / "both", checkpoints=True),
+    }
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, contender in contenders.items():
+            times[name].append(contender.round())
+    bare = times["nothing on disk"]
+    found = {name: statistics.median(values) for name, values in times.items()}
+    for name in ("ledger", "ledger and checkpoint"):
+        pairs = [one / other for one, other in zip(times[name], bare, strict=True)]
+        found[f"{name}, ratio"] = statistics.median(pairs)
+    found["checkpoint alone"] = contenders["ledger and checkpoint"].writing / rounds
+    return found
+
+
+def main() -> None:
+    """Print the measurement."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it runs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as base:
+        found = measure(4 if options.quick else 60, Path(base))
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return
+    for name, value in found.items():
+        unit = f"{value:6.3f} x" if name.endswith("ratio") else f"{value * 1e3:6.2f} ms"
+        print(f"{name:<32} {unit}")
+    overhead = found["ledger and checkpoint, ratio"] - 1
+    verdict = "met" if overhead <= GOAL else "missed"
+    print(f"overhead {overhead:.1%} of the quickstart's rounds; goal {GOAL:.0%}: {verdict}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""What a client that fails may say of it.
+
+An exception of a model, a loss or a data set may quote examples in its text, and a failure's reason
+travels to the server and into the files of the run. Where a client trains privately, only errors of
+fedsim's own, whose texts name no private value, keep their text.
+"""
+
+import traceback
+from pathlib import Path
+
+from fedsim.accountant.journal import JournalError
+from fedsim.server.protocol import ProtocolError
+
+
+class ClientFailureError(RuntimeError):
+    """A client cannot answer; the message says why and holds nothing private."""
+
+
+_HARMLESS = (ClientFailureError, ProtocolError, JournalError)
+
+
+def without_private_text(error: Exception) -> Exception:
+    """Return the error, or in its place one that says only its type and the line of code.
+
+    Guarantee: the text depends on which line raised, and on nothing else of a foreign exception.
+    """
+    if isinstance(error, _HARMLESS):
+        return error
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return ClientFailureError(
+        f"{type(error).__name__}{where} (the text is withheld, as it may quote examples; "
+        "privacy=null shows it)"
+    )
