@@ -1,0 +1,147 @@
+"""What a person may say about secure aggregation; the rest is computed."""
+
+import hashlib
+import json
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedsim.server.settings import Settings
+
+RUNTIME_KEYS = {"combine_timeout_s", "combine_retries", "on_abort", "helper_key_fingerprints"}
+_ADDITIVE_KEYS = {
+    "aggregators": 2,
+    "helper_key_fingerprints": (),
+    "combine_timeout_s": 60.0,
+    "combine_retries": 2,
+}
+_PLUS_KEYS = {"corrupt_fraction": 0.1, "dropout_fraction": 0.1, "security_bits": 40}
+
+
+class SecureAggregationSettings(Settings):
+    """`secure_aggregation:` in an experiment file; without the section, aggregation is plain."""
+
+    protocol: Literal["additive", "quantized", "secagg", "secagg_plus"] = Field(
+        default="additive",
+        description="additive: shares for two or more aggregators; secagg, secagg_plus: pairwise "
+        "masks for a single server; quantized: the same numbers without cryptography (control)",
+    )
+    aggregators: int = Field(
+        default=2, ge=2, le=16, description="parties that each hold a share, the server among them"
+    )
+    ring_bits: Literal[32, 64] = Field(
+        default=64, description="bits of a ring element; 32 halves the upload and the precision"
+    )
+    frac_bits: int | Literal["auto"] = Field(
+        default="auto",
+        description="binary places kept of every value; auto: as many as fit, at most 32",
+    )
+    value_bound: float = Field(
+        default=8.0, gt=0, description="largest |value| of an uploaded coordinate"
+    )
+    range_policy: Literal["error", "clip"] = Field(
+        default="error",
+        description="what a client does beyond the bound: stay out, or clip and count",
+    )
+    payload: Literal["delta", "parameters"] = Field(
+        default="delta", description="upload the change of the model, or the model"
+    )
+    max_weight: int | Literal["auto"] = Field(
+        default="auto",
+        description="largest weight of a client; auto: 1 when uniform, 100000 by examples",
+    )
+    max_clients: int | Literal["auto"] = Field(
+        default="auto",
+        description="most clients in a sum; auto: the clients of a round",
+    )
+    rounding: Literal["nearest", "stochastic"] = Field(
+        default="nearest",
+        description="nearest-even, or unbiased at twice the error bound",
+    )
+    guard_bits: int = Field(
+        default=8, ge=0, le=32, description="unused top bits, by which mismatched shares are seen"
+    )
+    min_clients: int = Field(
+        default=3, ge=2, description="fewest clients whose sum is opened; helpers enforce it too"
+    )
+    metrics: tuple[str, ...] = Field(
+        default=(),
+        description="sums over a client's examples that are added up inside the protocol",
+    )
+    prg: Literal["aes256_ctr", "chacha20"] = Field(
+        default="aes256_ctr", description="keystream that stretches a seed to a mask"
+    )
+    combine_timeout_s: float = Field(
+        default=60.0, gt=0, description="seconds to wait for a helper's share of the sum"
+    )
+    combine_retries: int = Field(
+        default=2, ge=0, description="how often a silent helper is asked again"
+    )
+    on_abort: Literal["raise", "skip_round"] = Field(
+        default="raise",
+        description="after a round that cannot be opened: fail, or go on with the old model",
+    )
+    helper_key_fingerprints: tuple[str, ...] = Field(
+        default=(),
+        description="SHA-256 of the helpers' public keys, in hex; clients refuse any other key",
+    )
+    threshold: int | Literal["auto"] = Field(
+        default="auto",
+        description="secagg: shares that recover a secret; auto: more than two thirds",
+    )
+    corrupt_fraction: float = Field(
+        default=0.1, ge=0, lt=1, description="secagg_plus: clients that may collude with the server"
+    )
+    dropout_fraction: float = Field(
+        default=0.1, ge=0, lt=1, description="secagg_plus: clients that may drop out of a round"
+    )
+    security_bits: int = Field(
+        default=40, ge=20, le=128, description="secagg_plus: -log2 of the chance that privacy fails"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        """Refuse keys that this protocol would not read, and numbers that cannot hold."""
+        if self.protocol != "additive":
+            self._refuse(_ADDITIVE_KEYS, "protocol: additive")
+        if self.protocol != "secagg_plus":
+            self._refuse(_PLUS_KEYS, "protocol: secagg_plus")
+        if self.protocol != "secagg":
+            self._refuse({"threshold": "auto"}, "protocol: secagg (secagg_plus computes it)")
+        if self.corrupt_fraction + self.dropout_fraction >= 1:
+            raise ValueError(
+                "corrupt_fraction + dropout_fraction must be below 1, got "
+                f"{self.corrupt_fraction} + {self.dropout_fraction}; lower one of them"
+            )
+        for name in ("frac_bits", "max_weight", "max_clients", "threshold"):
+            value = getattr(self, name)
+            least = 0 if name == "frac_bits" else 1
+            if value != "auto" and value < least:
+                raise ValueError(f"{name} must be auto or >= {least}, got {value}; use auto")
+        if self.max_clients != "auto" and self.max_clients < self.min_clients:
+            raise ValueError(
+                f"max_clients is {self.max_clients}, below min_clients {self.min_clients}: no "
+                "round could be opened; raise max_clients or lower min_clients"
+            )
+        pins = len(self.helper_key_fingerprints)
+        if pins not in (0, self.aggregators - 1):
+            raise ValueError(
+                f"helper_key_fingerprints names {pins} keys, but {self.aggregators} aggregators "
+                f"have {self.aggregators - 1} helpers; give one for each, or none"
+            )
+        if len(set(self.metrics)) != len(self.metrics):
+            raise ValueError(f"metrics must differ, got {list(self.metrics)}; remove the repeated")
+        return self
+
+    def _refuse(self, keys: dict[str, object], reader: str) -> None:
+        for name, default in keys.items():
+            if getattr(self, name) != default:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}, but protocol: {self.protocol} does not "
+                    f"read it; remove it, or use {reader}"
+                )
+
+    def digest(self) -> str:
+        """Return the SHA-256 of every key on which the parties of a run must agree."""
+        shared = self.model_dump(mode="json", exclude=RUNTIME_KEYS)
+        return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()
