@@ -205,9 +205,11 @@ class MaskedSum:
 
         Raises:
             TooFewClientsError: fewer than `min_clients` payloads.
+            ThresholdError: a secret has fewer living holders than the threshold.
         """
         self._advance(_MASKED)
         self._check_enough(len(self._masked))
+        self._check_recoverable()
         return {client: self._unmask_request(client) for client in self.clients}
 
     def take_unmask(self, reply: UnmaskReply) -> None:
@@ -274,6 +276,23 @@ class MaskedSum:
                 return alive
             alive -= short
 
+    def _check_recoverable(self) -> None:
+        for owner in sorted(self._masked | self._touched()):
+            have = len(self._masked & set(self.graph.holders(owner)))
+            if have < self.graph.threshold:
+                raise ThresholdError(
+                    "too few clients are left to recover its secret",
+                    have=have,
+                    need=self.graph.threshold,
+                    round_number=self._context.server_round,
+                    client=owner,
+                )
+
+    def _touched(self) -> set[int]:
+        """Return the dead whose masks are in the sum."""
+        dead = set(self._paired) - self._masked
+        return {one for one in dead if self._masked & set(self._paired[one])}
+
     def _mask_request(self, client: int) -> MaskRequest:
         senders = self._paired[client]
         envelopes = []
@@ -292,15 +311,14 @@ class MaskedSum:
 
     def _recover(self) -> _Recovered:
         seed_shares: dict[int, dict[int, bytes]] = {client: {} for client in self._masked}
-        dead = set(self._paired) - self._masked
-        key_shares: dict[int, dict[int, bytes]] = {client: {} for client in dead}
+        touched = self._touched()
+        key_shares: dict[int, dict[int, bytes]] = {client: {} for client in touched}
         for holder, reply in sorted(self._unmasked.items()):
             point = self.graph.point(holder)
             for owner, share in zip(reply.active, reply.seed_shares, strict=True):
                 seed_shares[owner][point] = share
             for owner, share in zip(reply.dead, reply.key_shares, strict=True):
                 key_shares[owner][point] = share
-        touched = {one for one in dead if self._masked & set(self._paired[one])}
         return _Recovered(
             seeds={
                 one: self._secret(one, seed_shares[one], self._own_seed) for one in self._masked

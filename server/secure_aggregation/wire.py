@@ -66,7 +66,10 @@ def from_record(
         )
     arrays = arrays or {}
     expected = _fields(kind)
-    extra = [name for name in (*config, *arrays) if name not in {*expected, "kind", "version"}]
+    in_arrays = {name for name, what in expected.items() if what is np.ndarray}
+    in_config = {*expected, "kind", "version"} - in_arrays
+    extra = [name for name in config if name not in in_config]
+    extra += [name for name in arrays if name not in in_arrays]
     if extra:
         raise WireError(f"{kind.__name__} has unknown fields {extra}")
     values: dict[str, Any] = {}

@@ -1,0 +1,131 @@
+"""A client's upload: nothing leaves for a server that asks for less secrecy than agreed."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsim.clients.secure_upload import SecureUploader
+from fedsim.server.secure_aggregation.encoding import FixedPointEncoder
+from fedsim.server.secure_aggregation.errors import (
+    ContextMismatchError,
+    InvalidWeightError,
+    LayoutMismatchError,
+    NonFiniteUpdateError,
+    PublicKeyError,
+)
+from fedsim.server.secure_aggregation.helper import seed_info
+from fedsim.server.secure_aggregation.hpke import SealingKey, fingerprint
+from fedsim.server.secure_aggregation.layout import TensorLayout
+from fedsim.server.secure_aggregation.messages import RoundOffer, Upload
+from fedsim.server.secure_aggregation.payload import PayloadCodec
+from fedsim.server.secure_aggregation.prg import SeedExpander, derive_key
+from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
+
+REFERENCE = {"w": np.zeros(4, np.float32)}
+UPDATE = {"w": np.array([0.5, -0.25, 0.125, 1.0], np.float32)}
+LAYOUT = TensorLayout.from_arrays(REFERENCE)
+KEY = SealingKey.generate()
+
+
+def uploader(**keys: Any) -> SecureUploader:
+    settings = SecureAggregationSettings(**keys)
+    encoder = FixedPointEncoder.from_settings(settings, clients=10, weighted=True)
+    return SecureUploader(3, settings, PayloadCodec(encoder, LAYOUT))
+
+
+def offer(settings: SecureAggregationSettings, **change: Any) -> RoundOffer:
+    honest = RoundOffer(
+        run_id="run",
+        round_nonce=bytes(16),
+        server_round=1,
+        layout=LAYOUT.digest,
+        params=settings.digest(),
+        model="m",
+        helpers=(1,) if settings.protocol == "additive" else (),
+        helper_keys=(KEY.public,) if settings.protocol == "additive" else (),
+    )
+    return replace(honest, **change)
+
+
+def upload(one: SecureUploader, announced: RoundOffer, **change: Any) -> Upload:
+    keys: dict[str, Any] = {
+        "arrays": UPDATE,
+        "reference": REFERENCE,
+        "model_digest": "m",
+        "weight": 7,
+    }
+    return one.upload(announced, **{**keys, **change})
+
+
+def test_share_and_seed_hold_the_update() -> None:
+    one = uploader()
+    announced = offer(one.settings)
+    sent = upload(one, announced)
+    info = seed_info(announced.context, 3, 1)
+    seed = KEY.open(sent.envelopes[0], info=info)
+    total = sent.share.copy()
+    SeedExpander().add_into(total, [derive_key(seed, info)])
+    back = one.codec.decode(total, clients=1, reference=REFERENCE)
+    np.testing.assert_array_equal(back.arrays["w"], UPDATE["w"])
+    assert back.weight == 7
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"helpers": (), "helper_keys": ()},  # would be an upload in clear
+        {"helpers": (1, 2)},
+        {"helpers": (1, 1), "helper_keys": (KEY.public, KEY.public)},
+        {"params": "other"},
+        {"model": "other"},
+        {"layout": "other"},
+        {"round_nonce": b""},
+    ],
+)
+def test_a_server_that_announces_something_else_gets_nothing(change: dict[str, Any]) -> None:
+    one = uploader()
+    with pytest.raises(ContextMismatchError, match="nothing was uploaded"):
+        upload(one, offer(one.settings, **change))
+
+
+def test_only_the_clients_own_settings_allow_an_upload_in_clear() -> None:
+    one = uploader(protocol="quantized")
+    sent = upload(one, offer(one.settings))
+    back = one.codec.decode(sent.share, clients=1, reference=REFERENCE)
+    np.testing.assert_array_equal(back.arrays["w"], UPDATE["w"])
+    masked = uploader(protocol="secagg")
+    with pytest.raises(ContextMismatchError, match="uploads under masks"):
+        upload(masked, offer(masked.settings))
+
+
+def test_a_key_that_is_not_the_pinned_one_is_refused() -> None:
+    one = uploader(helper_key_fingerprints=(fingerprint(KEY.public),))
+    upload(one, offer(one.settings))
+    with pytest.raises(PublicKeyError, match="may have put in its own"):
+        upload(one, offer(one.settings, helper_keys=(SealingKey.generate().public,)))
+    two = uploader()
+    with pytest.raises(PublicKeyError, match="low order"):
+        upload(two, offer(two.settings, helper_keys=(bytes(32),)))
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"arrays": {"w": np.full(4, np.nan, np.float32)}}, NonFiniteUpdateError),
+        ({"arrays": {"w": np.zeros(1, np.float32)}}, LayoutMismatchError),
+        ({"weight": 0}, InvalidWeightError),
+    ],
+)
+def test_bad_updates_do_not_leave(change: dict[str, Any], error: type[Exception]) -> None:
+    one = uploader()
+    with pytest.raises(error):
+        upload(one, offer(one.settings), **change)
+
+
+def test_the_trained_model_is_not_touched() -> None:
+    one = uploader()
+    before = UPDATE["w"].copy()
+    upload(one, offer(one.settings))
+    np.testing.assert_array_equal(UPDATE["w"], before)
