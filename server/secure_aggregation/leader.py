@@ -15,7 +15,7 @@ import numpy as np
 
 from fedsim.server.secure_aggregation.archive import MemoryArchive, ShareArchive
 from fedsim.server.secure_aggregation.context import RoundContext, set_digest
-from fedsim.server.secure_aggregation.digests import check_tag
+from fedsim.server.secure_aggregation.digests import add_checked
 from fedsim.server.secure_aggregation.encoding import Ring
 from fedsim.server.secure_aggregation.errors import (
     AggregatorUnavailableError,
@@ -118,7 +118,14 @@ class Leader:
             LayoutMismatchError, WireError, ShareMismatchError: malformed or damaged.
         """
         self._check(upload)
-        np.add(self._total, upload.share, out=self._total)
+        add_checked(
+            self._total,
+            upload.share,
+            share_info(self._context, upload.client),
+            upload.tag,
+            what="the upload",
+            client=upload.client,
+        )
         self._envelopes[upload.client] = upload.envelopes
         if self._helpers:
             self._archive.keep(upload.client, upload.share)
@@ -158,7 +165,14 @@ class Leader:
             self._agreed.add(reply.helper)
             return
         self._check_total(reply)
-        np.add(self._total, reply.total, out=self._total)
+        add_checked(
+            self._total,
+            reply.total,
+            total_info(self._context, reply.helper),
+            reply.tag,
+            what=f"the share of helper {reply.helper}",
+            client=None,
+        )
         self._answered.add(reply.helper)
         if self.complete:
             self._archive.clear()
@@ -203,8 +217,6 @@ class Leader:
                 **where,
             )
         _check_vector(upload.share, self._codec, **where)
-        info = share_info(context, client)
-        check_tag(upload.share, info, upload.tag, what="the upload", client=client)
 
     def _check_enough(self) -> None:
         have = len(self._envelopes)
@@ -256,9 +268,6 @@ class Leader:
                 **where,
             )
         _check_vector(reply.total, self._codec, **where)
-        info = total_info(self._context, reply.helper)
-        what = f"the share of helper {reply.helper}"
-        check_tag(reply.total, info, reply.tag, what=what, client=None)
 
 
 def share_info(context: RoundContext, client: int) -> bytes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.server.secure_aggregation.context import RoundContext
-from fedsim.server.secure_aggregation.digests import check_tag
+from fedsim.server.secure_aggregation.digests import add_checked
 from fedsim.server.secure_aggregation.encoding import Ring
 from fedsim.server.secure_aggregation.errors import (
     ContextMismatchError,
@@ -195,9 +195,14 @@ class MaskedSum:
                 round_number=self._context.server_round,
                 client=reply.client,
             )
-        info = masked_info(self._context, reply.client)
-        check_tag(reply.masked, info, reply.tag, what="the masked payload", client=reply.client)
-        np.add(self._total, reply.masked, out=self._total)
+        add_checked(
+            self._total,
+            reply.masked,
+            masked_info(self._context, reply.client),
+            reply.tag,
+            what="the masked payload",
+            client=reply.client,
+        )
         self._masked.add(reply.client)
 
     def unmask_requests(self) -> dict[int, UnmaskRequest]:

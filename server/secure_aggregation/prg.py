@@ -20,7 +20,7 @@ from fedsim.server.secure_aggregation.encoding import Ring
 SEED_BYTES = 32
 Stream = CipherContext | AEADEncryptionContext
 
-_BLOCK_BYTES = 1 << 18  # keystream and vector block stay in the cache
+_BLOCK_BYTES = 1 << 17  # keystream and vector block stay in the cache
 _ZEROS = bytes(_BLOCK_BYTES)
 _STREAMS_AT_ONCE = 64  # cipher states held while a block of the vector is in the cache
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedsim.server.secure_aggregation import digests
-from fedsim.server.secure_aggregation.digests import check_tag, vector_tag
+from fedsim.server.secure_aggregation.digests import add_checked, vector_tag
 from fedsim.server.secure_aggregation.errors import ShareMismatchError
 
 
@@ -20,17 +20,24 @@ def test_every_single_bit_counts() -> None:
 
 
 def test_length_and_context_count() -> None:
-    vector = np.zeros(3, np.uint64)
-    check_tag(vector, b"a", vector_tag(vector, b"a"), what="it", client=None)
-    for other in (vector[:2], np.zeros(4, np.uint64)):
+    vector = np.arange(3, dtype=np.uint64)
+    tag = vector_tag(vector, b"a")
+    total = np.full(3, 9, np.uint64)
+    add_checked(total, vector, b"a", tag, what="it", client=None)
+    assert total.tolist() == [9, 10, 11]
+    for info, other in ((b"b", tag), (b"a", tag[:-1]), (b"a", bytes(16))):
         with pytest.raises(ShareMismatchError, match="client 3: it does not match"):
-            check_tag(other, b"a", vector_tag(vector, b"a"), what="it", client=3)
-    with pytest.raises(ShareMismatchError):
-        check_tag(vector, b"b", vector_tag(vector, b"a"), what="it", client=None)
+            add_checked(total, vector, info, other, what="it", client=3)
+    assert total.tolist() == [9, 10, 11]  # what was not genuine left no trace
+    assert (
+        len({vector_tag(v, b"a") for v in (vector, vector[:2], np.append(vector, vector[:1]))}) == 3
+    )
 
 
-def test_long_vectors_are_tagged_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "_PIECE", 16)
+def test_blocks_and_strides_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     vector = np.arange(7, dtype=np.uint64)
-    swapped = vector[[2, 3, 0, 1, 4, 5, 6]]
-    assert len({vector_tag(v, b"i") for v in (vector, swapped, vector[:6])}) == 3
+    whole = vector_tag(vector, b"i")
+    monkeypatch.setattr(digests, "_BLOCK", 2)
+    assert vector_tag(vector, b"i") == whole
+    assert vector_tag(np.repeat(vector, 2)[::2], b"i") == whole
+    assert vector_tag(vector[[2, 3, 0, 1, 4, 5, 6]], b"i") != whole
