@@ -35,7 +35,7 @@ from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
 
 SEED_PURPOSE = "helper seed"
 TOTAL_PURPOSE = "helper total"
-Plain = str | int | bytes
+Plain = str | int | bytes | list[str]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class HelperState:
         min_clients: the larger of the helper's own and the leader's.
         answered: last answered round, 0 before the first.
         question: digest of the request answered in that round.
+        past: earlier runs; they never come back, because their answers are forgotten.
     """
 
     run_id: str = ""
@@ -55,6 +56,7 @@ class HelperState:
     min_clients: int = 0
     answered: int = 0
     question: str = ""
+    past: tuple[str, ...] = ()
 
     def to_record(self) -> dict[str, Plain]:
         """Return the state as plain values. It holds the private key: keep it where it is."""
@@ -64,6 +66,7 @@ class HelperState:
             "min_clients": self.min_clients,
             "answered": self.answered,
             "question": self.question,
+            "past": list(self.past),
         }
 
     @classmethod
@@ -78,6 +81,7 @@ class HelperState:
         for name, value in fields.items():
             if type(value) is not type(fresh[name]):
                 raise WireError(f"the helper's saved state has {name} = {value!r}; start a new run")
+        fields["past"] = tuple(record["past"])  # pyright: ignore[reportArgumentType]
         return cls(**fields)  # pyright: ignore[reportArgumentType]  # checked one by one above
 
 
@@ -94,22 +98,31 @@ class Helper:
         helper: this helper's number, ≥ 1 (the leader is 0).
         settings: its own settings; the leader can raise `min_clients` and change nothing else.
         state: what it remembers; None before the first hello.
+        private_key: 32 bytes of a lasting key, whose fingerprint clients can pin; None for a new
+            key in every run.
     """
 
     def __init__(
-        self, *, helper: int, settings: SecureAggregationSettings, state: HelperState | None = None
+        self,
+        *,
+        helper: int,
+        settings: SecureAggregationSettings,
+        state: HelperState | None = None,
+        private_key: bytes | None = None,
     ) -> None:
         self.helper = helper
         self.state = state or HelperState()
         self._settings = settings
+        self._private_key = private_key
         self._sharing = AdditiveSharing(SeedExpander(settings.prg))
 
     def hello(self, hello: Hello) -> HelloReply:
         """Begin a run, or return the key of the run that has begun.
 
-        A new run has a new key, so nothing sealed for an earlier run opens any more.
+        An earlier run is over for good: its envelopes open no more, even under a lasting key.
 
         Raises:
+            ReplayError: a run that is over.
             ContextMismatchError: the leader's parameters are not the helper's own.
         """
         if hello.params != self._settings.digest():
@@ -117,11 +130,17 @@ class Helper:
                 f"helper {self.helper} has parameters {self._settings.digest()[:12]}, the leader "
                 f"{hello.params[:12]}; give both the same secure_aggregation section"
             )
+        if not hello.run_id or hello.run_id in self.state.past:
+            raise ReplayError(
+                f"run {hello.run_id!r} of helper {self.helper} is over; start a run of another name"
+            )
         if hello.run_id != self.state.run_id:
+            over = (self.state.run_id,) if self.state.run_id else ()
             self.state = HelperState(
                 run_id=hello.run_id,
-                private_key=SealingKey.generate().to_bytes(),
+                private_key=self._private_key or SealingKey.generate().to_bytes(),
                 min_clients=max(hello.min_clients, self._settings.min_clients),
+                past=(*self.state.past, *over),
             )
         key = SealingKey.from_bytes(self.state.private_key)
         return HelloReply(run_id=hello.run_id, helper=self.helper, public_key=key.public)

@@ -6,7 +6,13 @@ from typing import Self
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+
+try:
+    from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+except ImportError as error:
+    raise ImportError(
+        "secure aggregation needs HPKE, which this cryptography lacks: pip install -U flwr"
+    ) from error
 
 from fedsim.server.secure_aggregation.errors import EnvelopeError, PublicKeyError
 

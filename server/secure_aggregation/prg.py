@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import AEADEncryptionContext, Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import AES, ChaCha20
-from cryptography.hazmat.primitives.ciphers.modes import CTR
+from cryptography.hazmat.primitives.ciphers.modes import GCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -38,8 +38,10 @@ def derive_key(seed: bytes, info: bytes) -> bytes:
 class SeedExpander:
     """Stretches 32-byte keys to vectors of any length and adds them up in place.
 
-    Guarantee: the mask of a key is its cipher's keystream from counter 0, read as little-endian
-    ring elements. A key must have one use only; `derive_key` with a unique `info` gives such keys.
+    Guarantee: the mask of a key is its cipher's keystream, read as little-endian ring elements:
+    AES-256-CTR from counter block 2, as GCM encrypts under a zero nonce; or ChaCha20 from counter
+    0.
+    A key must have one use only; `derive_key` with a unique `info` gives such keys.
 
     Args:
         algorithm: "aes256_ctr" (fast with AES instructions) or "chacha20".
@@ -69,7 +71,9 @@ class SeedExpander:
         if len(key) != SEED_BYTES:
             raise ValueError(f"a key must have {SEED_BYTES} bytes, got {len(key)}")
         if self.algorithm == "aes256_ctr":
-            return Cipher(AES(key), CTR(bytes(16))).encryptor()
+            # The counter mode inside GCM: OpenSSL has wider instructions for it than for plain CTR,
+            # and computes it more than twice as fast where the processor has them.
+            return Cipher(AES(key), GCM(bytes(12))).encryptor()
         return Cipher(ChaCha20(key, bytes(16)), None).encryptor()
 
 
@@ -82,6 +86,7 @@ def _add(vector: Ring, streams: Sequence[Stream], *, subtract: bool) -> None:
     zeros = memoryview(_ZEROS)
     for start in range(0, len(vector), step):
         block = vector[start : start + step]
+        nothing, mask = zeros[: len(block) * width], keystream[: len(block)]
         for stream in streams:
-            stream.update_into(zeros[: len(block) * width], buffer)
-            combine(block, keystream[: len(block)], out=block)
+            stream.update_into(nothing, buffer)
+            combine(block, mask, out=block)

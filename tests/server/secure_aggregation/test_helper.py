@@ -50,7 +50,7 @@ def test_the_answer_survives_a_restart(federation: Any) -> None:
     request = request_of(scene, range(6))
     first = scene.helpers[1].combine(request)
     record = scene.helpers[1].state.to_record()
-    assert {type(value) for value in record.values()} <= {str, int, bytes}
+    assert {type(value) for value in record.values()} <= {str, int, bytes, list}
     revived = Helper(helper=1, settings=scene.settings, state=HelperState.from_record(record))
     np.testing.assert_array_equal(revived.combine(request).total, first.total)
     with pytest.raises(AlreadyAnsweredError):
@@ -132,11 +132,33 @@ def test_a_new_run_has_a_new_key_and_other_settings_are_refused(federation: Any)
     key = scene.keys[1]
     assert scene.hello(helper) == key
     assert scene.hello(helper, run_id="second") != key
-    assert scene.hello(helper) != key  # nothing sealed for the first run opens again
-    assert helper.combine(request).rejected == request.clients
+    with pytest.raises(ReplayError):
+        helper.combine(request)
+    assert helper.combine(replace(request, run_id="second")).rejected == request.clients
+    for over in ("run", ""):
+        with pytest.raises(ReplayError, match="is over"):
+            scene.hello(helper, run_id=over)
     other = SecureAggregationSettings(value_bound=1.0).digest()
     with pytest.raises(ContextMismatchError, match="give both the same"):
         helper.hello(Hello(run_id="run", params=other, min_clients=2))
+
+
+def test_a_lasting_key_does_not_bring_back_the_answers_of_a_run(federation: Any) -> None:
+    """Its fingerprint can be pinned; forgetting and asking again must not give a second sum."""
+    scene = federation()
+    helper = Helper(helper=1, settings=scene.settings, private_key=bytes(range(32)))
+    scene.helpers, scene.keys = {1: helper}, {1: scene.hello(helper)}
+    request = request_of(scene, range(6))
+    helper.combine(request)
+    fewer = replace(request, clients=request.clients[1:], envelopes=request.envelopes[1:])
+    assert scene.hello(helper, run_id="second") == scene.keys[1]
+    with pytest.raises(ReplayError, match="is over"):
+        scene.hello(helper)
+    assert helper.combine(replace(fewer, run_id="second")).rejected == fewer.clients
+    state = HelperState.from_record(helper.state.to_record())
+    revived = Helper(helper=1, settings=scene.settings, state=state, private_key=bytes(range(32)))
+    with pytest.raises(ReplayError, match="is over"):
+        scene.hello(revived)
 
 
 class HelperUnderAttack(RuleBasedStateMachine):

@@ -18,19 +18,28 @@ def stream(algorithm: Any, key: bytes, count: int) -> bytes:
 
 
 def test_aes256_of_sp_800_38a() -> None:
-    """Appendix F.1.5 gives AES-256 of single blocks; CTR from zero encrypts the counter."""
+    """Appendix F.1.5 gives AES-256 of single blocks; counter mode encrypts 2, 3, 4 and so on."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
     key = bytes.fromhex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4")
     block = bytes.fromhex("6bc1bee22e409f96e93d7e117393172a")
     ecb = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     assert ecb.update(block).hex() == "f3eed1bdb5d2a03c064b5a7e3db181f8"
-    counters = b"".join(i.to_bytes(16, "big") for i in range(64))
+    counters = b"".join(i.to_bytes(16, "big") for i in range(2, 66))
     assert stream("aes256_ctr", key, 128) == ecb.update(counters)
 
 
-def test_aes256_of_a_zero_key() -> None:
-    assert stream("aes256_ctr", bytes(32), 2).hex() == "dc95c078a2408989ad48a21492842087"
+def test_aes256_of_the_gcm_specification() -> None:
+    """Test case 14: zero key, zero nonce, one zero block."""
+    assert stream("aes256_ctr", bytes(32), 2).hex() == "cea7403d4d606b6e074ec5d3baf39d18"
+
+
+def test_it_is_counter_mode_over_many_blocks() -> None:
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    key, start = bytes(range(32)), (2).to_bytes(16, "big")
+    counter = Cipher(algorithms.AES(key), modes.CTR(start)).encryptor()
+    assert stream("aes256_ctr", key, 1 << 17) == counter.update(bytes(8 << 17))
 
 
 def test_chacha20_of_rfc_8439() -> None:

@@ -1,0 +1,302 @@
+"""What secure aggregation costs: each party, beside plain averaging, beside Flower's SecAgg+.
+
+    python benchmarks/secure_aggregation.py [--quick] [--json]
+
+One process, one thread, contenders interleaved. Freed memory is kept in the process for all alike,
+as fedsim's engines do. Times are processor time: nobody waits, and a shared machine's other work
+does not count. Messages are passed as objects; transport is not measured.
+"""
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from flower_secagg import flower_round
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
+from interleaved import Timing, measure, print_ratios
+
+from fedsim.clients.masked_upload import MaskedUpload
+from fedsim.clients.secure_upload import SecureUploader
+from fedsim.server.aggregation import OrderedMean
+from fedsim.server.secure_aggregation.context import RoundContext
+from fedsim.server.secure_aggregation.encoding import FixedPointEncoder
+from fedsim.server.secure_aggregation.helper import Helper
+from fedsim.server.secure_aggregation.layout import TensorLayout
+from fedsim.server.secure_aggregation.leader import Leader
+from fedsim.server.secure_aggregation.masked_sum import MaskedSum
+from fedsim.server.secure_aggregation.messages import CombineRequest, Hello, Upload
+from fedsim.server.secure_aggregation.payload import Aggregate, PayloadCodec
+from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
+from fedsim.simulation.memory import keep_freed_memory
+
+MODEL = "model"
+WEIGHT = 50
+
+
+@dataclass
+class Row:
+    """One measured number against its goal."""
+
+    what: str
+    value: float
+    unit: str
+    goal: float
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool:
+        """Whether the goal is met."""
+        return self.value >= self.goal if self.at_least else self.value <= self.goal
+
+    def show(self) -> None:
+        """Print the row."""
+        sign = ">=" if self.at_least else "<="
+        verdict = "met" if self.met else "MISSED"
+        goal = f"goal {sign} {self.goal:g}"
+        print(f"  {self.what:<50} {self.value:9.2f} {self.unit:<3} {goal} {verdict}")
+
+
+class Bench:
+    """A model of `size` float32 parameters and `clients` updates of it."""
+
+    def __init__(self, *, size: int, clients: int, **keys: object) -> None:
+        self.settings = SecureAggregationSettings.model_validate(keys)
+        draw = np.random.default_rng(0)
+        self.reference = {"w": draw.normal(scale=0.05, size=size).astype(np.float32)}
+        self.updates = [
+            {"w": self.reference["w"] + draw.normal(scale=0.01, size=size).astype(np.float32)}
+            for _ in range(clients)
+        ]
+        self.clients = clients
+        self.layout = TensorLayout.from_arrays(self.reference)
+        encoder = FixedPointEncoder.from_settings(self.settings, clients=clients, weighted=True)
+        self.codec = PayloadCodec(encoder, self.layout)
+
+    def update(self, client: int) -> dict[str, np.ndarray]:
+        """Return the update of a client."""
+        return self.updates[client]
+
+    def context(self, server_round: int = 1) -> RoundContext:
+        """Return a round with a fresh nonce."""
+        return RoundContext(
+            run_id="bench",
+            round_nonce=os.urandom(16),
+            server_round=server_round,
+            layout=self.layout.digest,
+            params=self.settings.digest(),
+            model=MODEL,
+        )
+
+    def uploader(self, client: int) -> SecureUploader:
+        """Return the client side."""
+        return SecureUploader(client, self.settings, self.codec)
+
+
+class AdditiveBench(Bench):
+    """One leader, one helper and all uploads of a round, ready to be added up again and again."""
+
+    def __init__(self, *, size: int, clients: int) -> None:
+        super().__init__(size=size, clients=clients)
+        self.helper = Helper(helper=1, settings=self.settings)
+        hello = Hello(run_id="bench", params=self.settings.digest(), min_clients=2)
+        self.keys = {1: self.helper.hello(hello).public_key}
+        self._context = self.context()
+        self.offer = self.leader().offer(self.keys)
+        self.uploads = [self.upload(client) for client in range(clients)]
+
+    def leader(self) -> Leader:
+        """Return a leader that has seen nothing."""
+        return Leader(
+            codec=self.codec,
+            context=self._context,
+            helpers=[1],
+            clients=range(self.clients),
+            min_clients=2,
+        )
+
+    def upload(self, client: int = 0) -> Upload:
+        """Encode, share, seal and tag one update."""
+        return self.uploader(client).upload(
+            self.offer,
+            arrays=self.update(client),
+            reference=self.reference,
+            model_digest=MODEL,
+            weight=WEIGHT,
+        )
+
+    def add_all(self) -> Leader:
+        """Add all uploads."""
+        leader = self.leader()
+        for upload in self.uploads:
+            leader.add(upload)
+        return leader
+
+    def request(self) -> CombineRequest:
+        """Return what the helper is asked."""
+        return self.add_all().requests()[1]
+
+    def aggregate(self) -> Aggregate:
+        """Run leader and helper one after the other; the question is the same each time."""
+        leader = self.add_all()
+        for request in leader.requests().values():
+            leader.take(self.helper.combine(request))
+        return leader.open(reference=self.reference)
+
+    def ordered_mean(self) -> object:
+        """Plain averaging as fedsim does it."""
+        mean = OrderedMean(range(self.clients), self.reference)
+        for client in range(self.clients):
+            mean.add(client, self.update(client), float(WEIGHT))
+        return mean.result()
+
+    def flower_records(self) -> list[RecordDict]:
+        """Return the updates as Flower's replies."""
+        return [
+            RecordDict(
+                {
+                    "arrays": ArrayRecord({"w": Array(update["w"])}),
+                    "metrics": MetricRecord({"num-examples": WEIGHT}),
+                }
+            )
+            for update in self.updates
+        ]
+
+
+def parties(*, size: int, repetitions: int) -> list[Row]:
+    """Cost of one client's update for each party."""
+    bench = AdditiveBench(size=size, clients=8)
+    request = bench.request()
+    timings = measure(
+        {
+            "client: encode, share, seal, tag": bench.upload,
+            "leader: 8 x check and add": bench.add_all,
+            "helper: 8 x open and expand": lambda: bench.helper.combine(request),
+            "encode alone": lambda: bench.codec.encode(
+                bench.update(0), reference=bench.reference, weight=WEIGHT
+            ),
+        },
+        repetitions=repetitions,
+        clock=time.process_time,
+    )
+    for name, timing in timings.items():
+        print(f"  {name:<58} {timing.median:9.3f} ms (median) {timing.best:9.3f} ms (best)")
+    client, leader, helper, _ = timings.values()
+    return [
+        Row("client, one update", client.median, "ms", 10.0),
+        Row("leader, each client", leader.median / 8, "ms", 3.0),
+        Row("helper, each client", helper.median / 8, "ms", 4.0),
+    ]
+
+
+def against_plain(*, size: int, clients: int, repetitions: int) -> list[Row]:
+    """Additive aggregation of many clients beside plain averaging."""
+    bench = AdditiveBench(size=size, clients=clients)
+    records = bench.flower_records()
+    contenders: dict[str, Callable[[], object]] = {
+        "fedsim OrderedMean": bench.ordered_mean,
+        "Flower FedAvg": lambda: aggregate_arrayrecords(records, "num-examples"),
+        "additive, leader + helper": bench.aggregate,
+    }
+    timings = measure(contenders, repetitions=repetitions, calls=1, clock=time.process_time)
+    print_ratios(f"  {clients} clients x {size:,} parameters", timings, baseline="Flower FedAvg")
+    secure = timings["additive, leader + helper"]
+    return [
+        Row(f"additive over {name}", _ratio(secure, timings[name]), "x", 3.0)
+        for name in ("fedsim OrderedMean", "Flower FedAvg")
+    ]
+
+
+def _ratio(one: Timing, other: Timing) -> float:
+    return one.median / other.median
+
+
+def masked_round(protocol: str, *, clients: int, size: int, drops: int) -> float:
+    """Return the seconds of a round of all parties; the first `drops` are lost before masking."""
+    bench = Bench(size=size, clients=clients, protocol=protocol)
+    server = MaskedSum(
+        codec=bench.codec,
+        context=bench.context(),
+        settings=bench.settings,
+        clients=range(clients),
+    )
+    parties = [MaskedUpload(client=number, settings=bench.settings) for number in range(clients)]
+    start = time.process_time()
+    offer = server.offer()
+    for number, party in enumerate(parties):
+        payload = bench.uploader(number).payload(
+            offer,
+            arrays=bench.update(number),
+            reference=bench.reference,
+            model_digest=MODEL,
+            weight=WEIGHT,
+        )
+        server.take_keys(party.begin(offer, payload))
+    for number, roster in server.rosters().items():
+        server.take_shares(parties[number].share(roster))
+    for number, request in server.mask_requests().items():
+        if number >= drops:
+            server.take_masked(parties[number].mask(request))
+    for number, unmask in server.unmask_requests().items():
+        server.take_unmask(parties[number].unmask(unmask))
+    server.open(reference=bench.reference)
+    return time.process_time() - start
+
+
+def against_flower(*, clients: int, size: int, drops: int, sampled: int) -> list[Row]:
+    """Single-server protocols beside Flower's."""
+    threshold = 2 * clients // 3 + 1
+    flower = flower_round(
+        clients=clients, threshold=threshold, size=size, drops=drops, sampled=sampled
+    )
+    seconds = {
+        protocol: min(
+            masked_round(protocol, clients=clients, size=size, drops=drops) for _ in range(2)
+        )
+        for protocol in ("secagg", "secagg_plus")
+    }
+    print(
+        f"  Flower SecAgg+ (not secure)  {flower.scaled:9.2f} s, scaled up from "
+        f"{flower.measured:.2f} s: {flower.sampled} of {clients} clients"
+    )
+    for protocol, value in seconds.items():
+        print(f"  fedsim {protocol:<21} {value:9.2f} s, every party, {drops} drops")
+    return [
+        Row(f"secagg, {clients} clients x {size:,}", seconds["secagg"], "s", 5.0),
+        Row("Flower over fedsim secagg", flower.scaled / seconds["secagg"], "x", 50.0, True),
+    ]
+
+
+def main() -> None:
+    """Measure every case."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small sizes, for a smoke test")
+    parser.add_argument("--json", action="store_true", help="a last line for programs")
+    arguments = parser.parse_args()
+    keep_freed_memory()
+    quick = arguments.quick
+    print(f"{platform.processor() or platform.machine()}, numpy {np.__version__}, one thread")
+    size = 10_000 if quick else 1_000_000
+    print(f"\n(a) one update of {size:,} parameters")
+    rows = parties(size=size, repetitions=2 if quick else 15)
+    print("\n(b) additive sharing beside plain averaging")
+    rows += against_plain(size=size, clients=8 if quick else 100, repetitions=2 if quick else 5)
+    print("\n(c) single-server masking beside Flower's")
+    clients, drops = (9, 1) if quick else (100, 10)
+    rows += against_flower(
+        clients=clients, size=100 if quick else 10_000, drops=drops, sampled=1 if quick else 2
+    )
+    print("\ngoals")
+    for row in rows:
+        row.show()
+    if arguments.json:
+        print(json.dumps({"rows": [{**vars(row), "met": row.met} for row in rows]}))
+
+
+if __name__ == "__main__":
+    main()
