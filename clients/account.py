@@ -53,8 +53,8 @@ class PrivacyAccount:
         away by an engine after an error, catches up with it.
         """
         account = cls._from_state(state, client)
-        history = journal.history(client) if journal is not None else ()
-        for charge in history[account.rounds :]:
+        missed = () if journal is None else journal.history(client, after=account.rounds)
+        for charge in missed:
             account = account._after(charge)
         return account
 
@@ -95,16 +95,35 @@ class PrivacyAccount:
             ChargeRefusedError: the round was answered for another model, lies in the past, or
                 would exceed the steps that the budget was planned for.
         """
+        charge = self.propose(plan, round_number=round_number, request=request, steps=steps)
+        if charge is None:
+            return self
+        if journal is not None:
+            journal.append(charge)
+        return self.commit(charge, state)
+
+    def propose(
+        self, plan: PrivacyPlan, *, round_number: int, request: str, steps: int
+    ) -> Charge | None:
+        """Return what `charge` would write, None where the request was charged for before.
+
+        Nothing is charged yet: whoever releases anything must first write it to the journal and
+        then `commit` it. That way the charges of many clients can reach the disk together.
+
+        Raises:
+            ChargeRefusedError: as `charge`.
+        """
         again = round_number == self.last_round and request == self.last_request
         if again and not plan.secure_noise:
-            return self
+            return None
         self._check(plan, round_number, steps)
         spent = PrivacyLedger()
         for event, count in plan.step.charges(self.rounds * steps, steps):
             spent.record(event, count)
-        charge = Charge(self.client, round_number, request, spent, self.head)
-        if journal is not None:
-            journal.append(charge)
+        return Charge(self.client, round_number, request, spent, self.head)
+
+    def commit(self, charge: Charge, state: RecordDict) -> Self:
+        """Return the account after a charge that the journal has, written to the state."""
         account = self._after(charge)
         account.save(state)
         return account

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsim.accountant.journal import Journal
 from fedsim.clients.account import PrivacyAccount
@@ -15,13 +15,13 @@ from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLos
 from fedsim.clients.plan import PrivacyPlan
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training import StreamKey, train_plain, train_private
+from fedsim.clients.workbench import Workbench
 from fedsim.server.protocol import (
     PARTITION,
     ROLL_CALL,
     PrivacyStatement,
     TrainReply,
     TrainRequest,
-    digest,
     roll_call_reply,
 )
 
@@ -30,21 +30,26 @@ from fedsim.server.protocol import (
 class ClientTask:
     """Everything a client needs to train: its data, the model to fill, its settings.
 
-    `model` is scratch space: its values are overwritten by every request, so clients of one process
-    may share it. `privacy` None means training without differential privacy; with it, `gradients`
-    computes the per-example gradients of `model` under `loss`.
+    `bench` holds the model that clients of one process share and fill anew for each request.
+    `privacy` None means training without differential privacy; with it, `gradients` computes the
+    per-example gradients of that model under `loss`.
     """
 
     client: int
     seed: int
     features: Tensor
     targets: Tensor
-    model: nn.Module
+    bench: Workbench
     loss: PerExampleLoss
     gradients: PerExampleGradients | None
     local: LocalSettings
     privacy: PrivacyPlan | None
     journal: Journal | None
+
+    @property
+    def examples(self) -> int:
+        """The number of examples that the client says it has."""
+        return self.privacy.examples if self.privacy else len(self.features)
 
 
 def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
@@ -57,12 +62,12 @@ def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
 
     @app.query(ROLL_CALL)
     def roll_call(message: Message, context: Context) -> Message:
-        return roll_call_reply(_partition(context), message)
+        return roll_call_reply(partition_of(context), message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        with _one_thread():
-            return answer(task_of(_partition(context)), message, context)
+        with one_thread():
+            return answer(task_of(partition_of(context)), message, context)
 
     return app
 
@@ -75,27 +80,35 @@ def answer(task: ClientTask, message: Message, context: Context) -> Message:
     """
     request = TrainRequest.from_message(message)
     statement = _charge(task, request, context)
-    task.model.load_state_dict(request.arrays.to_torch_state_dict())
+    return trained_reply(task, request, statement).to_message(message)
+
+
+def trained_reply(
+    task: ClientTask, request: TrainRequest, statement: PrivacyStatement | None
+) -> TrainReply:
+    """Train a client alone, after its charge, and return its answer."""
+    task.bench.load(request.arrays)
+    task.bench.restart()
     key = StreamKey(task.seed, task.client, request.round_number)
     data = (task.features, task.targets, task.local)
-    if task.privacy is None:
-        train_plain(task.model, task.loss, *data, key)
+    if task.privacy is None or statement is None:
+        train_plain(task.bench.model, task.loss, *data, key)
     else:
         train_private(
             _gradients(task),
             *data,
             task.privacy.step,
             key,
-            first_step=_steps_before(task, statement),
+            steps=charged_steps(task, statement),
             secure=task.privacy.secure_noise,
         )
-    examples = task.privacy.examples if task.privacy else len(task.features)
-    return TrainReply(_upload(task, request), examples, statement).to_message(message)
+    arrays = task.bench.upload(request.arrays, private=task.privacy is not None)
+    return TrainReply(arrays, task.examples, statement)
 
 
-def _steps_before(task: ClientTask, statement: PrivacyStatement | None) -> int:
-    """Return how many steps the client was charged for before this round, which is charged now."""
-    return 0 if statement is None else (statement.rounds - 1) * task.local.steps
+def charged_steps(task: ClientTask, statement: PrivacyStatement) -> range:
+    """Return the numbers of the steps of this round, which is charged, over the client's life."""
+    return range((statement.rounds - 1) * task.local.steps, statement.rounds * task.local.steps)
 
 
 def _gradients(task: ClientTask) -> PerExampleGradients:
@@ -111,7 +124,7 @@ def _charge(task: ClientTask, request: TrainRequest, context: Context) -> Privac
     account = account.charge(
         task.privacy,
         round_number=request.round_number,
-        request=digest(request.arrays),
+        request=task.bench.load(request.arrays),
         steps=task.local.steps,
         state=context.state,
         journal=task.journal,
@@ -119,33 +132,8 @@ def _charge(task: ClientTask, request: TrainRequest, context: Context) -> Privac
     return account.statement(task.privacy)
 
 
-def _upload(task: ClientTask, request: TrainRequest) -> ArrayRecord:
-    """Return the trained arrays; under privacy only what noisy gradients have touched."""
-    state = {name: value.detach().cpu() for name, value in task.model.state_dict().items()}
-    trained = ArrayRecord(state)
-    if task.privacy is None:
-        return trained
-    trainable = {name for name, value in task.model.named_parameters() if value.requires_grad}
-    aliases = _aliases(task.model, trainable)
-    return ArrayRecord(
-        {
-            name: trained[name] if name in aliases else array
-            for name, array in request.arrays.items()
-        }
-    )
-
-
-def _aliases(model: nn.Module, names: set[str]) -> set[str]:
-    """Return all names in the state of the named parameters, tied ones included."""
-    storages = {id(value) for name, value in model.named_parameters() if name in names}
-    return {
-        name
-        for name, value in model.named_parameters(remove_duplicate=False)
-        if id(value) in storages
-    }
-
-
-def _partition(context: Context) -> int:
+def partition_of(context: Context) -> int:
+    """Return the client that a node holds."""
     partition = context.node_config.get(PARTITION)
     if not isinstance(partition, int):
         raise ValueError(
@@ -155,7 +143,7 @@ def _partition(context: Context) -> int:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Train on one thread: the order of float32 sums must not depend on the machine's cores."""
     threads = torch.get_num_threads()
     if threads == 1:

@@ -18,8 +18,10 @@ from fedsim.clients.app import ClientTask, make_client_app
 from fedsim.clients.dp_sgd.backend import gradients_for
 from fedsim.clients.dp_sgd.isolation import check_isolation
 from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
+from fedsim.clients.many import ManyClientsApp
 from fedsim.clients.plan import PrivacyPlan, plan_privacy
 from fedsim.clients.safety import check_private_model
+from fedsim.clients.workbench import Workbench
 from fedsim.data import Examples, FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.models.build import build_model
@@ -32,6 +34,7 @@ from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import PrivacyStatement
 from fedsim.simulation.device import choose_device
 
+_CHARGED_TOGETHER = 64
 _TRIED = 3  # test examples on which the model is tried before anything is spent
 
 
@@ -47,6 +50,7 @@ class Federation:
     base: Path
     data: FederatedData
     model: nn.Module
+    bench: Workbench
     loss: PerExampleLoss
     gradients: PerExampleGradients | None
     task: Task
@@ -72,7 +76,7 @@ class Federation:
             seed=self.experiment.seed,
             features=torch.from_numpy(examples.features).to(self.device),
             targets=torch.from_numpy(examples.targets).to(self.device),
-            model=self.model,
+            bench=self.bench,
             loss=self.loss,
             gradients=self.gradients,
             local=self.experiment.local,
@@ -112,7 +116,7 @@ class Federation:
     def client_app(self, *, in_process: bool, ledger: Path | None) -> ClientApp:
         """Return the clients: sharing this object, or rebuilt from the experiment elsewhere."""
         if in_process:
-            return make_client_app(self.client_task)
+            return ManyClientsApp(self.client_task, group_size=_CHARGED_TOGETHER)
         return make_client_app(TaskSource(self.experiment.model_dump_json(), self.base, ledger))
 
 
@@ -177,6 +181,7 @@ def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
         base=loaded.base,
         data=data,
         model=model,
+        bench=Workbench(model, parameters=None if gradients is None else gradients.parameters),
         loss=loss,
         gradients=gradients,
         task=task,

@@ -137,7 +137,7 @@ def _fill32(keystream: Keystream, values: np.ndarray, standard_deviation: float)
     """Fill `values` (n,) with normals in float32, in parts that stay in the processor's cache."""
     for start in range(0, len(values), _TOGETHER):
         part = values[start : start + _TOGETHER]
-        _box_muller32(_words32([keystream], len(part)), part[None], np.float64(standard_deviation))
+        _box_muller32(_words32([keystream], len(part)), part[None], np.array(standard_deviation))
 
 
 def _words32(keystreams: Sequence[Keystream], count: int) -> np.ndarray:

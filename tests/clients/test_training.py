@@ -55,7 +55,16 @@ def private_training(
 ) -> None:
     x, y = data()
     gradients = VmapGradients(model, loss)
-    train_private(gradients, x, y, settings, step, key, first_step=first_step, secure=secure)
+    train_private(
+        gradients,
+        x,
+        y,
+        settings,
+        step,
+        key,
+        steps=range(first_step, first_step + settings.steps),
+        secure=secure,
+    )
 
 
 OPTIMIZERS = {

@@ -1,0 +1,147 @@
+"""Many clients of one process answer together: one wait for the disk, and cohorts where they pay.
+
+A group of requests is charged first, all in one append to the ledger; then the clients train, in
+cohorts or one after the other, and their replies are handed over one at a time. Whether clients
+trained together changes no bit of any answer (`cohort_plan` sees to that).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedsim.accountant.journal import Charge
+from fedsim.clients.account import PrivacyAccount
+from fedsim.clients.app import (
+    ClientTask,
+    make_client_app,
+    one_thread,
+    partition_of,
+    trained_reply,
+)
+from fedsim.server.protocol import PrivacyStatement, TrainRequest
+
+Request = tuple[Message, Context]
+
+
+@runtime_checkable
+class ManyAnswers(Protocol):
+    """An app that can answer a group of train requests at once."""
+
+    @property
+    def group_size(self) -> int:
+        """The most requests in one group."""
+        ...
+
+    def answer_many(self, requests: Sequence[Request]) -> Iterator[Message | Exception]:
+        """Yield the answer to each request, in their order, or what a client raised instead.
+
+        Guarantee: each answer is the one that the client gives alone.
+        """
+        ...
+
+
+@dataclass
+class Turn:
+    """One client's turn in a round: its task and request, and what it is charged."""
+
+    task: ClientTask
+    request: TrainRequest
+    message: Message
+    context: Context
+    account: PrivacyAccount | None = None
+    charge: Charge | None = None
+
+    @property
+    def statement(self) -> PrivacyStatement | None:
+        """What the client says of its account; None without privacy."""
+        if self.account is None or self.task.privacy is None:
+            return None
+        return self.account.statement(self.task.privacy)
+
+
+class ManyClientsApp(ClientApp):
+    """The clients of one process as a ClientApp that can also answer many requests at once.
+
+    Args:
+        task_of: gives the task of a client by its number.
+        group_size: clients that are charged together.
+    """
+
+    def __init__(self, task_of: Callable[[int], ClientTask], *, group_size: int) -> None:
+        super().__init__()
+        self._task_of = task_of
+        self._alone = make_client_app(task_of)
+        self._group_size = group_size
+
+    @property
+    def group_size(self) -> int:
+        """The most requests in one group."""
+        return self._group_size
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer one request."""
+        return self._alone(message, context)
+
+    def answer_many(self, requests: Sequence[Request]) -> Iterator[Message | Exception]:
+        """Yield the answer to each request, in their order, or what a client raised instead.
+
+        Guarantee: every charge of the group is durable before the first of its clients trains; each
+        answer is the one that the client gives alone.
+        """
+        with one_thread():
+            turns = [self._turn(*request) for request in requests]
+            turns = _charged(turns)
+            for turn in turns:
+                yield turn if isinstance(turn, Exception) else _answer(turn)
+
+    def _turn(self, message: Message, context: Context) -> Turn | Exception:
+        try:
+            task = self._task_of(partition_of(context))
+            turn = Turn(task, TrainRequest.from_message(message), message, context)
+            _propose(turn)
+        except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
+            return error
+        return turn
+
+
+def _propose(turn: Turn) -> None:
+    """Ask a client's account what the round would cost; nothing is charged yet."""
+    task, request = turn.task, turn.request
+    if task.privacy is None:
+        return
+    turn.account = PrivacyAccount.restore(
+        turn.context.state, client=task.client, journal=task.journal
+    )
+    turn.charge = turn.account.propose(
+        task.privacy,
+        round_number=request.round_number,
+        request=task.bench.load(request.arrays),
+        steps=task.local.steps,
+    )
+
+
+def _charged(turns: list[Turn | Exception]) -> list[Turn | Exception]:
+    """Charge the turns, all in one write; where that fails, nobody trains."""
+    pending = [turn for turn in turns if isinstance(turn, Turn) and turn.charge is not None]
+    if not pending:
+        return turns
+    journal = pending[0].task.journal
+    try:
+        if journal is not None:
+            journal.append_all([turn.charge for turn in pending if turn.charge is not None])
+    except Exception as error:  # noqa: BLE001  no charge, no training
+        return [error if isinstance(turn, Turn) and turn.charge else turn for turn in turns]
+    for turn in pending:
+        if turn.account is not None and turn.charge is not None:
+            turn.account = turn.account.commit(turn.charge, turn.context.state)
+    return turns
+
+
+def _answer(turn: Turn) -> Message | Exception:
+    try:
+        return trained_reply(turn.task, turn.request, turn.statement).to_message(turn.message)
+    except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
+        return error
