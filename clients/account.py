@@ -11,7 +11,6 @@ charged for, and the model it trained from in that round). It follows two rules:
   answer is a release of its own, and is charged.
 """
 
-import json
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -34,7 +33,7 @@ class PrivacyAccount:
     """What a client has spent so far."""
 
     client: int
-    entries: tuple[dict[str, Any], ...] = ()
+    spent: str = "[]"  # the ledger as JSON
     rounds: int = 0
     last_round: int = 0
     last_request: str = ""
@@ -43,7 +42,7 @@ class PrivacyAccount:
     @property
     def ledger(self) -> PrivacyLedger:
         """Everything that was charged, run-length encoded."""
-        return PrivacyLedger.from_list(list(self.entries))
+        return PrivacyLedger.from_text(self.spent)
 
     @classmethod
     def restore(cls, state: RecordDict, *, client: int, journal: Journal | None) -> Self:
@@ -63,7 +62,7 @@ class PrivacyAccount:
         state[STATE] = ConfigRecord(
             {
                 "client": self.client,
-                "ledger": json.dumps(list(self.entries)),
+                "ledger": self.spent,
                 "rounds": self.rounds,
                 "last-round": self.last_round,
                 "last-request": self.last_request,
@@ -150,7 +149,7 @@ class PrivacyAccount:
         fields: dict[str, Any] = dict(record)
         return cls(
             client=client,
-            entries=tuple(json.loads(fields["ledger"])),
+            spent=fields["ledger"],
             rounds=fields["rounds"],
             last_round=fields["last-round"],
             last_request=fields["last-request"],
@@ -161,7 +160,7 @@ class PrivacyAccount:
         ledger = self.ledger.merge(charge.ledger)
         return replace(
             self,
-            entries=tuple(ledger.to_list()),
+            spent=ledger.to_text(),
             rounds=self.rounds + 1,
             last_round=charge.round_number,
             last_request=charge.request,

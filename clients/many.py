@@ -2,13 +2,16 @@
 
 A group of requests is charged first, all in one append to the ledger; then the clients train, in
 cohorts or one after the other, and their replies are handed over one at a time. Whether clients
-trained together changes no bit of any answer (`cohort_plan` sees to that).
+trained together changes no bit of any answer (`cohort_training` sees to that).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -16,12 +19,17 @@ from fedsim.accountant.journal import Charge
 from fedsim.clients.account import PrivacyAccount
 from fedsim.clients.app import (
     ClientTask,
+    charged_steps,
     make_client_app,
     one_thread,
     partition_of,
     trained_reply,
 )
-from fedsim.server.protocol import PrivacyStatement, TrainRequest
+from fedsim.clients.cohort_training import Trainee, train_together
+from fedsim.clients.training import StreamKey
+from fedsim.server.protocol import PrivacyStatement, TrainReply, TrainRequest
+
+logger = logging.getLogger(__name__)
 
 Request = tuple[Message, Context]
 
@@ -53,10 +61,35 @@ class Turn:
     context: Context
     account: PrivacyAccount | None = None
     charge: Charge | None = None
+    trained: np.ndarray | None = None
+
+    @cached_property
+    def trainee(self) -> Trainee:
+        """The client as one that trains with others."""
+        task, statement = self.task, self.statement
+        key = StreamKey(task.seed, task.client, self.request.round_number)
+        if task.privacy is None or statement is None:
+            return Trainee(task.features, task.targets, key, range(task.local.steps))
+        return Trainee(
+            task.features,
+            task.targets,
+            key,
+            charged_steps(task, statement),
+            task.privacy.step,
+            task.privacy.secure_noise,
+        )
 
     @property
+    def kind(self) -> Hashable:
+        """What clients that train together have in common."""
+        task, trainee = self.task, self.trainee
+        clipping = None if trainee.step is None else trainee.step.clipping.kind
+        shape = (trainee.features.shape[1:], trainee.features.dtype)
+        return (id(task.bench), id(task.loss), task.local, len(trainee.steps), clipping, shape)
+
+    @cached_property
     def statement(self) -> PrivacyStatement | None:
-        """What the client says of its account; None without privacy."""
+        """What the client says of its account once it is charged; None without privacy."""
         if self.account is None or self.task.privacy is None:
             return None
         return self.account.statement(self.task.privacy)
@@ -67,19 +100,19 @@ class ManyClientsApp(ClientApp):
 
     Args:
         task_of: gives the task of a client by its number.
-        group_size: clients that are charged together.
+        cohort_size: the most clients that train together; 1: each alone.
     """
 
-    def __init__(self, task_of: Callable[[int], ClientTask], *, group_size: int) -> None:
+    def __init__(self, task_of: Callable[[int], ClientTask], *, cohort_size: int) -> None:
         super().__init__()
         self._task_of = task_of
         self._alone = make_client_app(task_of)
-        self._group_size = group_size
+        self._cohort_size = cohort_size
 
     @property
     def group_size(self) -> int:
         """The most requests in one group."""
-        return self._group_size
+        return max(_CHARGED_TOGETHER, self._cohort_size)
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer one request."""
@@ -94,8 +127,11 @@ class ManyClientsApp(ClientApp):
         with one_thread():
             turns = [self._turn(*request) for request in requests]
             turns = _charged(turns)
-            for turn in turns:
-                yield turn if isinstance(turn, Exception) else _answer(turn)
+            for start in range(0, len(turns), self._cohort_size):
+                cohort = turns[start : start + self._cohort_size]
+                _train_together([turn for turn in cohort if isinstance(turn, Turn)])
+                for turn in cohort:
+                    yield turn if isinstance(turn, Exception) else _answer(turn)
 
     def _turn(self, message: Message, context: Context) -> Turn | Exception:
         try:
@@ -140,8 +176,39 @@ def _charged(turns: list[Turn | Exception]) -> list[Turn | Exception]:
     return turns
 
 
+def _train_together(turns: list[Turn]) -> None:
+    """Train clients of one kind together; who is the only one of its kind stays untrained."""
+    kinds: dict[Hashable, list[Turn]] = {}
+    if len(turns) > 1:
+        for turn in turns:
+            kinds.setdefault(turn.kind, []).append(turn)
+    for cohort in kinds.values():
+        if len(cohort) < 2:
+            continue
+        task, request = cohort[0].task, cohort[0].request
+        try:
+            task.bench.load(request.arrays)
+            trainees = [turn.trainee for turn in cohort]
+            rows = train_together(task.bench, task.loss, task.local, trainees).cpu().numpy()
+        except Exception as error:  # noqa: BLE001  who is to blame shows when each is alone
+            logger.info("a cohort failed, its clients train one at a time: %s", error)
+            continue
+        for turn, row in zip(cohort, rows, strict=True):
+            turn.trained = row
+
+
 def _answer(turn: Turn) -> Message | Exception:
+    task, request = turn.task, turn.request
     try:
-        return trained_reply(turn.task, turn.request, turn.statement).to_message(turn.message)
+        if turn.trained is None:
+            reply = trained_reply(task, request, turn.statement)
+        else:
+            private = task.privacy is not None
+            arrays = task.bench.upload_of(turn.trained, request.arrays, private=private)
+            reply = TrainReply(arrays, task.examples, turn.statement)
+        return reply.to_message(turn.message)
     except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
         return error
+
+
+_CHARGED_TOGETHER = 64

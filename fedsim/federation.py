@@ -15,6 +15,7 @@ from torch import nn
 from fedsim.accountant.journal import FileJournal
 from fedsim.clients.account import PrivacyAccount
 from fedsim.clients.app import ClientTask, make_client_app
+from fedsim.clients.cohort_training import cohort_size, cohorts_agree
 from fedsim.clients.dp_sgd.backend import gradients_for
 from fedsim.clients.dp_sgd.isolation import check_isolation
 from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
@@ -34,7 +35,7 @@ from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import PrivacyStatement
 from fedsim.simulation.device import choose_device
 
-_CHARGED_TOGETHER = 64
+_PROBED = 64  # test examples on which training together is compared with training alone
 _TRIED = 3  # test examples on which the model is tried before anything is spent
 
 
@@ -113,10 +114,30 @@ class Federation:
             book=book,
         )
 
+    def _cohort_size(self) -> int:
+        """Return how many clients train together in this process."""
+        size = cohort_size(
+            self.model,
+            self.bench.parameters.size,
+            self.experiment.runtime.cohort,
+            private=self.plans is not None,
+        )
+        few = self.data.test.take(np.arange(min(_PROBED, len(self.data.test))))  # public examples
+        agree = size > 1 and cohorts_agree(
+            self.bench,
+            self.loss,
+            self.gradients,
+            self.experiment.local,
+            torch.from_numpy(few.features).to(self.device),
+            torch.from_numpy(few.targets).to(self.device),
+            None if self.plans is None else self.plans[0].step,
+        )
+        return size if agree else 1
+
     def client_app(self, *, in_process: bool, ledger: Path | None) -> ClientApp:
         """Return the clients: sharing this object, or rebuilt from the experiment elsewhere."""
         if in_process:
-            return ManyClientsApp(self.client_task, group_size=_CHARGED_TOGETHER)
+            return ManyClientsApp(self.client_task, cohort_size=self._cohort_size())
         return make_client_app(TaskSource(self.experiment.model_dump_json(), self.base, ledger))
 
 

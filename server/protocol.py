@@ -73,7 +73,7 @@ class PrivacyStatement:
             "noise-multiplier": self.noise_multiplier,
             "sampling-rate": self.sampling_rate,
             "rounds": self.rounds,
-            "ledger": json.dumps(self.ledger.to_list()),
+            "ledger": self.ledger.to_text(),
             "head": self.head,
         }
         if self.target_epsilon is not None:
@@ -98,7 +98,7 @@ class PrivacyStatement:
                 sampling_rate=float(fields["sampling-rate"]),
                 target_epsilon=None if target is None else float(target),
                 rounds=int(fields["rounds"]),
-                ledger=PrivacyLedger.from_list(json.loads(fields["ledger"])),
+                ledger=PrivacyLedger.from_text(fields["ledger"]),
                 head=str(fields["head"]),
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -160,11 +160,13 @@ def _box_muller32(words: np.ndarray, into: np.ndarray, deviation: np.ndarray) ->
     np.sqrt(radius, out=radius)
     angle = words[:, 1].astype(np.float32)
     angle *= np.float32(2.0 * np.pi * 2.0**-32)
-    np.multiply(radius, np.cos(angle), out=into[:, :pairs])
     rest = into.shape[1] - pairs
-    np.multiply(radius[:, :rest], np.sin(angle[:, :rest]), out=into[:, pairs:])
+    np.cos(angle, out=into[:, :pairs])
+    into[:, :pairs] *= radius
+    np.sin(angle[:, :rest], out=into[:, pairs:])
+    into[:, pairs:] *= radius[:, :rest]
 
 
 _KEY_BYTES = 32
 _CHUNK = 1 << 20
-_TOGETHER = 1 << 16  # values whose uniforms and normals fit into the cache of a core
+_TOGETHER = 1 << 15  # values whose uniforms and normals fit into the cache of a core
