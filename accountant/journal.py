@@ -13,9 +13,11 @@ is the hash of the client's record before, or 64 zeros.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self
 
@@ -43,7 +45,7 @@ class Charge:
     ledger: PrivacyLedger
     previous: str
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """SHA-256 that chains this record to the client's records before it."""
         text = json.dumps(self._content(), sort_keys=True, separators=(",", ":"))
@@ -97,22 +99,37 @@ def total_of(charges: Iterable[Charge]) -> PrivacyLedger:
 
 
 class Journal(Protocol):
-    """Where a client writes what it spends, before it releases anything."""
+    """Where clients write what they spend, before they release anything."""
 
-    def history(self, client: int) -> tuple[Charge, ...]:
-        """Return every charge of a client, oldest first."""
+    def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
+        """Return the charges of a client after its first `after` ones, oldest first."""
         ...
 
     def append(self, charge: Charge) -> None:
         """Write a charge; when this returns, it survives a crash."""
         ...
 
+    def append_all(self, charges: Sequence[Charge]) -> None:
+        """Write charges in their order; when this returns, they survive a crash."""
+        ...
+
+
+@dataclass
+class _Chain:
+    """Where the records of one client begin in the file, and the hash of the last one."""
+
+    head: str = GENESIS
+    places: "array[int]" = field(default_factory=lambda: array("q"))
+
 
 class FileJournal:
     """A journal in one append-only file, shared by any number of processes of one machine.
 
-    Guarantee: when `append` returns, the record is on disk. A record that a crash cut short was
-    never followed by a release; the next `append` removes its remains.
+    In memory it keeps eight bytes for each record, and its client's last hash: a history is read
+    from the file when somebody asks.
+
+    Guarantee: when `append` returns, its records are on disk. What a crash cut short was never
+    followed by a release; the next `append` removes its remains.
 
     Raises:
         JournalError: on reading, a record that was changed or does not continue its client's chain.
@@ -121,17 +138,26 @@ class FileJournal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
-        self._charges: dict[int, list[Charge]] = {}
+        self._chains: dict[int, _Chain] = {}
 
-    def history(self, client: int) -> tuple[Charge, ...]:
-        """Return every charge of a client, oldest first."""
+    def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
+        """Return the charges of a client after its first `after` ones, oldest first."""
         self._refresh()
-        return tuple(self._charges.get(client, ()))
+        chain = self._chains.get(client)
+        if chain is None or len(chain.places) <= after:
+            return ()
+        charges = []
+        with self._path.open("rb") as file:
+            for place in chain.places[after:]:
+                file.seek(place)
+                where = f"{self._path.name}, byte {place}"
+                charges.append(Charge.from_line(file.readline().decode(), where=where))
+        return tuple(charges)
 
     def clients(self) -> tuple[int, ...]:
         """Return the clients that were ever charged."""
         self._refresh()
-        return tuple(sorted(self._charges))
+        return tuple(sorted(self._chains))
 
     def append(self, charge: Charge) -> None:
         """Write a charge and force it to disk.
@@ -139,20 +165,40 @@ class FileJournal:
         Raises:
             JournalError: it does not continue its client's chain.
         """
-        line = charge.to_line().encode()
+        self.append_all([charge])
+
+    def append_all(self, charges: Sequence[Charge]) -> None:
+        """Write charges in their order and force them to disk together: one wait for many clients.
+
+        None of them may be followed by a release before this returns. After a crash some of them
+        may be there and others not; those that are count as spent.
+
+        Raises:
+            JournalError: one does not continue its client's chain; nothing was written.
+        """
+        if not charges:
+            return
+        lines = [charge.to_line().encode() for charge in charges]
         with self._path.open("a+b") as file, _exclusive(file):
             self._catch_up(file)
-            self._check(charge, where="new record")
+            heads: dict[int, str] = {}
+            for charge in charges:
+                self._check(charge, heads.get(charge.client), where="new record")
+                heads[charge.client] = charge.hash
             file.truncate(self._offset)
             file.seek(0, os.SEEK_END)
-            file.write(line)
+            file.write(b"".join(lines))
             file.flush()
             os.fsync(file.fileno())
-        self._remember(charge)
-        self._offset += len(line)
+        for charge, line in zip(charges, lines, strict=True):
+            self._remember(charge, len(line))
 
     def _refresh(self) -> None:
-        if self._path.exists():
+        try:
+            size = self._path.stat().st_size
+        except FileNotFoundError:
+            return
+        if size != self._offset:
             with self._path.open("rb") as file:
                 self._catch_up(file)
 
@@ -165,21 +211,24 @@ class FileJournal:
         for line in lines:
             where = f"{self._path.name}, byte {self._offset}"
             charge = Charge.from_line(line.decode(errors="replace") + "\n", where=where)
-            self._check(charge, where=where)
-            self._remember(charge)
-            self._offset += len(line) + 1
+            self._check(charge, None, where=where)
+            self._remember(charge, len(line) + 1)
 
-    def _check(self, charge: Charge, *, where: str) -> None:
-        charges = self._charges.get(charge.client)
-        expected = charges[-1].hash if charges else GENESIS
+    def _check(self, charge: Charge, head: str | None, *, where: str) -> None:
+        """Check that a charge continues its client's chain, or `head` if that is given."""
+        chain = self._chains.get(charge.client)
+        expected = head or (GENESIS if chain is None else chain.head)
         if charge.previous != expected:
             raise JournalError(
                 f"{where}: the record of client {charge.client}, round {charge.round_number} "
                 "does not continue that client's chain"
             )
 
-    def _remember(self, charge: Charge) -> None:
-        self._charges.setdefault(charge.client, []).append(charge)
+    def _remember(self, charge: Charge, length: int) -> None:
+        chain = self._chains.setdefault(charge.client, _Chain())
+        chain.head = charge.hash
+        chain.places.append(self._offset)
+        self._offset += length
 
 
 @contextmanager

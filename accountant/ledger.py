@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Self
 
 from fedsim.accountant import checks
@@ -114,6 +115,21 @@ class PrivacyLedger:
             raise ValueError(f"ledger must be a list, got {content['ledger']!r:.200}")
         return cls.from_list(content["ledger"])
 
+    def to_text(self) -> str:
+        """Returns `to_list()` as JSON; equal ledgers of many clients cost as much as one."""
+        return _text_of(tuple(self._runs))
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Returns the ledger that `to_text` wrote; equal texts cost as much as one.
+
+        Raises:
+            ValueError: the text is not JSON, or not a ledger.
+        """
+        ledger = cls()
+        ledger._runs = list(_runs_of(text))
+        return ledger
+
     def to_list(self) -> list[dict[str, Any]]:
         """Returns the ledger as JSON values: a list of {"event": EVENT, "count": n}."""
         return [{"event": to_dict(event), "count": count} for event, count in self._runs]
@@ -147,3 +163,16 @@ class PrivacyLedger:
 
     def __repr__(self) -> str:
         return f"PrivacyLedger({self._runs!r})"
+
+
+@lru_cache(maxsize=1024)
+def _text_of(runs: tuple[tuple[Event, int], ...]) -> str:
+    return json.dumps([{"event": to_dict(event), "count": count} for event, count in runs])
+
+
+@lru_cache(maxsize=1024)
+def _runs_of(text: str) -> tuple[tuple[Event, int], ...]:
+    records = json.loads(text)
+    if not isinstance(records, list):
+        raise ValueError(f"a ledger must be a list, got {records!r:.200}")
+    return PrivacyLedger.from_list(records).entries

@@ -19,11 +19,13 @@ from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.backend import gradients_for
 from fedsim.clients.dp_sgd.clipping import FlatClipping
-from fedsim.clients.dp_sgd.cohort import Cohort, Member
+from fedsim.clients.dp_sgd.cohort import Member, PrivateCohort
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import SeededNoise
 from fedsim.clients.dp_sgd.per_example import PerExampleGradients, VmapGradients
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.clients.optimizers import Sgd
+from fedsim.clients.settings import SgdSettings
 from fedsim.simulation.memory import keep_freed_memory
 
 Step = Callable[[], object]
@@ -176,10 +178,6 @@ def contenders(make_model: Callable[[], nn.Module], x: Tensor, y: Tensor) -> dic
 
 def cohort_step(model: nn.Module, x: Tensor, y: Tensor, clients: int) -> Step:
     """One step of several clients at once."""
-    cohort = Cohort(model, per_example_loss, clients=clients)
-    parameter = cohort.optimizer_parameter()
-    parameter.grad = into = torch.zeros_like(cohort.values)
-    optimizer = torch.optim.SGD([parameter], lr=0.01)
     mechanism = DpSgdStep(PoissonSampling(1.0), FlatClipping(1.0), 1.0, float(len(x)))
     members = [
         Member(
@@ -192,9 +190,12 @@ def cohort_step(model: nn.Module, x: Tensor, y: Tensor, clients: int) -> Step:
         for k in range(clients)
     ]
 
+    cohort = PrivateCohort(model, per_example_loss, members)
+    into, optimizer = torch.empty_like(cohort.values), Sgd(SgdSettings(name="sgd", lr=0.01))
+
     def step() -> None:
-        cohort.release(members, into)
-        optimizer.step()
+        cohort.gradient(into)
+        optimizer.step([cohort.values], [into])
 
     return step
 

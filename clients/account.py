@@ -11,7 +11,6 @@ charged for, and the model it trained from in that round). It follows two rules:
   answer is a release of its own, and is charged.
 """
 
-import json
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -40,7 +39,7 @@ class PrivacyAccount:
 
     Attributes:
         client: its number.
-        entries: its ledger as JSON.
+        spent: its ledger as JSON.
         rounds: rounds it was charged for.
         steps: steps it was charged for.
         round_steps: those of the last round.
@@ -50,7 +49,7 @@ class PrivacyAccount:
     """
 
     client: int
-    entries: tuple[dict[str, Any], ...] = ()
+    spent: str = "[]"  # the ledger as JSON
     rounds: int = 0
     steps: int = 0
     round_steps: int = 0
@@ -61,7 +60,7 @@ class PrivacyAccount:
     @property
     def ledger(self) -> PrivacyLedger:
         """Everything that was charged, run-length encoded."""
-        return PrivacyLedger.from_list(list(self.entries))
+        return PrivacyLedger.from_text(self.spent)
 
     @classmethod
     def restore(cls, state: RecordDict, *, client: int, journal: Journal | None) -> Self:
@@ -71,8 +70,8 @@ class PrivacyAccount:
         away by an engine after an error, catches up with it.
         """
         account = cls._from_state(state, client)
-        history = journal.history(client) if journal is not None else ()
-        for charge in history[account.rounds :]:
+        missed = () if journal is None else journal.history(client, after=account.rounds)
+        for charge in missed:
             account = account._after(charge)
         return account
 
@@ -81,7 +80,7 @@ class PrivacyAccount:
         state[STATE] = ConfigRecord(
             {
                 "client": self.client,
-                "ledger": json.dumps(list(self.entries)),
+                "ledger": self.spent,
                 "rounds": self.rounds,
                 "steps": self.steps,
                 "round-steps": self.round_steps,
@@ -118,17 +117,36 @@ class PrivacyAccount:
             BudgetExhaustedError: not even one more step fits.
             ChargeRefusedError: the round was answered for another model, or lies in the past.
         """
+        charge = self.propose(plan, round_number=round_number, request=request, steps=steps)
+        if charge is None:
+            return self
+        if journal is not None:
+            journal.append(charge)
+        return self.commit(charge, state)
+
+    def propose(
+        self, plan: PrivacyPlan, *, round_number: int, request: str, steps: int
+    ) -> Charge | None:
+        """Return what `charge` would write, None where the request was charged for before.
+
+        Nothing is charged yet: whoever releases anything must first write it to the journal and
+        then `commit` it. That way the charges of many clients can reach the disk together.
+
+        Raises:
+            ChargeRefusedError: as `charge`.
+        """
         again = round_number == self.last_round and request == self.last_request
         if again and not plan.secure_noise:
-            return self
+            return None
         self._refuse_answered(plan, round_number)
         granted = self._granted(plan, steps)
         spent = PrivacyLedger()
         for event, count in plan.step.charges(self.steps, granted):
             spent.record(event, count)
-        charge = Charge(self.client, round_number, request, granted, spent, self.head)
-        if journal is not None:
-            journal.append(charge)
+        return Charge(self.client, round_number, request, granted, spent, self.head)
+
+    def commit(self, charge: Charge, state: RecordDict) -> Self:
+        """Return the account after a charge that the journal has, written to the state."""
         account = self._after(charge)
         account.save(state)
         return account
@@ -157,7 +175,7 @@ class PrivacyAccount:
         fields: dict[str, Any] = dict(record)
         return cls(
             client=client,
-            entries=tuple(json.loads(fields["ledger"])),
+            spent=fields["ledger"],
             rounds=fields["rounds"],
             steps=fields["steps"],
             round_steps=fields["round-steps"],
@@ -170,7 +188,7 @@ class PrivacyAccount:
         ledger = self.ledger.merge(charge.ledger)
         return replace(
             self,
-            entries=tuple(ledger.to_list()),
+            spent=ledger.to_text(),
             rounds=self.rounds + 1,
             steps=self.steps + charge.steps,
             round_steps=charge.steps,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from flwr.app import ArrayRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsim.accountant.journal import Journal
 from fedsim.clients.account import BudgetExhaustedError, PrivacyAccount
@@ -17,6 +17,7 @@ from fedsim.clients.faults import NO_FAULTS, Fault, FaultPlan
 from fedsim.clients.plan import PrivacyPlan
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training import StreamKey, train_plain, train_private
+from fedsim.clients.workbench import Workbench
 from fedsim.server.protocol import (
     PARTITION,
     ROLL_CALL,
@@ -24,7 +25,6 @@ from fedsim.server.protocol import (
     TrainReply,
     TrainRequest,
     Withdrawal,
-    digest,
     roll_call_reply,
 )
 
@@ -33,16 +33,16 @@ from fedsim.server.protocol import (
 class ClientTask:
     """Everything a client needs to train: its data, the model to fill, its settings.
 
-    `model` is scratch space: its values are overwritten by every request, so clients of one process
-    may share it. `privacy` None means training without differential privacy; with it, `gradients`
-    computes the per-example gradients of `model` under `loss`.
+    `bench` holds the model that clients of one process share and fill anew for each request.
+    `privacy` None means training without differential privacy; with it, `gradients` computes the
+    per-example gradients of that model under `loss`.
     """
 
     client: int
     seed: int
     features: Tensor
     targets: Tensor
-    model: nn.Module
+    bench: Workbench
     loss: PerExampleLoss
     gradients: PerExampleGradients | None
     local: LocalSettings
@@ -62,6 +62,11 @@ class ClientTask:
         if size == 0:
             raise ClientFailureError("has no examples")
 
+    @property
+    def examples(self) -> int:
+        """The number of examples that the client says it has."""
+        return self.privacy.examples if self.privacy else len(self.features)
+
 
 def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
     """Return the ClientApp whose client number comes from the node's `partition-id`.
@@ -73,12 +78,12 @@ def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
 
     @app.query(ROLL_CALL)
     def roll_call(message: Message, context: Context) -> Message:
-        return roll_call_reply(_partition(context), message)
+        return roll_call_reply(partition_of(context), message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        with _one_thread():
-            task = task_of(_partition(context))
+        with one_thread():
+            task = task_of(partition_of(context))
             try:
                 return answer(task, message, context)
             except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
@@ -131,30 +136,42 @@ def trained_reply(
     task: ClientTask, request: TrainRequest, statement: PrivacyStatement | None, fault: Fault
 ) -> TrainReply:
     """Train a client alone, after its charge, and return its answer."""
-    task.model.load_state_dict(request.arrays.to_torch_state_dict())
+    task.bench.load(request.arrays)
+    task.bench.restart()
     key = StreamKey(task.seed, task.client, request.round_number)
     data = (task.features, task.targets, task.local)
-    if task.privacy is None or statement is None:
-        steps = fault.trained_steps(range(task.local.steps))
-        train_plain(task.model, task.loss, *data, key, steps=steps)
+    steps = taken_steps(task, statement, fault)
+    if task.privacy is None:
+        train_plain(task.bench.model, task.loss, *data, key, steps=steps)
     else:
         train_private(
             _gradients(task),
             *data,
             task.privacy.step,
             key,
-            steps=fault.trained_steps(charged_steps(statement)),
+            steps=steps,
             secure=task.privacy.secure_noise,
         )
+    arrays = task.bench.upload(request.arrays, private=task.privacy is not None)
+    return finished_reply(task, arrays, statement, fault)
+
+
+def finished_reply(
+    task: ClientTask, arrays: ArrayRecord, statement: PrivacyStatement | None, fault: Fault
+) -> TrainReply:
+    """Return the answer of a client that has trained, with what a fault does to it."""
     fault.after_training()
-    examples = task.privacy.examples if task.privacy else len(task.features)
-    upload = fault.changed(_upload(task, request))
-    return TrainReply(upload, examples, statement, delay=fault.delay)
+    return TrainReply(fault.changed(arrays), task.examples, statement, delay=fault.delay)
 
 
-def charged_steps(statement: PrivacyStatement) -> range:
-    """Return the numbers of the steps of this round, which is charged, over the client's life."""
-    return range(statement.steps - statement.round_steps, statement.steps)
+def taken_steps(task: ClientTask, statement: PrivacyStatement | None, fault: Fault) -> range:
+    """Return the numbers of the steps to take, over the client's life where it is private.
+
+    They are those that this round, which is charged, paid for.
+    """
+    if statement is None:
+        return fault.trained_steps(range(task.local.steps))
+    return fault.trained_steps(range(statement.steps - statement.round_steps, statement.steps))
 
 
 def _gradients(task: ClientTask) -> PerExampleGradients:
@@ -170,7 +187,7 @@ def _charge(task: ClientTask, request: TrainRequest, context: Context) -> Privac
     account = account.charge(
         task.privacy,
         round_number=request.round_number,
-        request=digest(request.arrays),
+        request=task.bench.load(request.arrays),
         steps=task.local.steps,
         state=context.state,
         journal=task.journal,
@@ -178,33 +195,8 @@ def _charge(task: ClientTask, request: TrainRequest, context: Context) -> Privac
     return account.statement(task.privacy)
 
 
-def _upload(task: ClientTask, request: TrainRequest) -> ArrayRecord:
-    """Return the trained arrays; under privacy only what noisy gradients have touched."""
-    state = {name: value.detach().cpu() for name, value in task.model.state_dict().items()}
-    trained = ArrayRecord(state)
-    if task.privacy is None:
-        return trained
-    trainable = {name for name, value in task.model.named_parameters() if value.requires_grad}
-    aliases = _aliases(task.model, trainable)
-    return ArrayRecord(
-        {
-            name: trained[name] if name in aliases else array
-            for name, array in request.arrays.items()
-        }
-    )
-
-
-def _aliases(model: nn.Module, names: set[str]) -> set[str]:
-    """Return all names in the state of the named parameters, tied ones included."""
-    storages = {id(value) for name, value in model.named_parameters() if name in names}
-    return {
-        name
-        for name, value in model.named_parameters(remove_duplicate=False)
-        if id(value) in storages
-    }
-
-
-def _partition(context: Context) -> int:
+def partition_of(context: Context) -> int:
+    """Return the client that a node holds."""
     partition = context.node_config.get(PARTITION)
     if not isinstance(partition, int):
         raise ValueError(
@@ -214,7 +206,7 @@ def _partition(context: Context) -> int:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Train on one thread: the order of float32 sums must not depend on the machine's cores."""
     threads = torch.get_num_threads()
     if threads == 1:

@@ -16,7 +16,8 @@ from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise, secret_stream
 from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.dp_sgd.sampling import Sampling
-from fedsim.clients.settings import AdamSettings, LocalSettings, OptimizerSettings, SgdSettings
+from fedsim.clients.optimizers import make_optimizer
+from fedsim.clients.settings import LocalSettings
 from fedsim.server.streams import Purpose, seed_sequence, stream
 
 
@@ -74,15 +75,15 @@ def train_plain(
     up; a pass ends with a smaller batch where batch_size does not divide the number of examples.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = make_optimizer(trainable, settings.optimizer)
-    batches = _epochs(len(features), settings.batch_size, key.generator(Purpose.SAMPLING))
+    optimizer = make_optimizer(settings.optimizer)
+    batches = epochs(len(features), settings.batch_size, key.generator(Purpose.SAMPLING))
     model.train()
-    with _torch_randomness(key, features.device):
+    with torch_randomness(key, features.device):
         for _ in steps if steps is not None else range(settings.steps):
             index = torch.from_numpy(next(batches)).to(features.device)
-            optimizer.zero_grad()
-            loss(model(features[index]), targets[index]).mean().backward()
-            optimizer.step()
+            mean = loss(model(features[index]), targets[index]).mean()
+            found = torch.autograd.grad(mean, trainable, allow_unused=True, materialize_grads=True)
+            optimizer.step(trainable, found)
 
 
 def train_private(
@@ -111,38 +112,22 @@ def train_private(
         steps: numbers of the charged steps, counted over the client's whole life.
         secure: lots and noise come from the operating system instead of `key`.
     """
-    parameter = gradients.parameters.optimizer_parameter()
-    parameter.grad = released = torch.zeros_like(gradients.parameters.data)
-    optimizer = make_optimizer([parameter], settings.optimizer)
+    values = gradients.parameters.data
+    released = torch.empty_like(values)
+    optimizer = make_optimizer(settings.optimizer)
     gradients.model.train()
     lots = key.lots(step.sampling, len(features), first_step=steps.start, secure=secure)
     noise = key.noise(secure=secure)
-    with _torch_randomness(key, features.device):
+    with torch_randomness(key, features.device):
         for _ in steps:
             step.release(gradients, features, targets, lots=lots, noise=noise, into=released)
-            optimizer.step()
+            optimizer.step([values], [released])
 
 
-def make_optimizer(
-    parameters: list[nn.Parameter], settings: OptimizerSettings
-) -> torch.optim.Optimizer:
-    """Return a fresh optimizer over parameters."""
-    match settings:
-        case SgdSettings():
-            return torch.optim.SGD(
-                parameters,
-                lr=settings.lr,
-                momentum=settings.momentum,
-                weight_decay=settings.weight_decay,
-            )
-        case AdamSettings():
-            kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
-            return kind(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
-
-
-def _epochs(
+def epochs(
     num_examples: int, batch_size: int, generator: np.random.Generator
 ) -> Iterator[np.ndarray]:
+    """Yield batches of examples, shuffled anew each time they are used up, without end."""
     while True:
         order = generator.permutation(num_examples)
         for start in range(0, num_examples, batch_size):
@@ -150,9 +135,19 @@ def _epochs(
 
 
 @contextmanager
-def _torch_randomness(key: StreamKey, device: torch.device) -> Iterator[None]:
+def torch_randomness(key: StreamKey, device: torch.device) -> Iterator[None]:
     """Give layers that draw from torch (dropout) the client's stream, and restore it afterwards."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(key.torch_seed(Purpose.DROPOUT))
+    seed = key.torch_seed(Purpose.DROPOUT)
+    if device.type != "cpu":
+        with torch.random.fork_rng(devices=[device]):
+            torch.manual_seed(seed)
+            yield
+        return
+    # As above, without torch's record of who asked, which takes longer than a small step.
+    generator = torch.default_generator
+    before = generator.get_state()
+    generator.manual_seed(seed)
+    try:
         yield
+    finally:
+        generator.set_state(before)

@@ -17,12 +17,15 @@ from fedsim.client_tables import read_client_tables
 from fedsim.clients.account import PrivacyAccount
 from fedsim.clients.app import ClientTask, make_client_app
 from fedsim.clients.client_terms import ClientTerms, terms_of_clients
+from fedsim.clients.cohort_training import cohort_size, cohorts_agree
 from fedsim.clients.dp_sgd.backend import gradients_for
 from fedsim.clients.dp_sgd.isolation import check_isolation
 from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.faults import FaultPlan
+from fedsim.clients.many import ManyClientsApp
 from fedsim.clients.plan import PrivacyPlan, plan_privacy
 from fedsim.clients.safety import check_private_model
+from fedsim.clients.workbench import Workbench
 from fedsim.data import FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.models.build import build_model
@@ -35,6 +38,7 @@ from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import PrivacyStatement
 from fedsim.simulation.device import choose_device
 
+_PROBED = 64  # test examples on which training together is compared with training alone
 _TRIED = 3  # test examples on which the model is tried before anything is spent
 
 
@@ -50,6 +54,7 @@ class Federation:
     base: Path
     data: FederatedData
     model: nn.Module
+    bench: Workbench
     loss: PerExampleLoss
     gradients: PerExampleGradients | None
     task: Task
@@ -76,7 +81,7 @@ class Federation:
             seed=self.experiment.seed,
             features=torch.from_numpy(examples.features).to(self.device),
             targets=torch.from_numpy(examples.targets).to(self.device),
-            model=self.model,
+            bench=self.bench,
             loss=self.loss,
             gradients=self.gradients,
             local=self.experiment.local,
@@ -123,10 +128,30 @@ class Federation:
             on_stop=on_stop,
         )
 
+    def _cohort_size(self) -> int:
+        """Return how many clients train together in this process."""
+        size = cohort_size(
+            self.model,
+            self.bench.parameters.size,
+            self.experiment.runtime.cohort,
+            private=self.plans is not None,
+        )
+        few = self.data.test.take(np.arange(min(_PROBED, len(self.data.test))))  # public examples
+        agree = size > 1 and cohorts_agree(
+            self.bench,
+            self.loss,
+            self.gradients,
+            self.experiment.local,
+            torch.from_numpy(few.features).to(self.device),
+            torch.from_numpy(few.targets).to(self.device),
+            None if self.plans is None else self.plans[0].step,
+        )
+        return size if agree else 1
+
     def client_app(self, *, in_process: bool, ledger: Path | None) -> ClientApp:
         """Return the clients: sharing this object, or rebuilt from the experiment elsewhere."""
         if in_process:
-            return make_client_app(self.client_task)
+            return ManyClientsApp(self.client_task, cohort_size=self._cohort_size())
         return make_client_app(TaskSource(self.experiment.model_dump_json(), self.base, ledger))
 
 
@@ -192,6 +217,7 @@ def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
         base=loaded.base,
         data=data,
         model=model,
+        bench=Workbench(model, parameters=None if gradients is None else gradients.parameters),
         loss=loss,
         gradients=gradients,
         task=task,

@@ -16,7 +16,8 @@ class PrivacyBook:
         self._accountant: AccountantName = accountant
         self._adjacency: Adjacency = adjacency
         self._statements: dict[int, PrivacyStatement] = {}
-        self._epsilons: dict[int, float] = {}
+        # By ledger and δ: of the clients that spent the same, one is computed.
+        self._epsilons: dict[tuple[str, float], float] = {}
 
     @property
     def statements(self) -> dict[int, PrivacyStatement]:
@@ -35,20 +36,29 @@ class PrivacyBook:
                 f"client {statement.client} reports a ledger that does not extend its previous one"
             )
         self._statements[statement.client] = statement
-        self._epsilons.pop(statement.client, None)
 
     def epsilon(self, client: int) -> float:
         """Return ε of one client at its own δ, from its ledger (∞ where it adds no noise)."""
-        if client not in self._epsilons:
-            statement = self._statements[client]
-            self._epsilons[client] = statement.ledger.epsilon(
-                statement.delta, accountant=self._accountant, adjacency=self._adjacency
-            )
-        return self._epsilons[client]
+        return self._epsilon(self._statements[client])
 
     def epsilon_max(self) -> float | None:
         """Return the largest ε of any client so far, or None before the first statement."""
-        return max((self.epsilon(client) for client in self._statements), default=None)
+        different = {_spent(statement): statement for statement in self._statements.values()}
+        self._epsilons = {key: e for key, e in self._epsilons.items() if key in different}
+        return max(map(self._epsilon, different.values()), default=None)
+
+    def _epsilon(self, statement: PrivacyStatement) -> float:
+        key = _spent(statement)
+        if key not in self._epsilons:
+            self._epsilons[key] = statement.ledger.epsilon(
+                statement.delta, accountant=self._accountant, adjacency=self._adjacency
+            )
+        return self._epsilons[key]
+
+
+def _spent(statement: PrivacyStatement) -> tuple[str, float]:
+    """Return what decides a client's ε."""
+    return statement.ledger.to_text(), statement.delta
 
 
 def _extends(new: PrivacyLedger, old: PrivacyLedger) -> bool:

@@ -76,7 +76,7 @@ class PrivacyStatement:
             "rounds": self.rounds,
             "steps": self.steps,
             "round-steps": self.round_steps,
-            "ledger": json.dumps(self.ledger.to_list()),
+            "ledger": self.ledger.to_text(),
             "head": self.head,
         }
         if self.target_epsilon is not None:
@@ -103,7 +103,7 @@ class PrivacyStatement:
                 rounds=int(fields["rounds"]),
                 steps=int(fields["steps"]),
                 round_steps=int(fields["round-steps"]),
-                ledger=PrivacyLedger.from_list(json.loads(fields["ledger"])),
+                ledger=PrivacyLedger.from_text(fields["ledger"]),
                 head=str(fields["head"]),
             )
         except (KeyError, TypeError, ValueError) as error:

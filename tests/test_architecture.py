@@ -15,7 +15,12 @@ BELOW = {
     "server": {"server", "accountant"},
     "clients": {"clients", "server", "accountant"},
 }
-SHARED_WITH_CLIENTS = {"fedsim.server.protocol", "fedsim.server.settings", "fedsim.server.streams"}
+SHARED_WITH_CLIENTS = {
+    "fedsim.server.live_arrays",
+    "fedsim.server.protocol",
+    "fedsim.server.settings",
+    "fedsim.server.streams",
+}
 SECURE_AGGREGATION = "fedsim.server.secure_aggregation."
 
 in_checkout = pytest.mark.skipif(

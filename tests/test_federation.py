@@ -13,7 +13,7 @@ from dp_accounting.pld import PLDAccountant
 from safetensors.numpy import load_file
 
 import fedsim
-from fedsim.clients import app
+from fedsim.clients import app, many
 from fedsim.clients.training import StreamKey
 from fedsim.experiment import load_experiment
 from fedsim.federation import Federation, assemble
@@ -338,14 +338,20 @@ def test_shuffled_epochs_are_charged_once_over_rounds(tmp_path: Path) -> None:
 
 def break_training(monkeypatch: pytest.MonkeyPatch, fails: Callable[[StreamKey], bool]) -> None:
     """Let training raise for some (client, round), after the charge and before the reply."""
-    train = app.train_private
+    train, train_together = app.train_private, many.train_together
 
     def faulty(*arguments: Any, **options: Any) -> None:
         if fails(arguments[-1]):
             raise RuntimeError("the disk of this client is full")
         train(*arguments, **options)
 
+    def faulty_together(*arguments: Any) -> Any:
+        if any(fails(trainee.key) for trainee in arguments[-1]):
+            raise RuntimeError("the disk of some client is full")
+        return train_together(*arguments)
+
     monkeypatch.setattr(app, "train_private", faulty)
+    monkeypatch.setattr(many, "train_together", faulty_together)
 
 
 def test_a_failed_client_stays_charged_and_the_others_go_on(

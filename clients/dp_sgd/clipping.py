@@ -57,7 +57,17 @@ class Clipping(ABC):
 
     @abstractmethod
     def coefficients(self, norms: Tensor, bounds: Tensor) -> Tensor:
-        """Return the factors (n, m) for gradient norms (n, m), float64, given bounds (m,)."""
+        """Return the factors (n, m) for gradient norms (n, m), float64.
+
+        Args:
+            norms: of each example in each group.
+            bounds: (m,), or one row for each example (n, m).
+        """
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What clippings have in common whose bounds may differ and whose rule is the same."""
+        return (self,)
 
     @property
     def noise_on_count(self) -> float | None:
@@ -86,6 +96,11 @@ class FlatClipping(Clipping):
 
     max_grad_norm: float
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """The rule without its bound."""
+        return (FlatClipping,)
+
     def groups(self, parameters: FlatParameters) -> Groups:
         """Return one group of all parameters."""
         return one_group(parameters, self.max_grad_norm)
@@ -110,6 +125,11 @@ class AutomaticClipping(Clipping):
 
     max_grad_norm: float
     gamma: float = 0.01
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """The rule without its bound."""
+        return (AutomaticClipping, self.gamma)
 
     def __post_init__(self) -> None:
         for name, value in (("max_grad_norm", self.max_grad_norm), ("gamma", self.gamma)):
@@ -142,6 +162,11 @@ class GroupClipping(Clipping):
     max_grad_norm: float
     patterns: tuple[str, ...] | None = None
     bounds: ClipRule | tuple[float, ...] = "equal"
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """The rule without its bounds: which parameters go together."""
+        return (GroupClipping, self.patterns)
 
     def groups(self, parameters: FlatParameters) -> Groups:
         """Return the groups of a model in the order of the patterns, or of its layers.
@@ -185,9 +210,16 @@ def one_group(parameters: FlatParameters, bound: float) -> Groups:
 
 
 def clipped(norms: Tensor, bounds: Tensor) -> Tensor:
-    """Return min(1, C_m / norm) for norms (n, m) and bounds (m,), 0 where a norm is not finite."""
-    room = bounds * _ROUNDING_ROOM
-    return _none_where_not_finite(torch.where(norms > room, room / norms, 1.0), norms)
+    """Return min(1, C_m / norm), 0 where a norm is not finite.
+
+    Args:
+        norms: (n, m).
+        bounds: (m,), or one row for each example (n, m).
+    """
+    factors = (bounds * _ROUNDING_ROOM / norms).clamp_(max=1.0)  # norm 0 gives infinity, then 1
+    if norms.shape[1] == 1:
+        return factors.nan_to_num_(nan=0.0)
+    return _none_where_not_finite(factors, norms)
 
 
 def _none_where_not_finite(factors: Tensor, norms: Tensor) -> Tensor:

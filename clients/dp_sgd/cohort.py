@@ -1,13 +1,18 @@
-"""One DP-SGD step of many clients at once: stacked parameters, one forward, one backward.
+"""Steps of many clients at once: stacked parameters, one forward, one backward.
 
-The clients share an architecture. Their lots are padded to one length and pass through the
-unchanged model as one batch, client after client; operations with parameters run on the stacked
-ones (`cohort_uses`), so each client's examples meet that client's values. Clipping bounds, noise
-and random streams stay each client's own, and the result equals one client at a time within
-rounding.
+The clients share an architecture. Their examples pass through the unchanged model as one batch,
+client after client; operations with parameters run on the stacked ones (`cohort_uses`), so each
+client's examples meet that client's values. Clipping bounds, noise and random streams stay each
+client's own.
+
+Guarantee: on the CPU a client's values after a step are, to the bit, those of the client alone,
+whoever else is in the cohort, for models on which `cohorts_agree` holds. That is why a cohort may
+be formed, or not, by whatever is fast: no sum runs over clients, a client's products have the shape
+that they have alone, and batched products are the same routine.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,142 +21,155 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.cohort_uses import CohortUse, cohort_use
+from fedsim.clients.dp_sgd.lot_factors import lot_norms, row_factors
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
-from fedsim.clients.dp_sgd.noise import NoiseSource
+from fedsim.clients.dp_sgd.noise import NoiseSource, fill_rows_
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example import PerExampleLoss, UncoveredParameterError
+from fedsim.clients.dp_sgd.ragged import Ragged, aligned
 from fedsim.clients.dp_sgd.tape import Tape
+
+# Up to this many values the parameters of clients whose lots are alike are brought together for
+# batched products; larger ones are cheaper to multiply one after the other than to copy.
+_FEW_VALUES = 1 << 15
 
 
 @dataclass(frozen=True)
 class Member:
-    """One client of a cohort: its mechanism, its data and its streams of this round."""
+    """One client of a cohort: its mechanism, its data and its streams of this round.
 
-    step: DpSgdStep
+    `lots` are its lots in order, or, if they are independent of each other, the stream to draw
+    them from. Without a mechanism they are batches, and no noise is drawn.
+    """
+
+    step: DpSgdStep | None
     features: Tensor
     targets: Tensor
-    lots: np.random.Generator
-    noise: NoiseSource
+    lots: Iterator[np.ndarray] | np.random.Generator
+    noise: NoiseSource | None
+
+    def lot(self) -> np.ndarray:
+        """Return the indices of the client's next lot."""
+        if not isinstance(self.lots, np.random.Generator):
+            return next(self.lots)
+        if self.step is None:
+            raise ValueError("a member without a mechanism needs its batches")
+        return self.step.sampling.lot(len(self.features), self.lots)
 
 
-class Cohort:
+class Cohort(ABC):
     """The stacked model of several clients.
 
     Attributes:
-        values: each client's flat parameters (clients, size); an optimizer that works entry by
-            entry (SGD, Adam) trains all clients through it.
+        values: each client's flat parameters in the first `size` columns, zeros in the others; an
+            optimizer that works entry by entry (SGD, Adam) trains all clients through it.
 
     Args:
-        model: the architecture; its own values are every client's first ones.
+        model: the architecture.
         loss: one value per example.
-        clients: number of clients.
+        members: the clients.
+        parameters: as laid out before; their values are every client's first ones.
 
     Raises:
-        ValueError: fewer than one client, or parameters of several types.
+        ValueError: no members, or members that cannot go together.
     """
 
-    def __init__(self, model: nn.Module, loss: PerExampleLoss, *, clients: int) -> None:
-        if clients < 1:
-            raise ValueError(f"a cohort needs at least one client, got {clients}")
-        self.model, self.loss, self.clients = model, loss, clients
-        self._parameters = FlatParameters(model)
-        self.values: Tensor = self._parameters.data.repeat(clients, 1)
-        self._views = self._by_parameter(self.values)
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: PerExampleLoss,
+        members: Sequence[Member],
+        *,
+        parameters: FlatParameters | None = None,
+    ) -> None:
+        if not members:
+            raise ValueError("a cohort needs at least one client, got 0")
+        self.model, self.loss, self.members = model, loss, tuple(members)
+        self._parameters = FlatParameters(model) if parameters is None else parameters
+        first = self._parameters.data
+        # Rows begin where freshly allocated memory would: see `ragged`.
+        stacked = first.new_zeros(len(members), aligned(first.numel()))
+        stacked[:, : self.size] = first
+        self.values: Tensor = stacked
+        self._together = self.size <= _FEW_VALUES
 
     @property
     def size(self) -> int:
         """Number of trainable values of one client."""
         return self._parameters.size
 
-    def optimizer_parameter(self) -> nn.Parameter:
-        """Return `values` as the one parameter of an optimizer; the caller sets its gradient."""
-        return nn.Parameter(self.values)
+    def gradient(self, into: Tensor) -> None:
+        """Write the gradient of each client's next step into its row of `into`, as of `values`."""
+        lots = [member.lot() for member in self.members]
+        if not self._together:
+            self._fill(range(len(lots)), lots, self.values, into)
+            return
+        lengths = [len(lot) for lot in lots]
+        order = np.argsort(lengths, kind="stable")
+        index = torch.from_numpy(order).to(into.device)
+        rows = torch.empty_like(into)
+        self._fill(order.tolist(), lots, self.values.index_select(0, index), rows)
+        into.index_copy_(0, index, rows)
 
-    def release(self, members: Sequence[Member], into: Tensor) -> None:
-        """Write each client's noisy gradient into its row of `into` (clients, size).
+    @abstractmethod
+    def _start(self, order: Sequence[int], into: Tensor) -> None:
+        """Overwrite the rows of `into`, in the order of the clients given."""
 
-        Guarantee: row k is what `members[k].step` releases for client k alone, with the same lots
-        and the same noise, within rounding; no row depends on another client's data.
-
-        Raises:
-            ValueError: not one member for each client, or one with several groups of parameters.
-            UncoveredParameterError: the model uses a parameter in a way that has no batched rule.
-        """
-        if len(members) != self.clients:
-            raise ValueError(f"need {self.clients} members, got {len(members)}")
-        lots = [m.step.sampling.lot(len(m.features), m.lots) for m in members]
-        for row, member in zip(into, members, strict=True):
-            member.step.fill_with_noise(self._parameters, member.noise, row)
-        longest = max(len(lot) for lot in lots)
-        if longest > 0:
-            self._add_clipped_sums(members, lots, longest, into)
-
-    def _add_clipped_sums(
-        self, members: Sequence[Member], lots: list[np.ndarray], longest: int, into: Tensor
+    @abstractmethod
+    def _add(
+        self, uses: list[CohortUse], order: Sequence[int], layout: Ragged, into: list[Tensor]
     ) -> None:
-        features, targets = self._padded(members, lots, longest)
-        uses = self._record(features, targets)
-        with torch.no_grad():
-            norms = self._norms(uses, len(features))
-            spoilt = ~torch.isfinite(norms)
-            if spoilt.any():
-                for use in uses:
-                    use.single.drop(spoilt)
-            factors = self._factors(members, lots, norms.view(self.clients, longest))
-            parts = self._by_parameter(into)
-            for use in uses:
-                use.add_weighted(factors, parts)
+        """Add each client's part of the gradient to its row of each parameter in `into`."""
 
-    def _padded(
-        self, members: Sequence[Member], lots: list[np.ndarray], longest: int
+    @abstractmethod
+    def _weights(self, order: Sequence[int], layout: Ragged) -> Tensor:
+        """Return what the loss of each row is multiplied by (rows,)."""
+
+    def _fill(
+        self, order: Sequence[int], lots: list[np.ndarray], values: Tensor, into: Tensor
+    ) -> None:
+        self._start(order, into)
+        layout = Ragged.of([len(lots[k]) for k in order], together=self._together)
+        if layout.rows == 0:
+            return
+        features, targets = self._examples(order, lots, layout)
+        weights = self._weights(order, layout)
+        uses = self._record(features, targets, values, layout, weights)
+        with torch.no_grad():
+            self._add(uses, order, layout, self._by_parameter(into))
+
+    def _examples(
+        self, order: Sequence[int], lots: list[np.ndarray], layout: Ragged
     ) -> tuple[Tensor, Tensor]:
-        """Return the lots one after the other, each filled up with zeros to `longest`."""
-        first = members[0]
-        x = first.features.new_zeros(self.clients * longest, *first.features.shape[1:])
-        y = first.targets.new_zeros(self.clients * longest, *first.targets.shape[1:])
-        for k, (member, lot) in enumerate(zip(members, lots, strict=True)):
-            rows = slice(k * longest, k * longest + len(lot))
+        """Return the lots' examples, each client's in its rows; what fills up is zero."""
+        first = self.members[0]
+        x = first.features.new_zeros(layout.rows, *first.features.shape[1:])
+        y = first.targets.new_zeros(layout.rows, *first.targets.shape[1:])
+        for place, rows in layout.each():
+            member, lot = self.members[order[place]], lots[order[place]]
             index = torch.from_numpy(lot).to(x.device)
             torch.index_select(member.features, 0, index, out=x[rows])
             torch.index_select(member.targets, 0, index, out=y[rows])
         return x, y
 
-    def _record(self, features: Tensor, targets: Tensor) -> list[CohortUse]:
-        tape = _CohortTape(self._parameters.index, len(features), self._views)
-        with torch.enable_grad(), tape:
-            loss = self.loss(self.model(features), targets).sum()
+    def _record(
+        self, features: Tensor, targets: Tensor, values: Tensor, layout: Ragged, weights: Tensor
+    ) -> list[CohortUse]:
+        tape = _CohortTape(self._parameters.index, layout, self._by_parameter(values))
+        with torch.enable_grad():
+            with tape:
+                outputs = self.model(features)
+            losses = self.loss(outputs, targets)
+            loss = torch.dot(losses, weights)
         if tape.uncovered:
             names = ", ".join(self._parameters.names[i] for i in sorted(tape.uncovered))
-            raise UncoveredParameterError(f"a cohort has no batched rule for how {names} is used")
-        tape.backward(loss)
+            raise UncoveredParameterError(f"a cohort has no rule for how {names} is used")
+        strayed = tape.backward(loss, self._parameters.tensors)
         uses: list[Any] = tape.uses
-        for use in uses:
-            use.hand_over()
         seen = [index for use in uses for index in use.single.parameters]
-        if len(seen) != len(set(seen)):
+        if len(seen) != len(set(seen)) or any(found is not None for found in strayed):
             raise UncoveredParameterError("a cohort has no rule for parameters that are used twice")
         return uses
-
-    def _norms(self, uses: list[CohortUse], rows: int) -> Tensor:
-        total = torch.zeros(rows, dtype=torch.float64, device=self.values.device)
-        for use in uses:
-            for index in use.single.parameters:
-                total += use.single.squared_norms_of(index)
-        return total.sqrt_()
-
-    def _factors(self, members: Sequence[Member], lots: list[np.ndarray], norms: Tensor) -> Tensor:
-        """Return each example's factor (clients, lot), scaled by 1 / lot: 0 for padding."""
-        factors = torch.zeros_like(norms)
-        for k, (member, lot) in enumerate(zip(members, lots, strict=True)):
-            groups = member.step.clipping.groups(self._parameters)
-            if len(groups.bounds) != 1:
-                raise ValueError(
-                    "a cohort clips whole gradients; train groups one client at a time"
-                )
-            own = norms[k, : len(lot)].unsqueeze(1)
-            clipped = member.step.clipping.coefficients(own, norms.new_tensor(groups.bounds))
-            factors[k, : len(lot)] = clipped.squeeze(1) / member.step.expected_lot
-        return factors.to(self.values.dtype)
 
     def _by_parameter(self, stacked: Tensor) -> list[Tensor]:
         """Return each parameter's part (clients, *shape) of (clients, size), as views."""
@@ -162,14 +180,110 @@ class Cohort:
         ]
 
 
+class PrivateCohort(Cohort):
+    """A cohort whose gradients are releases of DP-SGD.
+
+    Guarantee: row k of `gradient` is what `members[k].step` releases for client k alone, with the
+    same lots and the same noise; no row depends on another client's data.
+
+    Raises:
+        ValueError: also when members do not clip alike; their bounds may differ.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: PerExampleLoss,
+        members: Sequence[Member],
+        *,
+        parameters: FlatParameters | None = None,
+    ) -> None:
+        super().__init__(model, loss, members, parameters=parameters)
+        pairs = [(m.step, m.noise) for m in members if m.step is not None and m.noise is not None]
+        if len(pairs) != len(members):
+            raise ValueError("every member of a private cohort needs a mechanism and noise")
+        self._steps = [step for step, _ in pairs]
+        self._noises = [noise for _, noise in pairs]
+        if len({step.clipping.kind for step in self._steps}) > 1:
+            raise ValueError("members of a cohort must clip alike")
+        self._groups = [step.groups(self._parameters) for step in self._steps]
+        self._deviations = [
+            step.standard_deviations(groups)
+            for step, groups in zip(self._steps, self._groups, strict=True)
+        ]
+        like = {"dtype": torch.float64, "device": self.values.device}
+        self._bounds = torch.tensor([groups.bounds for groups in self._groups], **like)
+        self._scales = torch.tensor([[1.0 / step.expected_lot] for step in self._steps], **like)
+
+    def _start(self, order: Sequence[int], into: Tensor) -> None:
+        """Overwrite the rows of `into` with noise."""
+        into[:, self.size :] = 0.0
+        if all(len(set(deviations)) == 1 for deviations in self._deviations):
+            sources = [self._noises[k] for k in order]
+            scaled = [self._deviations[k][0] / self._steps[k].expected_lot for k in order]
+            fill_rows_(sources, into[:, : self.size], scaled)
+            return
+        for row, k in zip(into[:, : self.size], order, strict=True):
+            self._steps[k].fill_with_noise(self._parameters, self._noises[k], row)
+
+    def _add(
+        self, uses: list[CohortUse], order: Sequence[int], layout: Ragged, into: list[Tensor]
+    ) -> None:
+        """Add each client's clipped gradients."""
+        of = {index: use for use in uses for index in use.single.parameters}
+        members, like = self._groups[0].members, self._parameters.tensors[0]
+        squared = {index: of[index].squared_norms_of(index) for index in sorted(of)}
+        norms = lot_norms(squared, layout.rows, members, like)
+        # What only fills up is no example: whatever came of it must not look like a broken one.
+        norms.masked_fill_(~torch.from_numpy(layout.real).to(norms.device).unsqueeze(1), 0.0)
+        places = torch.as_tensor(order, device=self.values.device)
+        bounds = layout.per_row(self._bounds[places])
+        scales = layout.per_row(self._scales[places])
+        clipping = self._steps[0].clipping
+        columns, dropped = row_factors(norms, clipping, bounds, scale=scales, like=like)
+        if dropped is not None:
+            for use in uses:
+                use.drop(dropped)
+        for group, column in zip(members, columns, strict=True):
+            for index in group:
+                if index in of:
+                    of[index].add_weighted(index, column, into[index])
+
+    def _weights(self, order: Sequence[int], layout: Ragged) -> Tensor:
+        """Return 1 for each example: sums of losses keep them apart."""
+        return torch.from_numpy(layout.real).to(self.values)
+
+
+class PlainCohort(Cohort):
+    """A cohort whose gradients are those of the mean loss of each client's batch."""
+
+    def _start(self, order: Sequence[int], into: Tensor) -> None:
+        """Overwrite the rows of `into` with zeros."""
+        into.zero_()
+
+    def _add(
+        self, uses: list[CohortUse], order: Sequence[int], layout: Ragged, into: list[Tensor]
+    ) -> None:
+        """Add each client's gradient."""
+        for use in uses:
+            for index in use.single.parameters:
+                use.write_gradient(index, into[index])
+
+    def _weights(self, order: Sequence[int], layout: Ragged) -> Tensor:
+        """Return 1 / (the client's batch) for each example."""
+        lengths = np.bincount(layout.owners[layout.real], minlength=len(order))
+        weights = layout.per_row(torch.from_numpy(lengths).to(self.values).reciprocal_())
+        return weights.masked_fill_(~torch.from_numpy(layout.real).to(weights.device), 0.0)
+
+
 class _CohortTape(Tape):
     """A tape whose uses run on the stacked parameters."""
 
-    def __init__(self, index: dict[int, int], examples: int, values: list[Tensor]) -> None:
-        super().__init__(index, examples)
-        self._values = values
+    def __init__(self, index: dict[int, int], layout: Ragged, values: list[Tensor]) -> None:
+        super().__init__(index, layout.rows)
+        self._layout, self._values = layout, values
 
     def record(self, use: Any, x: Tensor) -> Tensor | None:
-        """Run the batched counterpart of a use and note it; None where there is none."""
-        batched = cohort_use(use, self._values)
-        return None if batched is None else super().record(batched, x)
+        """Run the counterpart of a use and note it; None where there is none."""
+        stacked = cohort_use(use, self._values, self._layout)
+        return None if stacked is None else super().record(stacked, x)

@@ -1,16 +1,19 @@
-"""Uses of stacked parameters: the batched counterparts of `uses` for a cohort of clients.
+"""Uses of stacked parameters: the counterparts of `uses` for a cohort of clients.
 
-Inputs are (clients · lot, ...), client after client; parameters are (clients, *shape). The norms
-and gradients of examples do not depend on whose they are: they come from the use of one client.
+Inputs are (rows, ...) in a `Ragged` layout; parameters are (clients, *shape). Linear layers on
+vectors run over many clients at once; everything else goes client by client, through the very code
+that runs when the client trains alone.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedsim.clients.dp_sgd.example_gradients import UncoveredParameterError
+from fedsim.clients.dp_sgd.ragged import Ragged
 from fedsim.clients.dp_sgd.uses import AffineUse, ConvolutionUse, EmbeddingUse, LinearUse
 from fedsim.clients.dp_sgd.uses.base import Use
 
@@ -19,20 +22,18 @@ class CohortUse(ABC):
     """One use of stacked parameters.
 
     Args:
-        single: the same use for one client.
+        single: the same use, with the values of one client.
         w: stacked weights (clients, ...), or None.
         b: stacked biases (clients, ...), or None.
+        layout: whose rows are where.
     """
 
-    def __init__(self, single: Use, w: Tensor | None, b: Tensor | None) -> None:
+    def __init__(self, single: Use, w: Tensor | None, b: Tensor | None, layout: Ragged) -> None:
         self.single = single
-        self._w, self._b = w, b
-        self.input: Tensor = torch.empty(0)
-        self.output_gradient: Tensor = torch.empty(0)
-
-    def hand_over(self) -> None:
-        """Give what the tape has filled in to the use of one client, which knows the norms."""
-        self.single.input, self.single.output_gradient = self.input, self.output_gradient
+        self._w, self._b, self._layout = w, b, layout
+        self._parts: list[tuple[int, slice, Use]] = []
+        self.input: Tensor = single.input
+        self.output_gradient: Tensor = single.output_gradient
 
     @property
     def needs_input(self) -> bool:
@@ -47,76 +48,143 @@ class CohortUse(ABC):
     def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
         """Return the gradient with respect to the input; of x only the shape is read."""
 
-    def add_weighted(self, factors: Tensor, into: Sequence[Tensor]) -> None:
-        """Add each client's Σ_i factor_i · gradient_i to its part of `into[index]`.
+    def squared_norms_of(self, index: int) -> Tensor:
+        """Return the squared gradient norms of all rows, float64 (rows,)."""
+        result = torch.zeros(
+            self._layout.rows, dtype=torch.float64, device=self.output_gradient.device
+        )
+        for _, rows, part in self._by_client():
+            result[rows] = part.squared_norms_of(index)
+        return result
 
-        Args:
-            factors: (clients, lot).
-            into: for each parameter (clients, *shape).
+    def add_weighted(self, index: int, factors: Tensor, into: Tensor) -> None:
+        """Add each client's Σ_i factor_i · gradient_i to its part of `into` (clients, *shape)."""
+        for client, rows, part in self._by_client():
+            part.add_weighted(index, factors[rows], into[client])
+
+    def write_gradient(self, index: int, into: Tensor) -> None:
+        """Write each client's Σ_i gradient_i to its part of `into` (clients, *shape).
+
+        Raises:
+            UncoveredParameterError: only linear layers on vectors have a rule for this.
         """
-        for index in self.single.parameters:
-            rows = self.single.gradients_of(index).reshape(*factors.shape, -1)
-            added = torch.bmm(factors.unsqueeze(1), rows).squeeze(1)
-            into[index].add_(added.view(into[index].shape))
+        raise UncoveredParameterError("a cohort without privacy trains linear layers only")
+
+    def drop(self, dropped: Tensor) -> None:
+        """Make the gradients of the rows marked in (rows,) zero; called after the norms."""
+        for _, rows, part in self._by_client():
+            part.drop(dropped[rows])
+
+    def _by_client(self) -> list[tuple[int, slice, Use]]:
+        """Return each client's use of its own rows."""
+        if not self._parts:
+            self.single.input, self.single.output_gradient = self.input, self.output_gradient
+            self._parts = [(k, r, self.single.of_rows(r)) for k, r in self._layout.each()]
+        return self._parts
+
+    def _for_each(self, of: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+        """Return `of(client, *its rows)` of all clients, each in its rows."""
+        result: Tensor | None = None
+        for client, at in self._layout.each():
+            own = of(client, *(part[at] for part in rows))
+            if result is None:
+                result = own.new_zeros(self._layout.rows, *own.shape[1:])
+            result[at] = own
+        if result is None:
+            raise ValueError("no client has any rows")
+        return result
 
 
 class CohortLinear(CohortUse):
-    """x_k W_kᵀ + b_k; gradients of single examples are never held."""
+    """x_k W_kᵀ + b_k; on vectors, all of it over runs of clients at once."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output."""
         w = _given(self._w)
-        rows = x.reshape(len(w), -1, x.shape[-1])
         # Written into place: an output that is a view could not be changed in place (ReLU).
-        output = x.new_empty(*x.shape[:-1], w.shape[1])
-        into = output.view(len(w), -1, w.shape[1])
-        if self._b is None:
-            torch.bmm(rows, w.transpose(1, 2), out=into)
-        else:
-            torch.baddbmm(self._b.unsqueeze(1), rows, w.transpose(1, 2), out=into)
+        output = x.new_zeros(*x.shape[:-1], w.shape[1])
+        flat = output.view(-1, w.shape[1])
+        self._layout.affine(x.reshape(-1, x.shape[-1]), w, self._b, flat)
         return output
 
     def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
         """Return the gradient with respect to the input; of x only the shape is read."""
-        w = _given(self._w)
-        return torch.bmm(g.reshape(len(w), -1, g.shape[-1]), w).view(x.shape)
+        result = g.new_zeros(x.shape)
+        rows = g.reshape(-1, g.shape[-1])
+        self._layout.products(rows, _given(self._w), result.view(-1, x.shape[-1]))
+        return result
 
-    def add_weighted(self, factors: Tensor, into: Sequence[Tensor]) -> None:
-        """Add each client's Σ_i factor_i · gradient_i to its part of `into[index]`."""
-        g = self.single.output_gradient
-        g = g.reshape(len(factors), -1, g.shape[-1])
-        repeats = g.shape[1] // factors.shape[1]
-        spread = factors.repeat_interleave(repeats, dim=1) if repeats > 1 else factors
-        scaled = g * spread.unsqueeze(2)
-        if self.single.weight is not None:
-            rows = self.single.input.reshape(*spread.shape, -1)
-            into[self.single.weight].baddbmm_(scaled.transpose(1, 2), rows)
-        if self.single.bias is not None:
-            into[self.single.bias].add_(scaled.sum(1))
+    def squared_norms_of(self, index: int) -> Tensor:
+        """Return the squared gradient norms of all rows, float64 (rows,)."""
+        single = self._whole()
+        return super().squared_norms_of(index) if single is None else single.squared_norms_of(index)
+
+    def add_weighted(self, index: int, factors: Tensor, into: Tensor) -> None:
+        """Add each client's Σ_i factor_i · gradient_i to its part of `into` (clients, *shape)."""
+        single = self._whole()
+        if single is None:
+            super().add_weighted(index, factors, into)
+        else:
+            self._add(index, single.scaled_by(factors), into)
+
+    def write_gradient(self, index: int, into: Tensor) -> None:
+        """Write each client's Σ_i gradient_i to its part of `into` (clients, *shape)."""
+        if self._whole() is None:
+            super().write_gradient(index, into)
+        g = self.output_gradient.flatten(1)
+        if index == self.single.bias:
+            self._layout.add_sums(g, into.zero_())
+        else:
+            self._layout.outer(g, self.input.flatten(1), into)
+
+    def drop(self, dropped: Tensor) -> None:
+        """Make the gradients of the rows marked in (rows,) zero; called after the norms."""
+        single = self._whole()
+        if single is None:
+            super().drop(dropped)
+        else:
+            single.drop(dropped)
+            self.input, self.output_gradient = single.input, single.output_gradient
+
+    def _add(self, index: int, g: Tensor, into: Tensor) -> None:
+        if index == self.single.bias:
+            self._layout.add_sums(g, into)
+        else:
+            self._layout.add_outer(g, self.input.reshape(-1, self.input.shape[-1]), into)
+
+    def _whole(self) -> LinearUse | None:
+        """Return the use of all rows where examples are vectors: whose they are plays no part."""
+        single = self.single
+        if not isinstance(single, LinearUse):
+            raise TypeError(f"a linear layer's use expected, got {type(single).__name__}")
+        single.input, single.output_gradient = self.input, self.output_gradient
+        return single if single.on_vectors else None
 
 
 class CohortConvolution(CohortUse):
-    """One convolution for each client: grouped ones are slower than one after the other."""
-
-    def __init__(self, single: ConvolutionUse, w: Tensor | None, b: Tensor | None) -> None:
-        super().__init__(single, w, b)
-        self._geometry = single.geometry
+    """One convolution for each client."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output."""
-        w = _given(self._w)
+        w, geometry = _given(self._w), self._geometry
         biases = [None] * len(w) if self._b is None else list(self._b)
-        parts = zip(x.chunk(len(w)), w, biases, strict=True)
-        return torch.cat([torch.convolution(*part, *self._geometry) for part in parts])
+        return self._for_each(lambda k, own: torch.convolution(own, w[k], biases[k], *geometry), x)
 
     def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
         """Return the gradient with respect to the input; of x only the shape is read."""
-        w = _given(self._w)
-        parts = zip(g.chunk(len(w)), x.chunk(len(w)), w, strict=True)
-        backward = torch.ops.aten.convolution_backward
-        return torch.cat(
-            [backward(*part, None, *self._geometry, [True, False, False])[0] for part in parts]
-        )
+        w, backward = _given(self._w), torch.ops.aten.convolution_backward
+        wanted = [True, False, False]
+
+        def of(k: int, g: Tensor, x: Tensor) -> Tensor:
+            return backward(g, x, w[k], None, *self._geometry, wanted)[0]
+
+        return self._for_each(of, g, x)
+
+    @property
+    def _geometry(self) -> tuple[list[int], list[int], list[int], bool, list[int], int]:
+        if not isinstance(self.single, ConvolutionUse):
+            raise TypeError(f"a convolution's use expected, got {type(self.single).__name__}")
+        return self.single.geometry
 
 
 class CohortEmbedding(CohortUse):
@@ -125,9 +193,7 @@ class CohortEmbedding(CohortUse):
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output."""
         w = _given(self._w)
-        offsets = torch.arange(len(w), device=x.device) * w.shape[1]
-        rows = x.reshape(len(w), -1) + offsets.unsqueeze(1)
-        return functional.embedding(rows.view(x.shape), w.reshape(-1, w.shape[-1]))
+        return self._for_each(lambda k, own: functional.embedding(own, w[k]), x)
 
     def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
         """Indices have no gradient."""
@@ -139,14 +205,19 @@ class CohortAffine(CohortUse):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output."""
-        output = x if self._w is None else x * _per_example(self._w, x)
-        if self._b is not None:
-            return output + _per_example(self._b, x)
-        return output.clone() if output is x else output
+        w, b = self._w, self._b
+
+        def of(k: int, own: Tensor) -> Tensor:
+            if w is None:
+                return own.clone() if b is None else own + b[k]
+            return own * w[k] if b is None else torch.addcmul(b[k], own, w[k])
+
+        return self._for_each(of, x)
 
     def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
         """Return the gradient with respect to the input; of x only the shape is read."""
-        return g if self._w is None else g * _per_example(self._w, x)
+        w = self._w
+        return g if w is None else self._for_each(lambda k, own: own * w[k], g)
 
 
 def _given(stacked: Tensor | None) -> Tensor:
@@ -155,22 +226,13 @@ def _given(stacked: Tensor | None) -> Tensor:
     return stacked
 
 
-def _per_example(stacked: Tensor, x: Tensor) -> Tensor:
-    """Return (clients, ...) as (clients · lot, ...), ready to broadcast with x."""
-    own = stacked.shape[1:]
-    if len(own) == x.ndim:  # its leading 1 stands for the examples
-        own = own[1:]
-    ones = (1,) * (x.ndim - 1 - len(own))
-    shaped = stacked.reshape(len(stacked), *ones, *own)
-    return shaped.repeat_interleave(len(x) // len(stacked), dim=0)
-
-
-def cohort_use(single: Use, values: Sequence[Tensor]) -> CohortUse | None:
-    """Return the batched counterpart of a use, None where there is none.
+def cohort_use(single: Use, values: Sequence[Tensor], layout: Ragged) -> CohortUse | None:
+    """Return the counterpart of a use for a cohort, None where there is none.
 
     Args:
         single: a use made for one client.
         values: for each parameter (clients, *shape).
+        layout: whose rows are where.
     """
     kinds: dict[type[Use], type[CohortUse]] = {
         LinearUse: CohortLinear,
@@ -186,7 +248,7 @@ def cohort_use(single: Use, values: Sequence[Tensor]) -> CohortUse | None:
         _stacked(own, index, values, clients)
         for own, index in ((single.w, single.weight), (single.b, single.bias))
     )
-    return kind(single, w, b)
+    return kind(single, w, b, layout)
 
 
 def _stacked(

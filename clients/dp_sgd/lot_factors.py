@@ -1,6 +1,6 @@
 """By how much each example of a lot is scaled, and what happened to the examples."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,34 +68,51 @@ def lot_factors(
     Guarantee: an example that is not finite in one group has factor 0 in all of them; a factor is
     never rounded up beyond the room that clipping leaves.
     """
-    norms = _norms(squared_norms, examples, groups, like)
+    norms = lot_norms(squared_norms, examples, groups.members, like)
+    bounds = norms.new_tensor(groups.bounds)
+    columns, dropped = row_factors(norms, clipping, bounds, scale=scale, like=like)
+    within = (norms <= bounds).sum(0).tolist()
+    refused = 0 if dropped is None else int(dropped.sum())
+    return LotFactors(columns, dropped, LotStatistics(examples, refused, tuple(within)))
+
+
+def row_factors(
+    norms: Tensor, clipping: Clipping, bounds: Tensor, *, scale: float | Tensor, like: Tensor
+) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    """Return what each example is scaled by in each group, and the examples (n,) to be dropped.
+
+    Args:
+        norms: (n, m), float64; those of dropped examples become NaN.
+        clipping: the bounds' rule.
+        bounds: (m,), or one row for each example (n, m).
+        scale: of all factors, or of each example (n, 1).
+        like: a parameter: what its type cannot hold is not finite.
+
+    Guarantee: as of `lot_factors`; a row's factors depend on that row alone.
+    """
     limit, dropped = torch.finfo(like.dtype).max, None
     # The largest of numbers with NaN is NaN, which is not within the limit either.
     if not norms.max().item() <= limit:
         dropped = ~(norms <= limit).all(1)
         norms.masked_fill_(dropped.unsqueeze(1), torch.nan)
-    bounds = norms.new_tensor(groups.bounds)
     factors = clipping.coefficients(norms, bounds)
-    if scale != 1.0:
+    if isinstance(scale, Tensor) or scale != 1.0:
         factors = factors * scale
     if dropped is not None:
         factors = factors.masked_fill(dropped.unsqueeze(1), 0.0)
-    within = (norms <= bounds).sum(0).tolist()
-    refused = 0 if dropped is None else int(dropped.sum())
-    return LotFactors(
-        _rounded(factors, like.dtype).unbind(1),
-        dropped,
-        LotStatistics(examples, refused, tuple(within)),
-    )
+    return _rounded(factors, like.dtype).unbind(1), dropped
 
 
-def _norms(
-    squared_norms: Mapping[int, Tensor], examples: int, groups: Groups, like: Tensor
+def lot_norms(
+    squared_norms: Mapping[int, Tensor],
+    examples: int,
+    members: Sequence[Sequence[int]],
+    like: Tensor,
 ) -> Tensor:
     """Return the norms by group, float64 (n, m)."""
     columns = []
-    for members in groups.members:
-        found = [squared_norms[i] for i in members if i in squared_norms]
+    for group in members:
+        found = [squared_norms[i] for i in group if i in squared_norms]
         if not found:
             columns.append(like.new_zeros(examples, dtype=torch.float64))
             continue

@@ -156,7 +156,8 @@ class _Recorded(torch.autograd.Function):
         # Where only a bias is trained, the input is not kept: a stand-in has its shape.
         saved = ctx.saved_tensors
         x = saved[0] if saved else g.new_empty(1).expand(ctx.shape)
-        use.input, use.output_gradient = x, g
+        # Without its history: that would hold the uses, and they it, where no collector can see.
+        use.input, use.output_gradient = x.detach(), g
         ctx.tape.note(use)
         return None, use.input_gradient(x, g) if ctx.needs_input_grad[1] else None, None, None
 

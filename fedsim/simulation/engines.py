@@ -10,7 +10,7 @@ from flwr.serverapp import ServerApp
 
 from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import LocalGrid
-from fedsim.simulation.memory import keep_freed_memory
+from fedsim.simulation.memory import frozen_objects, keep_freed_memory
 from fedsim.simulation.settings import RuntimeSettings
 
 _RUN_ID = 1
@@ -34,7 +34,7 @@ class LocalEngine(Engine):
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_clients: int) -> None:
         """Run `server_app` against `num_clients` nodes of `client_app` until it returns."""
         keep_freed_memory()
-        with server_identity(_RUN_ID):
+        with frozen_objects(), server_identity(_RUN_ID):
             server_app(
                 LocalGrid(client_app, num_clients, run_id=_RUN_ID),
                 Context(

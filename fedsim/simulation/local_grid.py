@@ -7,29 +7,31 @@ Semantics, where Flower's own simulation leaves a choice:
 - Nodes are `FIRST_NODE + partition`, in a stable order.
 - Replies come lazily, one at a time, in the order of the requests: a strategy that consumes them as
   a stream never holds more than one. `push_messages` followed by `pull_messages` works as well.
-- Each client gets records of its own; the arrays' bytes are shared and never written to.
+- Each client gets records of its own; they share the arrays' numbers, which cannot be written to.
+- An app that can answer many requests at once (`ManyAnswers`) gets them in groups, a group when its
+  first reply is asked for.
 - A client's `Context` keeps what it wrote before an exception. For a privacy account that is the
   safe side.
 """
 
 import logging
-import traceback
 from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
 
 from flwr.app import (
     ArrayRecord,
-    ConfigRecord,
     Context,
     Error,
     Message,
-    MetricRecord,
+    MessageType,
     RecordDict,
 )
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from fedsim.clients.many import ManyAnswers
+from fedsim.server.live_arrays import live_record
 from fedsim.simulation.flower_internals import CLIENT_RAISED, empty_run, stamp, with_content
 
 logger = logging.getLogger(__name__)
@@ -105,30 +107,78 @@ class LocalGrid(Grid):
 
         A timeout cannot interrupt a client of the same process and is ignored.
         """
+        live = _LiveArrays()
+        for group in self._groups(messages):
+            for message in group:
+                stamp(message, str(next(self._ids)))
+            requests = [
+                (_private_copy(message, live), self._contexts[message.metadata.dst_node_id])
+                for message in group
+            ]
+            answers = self._answers(requests)
+            for message, answer in zip(group, answers, strict=True):
+                yield self._reply(message, answer)
+
+    def _groups(self, messages: Iterable[Message]) -> Iterator[list[Message]]:
+        """Cut the requests into groups of one kind that the app takes at once."""
+        app = self._client_app
+        group: list[Message] = []
         for message in messages:
-            stamp(message, str(next(self._ids)))
-            yield self._execute(message)
+            full = not isinstance(app, ManyAnswers) or len(group) >= app.group_size
+            if group and (full or message.metadata.message_type != group[0].metadata.message_type):
+                yield group
+                group = []
+            group.append(message)
+        if group:
+            yield group
+
+    def _answers(self, requests: list[tuple[Message, Context]]) -> Iterator[Message | Exception]:
+        app = self._client_app
+        if isinstance(app, ManyAnswers) and _is_train(requests[0][0]):
+            yield from app.answer_many(requests)
+            return
+        for message, context in requests:
+            try:
+                yield app(message, context)
+            except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
+                yield error
 
     def _execute(self, message: Message) -> Message:
-        node_id = message.metadata.dst_node_id
-        try:
-            reply = self._client_app(_private_copy(message), self._contexts[node_id])
-        except Exception as error:  # noqa: BLE001  whatever a client raises is that client's failure
-            logger.debug("node %d raised\n%s", node_id, traceback.format_exc())
-            reason = f"{type(error).__name__}: {error}"
-            reply = Message(Error(CLIENT_RAISED, reason), reply_to=message)
-        stamp(reply, str(next(self._ids)))
-        return reply
+        context = self._contexts[message.metadata.dst_node_id]
+        (answer,) = self._answers([(_private_copy(message, _LiveArrays()), context)])
+        return self._reply(message, answer)
+
+    def _reply(self, message: Message, answer: Message | Exception) -> Message:
+        if isinstance(answer, Exception):
+            node_id = message.metadata.dst_node_id
+            logger.debug("node %d raised", node_id, exc_info=answer)
+            reason = f"{type(answer).__name__}: {answer}"
+            answer = Message(Error(CLIENT_RAISED, reason), reply_to=message)
+        stamp(answer, str(next(self._ids)))
+        return answer
 
 
-def _private_copy(message: Message) -> Message:
+class _LiveArrays:
+    """Unpacks the arrays that many messages share once, for as long as they are sent."""
+
+    def __init__(self) -> None:
+        self._last: tuple[ArrayRecord, ArrayRecord] | None = None
+
+    def of(self, record: ArrayRecord) -> ArrayRecord:
+        """Return a record of its own with the same arrays, which nobody can change."""
+        if self._last is None or self._last[0] is not record:
+            values = {name: array.numpy() for name, array in record.items()}
+            self._last = record, live_record(values)
+        return self._last[1].copy()
+
+
+def _is_train(message: Message) -> bool:
+    return message.metadata.message_type == MessageType.TRAIN
+
+
+def _private_copy(message: Message, live: _LiveArrays) -> Message:
     """Return the message with records of its own: strategies share one RecordDict among all."""
     copy = RecordDict()
     for name, record in message.content.items():
-        if isinstance(record, ArrayRecord):
-            copy[name] = ArrayRecord(dict(record.items()))
-        elif isinstance(record, MetricRecord):
-            copy[name] = MetricRecord(dict(record.items()))
-        else:
-            copy[name] = ConfigRecord(dict(record.items()))
+        copy[name] = live.of(record) if isinstance(record, ArrayRecord) else record.copy()
     return with_content(message, copy)

@@ -1,7 +1,10 @@
 """Keeping freed memory in the process, for the tensors of the next step."""
 
 import ctypes
+import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # names of mallopt(3)
 _LARGEST_MMAP_THRESHOLD = 32 << 20
@@ -29,3 +32,18 @@ def keep_freed_memory() -> bool:
         (_TOP_PAD, 64 << 20),
     )
     return all(mallopt(name, value) == 1 for name, value in settings)
+
+
+@contextmanager
+def frozen_objects() -> Iterator[None]:
+    """Let the garbage collector leave out all objects that exist now.
+
+    Messages make it run often, and each full collection would walk through the hundreds of
+    thousands of objects of torch and Flower, none of which is garbage.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -1,6 +1,6 @@
 """How the federation is executed; nothing here changes a result or an ε."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,12 @@ class RuntimeSettings(Settings):
     workers: int = Field(default=1, ge=1, description="worker processes (engine flower)")
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="where clients train; auto: CUDA where there is one"
+    )
+
+    cohort: Literal["auto", "off"] | Annotated[int, Field(ge=1)] = Field(
+        default="auto",
+        description="clients of one process that train together in stacked tensors; auto: as many "
+        "as are faster than one by one",
     )
 
     @model_validator(mode="after")

@@ -1,5 +1,6 @@
 import json
 import multiprocessing
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,3 +131,42 @@ def test_processes_write_side_by_side(tmp_path: Path) -> None:
     for client in range(3):
         _spend(alone, client, 15)
     assert sorted(path.read_text().splitlines()) == sorted(alone.read_text().splitlines())
+
+
+def test_many_charges_are_written_at_once_or_not_at_all(tmp_path: Path) -> None:
+    one_by_one, together = tmp_path / "one.jsonl", tmp_path / "together.jsonl"
+    written = filled(one_by_one, clients=3, rounds=2)
+    journal = FileJournal(together)
+    journal.append_all(written[:3])
+    before = together.read_bytes()
+    for wrong in (charge(9, 1, "f" * 64), written[2]):
+        with pytest.raises(JournalError, match="does not continue"):
+            journal.append_all([*written[3:], wrong])
+    assert together.read_bytes() == before
+    journal.append_all(written[3:])
+    journal.append_all([])
+    assert together.read_bytes() == one_by_one.read_bytes()
+    assert FileJournal(together).history(2, after=1) == (written[5],)
+
+
+def test_a_client_may_be_charged_twice_at_once(tmp_path: Path) -> None:
+    first = charge(4, 1)
+    second = charge(4, 2, first.hash)
+    journal = FileJournal(tmp_path / "ledger.jsonl")
+    journal.append_all([first, second])
+    assert journal.history(4) == (first, second)
+
+
+def test_memory_does_not_grow_with_the_history(tmp_path: Path) -> None:
+    """A hundred more rounds cost less than a hundred bytes each in memory."""
+    journal = FileJournal(tmp_path / "ledger.jsonl")
+    last = charge(0, 1)
+    journal.append(last)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for round_number in range(2, 102):
+        last = charge(0, round_number, last.hash)
+        journal.append(last)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 100 * 100

@@ -1,18 +1,29 @@
-"""A cohort releases for each client what the client would release alone."""
+"""A cohort trains each client as the client trains alone: on the CPU, to the bit."""
+
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.clipping import FlatClipping
-from fedsim.clients.dp_sgd.cohort import Cohort, Member
+from fedsim.clients.dp_sgd.clipping import (
+    AutomaticClipping,
+    Clipping,
+    FlatClipping,
+    GroupClipping,
+)
+from fedsim.clients.dp_sgd.cohort import Member, PlainCohort, PrivateCohort
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import SeededNoise
 from fedsim.clients.dp_sgd.per_example import BookKeeping, UncoveredParameterError
+from fedsim.clients.dp_sgd.ragged import Ragged
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.clients.optimizers import make_optimizer
+from fedsim.clients.settings import AdamSettings
 
-CLIENTS = 4
+CLIENTS = 9
+ADAM = AdamSettings(name="adam", lr=0.05)
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -35,7 +46,12 @@ class Tokens(nn.Module):
 
 
 def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 3))
+    return nn.Sequential(nn.Linear(6, 33), nn.ReLU(inplace=True), nn.Linear(33, 3))
+
+
+def wide() -> nn.Module:
+    """Too many values to be brought together by length."""
+    return nn.Sequential(nn.Linear(100, 350), nn.Tanh(), nn.Linear(350, 3))
 
 
 def cnn() -> nn.Module:
@@ -49,118 +65,198 @@ def cnn() -> nn.Module:
     )
 
 
-MODELS = {"mlp": (mlp, (6,)), "cnn": (cnn, (2, 6, 6)), "tokens": (Tokens, (5,))}
+MODELS = {
+    "mlp": (mlp, (6,)),
+    "wide": (wide, (100,)),
+    "cnn": (cnn, (2, 6, 6)),
+    "tokens": (Tokens, (5,)),
+}
 
 
-def example_data(shape: tuple[int, ...], client: int, *, tokens: bool) -> tuple[Tensor, Tensor]:
+def example_data(shape: tuple[int, ...], client: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(client)
-    n = 12 + 5 * client
+    n = 12 + 5 * (client // 2)  # some clients are alike
     targets = torch.randint(0, 3, (n,), generator=generator)
-    if tokens:
+    if shape == (5,):
         return torch.randint(0, 7, (n, *shape), generator=generator), targets
-    return torch.randn(n, *shape, generator=generator, dtype=torch.float64), targets
+    return torch.randn(n, *shape, generator=generator), targets
 
 
-def member(client: int, shape: tuple[int, ...], *, tokens: bool, z: float = 1.0) -> Member:
-    x, y = example_data(shape, client, tokens=tokens)
-    step = DpSgdStep(
-        PoissonSampling(0.2 + 0.15 * client), FlatClipping(0.3 + 0.4 * client), z, 3.0 + client
-    )
+def clipping_of(kind: str, bound: float) -> Clipping:
+    if kind == "layers":
+        return GroupClipping(bound, bounds="by_dimension")
+    return AutomaticClipping(bound) if kind == "automatic" else FlatClipping(bound)
+
+
+def member(client: int, shape: tuple[int, ...], *, clipping: str = "flat") -> Member:
+    x, y = example_data(shape, client)
+    rate = (0.0, 1.0, 1.0, 0.3, 0.5, 0.8)[client % 6]
+    rule = clipping_of(clipping, 0.3 + 0.4 * client)
+    step = DpSgdStep(PoissonSampling(rate), rule, 1.0, 3.0 + client)
     streams = [np.random.default_rng((client, purpose)) for purpose in (1, 2)]
     return Member(step, x, y, streams[0], SeededNoise(streams[1]))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_cohort_equals_one_client_at_a_time(name: str) -> None:
-    make, shape = MODELS[name]
-    tokens = name == "tokens"
+def alone(make: Callable[[], nn.Module], one: Member, *, steps: int = 4) -> Tensor:
     torch.manual_seed(0)
-    model = make().double()
-    alone = []
+    gradients = BookKeeping(make(), cross_entropy)
+    into, optimizer = torch.empty_like(gradients.parameters.data), make_optimizer(ADAM)
+    assert one.step is not None
+    assert one.noise is not None
+    for _ in range(steps):
+        one.step.release(
+            gradients, one.features, one.targets, lots=one.lots, noise=one.noise, into=into
+        )
+        optimizer.step([gradients.parameters.data], [into])
+    return gradients.parameters.data
+
+
+def together(make: Callable[[], nn.Module], members: list[Member], *, steps: int = 4) -> Tensor:
+    torch.manual_seed(0)
+    cohort = PrivateCohort(make(), cross_entropy, members)
+    into, optimizer = torch.empty_like(cohort.values), make_optimizer(ADAM)
+    for _ in range(steps):
+        cohort.gradient(into)
+        optimizer.step([cohort.values], [into])
+    return cohort.values[:, : cohort.size]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("clipping", ["flat", "layers", "automatic"])
+def test_a_cohort_equals_one_client_at_a_time(name: str, clipping: str) -> None:
+    make, shape = MODELS[name]
+    values = together(make, [member(k, shape, clipping=clipping) for k in range(CLIENTS)])
     for client in range(CLIENTS):
-        own = make().double()
-        own.load_state_dict(model.state_dict())
-        gradients = BookKeeping(own, cross_entropy)
-        optimizer_parameter = gradients.parameters.optimizer_parameter()
-        optimizer_parameter.grad = into = torch.zeros_like(gradients.parameters.data)
-        optimizer = torch.optim.Adam([optimizer_parameter], lr=0.05)
-        one = member(client, shape, tokens=tokens)
-        for _ in range(4):
-            one.step.release(
-                gradients, one.features, one.targets, lots=one.lots, noise=one.noise, into=into
-            )
-            optimizer.step()
-        alone.append(gradients.parameters.data)
-    cohort = Cohort(model, cross_entropy, clients=CLIENTS)
-    stacked = cohort.optimizer_parameter()
-    stacked.grad = released = torch.zeros_like(cohort.values)
-    optimizer = torch.optim.Adam([stacked], lr=0.05)
-    members = [member(client, shape, tokens=tokens) for client in range(CLIENTS)]
+        assert torch.equal(values[client], alone(make, member(client, shape, clipping=clipping)))
+
+
+def batches(client: int, n: int) -> Iterator[np.ndarray]:
+    generator = np.random.default_rng(client)
+    while True:
+        yield generator.permutation(n)[: 4 + client // 2]
+
+
+def test_a_cohort_without_privacy_equals_one_client_at_a_time() -> None:
+    torch.manual_seed(0)
+    members = []
+    for client in range(CLIENTS):
+        x, y = example_data((6,), client)
+        members.append(Member(None, x, y, batches(client, len(x)), None))
+    model = mlp()
+    cohort = PlainCohort(model, cross_entropy, members)
+    into, optimizer = torch.empty_like(cohort.values), make_optimizer(ADAM)
     for _ in range(4):
-        cohort.release(members, released)
-        optimizer.step()
-    torch.testing.assert_close(cohort.values, torch.stack(alone), rtol=1e-9, atol=1e-10)
-
-
-def test_no_client_sees_another() -> None:
-    """A change of one client's data, NaN included, leaves the others' releases as they were."""
-    releases = []
-    for poison in (0.0, 1e6, float("nan")):
+        cohort.gradient(into)
+        optimizer.step([cohort.values], [into])
+    for client, values in enumerate(cohort.values):
         torch.manual_seed(0)
-        cohort = Cohort(mlp().double(), cross_entropy, clients=CLIENTS)
-        members = [member(client, (6,), tokens=False) for client in range(CLIENTS)]
+        own = mlp()
+        parameters, optimizer = list(own.parameters()), make_optimizer(ADAM)
+        x, y = example_data((6,), client)
+        lots = batches(client, len(x))
+        for _ in range(4):
+            lot = next(lots)
+            found = torch.autograd.grad(cross_entropy(own(x[lot]), y[lot]).mean(), parameters)
+            optimizer.step(parameters, found)
+        expected = torch.cat([parameter.detach().flatten() for parameter in parameters])
+        assert torch.equal(values[: cohort.size], expected)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_no_client_sees_another(name: str) -> None:
+    """A change of one client's data, NaN included, changes no bit of the others' releases."""
+    make, shape = MODELS[name]
+    releases = []
+    for poison in (0.0, 1e6, 1e30, float("nan")):
+        members = [member(client, shape) for client in range(CLIENTS)]
         members[2].features[:] += poison
-        into = torch.zeros_like(cohort.values)
-        cohort.release(members, into)
-        assert torch.isfinite(into).all()
-        releases.append(into)
-    others = [0, 1, 3]
+        releases.append(together(make, members, steps=1))
+        assert torch.isfinite(releases[-1]).all()
+    others = [client for client in range(CLIENTS) if client != 2]
     for changed in releases[1:]:
-        torch.testing.assert_close(changed[others], releases[0][others], rtol=1e-12, atol=0)
+        assert torch.equal(changed[others], releases[0][others])
         assert not torch.equal(changed[2], releases[0][2])
 
 
+def test_company_changes_nothing() -> None:
+    """The same client beside nobody, beside others, and at another place among them."""
+    everybody = together(mlp, [member(client, (6,)) for client in range(CLIENTS)])
+    single = together(mlp, [member(3, (6,))])
+    turned = together(mlp, [member(client, (6,)) for client in reversed(range(CLIENTS))])
+    assert torch.equal(single[0], everybody[3])
+    assert torch.equal(turned.flip(0), everybody)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_the_layout_has_every_row_once(together: bool) -> None:
+    lengths = [0, 0, 3, 3, 3, 16, 17, 17]
+    layout = Ragged.of(lengths, together=together)
+    found = dict(layout.each())
+    assert {k: rows.stop - rows.start for k, rows in found.items()} == {
+        k: length for k, length in enumerate(lengths) if length
+    }
+    assert all(rows.start % 16 == 0 for rows in found.values())
+    assert layout.real.sum() == sum(lengths)
+    assert len(layout.runs) == (3 if together else 6)
+    for client, rows in found.items():
+        assert layout.real[rows].all()
+        assert (layout.owners[rows] == client).all()
+
+
 def test_empty_lots_release_noise() -> None:
-    cohort = Cohort(mlp().double(), cross_entropy, clients=2)
     members = []
     for client in range(2):
         step = DpSgdStep(PoissonSampling(0.0), FlatClipping(1.0), 1.0, 5.0)
-        x, y = example_data((6,), client, tokens=False)
+        x, y = example_data((6,), client)
         streams = [np.random.default_rng((client, purpose)) for purpose in (1, 2)]
         members.append(Member(step, x, y, streams[0], SeededNoise(streams[1])))
-    into = torch.zeros_like(cohort.values)
-    cohort.release(members, into)
-    assert (into != 0).all()
+    cohort = PrivateCohort(mlp(), cross_entropy, members)
+    into = torch.full_like(cohort.values, float("nan"))
+    cohort.gradient(into)
+    assert (into[:, : cohort.size] != 0).all()
+    assert (into[:, cohort.size :] == 0).all()
     assert not torch.equal(into[0], into[1])
 
 
-def test_what_has_no_batched_rule_is_refused() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(6, 6)
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(torch.tanh(self.layer(x)))
-
-    class Bare(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(torch.randn(6, 3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ self.w
-
-    for model, message in ((Twice(), "used twice"), (Bare(), "how w is used")):
-        cohort = Cohort(model.double(), cross_entropy, clients=1)
-        into = torch.zeros_like(cohort.values)
-        with pytest.raises(UncoveredParameterError, match=message):
-            cohort.release([member(3, (6,), tokens=False)], into)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.tanh(self.layer(x)))
 
 
-def test_a_cohort_needs_its_members() -> None:
+class Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(6, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w
+
+
+@pytest.mark.parametrize(("model", "message"), [(Twice, "used twice"), (Bare, "how w is used")])
+def test_what_has_no_rule_is_refused(model: type[nn.Module], message: str) -> None:
+    cohort = PrivateCohort(model(), cross_entropy, [member(3, (6,))])
+    with pytest.raises(UncoveredParameterError, match=message):
+        cohort.gradient(torch.zeros_like(cohort.values))
+
+
+def test_without_privacy_only_linear_layers_have_a_rule() -> None:
+    x, y = example_data((2, 6, 6), 1)
+    cohort = PlainCohort(cnn(), cross_entropy, [Member(None, x, y, batches(1, len(x)), None)])
+    with pytest.raises(UncoveredParameterError, match="linear layers only"):
+        cohort.gradient(torch.zeros_like(cohort.values))
+
+
+def test_members_must_go_together() -> None:
     with pytest.raises(ValueError, match="at least one client, got 0"):
-        Cohort(mlp(), cross_entropy, clients=0)
-    cohort = Cohort(mlp().double(), cross_entropy, clients=2)
-    with pytest.raises(ValueError, match="need 2 members, got 1"):
-        cohort.release([member(0, (6,), tokens=False)], torch.zeros_like(cohort.values))
+        PrivateCohort(mlp(), cross_entropy, [])
+    with pytest.raises(ValueError, match="must clip alike"):
+        PrivateCohort(
+            mlp(), cross_entropy, [member(0, (6,)), member(1, (6,), clipping="automatic")]
+        )
+    x, y = example_data((6,), 1)
+    with pytest.raises(ValueError, match="needs a mechanism and noise"):
+        PrivateCohort(mlp(), cross_entropy, [Member(None, x, y, batches(1, len(x)), None)])

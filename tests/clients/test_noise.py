@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from fedsim.clients.dp_sgd.noise import (
     NoiseSource,
     SecureNoise,
     SeededNoise,
-    generator_from_words,
+    fill_rows_,
     secret_stream,
 )
 from fedsim.clients.training import StreamKey
@@ -76,32 +77,72 @@ def test_noise_fills_a_slice_and_nothing_else(index: int) -> None:
     assert (values[50:] == 0).all()
 
 
-def test_seeded_noise_is_a_mersenne_twister_with_the_state_it_was_given() -> None:
-    """numpy's MT19937 with the same 624 words draws the same integers as torch."""
-    words = stream(3).integers(0, 2**32, size=624, dtype=np.uint32)
-    twister = np.random.MT19937()
-    key = words.copy()
-    key[0] |= 0x80000000
-    twister.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": 624}}
-    generator = generator_from_words(words)
-    ours = torch.empty(2000, dtype=torch.int64).random_(0, 2**20, generator=generator)
-    np.testing.assert_array_equal(ours.numpy(), twister.random_raw(2000) % 2**20)
+def test_seeded_noise_is_box_muller_of_a_keystream() -> None:
+    """AES-256-CTR by its definition, and the formula of Box and Muller in float64."""
+    key = stream(3).bytes(32)
+    block = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()
+    counters = b"".join(i.to_bytes(16, "big") for i in range(50))
+    words = np.frombuffer(block.update(counters), dtype="<u4")
+    first, second = words[:100] & 0x7FFFFFFF, words[100:].view(np.int32)
+    radius = np.sqrt(-2 * np.log((first + 0.5) * 2.0**-31))
+    angle = second * (2 * np.pi * 2.0**-32)
+    expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    ours = SeededNoise(stream(3)).fill_(torch.empty(200), 3.0)
+    np.testing.assert_allclose(ours.numpy(), 3.0 * expected, rtol=2e-5, atol=2e-6)
 
 
-def test_every_word_of_the_state_counts() -> None:
-    words = stream(3).integers(0, 2**32, size=624, dtype=np.uint32)
-    other = words.copy()
-    other[400] ^= 1
-    one, two = (
-        torch.empty(2000).normal_(generator=generator_from_words(w)) for w in (words, other)
-    )
-    assert not torch.equal(one, two)
+def test_every_bit_of_the_key_counts() -> None:
+    class Given:
+        def __init__(self, key: bytes) -> None:
+            self.key = key
+
+        def bytes(self, length: int) -> bytes:
+            assert length == len(self.key)
+            return self.key
+
+    def noise(key: bytes) -> Tensor:
+        return drawn(SeededNoise(Given(key)), 2000)  # type: ignore[arg-type]
+
+    base = noise(bytes(32))
+    for place in (0, 13, 31):
+        for bit in (1, 128):
+            other = bytearray(32)
+            other[place] = bit
+            assert abs(correlation(base, noise(bytes(other)))) < 5
 
 
-@pytest.mark.parametrize("count", [0, 623, 625])
-def test_a_state_has_624_words(count: int) -> None:
-    with pytest.raises(ValueError, match="need 624 words"):
-        generator_from_words(np.ones(count, dtype=np.uint32))
+def test_seeded_noise_is_finite_at_the_ends_of_its_uniforms() -> None:
+    class Constant:
+        def __init__(self, byte: bytes) -> None:
+            self.byte = byte
+
+        def update(self, data: bytes) -> bytes:
+            return self.byte * len(data)
+
+    source = SeededNoise(stream(1))
+    source.keystream = Constant(b"\x00")
+    assert drawn(source, 2)[0].item() == pytest.approx(np.sqrt(64 * np.log(2)))
+    source.keystream = Constant(b"\xff")
+    assert drawn(source, 2).tolist() == pytest.approx([0.0, 0.0])
+
+
+@pytest.mark.parametrize("size", [1, 33, 2407])
+def test_noise_of_many_rows_is_that_of_each_row(size: int) -> None:
+    deviations = [0.5, 0.0, 3.0, 1.7]
+    rows, padded = torch.empty(4, size), torch.zeros(4, size + 7)
+    fill_rows_([SeededNoise(stream(k)) for k in range(4)], rows, deviations)
+    fill_rows_([SeededNoise(stream(k)) for k in range(4)], padded[:, :size], deviations)
+    for k, deviation in enumerate(deviations):
+        alone = SeededNoise(stream(k)).fill_(torch.empty(size), deviation)
+        assert torch.equal(rows[k], alone)
+        assert torch.equal(padded[k, :size], alone)
+    assert (padded[:, size:] == 0).all()
+
+
+def test_rows_of_secure_noise_differ() -> None:
+    rows = torch.empty(2, 50)
+    fill_rows_([SecureNoise(), SecureNoise()], rows, [1.0, 1.0])
+    assert len(set(rows.flatten().tolist())) == 100
 
 
 def test_seeded_noise_depends_on_its_stream_alone() -> None:

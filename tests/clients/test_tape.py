@@ -1,6 +1,8 @@
 """The tape: which uses are noted, when, and for which call."""
 
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -218,3 +220,18 @@ def test_models_stay_plain() -> None:
     again = pickle.loads(pickle.dumps(model))
     assert list(again.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert not any(vars(p) for p in model.parameters())
+
+
+def test_nothing_outlives_the_step() -> None:
+    """A use must not hold the history of its input, which holds the use: no collector sees that."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    parameters = list(model.parameters())
+    tape = Tape({id(p): i for i, p in enumerate(parameters)}, 5)
+    with tape:
+        loss = model(torch.randn(5, 3)).sum()
+    tape.backward(loss)
+    assert len(tape.uses) == 2
+    watched = [weakref.ref(use) for use in tape.uses]
+    del tape, loss
+    gc.collect()
+    assert [seen() for seen in watched] == [None, None]

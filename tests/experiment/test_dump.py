@@ -148,6 +148,7 @@ runtime:
   engine: local
   workers: 1
   device: auto
+  cohort: auto
 """
     )
 

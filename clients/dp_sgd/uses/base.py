@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from copy import copy
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from fedsim.clients.dp_sgd.uses.norms import row_norms, squares, unit_roundoff, without
 
 ALL = slice(None)
+_NOTHING = torch.empty(0)  # before the tape fills a use in
 
 
 class ExampleGradients(Protocol):
@@ -109,8 +111,18 @@ class Use(ExampleUse):
     ) -> None:
         super().__init__([index for index in (weight, bias) if index is not None])
         self.weight, self.bias, self.w, self.b = weight, bias, w, b
-        self.input: Tensor = torch.empty(0)
-        self.output_gradient: Tensor = torch.empty(0)
+        self.input: Tensor = _NOTHING
+        self.output_gradient: Tensor = _NOTHING
+        self._held: dict[int, Tensor] = {}
+
+    def of_rows(self, rows: slice) -> Self:
+        """Return the same use of some of the examples only; to be asked before anything else."""
+        part = copy(self)
+        part._held = {}
+        part.output_gradient = self.output_gradient[rows]
+        if self.needs_input:
+            part.input = self.input[rows]
+        return part
 
     @property
     def examples(self) -> int:
@@ -180,7 +192,6 @@ class MaterialisedUse(HeldUse, Use):
         self, weight: int | None, bias: int | None, w: Tensor | None, b: Tensor | None
     ) -> None:
         Use.__init__(self, weight, bias, w, b)
-        self._held = {}
         self.workspace: Workspace | None = None
 
 

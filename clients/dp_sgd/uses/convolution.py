@@ -28,6 +28,7 @@ class ConvolutionUse(MaterialisedUse):
     ) -> None:
         super().__init__(weight, bias, w, b)
         self._w = w
+        self.geometry: tuple[list[int], list[int], list[int], bool, list[int], int]
         self.geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class LinearUse(Use):
     def __init__(self, weight: int | None, bias: int | None, w: Tensor, b: Tensor | None) -> None:
         super().__init__(weight, bias, w, b)
         self._w = w
-        self._held: dict[int, Tensor] = {}
+        self._scaled: tuple[Tensor, Tensor] | None = None
         self._g_squares: Tensor | None = None
         self._sequences: tuple[Tensor, Tensor] | None = None
 
@@ -75,17 +75,22 @@ class LinearUse(Use):
             add_rows(held, factors, into)
             return
         if self._single:
-            g = self.output_gradient.flatten(1)
+            g = self.scaled_by(factors)
             if index == self.bias:
-                into.addmv_(g.t(), factors)
+                into.add_(g.sum(0))
             else:
-                into.addmm_((g * factors.unsqueeze(1)).t(), self.input.flatten(1))
+                into.addmm_(g.t(), self.input.flatten(1))
             return
         a, g = self._pair()
         scaled = (g * factors[:, None, None]).flatten(0, 1)
         parts = zip(scaled.split(_ROWS), a.flatten(0, 1).split(_ROWS), strict=True)
         for part_g, part_a in parts:
             into.addmm_(part_g.t(), part_a)
+
+    @property
+    def on_vectors(self) -> bool:
+        """Whether each example is one vector, so that no gradient of one is ever held."""
+        return self._single
 
     def gradients_of(self, index: int, rows: slice = ALL) -> Tensor:
         """Return the gradients (n, *shape), or some rows of each: (n, rows, *shape[1:])."""
@@ -108,7 +113,7 @@ class LinearUse(Use):
     def drop(self, dropped: Tensor) -> None:
         """Make the gradients of the examples marked in (n,) zero; called after the norms."""
         super().drop(dropped)
-        self._sequences = None
+        self._sequences = self._scaled = None
         self._held = {index: without(held, dropped) for index, held in self._held.items()}
 
     @property
@@ -123,6 +128,13 @@ class LinearUse(Use):
     def _little(self) -> bool:
         """Whether the gradients of all examples may be held."""
         return self.output_gradient.shape[0] * self._w.numel() <= BUDGET
+
+    def scaled_by(self, factors: Tensor) -> Tensor:
+        """Return factor_i · g_i (n, out), computed once for weight and bias."""
+        if self._scaled is None or self._scaled[0] is not factors:
+            scaled = self.output_gradient.flatten(1) * factors.unsqueeze(1)
+            self._scaled = factors, scaled
+        return self._scaled[1]
 
     def _squares_of_g(self) -> Tensor:
         if self._g_squares is None:

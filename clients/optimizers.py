@@ -1,0 +1,105 @@
+"""Local optimizers: SGD and Adam, entry by entry, over any list of tensors.
+
+The arithmetic is that of torch.optim, to the bit (tests compare). These are functions of values and
+gradients alone, so the same code trains one client, or the stacked values of a whole cohort, and
+starts over for the next client without being built again. (Building torch's takes longer than a
+step of a small model, and the first one imports its compiler: a second of start-up.)
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedsim.clients.settings import AdamSettings, OptimizerSettings, SgdSettings
+
+_BETAS = (0.9, 0.999)
+_EPSILON = 1e-8
+
+
+class LocalOptimizer(ABC):
+    """Changes values in place, given their gradients."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Forget everything learnt, for the next client."""
+
+    @abstractmethod
+    def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Take one step; the gradients may be overwritten.
+
+        Args:
+            values: the same tensors in every step since `restart`.
+            gradients: one for each of `values`, in its shape.
+        """
+
+
+class Sgd(LocalOptimizer):
+    """v ← μ v + (g + λ w),  w ← w − η v; as torch.optim.SGD without dampening."""
+
+    def __init__(self, settings: SgdSettings) -> None:
+        self._settings = settings
+        self._velocities: list[Tensor] | None = None
+
+    def restart(self) -> None:
+        """Forget the velocities."""
+        self._velocities = None
+
+    @torch.no_grad()
+    def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Take one step; the gradients may be overwritten."""
+        settings = self._settings
+        if settings.weight_decay:
+            for value, gradient in zip(values, gradients, strict=True):
+                gradient.add_(value, alpha=settings.weight_decay)
+        if settings.momentum:
+            gradients = self._moved(gradients, settings.momentum)
+        for value, gradient in zip(values, gradients, strict=True):
+            value.add_(gradient, alpha=-settings.lr)
+
+    def _moved(self, gradients: Sequence[Tensor], momentum: float) -> list[Tensor]:
+        """Return the velocities after a step."""
+        if self._velocities is None:
+            self._velocities = [gradient.clone() for gradient in gradients]
+        else:
+            for velocity, gradient in zip(self._velocities, gradients, strict=True):
+                velocity.mul_(momentum).add_(gradient)
+        return self._velocities
+
+
+class Adam(LocalOptimizer):
+    """Adam (Kingma and Ba 2015), or AdamW with decoupled decay; as torch.optim.Adam and AdamW."""
+
+    def __init__(self, settings: AdamSettings) -> None:
+        self._settings = settings
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the moments and the number of steps."""
+        self._steps = 0
+        self._moments: list[tuple[Tensor, Tensor]] = []
+
+    @torch.no_grad()
+    def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Take one step; the gradients may be overwritten."""
+        if not self._moments:
+            self._moments = [(torch.zeros_like(v), torch.zeros_like(v)) for v in values]
+        self._steps += 1
+        corrections = [1 - beta**self._steps for beta in _BETAS]
+        settings = self._settings
+        for value, gradient, (first, second) in zip(values, gradients, self._moments, strict=True):
+            if settings.weight_decay and settings.name == "adamw":
+                value.mul_(1 - settings.lr * settings.weight_decay)
+            elif settings.weight_decay:
+                gradient.add_(value, alpha=settings.weight_decay)
+            first.lerp_(gradient, 1 - _BETAS[0])
+            second.mul_(_BETAS[1]).addcmul_(gradient, gradient, value=1 - _BETAS[1])
+            scale = (second.sqrt() / math.sqrt(corrections[1])).add_(_EPSILON)
+            value.addcdiv_(first, scale, value=-settings.lr / corrections[0])
+
+
+def make_optimizer(settings: OptimizerSettings) -> LocalOptimizer:
+    """Return a fresh optimizer."""
+    return Sgd(settings) if isinstance(settings, SgdSettings) else Adam(settings)

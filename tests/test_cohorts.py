@@ -1,0 +1,172 @@
+"""Training clients together changes nothing but the time."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedsim
+from fedsim.clients import many
+from fedsim.clients.cohort_training import cohort_size, cohorts_agree
+from fedsim.clients.dp_sgd.backend import gradients_for
+from fedsim.clients.dp_sgd.clipping import FlatClipping
+from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.clients.settings import LocalSettings, SgdSettings
+from fedsim.clients.workbench import Workbench
+
+PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
+OWN = {"1": {"max_grad_norm": 1.5}, "3": {"noise_multiplier": 0.7}}
+
+
+def experiment(**sections: object) -> dict[str, Any]:
+    partition = {"scheme": "dirichlet", "num_clients": 7, "alpha": 0.5, "min_examples": 20}
+    content: dict[str, Any] = {
+        "name": "together",
+        "data": {"dataset": "digits", "partition": partition},
+        "model": {"name": "mlp", "args": {"hidden": [9]}},
+        "federation": {"rounds": 3, "clients_per_round": 6},
+        "local": {"steps": 2, "batch_size": 16, "optimizer": {"name": "adam", "lr": 0.01}},
+        "privacy": {**PRIVACY, "clients": OWN},
+        **sections,
+    }
+    return {name: section for name, section in content.items() if section is not None}
+
+
+def outcome(path: Path) -> tuple[bytes, list[str], list[Any]]:
+    """The model's bytes, the ledger's lines and what each round says, times apart."""
+    lines = (path / "rounds.jsonl").read_text().splitlines()
+    said = [{k: v for k, v in json.loads(line).items() if "seconds" not in k} for line in lines]
+    ledger = path / "ledger.jsonl"
+    charges = sorted(ledger.read_text().splitlines()) if ledger.exists() else []
+    return (path / "model.safetensors").read_bytes(), charges, said
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"privacy": {**PRIVACY, "clipping": "per_layer", "sampling": "balls_and_bins"}},
+        {"privacy": None},
+    ],
+    ids=["private", "by layer", "plain"],
+)
+def test_the_size_of_cohorts_changes_no_bit(
+    tmp_path: Path, sections: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    train = many.train_together
+
+    def counting(*arguments: Any) -> Tensor:
+        sizes.append(len(arguments[-1]))
+        return train(*arguments)
+
+    monkeypatch.setattr(many, "train_together", counting)
+    outcomes = []
+    for cohort in ("off", "auto", 2, 4):
+        sizes.clear()
+        out = tmp_path / str(cohort)
+        fedsim.run(experiment(runtime={"cohort": cohort}, **sections), out=out)
+        assert max(sizes, default=1) == {"off": 1, "auto": 6}.get(str(cohort), cohort)
+        outcomes.append(outcome(out))
+    assert all(other == outcomes[0] for other in outcomes[1:])
+
+
+def test_a_cohort_that_breaks_costs_nobody_their_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fedsim.run(experiment(runtime={"cohort": "off"}), out=tmp_path / "alone")
+
+    def broken(*arguments: Any) -> Tensor:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(many, "train_together", broken)
+    fedsim.run(experiment(), out=tmp_path / "broken")
+    assert outcome(tmp_path / "broken") == outcome(tmp_path / "alone")
+
+
+def test_every_charge_of_a_cohort_is_on_disk_before_any_of_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, seen = many.train_together, []
+
+    def looking(*arguments: Any) -> Tensor:
+        seen.append(len((tmp_path / "r" / "ledger.jsonl").read_text().splitlines()))
+        return train(*arguments)
+
+    monkeypatch.setattr(many, "train_together", looking)
+    fedsim.run(experiment(), out=tmp_path / "r")
+    assert seen == [6, 12, 18]
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def agree(model: nn.Module, *, private: bool) -> bool:
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(20, 8, generator=generator), torch.arange(20) % 3
+    gradients = gradients_for(model, cross_entropy, x[:3], y[:3]) if private else None
+    bench = Workbench(model, parameters=None if gradients is None else gradients.parameters)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    local = LocalSettings(steps=9, batch_size=8, optimizer=SgdSettings(name="sgd", lr=0.1))
+    step = None
+    if private:
+        step = DpSgdStep(PoissonSampling(0.5), FlatClipping(0.5), 1.0, 4.0)
+        step = step.for_model(bench.parameters)
+    state = torch.get_rng_state()
+    found = cohorts_agree(bench, cross_entropy, gradients, local, x, y, step)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+    return found
+
+
+def net(*between: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 21), *between, nn.Linear(21, 3))
+
+
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize(
+    ("between", "reason"),
+    [
+        (nn.ReLU(), None),
+        (nn.Tanh(), None),
+        (nn.GELU(), None),
+        (nn.SiLU(), "would round differently"),
+        (nn.Dropout(0.2), "draws random numbers"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_models_train_together_only_where_that_changes_nothing(
+    between: nn.Module, reason: str | None, private: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """torch's SiLU rounds the last few numbers of a tensor differently from the others."""
+    caplog.set_level(logging.INFO)
+    assert agree(net(between), private=private) == (reason is None)
+    assert reason is None or reason in caplog.text
+
+
+def test_a_model_that_couples_examples_trains_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    coupled = nn.BatchNorm1d(21, track_running_stats=False)
+    assert not agree(net(coupled), private=False)
+    assert not agree(net(nn.BatchNorm1d(21)), private=False)
+    assert "buffers" in caplog.text
+
+
+def test_the_cost_model() -> None:
+    small, convolution = nn.Linear(4, 4), nn.Conv2d(1, 1, 3)
+    assert cohort_size(small, 2_410, "auto", private=True) == 256
+    assert cohort_size(small, 101_770, "auto", private=True) == 10
+    assert cohort_size(small, 101_770, "auto", private=False) == 1
+    assert cohort_size(small, 5_000_000, "auto", private=True) == 1
+    assert cohort_size(convolution, 10, "auto", private=True) == 1
+    assert cohort_size(convolution, 10, 3, private=True) == 3
+    assert cohort_size(small, 10, "off", private=True) == 1
