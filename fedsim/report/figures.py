@@ -16,6 +16,23 @@ def epsilon_text(epsilon: float | None) -> str:
     return f"{rounded.normalize():f}"
 
 
+def delta_text(delta: float) -> str:
+    """Return δ with at most 4 significant digits, rounded up."""
+    value = Decimal(repr(delta))  # the shortest number that reads back: 0.001 stays 0.001
+    if value == 0:
+        return "0"
+    step = Decimal(1).scaleb(value.adjusted() - 3)
+    return f"{float(value.quantize(step, rounding=ROUND_CEILING)):g}"
+
+
+def percent_up(share: float) -> str:
+    """Return a share in percent with one decimal, two below 1 %, rounded up, at most 100 %."""
+    digits = 2 if share < 0.01 else 1
+    step = Decimal(1).scaleb(-digits)
+    percent = (Decimal(repr(min(share, 1.0))) * 100).quantize(step, rounding=ROUND_CEILING)
+    return f"{min(percent, Decimal(100)).normalize():f}%"
+
+
 def metric_text(name: str, value: float | None) -> str:
     """Return a metric: accuracies in percent, everything else with 4 significant digits."""
     if value is None:
