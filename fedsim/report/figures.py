@@ -10,7 +10,7 @@ def epsilon_text(epsilon: float | None) -> str:
         return "∞"
     if epsilon == 0:
         return "0"
-    value = Decimal(epsilon)
+    value = Decimal(repr(float(epsilon)))  # the shortest that reads back: 7.99 stays 7.99
     step = Decimal(1).scaleb(value.adjusted() - 3)
     rounded = value.quantize(step, rounding=ROUND_CEILING)
     return f"{rounded.normalize():f}"
@@ -18,7 +18,7 @@ def epsilon_text(epsilon: float | None) -> str:
 
 def delta_text(delta: float) -> str:
     """Return δ with at most 4 significant digits, rounded up."""
-    value = Decimal(repr(delta))  # the shortest number that reads back: 0.001 stays 0.001
+    value = Decimal(repr(float(delta)))
     if value == 0:
         return "0"
     step = Decimal(1).scaleb(value.adjusted() - 3)

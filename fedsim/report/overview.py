@@ -126,11 +126,12 @@ def lost_updates(contents: RunContents) -> Counter[int]:
 
 def phases(contents: RunContents) -> list[Phase]:
     """Return where the time of the rounds went, for runs that recorded it (`seconds_<phase>`)."""
-    totals: Counter[str] = Counter()
+    totals: dict[str, float] = {}
     for row in contents.rounds:
         for name, value in row.items():
             if name.startswith("seconds_") and isinstance(value, int | float):
-                totals[name.removeprefix("seconds_").replace("_", " ")] += value
+                part = name.removeprefix("seconds_").replace("_", " ")
+                totals[part] = totals.get(part, 0.0) + value
     whole = max(sum(totals.values()), contents.summary["seconds"])
     if whole <= 0:
         return []

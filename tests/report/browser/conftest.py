@@ -78,6 +78,13 @@ class Browser:
                     return
             self.events.append(self._read())
 
+    def forget(self, method: str, session: str) -> None:
+        """Drop an event that came already."""
+        kept = (
+            e for e in self.events if (e.get("method"), e.get("sessionId")) != (method, session)
+        )
+        self.events = list(kept)
+
     def close(self) -> None:
         """End the process and everything it started."""
         os.killpg(self._process, signal.SIGKILL)
@@ -126,6 +133,7 @@ class Page:
 
     def open(self, path: Path) -> float:
         """Open a file and return after how many seconds it had loaded."""
+        self._browser.forget("Page.loadEventFired", self._session)
         start = time.monotonic()
         self.call("Page.navigate", url=path.as_uri())
         self._browser.wait_for("Page.loadEventFired", self._session)
@@ -133,7 +141,9 @@ class Page:
 
     def js(self, expression: str) -> Any:
         """Return the value of an expression in the page."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        found = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in found:
             raise RuntimeError(str(found["exceptionDetails"]))
         return found["result"].get("value")
@@ -162,10 +172,10 @@ class Page:
 
     def hover(self, selector: str) -> None:
         """Move the pointer over an element."""
+        self.js(f"document.querySelector({selector!r}).scrollIntoView({{behavior: 'instant'}})")
+        self.js("new Promise((done) => setTimeout(done, 100))")  # what scrolling sets off
         x, y = self.js(
-            f"(() => {{ const e = document.querySelector({selector!r});"
-            " e.scrollIntoView({block: 'center', behavior: 'instant'});"
-            " const b = e.getBoundingClientRect();"
+            f"(() => {{ const b = document.querySelector({selector!r}).getBoundingClientRect();"
             " return [b.x + b.width / 2, b.y + b.height / 2]; })()"
         )
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
