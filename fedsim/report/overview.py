@@ -12,6 +12,7 @@ from fedsim.statement.sentence import counted
 
 MAX_INCIDENTS = 100
 _MAX_REASON = 300
+_NOTICED = 0.005  # share of the time below which nobody asks where it went
 
 _METRIC_NAMES = {"mse": "mean squared error", "r2": "R²"}
 
@@ -135,6 +136,9 @@ def phases(contents: RunContents) -> list[Phase]:
     whole = max(sum(totals.values()), contents.summary["seconds"])
     if whole <= 0:
         return []
+    rest = whole - sum(totals.values())
+    if totals and rest > _NOTICED * whole:
+        totals["everything else"] = rest
     return [Phase(name, duration_text(value), value / whole) for name, value in totals.items()]
 
 

@@ -196,7 +196,8 @@ def _round_axis(axes: Axes, rounds: Sequence[int]) -> None:
     if len(rounds) <= 5:
         axes.set_xticks(rounds)
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        places = MaxNLocator(5, integer=True).tick_values(rounds[0], rounds[-1])
+        axes.set_xticks([place for place in places if rounds[0] <= place <= rounds[-1]])
     # Some room on the right for the label of the last value.
     span = max(rounds[-1] - rounds[0], 1)
     axes.set_xlim(rounds[0] - 0.02 * span, rounds[-1] + 0.2 * span)

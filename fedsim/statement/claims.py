@@ -180,10 +180,10 @@ class ThreatModel(Sentence):
     def text(self) -> str:
         """The sentence in words."""
         return (
-            "The adversary is the server, or whoever else sees every message of a client. It knows "
+            "The adversary is the server, or whoever else sees every update of a client. It knows "
             "every setting and who took part, may send any model, and may act together with all "
             "other clients. The client that holds an example is trusted with it: this is "
-            "example-level privacy of a client's messages, not protection from the client."
+            "example-level privacy of a client's updates, not protection from the client."
         )
 
 
@@ -204,7 +204,7 @@ class Released(Sentence):
             "A client's messages hold its model after every round that it is charged for, its "
             "settings and its ledger. The server's global models are made from these alone. "
             "Gradients of single examples, training losses and the sizes of the lots drawn stay in "
-            "the client."
+            "the client. Should it fail, the error message leaves it too."
         )
 
 
@@ -294,7 +294,7 @@ class Spread(Sentence):
         return (
             f"The maximum over {len(facts.clients):,} clients, ε = {epsilon_text(facts.epsilon)} "
             f"of client {facts.worst.client}, is what holds for everybody. The median "
-            f"({epsilon_text(facts.median)}) and the smallest ε ({epsilon_text(smallest)}) are "
+            f"({facts.median:.4g}) and the smallest ε ({smallest:.4g}) are "
             "statistics, not guarantees."
         )
 

@@ -227,14 +227,14 @@ class Ledger(Sentence):
         return (
             "Each client writes its charge for a round to ledger.jsonl before it trains. Records "
             "are chained by SHA-256; the last hash of a client is its ledger_head, and the digest "
-            f"over all of them is {self.facts.digest}. `fedsim verify` on the run directory "
+            f"over all of them is {self.facts.digest}. In the run directory, `fedsim verify .` "
             "recomputes every ε and every hash."
         )
 
     @property
     def values(self) -> Mapping[str, Any]:
         """The digest."""
-        return {"digest": self.facts.digest, "command": "fedsim verify RUN"}
+        return {"digest": self.facts.digest, "command": "fedsim verify ."}
 
 
 def _targets(facts: Facts) -> list[float]:

@@ -83,6 +83,25 @@ class FloatingPoint(Sentence):
         )
 
 
+class ErrorMessages(Sentence):
+    """What failing clients said is not covered."""
+
+    point, kind, title = "limit", "limit", "Failures are not covered"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Return whether a private client failed."""
+        return facts.private and facts.run is not None and facts.run.lost_updates > 0
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        return (
+            "That a client failed, and its error message, may depend on its examples. Both reached "
+            "the server and this report; no ε includes them."
+        )
+
+
 class Unfinished(Sentence):
     """The run did not end as planned."""
 
@@ -117,5 +136,6 @@ SENTENCES: tuple[type[Sentence], ...] = (
     SeededNoise,
     SecureNoise,
     FloatingPoint,
+    ErrorMessages,
     Unfinished,
 )

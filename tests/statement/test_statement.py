@@ -106,6 +106,8 @@ def test_conditions_are_named_whenever_they_apply(facts_strategy, data):
         assert "floating" in text or "rounds it" in text
     unfinished = facts.private and facts.run is not None and facts.run.status != "completed"
     assert ("continuing it spends more" in text) == unfinished
+    failed = facts.private and facts.run is not None and facts.run.lost_updates > 0
+    assert ("error message, may depend on its examples" in text) == failed
     if facts.secure_aggregation is not None:
         assert "is not differential privacy" in text
 
