@@ -53,7 +53,8 @@ class Profile:
 
         Guarantee: for every (ε, δ) of the curve and every test, TPR <= e^ε FPR + δ (Wasserman,
         Zhou 2010) and, exchanging the two data sets, 1 - TPR >= e^-ε (1 - δ - FPR). The least
-        of all of them is the result, so it is never above what the pair (ε, δ) alone gives.
+        of all of them, and of what `mu` allows, is the result, so it is never above what the pair
+        (ε, δ) alone gives.
 
         Raises:
             ValueError: the rate is outside [0, 1].
@@ -62,7 +63,10 @@ class Profile:
         if not 0.0 <= rate <= 1.0:
             raise ValueError(f"false_positive_rate must be in [0, 1], got {rate!r}")
         pairs = (*self.curve, (self.epsilon, self.delta))
-        return min(1.0, *(_least_power(epsilon, delta, rate) for epsilon, delta in pairs))
+        least = min(1.0, *(_least_power(epsilon, delta, rate) for epsilon, delta in pairs))
+        if self.mu is None:
+            return least
+        return min(least, gaussian_true_positive_rate(self.mu, rate) + self.slack)
 
     @property
     def attack(self) -> tuple[tuple[float, float], ...]:
