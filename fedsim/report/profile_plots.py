@@ -45,8 +45,9 @@ def draw_profile(profile: Profile) -> Markup:
 
 def draw_attack(profile: Profile) -> Markup:
     """Return the bound on the true-positive rate over the false-positive rate, beside guessing."""
-    rates = [10 ** (-4 + 4 * k / (_RATES - 1)) for k in range(_RATES)]
-    bounds = [profile.true_positive_bound(min(rate, 1.0)) for rate in rates]
+    # Rates as they are printed, so that the bound beside one is the bound at it.
+    rates = [float(f"{10 ** (-4 + 4 * k / (_RATES - 1)):.2g}") for k in range(_RATES)]
+    bounds = [profile.true_positive_bound(rate) for rate in rates]
     with style():
         figure, axes = _figure()
         axes.fill_between(rates, rates, bounds, color=Ink.BAR, linewidth=0)
