@@ -77,7 +77,9 @@ def draw_curve(curve: Curve) -> Markup | None:
         tips = [
             Tip(number, value, f"round {number:,}: {curve.text(value)}") for number, value in finite
         ]
-        return inline_svg(figure, name=curve.name, label=_spoken(curve, tips), axes=axes, tips=tips)
+        return inline_svg(
+            figure, name=curve.name, label=_spoken(curve, tips), axes=axes, strips=tips
+        )
 
 
 def _spoken(curve: Curve, tips: Sequence[Tip]) -> str:
@@ -102,9 +104,11 @@ def draw_spend(spends: Sequence[Spend]) -> Markup:
         if len(spends) <= MAX_BARS:
             figure, axes = _bars(spends)
             tips = [Tip(0, row, _spend_text(spend)) for row, spend in enumerate(spends)]
-            return inline_svg(figure, name="spend", label=label, axes=axes, tips=tips, across=True)
+            return inline_svg(
+                figure, name="spend", label=label, axes=axes, strips=tips, across=True
+            )
         figure, axes, tips = _ranked(spends)
-        return inline_svg(figure, name="spend", label=label, axes=axes, tips=tips)
+        return inline_svg(figure, name="spend", label=label, axes=axes, strips=tips)
 
 
 def _spend_text(spend: Spend) -> str:

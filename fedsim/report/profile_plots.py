@@ -40,7 +40,7 @@ def draw_profile(profile: Profile) -> Markup:
             f"δ as a function of ε for client {profile.client}; "
             f"δ = {delta_text(profile.delta)} at ε = {epsilon_text(profile.epsilon)}"
         )
-        return inline_svg(figure, name="profile", label=label, axes=axes, tips=tips)
+        return inline_svg(figure, name="profile", label=label, axes=axes, strips=tips)
 
 
 def draw_attack(profile: Profile) -> Markup:
@@ -74,7 +74,7 @@ def draw_attack(profile: Profile) -> Markup:
             for rate, bound in zip(rates, bounds, strict=True)
         ]
         label = "Bound on the true-positive rate of any attack, over its false-positive rate"
-        return inline_svg(figure, name="attack", label=label, axes=axes, tips=tips)
+        return inline_svg(figure, name="attack", label=label, axes=axes, strips=tips)
 
 
 def _figure() -> tuple[Figure, Axes]:

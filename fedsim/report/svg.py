@@ -95,7 +95,7 @@ def inline_svg(
     name: str,
     label: str,
     axes: Axes | None = None,
-    tips: Sequence[Tip] = (),
+    strips: Sequence[Tip] = (),
     across: bool = False,
 ) -> Markup:
     """Return a figure as an `<svg>` element to put into a page.
@@ -104,9 +104,9 @@ def inline_svg(
         figure: drawn with `Ink` inside `style()`, and still inside it.
         name: unique in the page; it prefixes every id of the drawing.
         label: says in words what the figure shows, for who cannot see it.
-        axes: whose data the tips are about.
-        tips: texts for whoever points at the drawing, ascending along the axis.
-        across: whether each tip covers a row of the drawing instead of a column.
+        axes: whose data the strips are about.
+        strips: texts for whoever points near a place, ascending along the axis.
+        across: whether each strip covers a row of the drawing instead of a column.
     """
     buffer = io.StringIO()
     # Every key of the metadata that matplotlib would fill in is turned off: date, creator, links.
@@ -123,12 +123,12 @@ def inline_svg(
         f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
     )
     text = re.sub(r"\A<svg[^>]*>", lambda _: opening, text)
-    if axes is not None and tips:
-        text = text.removesuffix("</svg>") + _tips(axes, tips, across, height) + "</svg>"
+    if axes is not None and strips:
+        text = text.removesuffix("</svg>") + _strips(axes, strips, across, height) + "</svg>"
     return Markup(text)
 
 
-def _tips(axes: Axes, tips: Sequence[Tip], across: bool, height: int) -> str:
+def _strips(axes: Axes, tips: Sequence[Tip], across: bool, height: int) -> str:
     """Return see-through strips, each with its text: what is nearest to the pointer is shown."""
     box = axes.get_window_extent()
     scale = 72 / axes.figure.dpi
@@ -142,9 +142,9 @@ def _tips(axes: Axes, tips: Sequence[Tip], across: bool, height: int) -> str:
     for (start, end), tip in zip(pairwise(edges), tips, strict=True):
         size = max(0.0, end - start)
         place = (left, start, right - left, size) if across else (start, top, size, bottom - top)
-        x, y, wide, high_ = (f"{value:.1f}" for value in place)
+        x, y, wide, tall = (f"{value:.1f}" for value in place)
         strips.append(
-            f'<rect class="tip" x="{x}" y="{y}" width="{wide}" height="{high_}">'
+            f'<rect class="tip" x="{x}" y="{y}" width="{wide}" height="{tall}">'
             f"<title>{escape(tip.text)}</title></rect>"
         )
     return "<g>" + "".join(strips) + "</g>"

@@ -140,6 +140,11 @@ def _make_rounds() -> Callable[..., Clients]:
     return make_rounds
 
 
+@pytest.fixture(scope="session", name="write_run")
+def _write_run() -> Make:
+    return write_run
+
+
 @pytest.fixture
 def make_run(tmp_path: Path) -> Make:
     """Return a function that makes a run directory; see `write_run`."""

@@ -83,15 +83,22 @@ def report_of(directory: RunDirectory) -> str:
     return directory.report.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
+@pytest.fixture(scope="module", params=RUNS.values(), ids=RUNS)
+def run(request, tmp_path_factory, write_run):
+    """Return a run directory of each kind with its report."""
+    directory = write_run(tmp_path_factory.mktemp("run") / "r", **request.param)
+    write_report(directory)
+    return directory
+
+
 class TestEveryReport:
-    def test_parses_and_is_small(self, make_run, settings):
-        html = report_of(make_run(**settings))
+    def test_parses_and_is_small(self, run):
+        html = run.report.read_text(encoding="utf-8")
         assert Page(html).names() >= {"html", "title", "h1", "main", "footer"}
         assert len(html.encode()) < LIMIT
 
-    def test_loads_nothing_and_runs_only_its_own_script(self, make_run, settings):
-        html = report_of(make_run(**settings))
+    def test_loads_nothing_and_runs_only_its_own_script(self, run):
+        html = run.report.read_text(encoding="utf-8")
         page = Page(html)
         assert not page.names() & {"link", "img", "iframe", "object", "base", "image", "embed"}
         for _, attributes in page.tags:
@@ -111,8 +118,8 @@ class TestEveryReport:
         expected = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
         assert policy == expected
 
-    def test_can_be_read_without_seeing_it(self, make_run, settings):
-        page = Page(report_of(make_run(**settings)))
+    def test_can_be_read_without_seeing_it(self, run):
+        page = Page(run.report.read_text(encoding="utf-8"))
         levels = [int(name[1]) for name, _ in page.tags if re.fullmatch(r"h[1-6]", name)]
         assert levels[0] == 1
         assert levels.count(1) == 1
@@ -131,19 +138,18 @@ class TestEveryReport:
             if tag.get("tabindex"):
                 assert name == "pre" or tag.get("aria-label")
 
-    def test_gives_the_same_bytes_again(self, make_run, settings):
-        directory = make_run(**settings)
-        assert report_of(directory) == report_of(directory)
+    def test_gives_the_same_bytes_again(self, run):
+        assert run.report.read_text(encoding="utf-8") == report_of(run)
 
-    def test_has_ids_once_and_every_reference_resolves(self, make_run, settings):
-        html = report_of(make_run(**settings))
+    def test_has_ids_once_and_every_reference_resolves(self, run):
+        html = run.report.read_text(encoding="utf-8")
         ids = [value for _, tag in Page(html).tags for name, value in tag.items() if name == "id"]
         assert len(ids) == len(set(ids))
         references = re.findall(r'xlink:href="#([^"]+)"', html) + re.findall(r"url\(#([^)]+)", html)
         assert set(references) <= set(ids)
 
-    def test_draws_in_the_colours_of_the_page(self, make_run, settings):
-        html = report_of(make_run(**settings))
+    def test_draws_in_the_colours_of_the_page(self, run):
+        html = run.report.read_text(encoding="utf-8")
         drawings = re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
         declared = set(re.findall(r"(--\w+):", html))
         for drawing in drawings:
@@ -151,14 +157,13 @@ class TestEveryReport:
             assert set(re.findall(r"var\((--\w+)\)", drawing)) <= declared
             assert all("fill: var(--" in text for text in re.findall(r"<text[^>]*>", drawing))
 
-    def test_repeats_the_statement_and_the_settings(self, make_run, settings):
-        directory = make_run(**settings)
-        page = Page(report_of(directory))
-        for point in directory.read_json("privacy.json")["statement_points"]:
+    def test_repeats_the_statement_and_the_settings(self, run):
+        page = Page(run.report.read_text(encoding="utf-8"))
+        for point in run.read_json("privacy.json")["statement_points"]:
             assert plain(point["text"]) in page.text
         assert "scheme: dirichlet" in page.text
         assert "425ad13f" in page.text
-        assert directory.read_json("summary.json")["status"] in page.text
+        assert run.read_json("summary.json")["status"] in page.text
 
 
 def test_private_run_names_every_spend(make_run):
