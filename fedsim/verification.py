@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fedsim
 from fedsim.accountant import EpochShuffled, PrivacyLedger, RandomAllocation
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
@@ -147,6 +148,8 @@ def _words(privacy: dict[str, Any]) -> Iterator[str]:
     """Yield where the statement says other than what follows from the recorded facts."""
     if privacy.get("ledger_digest") != ledger_digest(privacy["clients"]):
         yield "ledger_digest is not that of the clients' ledgers"
+    if privacy.get("version") != fedsim.__version__:
+        return  # another version may say the same in other words
     expected = to_json(read_facts(privacy))
     if [point["text"] for point in privacy.get("statement_points", [])] != [
         point["text"] for point in expected["statement_points"]

@@ -27,6 +27,11 @@ _METHODS = {
     "moments": "the moments accountant of Abadi et al. 2016, an upper bound, and a loose one",
 }
 
+_ALLOCATION = (
+    "the least of two upper bounds: Rényi differential privacy of random allocation, and privacy "
+    "loss distributions without amplification"
+)
+
 
 class DpSgd(Sentence):
     """The mechanism of one step."""
@@ -115,9 +120,18 @@ class Accounting(Sentence):
         version = self.facts.version
         by = f" by fedsim {version}" if version else ""
         return (
-            f"Every ε was computed{by} with {_METHODS[self.values['method']]}. Noise, sampling "
+            f"Every ε was computed{by} with {self._method()}. Noise, sampling "
             "rates and numbers of steps were fixed before the run, so the releases compose."
         )
+
+    def _method(self) -> str:
+        mechanism = self.facts.mechanism
+        if mechanism is None:
+            return ""
+        # No dominating pair of random allocation is known to the PLD accountant.
+        if (mechanism.accountant, mechanism.sampling) == ("pld", "balls_and_bins"):
+            return _ALLOCATION
+        return _METHODS[mechanism.accountant]
 
     @property
     def values(self) -> Mapping[str, Any]:

@@ -83,7 +83,7 @@ def report_of(directory: RunDirectory) -> str:
     return directory.report.read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module", params=RUNS.values(), ids=RUNS)
+@pytest.fixture(scope="module", params=RUNS.values(), ids=list(RUNS))
 def run(request, tmp_path_factory, write_run):
     """Return a run directory of each kind with its report."""
     directory = write_run(tmp_path_factory.mktemp("run") / "r", **request.param)

@@ -177,3 +177,13 @@ def test_a_statement_for_programs_has_the_numbers_unrounded(honest):
     assert by_id["sampler"]["values"] == {"ran": "poisson", "accounted_as": "PoissonSampled"}
     assert by_id["spread"]["values"] == {"max": 3.0, "median": 2.5, "min": 2.0}
     assert content["profile"]["mu"] == 0.7
+
+
+def test_random_allocation_is_not_said_to_be_accounted_for_by_losses_alone(honest):
+    some = tuple(
+        dataclasses.replace(client, events=frozenset({"RandomAllocation"}))
+        for client in honest.clients
+    )
+    facts = dataclasses.replace(honest, clients=some)
+    assert "the least of two upper bounds" in words(changed(facts, sampling="balls_and_bins"))
+    assert "the least of two upper bounds" not in words(honest)
