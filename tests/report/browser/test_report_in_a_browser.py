@@ -51,7 +51,8 @@ def test_renders_without_complaint_and_asks_for_nothing(make_run, page_of, setti
 def test_a_phone_never_scrolls_sideways(make_run, page_of, settings, make_rounds):
     rows = make_rounds(3, [], private=False, task="classification")
     rows[0]["failed"] = [{"client": 1, "reason": "x" * 400}]
-    page = page_of(make_run(name="a" * 90, **settings), **PHONE)
+    page = page_of(make_run(name="a" * 90, rounds=rows, **settings), **PHONE)
+    assert "x" * 99 in page.texts("#incidents")[0]
     root = "document.documentElement"
     assert page.js(f"{root}.scrollWidth") <= page.js(f"{root}.clientWidth")
 
