@@ -108,7 +108,9 @@ def columns(facts: Facts) -> tuple[Column, ...]:
     if not facts.objections:
         return COLUMNS
     return tuple(
-        Column(column.key, f"reported {column.heading}") if "epsilon" in column.key else column
+        Column(column.key, f"reported {column.heading}")
+        if column.key in ("epsilon", "epsilon_rdp")
+        else column
         for column in COLUMNS
     )
 

@@ -110,9 +110,11 @@ def _guarantee_card(contents: RunContents) -> Card:
 
 def _examples(contents: RunContents) -> str:
     sizes = [spend["examples"] for spend in contents.clients]
+    # Under add/remove the true sizes are private, and none of the files has them.
+    what = "declared examples" if contents.privacy["adjacency"] == "add_remove" else "examples"
     if min(sizes) == max(sizes):
-        return f"{sizes[0]:,} examples each"
-    return f"{min(sizes):,} to {max(sizes):,} examples"
+        return f"{sizes[0]:,} {what} each"
+    return f"{min(sizes):,} to {max(sizes):,} {what}"
 
 
 def _planned(contents: RunContents) -> str:

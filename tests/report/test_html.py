@@ -279,6 +279,14 @@ def test_the_largest_epsilon_is_that_of_the_clients_whatever_else_is_written(mak
     assert "0.1 for ever" not in page.text
 
 
+def test_declared_sizes_are_not_passed_off_as_true_ones(make_run):
+    directory = make_run()
+    privacy = directory.read_json("privacy.json")
+    directory.write_json("privacy.json", {**privacy, "adjacency": "add_remove"})
+    assert "declared examples" in Page(report_of(directory)).text
+    assert "declared" not in Page(report_of(make_run())).text
+
+
 def test_every_epsilon_infinite(make_run, private_client):
     spends = [private_client(number, 100, None, 5) for number in range(3)]
     assert "Clients 0, 1, 2 released" in Page(report_of(make_run(clients=spends, rounds=5))).text
