@@ -1,6 +1,7 @@
 """No combination of facts makes the statement claim more than holds."""
 
 import dataclasses
+import json
 import math
 import re
 
@@ -187,3 +188,10 @@ def test_random_allocation_is_not_said_to_be_accounted_for_by_losses_alone(hones
     facts = dataclasses.replace(honest, clients=some)
     assert "the least of two upper bounds" in words(changed(facts, sampling="balls_and_bins"))
     assert "the least of two upper bounds" not in words(honest)
+
+
+@many
+@given(data=st.data())
+def test_every_statement_is_json_without_nan_or_infinity(facts_strategy, data):
+    content = to_json(data.draw(facts_strategy))
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
