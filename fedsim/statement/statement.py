@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedsim.statement import claims, conduct, limits, mechanism
+from fedsim.statement import claims, conduct, guarantee, limits, mechanism
 from fedsim.statement.facts import Facts
 from fedsim.statement.sentence import Sentence
 
 SENTENCES: tuple[type[Sentence], ...] = (
-    *claims.GUARANTEE,
+    *guarantee.SENTENCES,
     *claims.SETTING,
     *mechanism.SENTENCES,
     *claims.RESULT,

@@ -12,7 +12,7 @@ import statistics
 import pytest
 
 from fedsim.statement import Facts, statement_of
-from fedsim.statement import claims as claims_module
+from fedsim.statement import guarantee as guarantee_module
 from fedsim.statement.statement import SENTENCES
 
 KNOWN = {
@@ -188,7 +188,7 @@ def test_rounding_down_is_caught(honest, monkeypatch):
         profile=dataclasses.replace(honest.profile, epsilon=3.00049),
     )
     assert flaws(facts) == []
-    monkeypatch.setattr(claims_module, "epsilon_text", lambda epsilon: f"{epsilon:.4g}")
+    monkeypatch.setattr(guarantee_module, "epsilon_text", lambda epsilon: f"{epsilon:.4g}")
     assert "not the largest ε" in flaws(facts)
 
 

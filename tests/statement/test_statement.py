@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsim.statement import Facts, UnsupportedClaimError, in_words, statement_of, to_json
-from fedsim.statement.claims import GUARANTEE, Guarantee, SimulatedGuarantee
+from fedsim.statement.guarantee import SENTENCES as GUARANTEE
+from fedsim.statement.guarantee import Guarantee, SimulatedGuarantee
 from fedsim.statement.statement import SENTENCES
 
 # How an ε, a δ or the word itself could be claimed.
