@@ -6,41 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import fedsim
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.journal import GENESIS, total_of
 from fedsim.federation import Federation
-from fedsim.report.figures import epsilon_text
+from fedsim.statement import read_facts, to_json
+from fedsim.statement.reading import ledger_digest
 
 SCHEMA = 1
-
-NO_GUARANTEE = (
-    "This federation ran without differential privacy: whoever sees a client's updates may learn "
-    "anything about its examples."
-)
-
-_ADJACENCIES = {
-    "zero_out": "zero-out adjacency: one example's contribution is replaced by nothing, and client "
-    "sizes are public",
-    "add_remove": "add/remove adjacency: one example is added or removed, and client sizes are "
-    "private",
-    "replace_one": "replace-one adjacency: one example becomes another, and client sizes are "
-    "public",
-}
-_METHODS = {
-    "pld": "privacy loss distribution, connect-the-dots, an upper bound",
-    "rdp": "Rényi differential privacy, tight conversion, an upper bound",
-}
-_LOTS = {
-    "poisson": "lots were drawn by Poisson sampling",
-    "fixed_size": "lots of fixed size were drawn without replacement",
-    "shuffle": "lots were cut from shuffled data, which is not counted as sampling",
-    "balls_and_bins": "each epoch allocated every example to one lot at random",
-}
-_NOISE = {
-    "seeded": "The noise comes from seeded streams, as a reproducible simulation needs: it "
-    "protects nobody from someone who knows the seed.",
-    "secure": "Lots and noise come from the operating system's randomness and cannot be repeated.",
-}
 
 
 @dataclass(frozen=True)
@@ -73,6 +46,7 @@ class PrivacySummary:
     clients: tuple[ClientSpend, ...]
     sampling: str = "poisson"
     noise: str = "seeded"
+    clipping: str = "flat"
 
     @property
     def system_epsilon(self) -> float:
@@ -91,54 +65,58 @@ class PrivacySummary:
 
     @property
     def statement(self) -> str:
-        """The guarantee in words: unit, adversary, adjacency, bound, and what is not claimed."""
-        if not math.isfinite(self.system_epsilon):
-            return (
-                "At least one client added no noise to its updates: its ε is infinite, and so is "
-                "the federation's. " + NO_GUARANTEE
-            )
-        deltas = sorted({spend.delta for spend in self.clients})
-        return (
-            "Against a server that sees every update, the updates of each client k are "
-            "(ε_k, δ)-differentially private for its single training examples "
-            f"({_ADJACENCIES[self.adjacency]}) over all rounds it took part in. "
-            f"The largest ε_k is {epsilon_text(self.system_epsilon)} at δ = {deltas[-1]:g} "
-            f"({_METHODS[self.accountant]}; {_LOTS[self.sampling]}). "
-            "No amplification by client selection, shuffling or secure aggregation is claimed. "
-            "Tuning runs on the same data are not charged. " + _NOISE[self.noise]
-        )
+        """The guarantee in words, as `fedsim.statement` allows them."""
+        return self.to_json()["statement"]
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `privacy.json`; an infinite ε is null."""
-        return {
-            "schema": SCHEMA,
-            "private": math.isfinite(self.system_epsilon),
-            "unit": "example",
-            "adjacency": self.adjacency,
-            "accountant": self.accountant,
-            "noise": self.noise,
-            "system_epsilon": finite_or_none(self.system_epsilon),
-            "statement": self.statement,
-            "clients": [_client_json(spend) for spend in self.clients],
-        }
+        clients = [_client_json(spend) for spend in self.clients]
+        return _with_statement(
+            {
+                "schema": SCHEMA,
+                "version": fedsim.__version__,
+                "private": math.isfinite(self.system_epsilon),
+                "unit": "example",
+                "adjacency": self.adjacency,
+                "accountant": self.accountant,
+                "sampling": self.sampling,
+                "clipping": self.clipping,
+                "noise": self.noise,
+                "system_epsilon": finite_or_none(self.system_epsilon),
+                "ledger_digest": ledger_digest(clients),
+                "clients": clients,
+            }
+        )
 
 
 def not_private(sizes: Sequence[int]) -> dict[str, Any]:
     """Return the content of `privacy.json` for a federation without differential privacy."""
-    return {
-        "schema": SCHEMA,
-        "private": False,
-        "unit": "example",
-        "adjacency": None,
-        "accountant": None,
-        "noise": None,
-        "system_epsilon": None,
-        "statement": NO_GUARANTEE,
-        "clients": [
-            {"client": client, "examples": size, "epsilon": None, "ledger": []}
-            for client, size in enumerate(sizes)
-        ],
-    }
+    return _with_statement(
+        {
+            "schema": SCHEMA,
+            "version": fedsim.__version__,
+            "private": False,
+            "unit": "example",
+            "adjacency": None,
+            "accountant": None,
+            "sampling": None,
+            "clipping": None,
+            "noise": None,
+            "system_epsilon": None,
+            "ledger_digest": None,
+            "clients": [
+                {"client": client, "examples": size, "epsilon": None, "ledger": []}
+                for client, size in enumerate(sizes)
+            ],
+        }
+    )
+
+
+def _with_statement(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content with what may be said of it, in words and in figures."""
+    clients = content.pop("clients")  # last, so that a reader of the file meets the words first
+    statement = to_json(read_facts({**content, "clients": clients}))
+    return {**content, **statement, "clients": clients}
 
 
 def summarise_privacy(
@@ -192,6 +170,7 @@ def summarise_privacy(
         tuple(spends),
         sampling=settings.sampling,
         noise=settings.noise,
+        clipping=settings.clipping,
     )
 
 

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fedsim
 from fedsim.accountant import EpochShuffled, PrivacyLedger, RandomAllocation
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.journal import GENESIS, FileJournal, JournalError, total_of
 from fedsim.run_directory import RunDirectory
+from fedsim.statement import read_facts, to_json
+from fedsim.statement.reading import ledger_digest
 
 _METHODS: tuple[AccountantName, ...] = ("pld", "rdp")
 _EPOCHS = (EpochShuffled, RandomAllocation)  # charged for all steps of an epoch at once
@@ -61,7 +64,7 @@ def verify_run(directory: RunDirectory) -> Verification:
         return Verification((), (str(error),))
     if privacy["accountant"] is None:
         extra = ["a run without privacy has a ledger"] if journal.clients() else []
-        return Verification((), tuple(extra))
+        return Verification((), (*extra, *_words(privacy)))
     problems, checked = [], []
     for row in privacy["clients"]:
         problems += [f"client {row['client']}: {what}" for what in _against_ledger(row, journal)]
@@ -71,6 +74,7 @@ def verify_run(directory: RunDirectory) -> Verification:
     unknown = set(journal.clients()) - {row["client"] for row in privacy["clients"]}
     problems += [f"client {client}: in the ledger only" for client in sorted(unknown)]
     problems += _figures(directory, privacy)
+    problems += _words(privacy)
     return Verification(tuple(checked), tuple(problems))
 
 
@@ -141,6 +145,19 @@ def _figures(directory: RunDirectory, privacy: dict[str, Any]) -> Iterator[str]:
     ]
     if epsilons != expected:
         yield "clients.csv and privacy.json disagree"
+
+
+def _words(privacy: dict[str, Any]) -> Iterator[str]:
+    """Yield where the statement says other than what follows from the recorded facts."""
+    if privacy.get("ledger_digest") != ledger_digest(privacy["clients"]):
+        yield "ledger_digest is not that of the clients' ledgers"
+    if privacy.get("version") != fedsim.__version__:
+        return  # another version may say the same in other words
+    expected = to_json(read_facts(privacy))
+    if [point["text"] for point in privacy.get("statement_points", [])] != [
+        point["text"] for point in expected["statement_points"]
+    ] or privacy["statement"] != expected["statement"]:
+        yield "the statement does not follow from the figures beside it"
 
 
 def _number(value: float | None) -> float:

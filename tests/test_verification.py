@@ -112,6 +112,24 @@ def test_an_average_instead_of_the_largest_is_found(run: Path) -> None:
     assert "system_epsilon is not the largest" in edit(run, "privacy.json", average)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("it protects nobody from someone who knows the seed", "", "the statement does not follow"),
+        ('"kind": "limit"', '"kind": "limit"', ""),
+        ('"noise": "seeded"', '"noise": "secure"', "the statement does not follow"),
+        ('"sampling": "poisson"', '"sampling": "shuffle"', "the statement does not follow"),
+        ('"ledger_digest": "', '"ledger_digest": "0', "ledger_digest is not that of"),
+    ],
+)
+def test_words_that_do_not_follow_from_the_figures_are_found(
+    run: Path, old: str, new: str, said: str
+) -> None:
+    found = edit(run, "privacy.json", lambda text: text.replace(old, new, 1))
+    assert said in found
+    assert bool(found) == bool(said)
+
+
 def test_the_command(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,16 @@
-"""The table of what every client spent, as text for people."""
+"""The table of what every client spent: rows for a page without scripts, columns for the script."""
 
+import json
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsim.report.figures import epsilon_text
+from markupsafe import Markup
+
+from fedsim.report.figures import delta_text, epsilon_text
+from fedsim.statement import ClientFacts, Facts
 
 MAX_CLIENTS = 200
 SHOWN_CLIENTS = 100
@@ -16,28 +22,97 @@ _NOTHING = "–"
 
 
 @dataclass(frozen=True)
-class ClientRow:
-    """One client's line; `worst` marks the one whose ε is the federation's."""
+class Column:
+    """One column: its name in `clients.csv`, and its heading."""
 
-    client: str
-    examples: str
-    sampling_rate: str
-    noise_multiplier: str
-    rounds: str
-    steps: str
-    delta: str
-    epsilon: str
-    epsilon_rdp: str
-    target_epsilon: str
-    worst: bool
+    key: str
+    heading: str
 
 
-def client_rows(clients: list[dict[str, Any]]) -> list[ClientRow]:
-    """Return a row for each client; of more than 200 only the 100 with the largest ε."""
-    ordered = sorted(clients, key=lambda spend: (-_number(spend["epsilon"]), spend["client"]))
-    largest = ordered[0]["epsilon"] if ordered else None
-    shown = ordered[:SHOWN_CLIENTS] if len(clients) > MAX_CLIENTS else clients
-    return [_row(spend, largest) for spend in shown]
+COLUMNS = (
+    Column("client", "client"),
+    Column("examples", "examples"),
+    Column("sampling_rate", "sampling rate q"),
+    Column("noise_multiplier", "noise z"),
+    Column("rounds", "rounds"),
+    Column("steps", "steps"),
+    Column("delta", "δ"),
+    Column("epsilon", "ε"),
+    Column("epsilon_rdp", "ε by RDP"),
+    Column("target_epsilon", "target ε"),
+    Column("notes", "notes"),
+)
+
+Cell = str | int
+Row = tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class ClientTable:
+    """Every client as text for people, in the order of `COLUMNS`.
+
+    Attributes:
+        rows: all clients, in the order in which they are shown first.
+        shown: as many of them as a page without scripts shows.
+        sorted_by: the column of that order.
+        notes: every kind of note that occurs, to filter by.
+    """
+
+    rows: tuple[Row, ...]
+    shown: int
+    sorted_by: str
+    notes: tuple[str, ...]
+
+    def to_json(self) -> Markup:
+        """Return all clients for the script: one array for each column, safe inside `<script>`."""
+        columns = [list(column) for column in zip(*self.rows, strict=True)]
+        content = {
+            "keys": [column.key for column in COLUMNS],
+            "columns": columns,
+            "sorted_by": self.sorted_by,
+        }
+        text = json.dumps(content, ensure_ascii=True, separators=(",", ":"))
+        # JSON strings only: no character that could end the element or begin a comment is left.
+        for character in "<>&":
+            text = text.replace(character, f"\\u{ord(character):04x}")
+        return Markup(text)
+
+
+def client_table(facts: Facts, rows: Sequence[dict[str, Any]], lost: Counter[int]) -> ClientTable:
+    """Return the table of all clients; of more than 200 the largest ε come first.
+
+    Args:
+        facts: of the run.
+        rows: the clients of `privacy.json`, in the order of `facts.clients`.
+        lost: for each client how many of its charged updates never arrived.
+    """
+    many = len(rows) > MAX_CLIENTS
+    order = list(range(len(rows)))
+    if many:
+        order.sort(key=lambda place: (-facts.clients[place].epsilon, facts.clients[place].client))
+    cells, kinds = [], []
+    for place in order:
+        notes = _notes(facts, facts.clients[place], lost)
+        kinds += [kind for kind, _ in notes]
+        cells.append(_cells(facts.clients[place], rows[place], [text for _, text in notes]))
+    return ClientTable(
+        rows=tuple(cells),
+        shown=SHOWN_CLIENTS if many else len(cells),
+        sorted_by="epsilon" if many else "client",
+        notes=tuple(dict.fromkeys(kinds)),
+    )
+
+
+def columns(facts: Facts) -> tuple[Column, ...]:
+    """Return the columns with headings that promise nothing which the facts do not support."""
+    if not facts.objections:
+        return COLUMNS
+    return tuple(
+        Column(column.key, f"reported {column.heading}")
+        if column.key in ("epsilon", "epsilon_rdp")
+        else column
+        for column in COLUMNS
+    )
 
 
 def aligned_epsilon(epsilon: float | None) -> str:
@@ -49,22 +124,39 @@ def aligned_epsilon(epsilon: float | None) -> str:
     return text + ("" if "." in text else ".") + "0" * (4 - digits)
 
 
-def _row(spend: dict[str, Any], largest: float | None) -> ClientRow:
-    target = spend["target_epsilon"]
-    return ClientRow(
-        client=str(spend["client"]),
-        examples=f"{spend['examples']:,}",
-        sampling_rate=f"{spend['sampling_rate']:#.4g}",
-        noise_multiplier=f"{spend['noise_multiplier']:#.4g}",
-        rounds=f"{spend['rounds']:,}",
-        steps=f"{spend['steps']:,}",
-        delta=f"{spend['delta']:.4g}",
-        epsilon=aligned_epsilon(spend["epsilon"]),
-        epsilon_rdp=aligned_epsilon(spend["epsilon_rdp"]),
-        target_epsilon=_NOTHING if target is None else f"{target:g}",
-        worst=spend["epsilon"] == largest and largest != 0,
+def _cells(client: ClientFacts, row: dict[str, Any], notes: list[str]) -> Row:
+    target = client.target_epsilon
+    return (
+        client.client,
+        client.examples,
+        f"{client.sampling_rate:#.4g}",
+        f"{client.noise_multiplier:#.4g}",
+        client.rounds,
+        client.steps,
+        delta_text(client.delta),
+        aligned_epsilon(client.epsilon),
+        aligned_epsilon(row.get("epsilon_rdp")),
+        _NOTHING if target is None else f"{target:g}",
+        "; ".join(notes) or _NOTHING,
     )
 
 
-def _number(epsilon: float | None) -> float:
-    return math.inf if epsilon is None else epsilon
+def _notes(facts: Facts, client: ClientFacts, lost: Counter[int]) -> list[tuple[str, str]]:
+    """Return what is special about a client: (kind to filter by, text)."""
+    notes = []
+    if math.isinf(client.epsilon):
+        notes.append(("no bound", "no bound"))
+    elif client.epsilon == facts.epsilon and client.released:
+        notes.append(("largest ε", "largest ε"))
+    if client.target_epsilon is not None and client.epsilon > client.target_epsilon:
+        notes.append(("over target", "over target"))
+    if client.loose_delta:
+        notes.append(("δ too large", "δ too large"))
+    if client.withdrawn_round is not None:
+        notes.append(("withdrew", f"withdrew in round {client.withdrawn_round:,}"))
+    if lost[client.client]:
+        count = lost[client.client]
+        notes.append(("lost updates", f"{count:,} lost update{'' if count == 1 else 's'}"))
+    if not client.released:
+        notes.append(("never trained", "never trained"))
+    return notes

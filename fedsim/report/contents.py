@@ -1,11 +1,13 @@
 """What the report is made of: the files of a run directory, read once."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import yaml
 
 from fedsim.run_directory import RunDirectory
+from fedsim.statement import Facts, RunFacts, read_facts
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,16 @@ class RunContents:
         """What every client spent, in the order of the clients."""
         return self.privacy["clients"]
 
-    @property
-    def epsilon(self) -> float | None:
-        """The federation's ε, the largest of any client; None where it is infinite."""
-        return self.privacy["system_epsilon"]
-
-    @property
-    def delta(self) -> float:
-        """The δ at which `epsilon` holds for every client of a private federation."""
-        return self.summary["delta"]
+    @cached_property
+    def facts(self) -> Facts:
+        """What may be said of the privacy of the run."""
+        run = RunFacts(
+            status=self.summary["status"],
+            rounds=self.summary["rounds"],
+            planned_rounds=self.planned_rounds,
+            lost_updates=sum(len(row["failed"]) for row in self.rounds),
+        )
+        return read_facts(self.privacy, run=run)
 
     @property
     def metrics(self) -> dict[str, float | None]:

@@ -10,10 +10,27 @@ def epsilon_text(epsilon: float | None) -> str:
         return "∞"
     if epsilon == 0:
         return "0"
-    value = Decimal(epsilon)
+    value = Decimal(repr(float(epsilon)))  # the shortest that reads back: 7.99 stays 7.99
     step = Decimal(1).scaleb(value.adjusted() - 3)
     rounded = value.quantize(step, rounding=ROUND_CEILING)
     return f"{rounded.normalize():f}"
+
+
+def delta_text(delta: float) -> str:
+    """Return δ with at most 4 significant digits, rounded up."""
+    value = Decimal(repr(float(delta)))
+    if value == 0:
+        return "0"
+    step = Decimal(1).scaleb(value.adjusted() - 3)
+    return f"{float(value.quantize(step, rounding=ROUND_CEILING)):g}"
+
+
+def percent_up(share: float) -> str:
+    """Return a share in percent with one decimal, two below 1 %, rounded up, at most 100 %."""
+    digits = 2 if share < 0.01 else 1
+    step = Decimal(1).scaleb(-digits)
+    percent = (Decimal(repr(min(share, 1.0))) * 100).quantize(step, rounding=ROUND_CEILING)
+    return f"{min(percent, Decimal(100)).normalize():f}%"
 
 
 def metric_text(name: str, value: float | None) -> str:

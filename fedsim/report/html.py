@@ -1,26 +1,32 @@
-"""The report of a run: one HTML file without scripts, readable offline, on paper and on a phone.
+"""The report of a run: one HTML file, readable offline, on paper, on a phone and without scripts.
 
 It is made from the files of the run directory only, so it can be written again at any time; the
-same files give the same bytes.
+same files give the same bytes. Its one script is inline; the page's security policy names the
+script's hash, so that no other can run, whatever might slip in.
 """
 
+import base64
+import hashlib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
+from markupsafe import Markup, escape
 
-from fedsim.report import client_table, overview
+from fedsim.report import overview
+from fedsim.report.client_table import MAX_BARS, client_table, columns
 from fedsim.report.contents import RunContents, read_contents
-from fedsim.report.figures import epsilon_text, metric_text
-from fedsim.report.guarantee import interpretation, limits, warnings
+from fedsim.report.figures import delta_text, epsilon_text, metric_text, percent_up
+from fedsim.report.points import guarantees, limits, points, warnings
 from fedsim.report.recompute import recipe
 from fedsim.run_directory import RunDirectory
+from fedsim.statement import Facts, statement_of
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
-
     from fedsim.report.plots import Curve, Spend
 
+_HERE = Path(__file__).parent
 _MAX_SETTINGS = 30_000
 
 
@@ -36,34 +42,44 @@ def write_report(directory: RunDirectory) -> None:
 def render(contents: RunContents) -> str:
     """Return the report as HTML. Everything that comes from the files is escaped."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent, encoding="utf-8"),
+        loader=jinja2.FileSystemLoader(_HERE, encoding="utf-8"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["typeset"] = typeset
     page = environment.get_template("report.html.jinja").render(_context(contents))
     # Messages of failures may hold half characters, of undecodable file names for example.
     return page.encode(errors="replace").decode()
 
 
 def _context(contents: RunContents) -> dict[str, Any]:
+    facts = contents.facts
+    sentences = statement_of(facts)
     incidents = overview.incidents(contents)
-    epsilon = contents.epsilon  # None without privacy, too
+    script = (_HERE / "report.js").read_text(encoding="utf-8")
+    table = None
+    if facts.private and facts.clients:
+        table = client_table(facts, contents.clients, overview.lost_updates(contents))
     return {
         "name": contents.summary["name"],
         "status": contents.summary["status"],
         "reason": contents.summary["reason"],
         "cards": overview.cards(contents),
-        "private": contents.private,
-        "statement": contents.privacy["statement"],
-        "interpretation": None if epsilon is None else interpretation(epsilon, contents.delta),
-        "limits": () if epsilon is None else limits(contents.privacy["noise"]),
-        "warnings": warnings(contents),
+        "private": facts.private,
+        "guarantees": guarantees(sentences),
+        "warnings": warnings(sentences),
+        "limits": limits(sentences),
+        "points": points(sentences),
+        "attack": _attack(facts),
         "curves": _curves(contents),
+        "phases": overview.phases(contents),
         "spend_plot": _spend_plot(contents),
         "spend_caption": _spend_caption(contents),
-        "client_rows": client_table.client_rows(contents.clients) if contents.private else [],
+        "columns": columns(facts),
+        "bounded": facts.bounded,
+        "table": table,
         "num_clients": len(contents.clients),
         "recipe": recipe(contents),
         "incidents": incidents[: overview.MAX_INCIDENTS],
@@ -71,6 +87,38 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "settings": contents.experiment[:_MAX_SETTINGS],
         "settings_cut": len(contents.experiment) > _MAX_SETTINGS,
         "environment": overview.environment_rows(contents),
+        "script": Markup(script),
+        "script_hash": _hash(script),
+    }
+
+
+def typeset(text: str) -> Markup:
+    """Return a sentence as HTML: escaped, `commands` as code, indices below, pairs unbroken."""
+    escaped = str(escape(text))
+    escaped = re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped)
+    escaped = escaped.replace("ε_k", "ε<sub>k</sub>")
+    return Markup(re.sub(r"([εδμzqC]) ([=≤]) ", "\\1\u00a0\\2\u00a0", escaped))
+
+
+def _hash(script: str) -> str:
+    """Return the hash by which a security policy names a script."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _attack(facts: Facts) -> dict[str, Any] | None:
+    """Return what an attacker can gain, as a table and two drawings; None without a guarantee."""
+    profile = facts.profile
+    if not facts.bounded or profile is None or not profile.curve:
+        return None
+    from fedsim.report.profile_plots import draw_attack, draw_profile
+
+    return {
+        "client": profile.client,
+        "rows": [(f"{100 * rate:g}%", percent_up(bound)) for rate, bound in profile.attack],
+        "epsilon": epsilon_text(profile.epsilon),
+        "delta": delta_text(profile.delta),
+        "profile_plot": draw_profile(profile),
+        "attack_plot": draw_attack(profile),
     }
 
 
@@ -82,7 +130,7 @@ def _curves(contents: RunContents) -> list[tuple[str, "Markup"]]:
     from fedsim.report.plots import draw_curve
 
     curves = [_metric_curve(contents, name) for name in _plotted_metrics(contents)]
-    if contents.private:
+    if contents.facts.bounded:
         curves.append(_epsilon_curve(contents))
     drawings = [(curve.label, draw_curve(curve)) for curve in curves]
     return [(label, drawing) for label, drawing in drawings if drawing is not None]
@@ -121,7 +169,8 @@ def _epsilon_curve(contents: RunContents) -> "Curve":
 
 
 def _spend_plot(contents: RunContents) -> "Markup | None":
-    if not any(spend["epsilon"] for spend in contents.clients):
+    facts = contents.facts
+    if not facts.private or not facts.released or facts.objections:
         return None
     from fedsim.report.plots import draw_spend
 
@@ -130,7 +179,7 @@ def _spend_plot(contents: RunContents) -> "Markup | None":
 
 def _spend_caption(contents: RunContents) -> str:
     targets = {spend.get("target_epsilon") for spend in contents.clients}
-    if len(targets) > 1 and len(contents.clients) <= client_table.MAX_BARS:
+    if len(targets) > 1 and len(contents.clients) <= MAX_BARS:
         return "ε of each client; a vertical mark is its own target"
     return "ε of each client"
 
@@ -139,6 +188,6 @@ def _spends(contents: RunContents) -> "list[Spend]":
     from fedsim.report.plots import Spend
 
     return [
-        Spend(spend["client"], spend["epsilon"], spend["target_epsilon"])
+        Spend(spend["client"], spend["epsilon"], spend.get("target_epsilon"))
         for spend in contents.clients
     ]

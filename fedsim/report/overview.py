@@ -1,15 +1,18 @@
 """What stands around the guarantee: headline figures, incidents, environment."""
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from fedsim.report.contents import RunContents
-from fedsim.report.figures import metric_text
-from fedsim.report.guarantee import guarantee_text
+from fedsim.report.figures import delta_text, epsilon_text, metric_text
+from fedsim.statement.sentence import counted
 
 MAX_INCIDENTS = 100
 _MAX_REASON = 300
+_NOTICED = 0.005  # share of the time below which nobody asks where it went
 
 _METRIC_NAMES = {"mse": "mean squared error", "r2": "R²"}
 
@@ -31,6 +34,15 @@ class Incident:
     round_number: int
     client: int
     reason: str
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of every round: its name, its time over the whole run, and its share of it."""
+
+    name: str
+    time: str
+    share: float
 
 
 def metric_name(name: str) -> str:
@@ -83,18 +95,26 @@ def _metric_card(contents: RunContents) -> Card:
 
 
 def _guarantee_card(contents: RunContents) -> Card:
-    if not contents.private:
-        return Card("Guarantee", "none", guarantee_text(contents), kind="none")
-    detail = f"at δ = {contents.delta:g}, largest of {len(contents.clients)} clients"
-    kind = "none" if contents.epsilon is None else "guarantee"
-    return Card("Guarantee", guarantee_text(contents), detail, kind=kind)
+    facts = contents.facts
+    if not facts.private:
+        return Card("Guarantee", "none", "no differential privacy", kind="none")
+    if math.isinf(facts.epsilon):
+        return Card("Guarantee", "ε = ∞", "no bound for the federation", kind="none")
+    if facts.objections:
+        return Card("Guarantee", "none", "the reported ε is not supported", kind="none")
+    if not facts.released:
+        return Card("Guarantee", "ε = 0", "nothing was released", kind="guarantee")
+    detail = f"at δ = {delta_text(facts.delta)}, largest of {counted(len(facts.clients), 'client')}"
+    return Card("Guarantee", f"ε ≤ {epsilon_text(facts.epsilon)}", detail, kind="guarantee")
 
 
 def _examples(contents: RunContents) -> str:
     sizes = [spend["examples"] for spend in contents.clients]
+    # Under add/remove the true sizes are private, and none of the files has them.
+    what = "declared examples" if contents.privacy["adjacency"] == "add_remove" else "examples"
     if min(sizes) == max(sizes):
-        return f"{sizes[0]:,} examples each"
-    return f"{min(sizes):,} to {max(sizes):,} examples"
+        return f"{sizes[0]:,} {what} each"
+    return f"{min(sizes):,} to {max(sizes):,} {what}"
 
 
 def _planned(contents: RunContents) -> str:
@@ -102,12 +122,34 @@ def _planned(contents: RunContents) -> str:
     return "" if planned is None else f"of {planned:,} planned"
 
 
+def lost_updates(contents: RunContents) -> Counter[int]:
+    """Return for each client how many of its updates never reached the average."""
+    return Counter(failure["client"] for row in contents.rounds for failure in row["failed"])
+
+
+def phases(contents: RunContents) -> list[Phase]:
+    """Return where the time of the rounds went, for runs that recorded it (`seconds_<phase>`)."""
+    totals: dict[str, float] = {}
+    for row in contents.rounds:
+        for name, value in row.items():
+            if name.startswith("seconds_") and isinstance(value, int | float):
+                part = name.removeprefix("seconds_").replace("_", " ")
+                totals[part] = totals.get(part, 0.0) + value
+    whole = max(sum(totals.values()), contents.summary["seconds"])
+    if whole <= 0:
+        return []
+    rest = whole - sum(totals.values())
+    if totals and rest > _NOTICED * whole:
+        totals["everything else"] = rest
+    return [Phase(name, duration_text(value), value / whole) for name, value in totals.items()]
+
+
 def _all_incidents(rounds: list[dict[str, Any]]) -> Iterator[Incident]:
     for row in rounds:
         for failure in row["failed"]:
-            yield Incident(row["round"], failure["client"], _shortened(failure["reason"]))
+            yield Incident(row["round"], failure["client"], _shortened(str(failure["reason"])))
         for one in row["withdrawn"]:
-            what = f"withdrew: {_shortened(one['reason'])}"
+            what = f"withdrew: {_shortened(str(one['reason']))}"
             yield Incident(row["round"], one["client"], what)
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedsim.report.client_table import MAX_BARS, aligned_epsilon
-from fedsim.report.svg import Ink, inline_svg, style
+from fedsim.report.svg import Ink, Tip, inline_svg, style
 
 # In pixels at 72 to the inch, about as wide as a phone: text keeps its size there.
 _CURVE_SIZE = (310 / 72, 225 / 72)
@@ -20,6 +20,7 @@ _BAR_HEIGHT = 21
 
 # More points than pixels would only make the file larger.
 _MAX_POINTS = 400
+_MAX_TIPS = 100
 
 _Point = TypeVar("_Point")
 
@@ -73,7 +74,18 @@ def draw_curve(curve: Curve) -> Markup | None:
             _target_line(axes, curve.target, horizontal=True)
         if curve.from_zero:
             axes.set_ylim(0, _room_above(axes, curve.target))
-        return inline_svg(figure, name=curve.name, label=f"{curve.label} over the rounds")
+        tips = [
+            Tip(number, value, f"round {number:,}: {curve.text(value)}") for number, value in finite
+        ]
+        return inline_svg(
+            figure, name=curve.name, label=_spoken(curve, tips), axes=axes, strips=tips
+        )
+
+
+def _spoken(curve: Curve, tips: Sequence[Tip]) -> str:
+    """Return what the drawing shows for who cannot see it: where it begins and ends."""
+    ends = tips[-1].text if len(tips) == 1 else f"from {tips[0].text} to {tips[-1].text}"
+    return f"{curve.label} over the rounds, {ends}"
 
 
 @dataclass(frozen=True)
@@ -88,8 +100,20 @@ class Spend:
 def draw_spend(spends: Sequence[Spend]) -> Markup:
     """Return every client's ε: a bar for each, or the sorted curve of more than `MAX_BARS`."""
     with style():
-        figure = _bars(spends) if len(spends) <= MAX_BARS else _ranked(spends)
-        return inline_svg(figure, name="spend", label="Epsilon spent by each client")
+        label = "Epsilon spent by each client; the table below has every number"
+        if len(spends) <= MAX_BARS:
+            figure, axes = _bars(spends)
+            tips = [Tip(0, row, _spend_text(spend)) for row, spend in enumerate(spends)]
+            return inline_svg(
+                figure, name="spend", label=label, axes=axes, strips=tips, across=True
+            )
+        figure, axes, tips = _ranked(spends)
+        return inline_svg(figure, name="spend", label=label, axes=axes, strips=tips)
+
+
+def _spend_text(spend: Spend) -> str:
+    target = "" if spend.target is None else f" of {spend.target:g}"
+    return f"client {spend.client}: ε {aligned_epsilon(spend.epsilon)}{target}"
 
 
 def common_target(spends: Sequence[Spend]) -> float | None:
@@ -98,7 +122,7 @@ def common_target(spends: Sequence[Spend]) -> float | None:
     return targets.pop() if len(targets) == 1 else None
 
 
-def _bars(spends: Sequence[Spend]) -> Figure:
+def _bars(spends: Sequence[Spend]) -> tuple[Figure, Axes]:
     figure, axes = _new_figure(_WIDE / 72, (len(spends) * _BAR_HEIGHT + 66) / 72)
     finite = [spend.epsilon for spend in spends if spend.epsilon is not None]
     targets = [spend.target for spend in spends if spend.target is not None]
@@ -126,7 +150,7 @@ def _bars(spends: Sequence[Spend]) -> Figure:
     axes.set_xlabel("ε")
     axes.set_ylabel("client")
     axes.grid(False)
-    return figure
+    return figure, axes
 
 
 def _bar_targets(axes: Axes, spends: Sequence[Spend]) -> None:
@@ -139,9 +163,11 @@ def _bar_targets(axes: Axes, spends: Sequence[Spend]) -> None:
             axes.plot([spend.target] * 2, [row - 0.42, row + 0.42], color=Ink.TEXT, linewidth=1.4)
 
 
-def _ranked(spends: Sequence[Spend]) -> Figure:
+def _ranked(spends: Sequence[Spend]) -> tuple[Figure, Axes, list[Tip]]:
     """Draw every client as a point of a falling curve; infinite ε have no place on it."""
-    epsilons = sorted((s.epsilon for s in spends if s.epsilon is not None), reverse=True)
+    known = [(s.epsilon, s) for s in spends if s.epsilon is not None]
+    falling = [spend for _, spend in sorted(known, key=lambda pair: -pair[0])]
+    epsilons = [spend.epsilon or 0.0 for spend in falling]
     figure, axes = _new_figure(_WIDE / 72, 240 / 72)
     hidden = len(spends) - len(epsilons)
     shown = _thinned(list(enumerate(epsilons, start=hidden + 1)))
@@ -156,7 +182,11 @@ def _ranked(spends: Sequence[Spend]) -> Figure:
     axes.set_ylim(0, _room_above(axes, shared))
     axes.set_xlabel("clients, by falling ε" + (f" ({hidden} with infinite ε)" if hidden else ""))
     axes.set_ylabel("ε")
-    return figure
+    tips = [
+        Tip(rank, value, f"{rank:,} of {len(spends):,}: {_spend_text(falling[rank - hidden - 1])}")
+        for rank, value in shown[:: max(1, len(shown) // _MAX_TIPS)]
+    ]
+    return figure, axes, tips
 
 
 def _new_figure(width: float, height: float) -> tuple[Figure, Axes]:
@@ -170,7 +200,8 @@ def _round_axis(axes: Axes, rounds: Sequence[int]) -> None:
     if len(rounds) <= 5:
         axes.set_xticks(rounds)
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        places = MaxNLocator(5, integer=True).tick_values(rounds[0], rounds[-1])
+        axes.set_xticks([place for place in places if rounds[0] <= place <= rounds[-1]])
     # Some room on the right for the label of the last value.
     span = max(rounds[-1] - rounds[0], 1)
     axes.set_xlim(rounds[0] - 0.02 * span, rounds[-1] + 0.2 * span)

@@ -6,13 +6,16 @@ become CSS variables, so that one drawing is legible on a white page, on a dark 
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import matplotlib
 import matplotlib.style
 from markupsafe import Markup, escape
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
@@ -77,13 +80,33 @@ def style() -> Iterator[None]:
         yield
 
 
-def inline_svg(figure: Figure, *, name: str, label: str) -> Markup:
+@dataclass(frozen=True)
+class Tip:
+    """A text to show near a point, in the coordinates of the data."""
+
+    x: float
+    y: float
+    text: str
+
+
+def inline_svg(
+    figure: Figure,
+    *,
+    name: str,
+    label: str,
+    axes: Axes | None = None,
+    strips: Sequence[Tip] = (),
+    across: bool = False,
+) -> Markup:
     """Return a figure as an `<svg>` element to put into a page.
 
     Args:
         figure: drawn with `Ink` inside `style()`, and still inside it.
         name: unique in the page; it prefixes every id of the drawing.
         label: says in words what the figure shows, for who cannot see it.
+        axes: whose data the strips are about.
+        strips: texts for whoever points near a place, ascending along the axis.
+        across: whether each strip covers a row of the drawing instead of a column.
     """
     buffer = io.StringIO()
     # Every key of the metadata that matplotlib would fill in is turned off: date, creator, links.
@@ -99,7 +122,32 @@ def inline_svg(figure: Figure, *, name: str, label: str) -> Markup:
     opening = (
         f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
     )
-    return Markup(re.sub(r"\A<svg[^>]*>", lambda _: opening, text))
+    text = re.sub(r"\A<svg[^>]*>", lambda _: opening, text)
+    if axes is not None and strips:
+        text = text.removesuffix("</svg>") + _strips(axes, strips, across, height) + "</svg>"
+    return Markup(text)
+
+
+def _strips(axes: Axes, tips: Sequence[Tip], across: bool, height: int) -> str:
+    """Return see-through strips, each with its text: what is nearest to the pointer is shown."""
+    box = axes.get_window_extent()
+    scale = 72 / axes.figure.dpi
+    places = axes.transData.transform([(tip.x, tip.y) for tip in tips]) * scale
+    left, right = box.x0 * scale, box.x1 * scale
+    top, bottom = height - box.y1 * scale, height - box.y0 * scale
+    centres = [height - y for _, y in places] if across else [x for x, _ in places]
+    low, high = (top, bottom) if across else (left, right)
+    edges = [low, *((one + other) / 2 for one, other in pairwise(centres)), high]
+    strips = []
+    for (start, end), tip in zip(pairwise(edges), tips, strict=True):
+        size = max(0.0, end - start)
+        place = (left, start, right - left, size) if across else (start, top, size, bottom - top)
+        x, y, wide, tall = (f"{value:.1f}" for value in place)
+        strips.append(
+            f'<rect class="tip" x="{x}" y="{y}" width="{wide}" height="{tall}">'
+            f"<title>{escape(tip.text)}</title></rect>"
+        )
+    return "<g>" + "".join(strips) + "</g>"
 
 
 def _without_document_parts(text: str) -> str:

@@ -1,40 +1,28 @@
 """Run directories as a run leaves them, made without running anything.
 
-The figures are plausible, not computed: the report prints what the files say.
+Metrics are plausible, not computed. Every ε is what its ledger adds up to: no other is stated.
 """
 
 import math
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import root_scalar
 
+import fedsim
+from fedsim.accountant.gaussian import gaussian_epsilon
 from fedsim.run_directory import RunDirectory
+from fedsim.statement import read_facts, to_json
+from fedsim.statement.reading import ledger_digest
+
+DELTA = 1e-3
 
 Clients = list[dict[str, Any]]
 Make = Callable[..., RunDirectory]
-
-STATEMENT = (
-    "Against a server that sees every update, the updates of each client k are "
-    "(ε_k, δ)-differentially private for its single training examples (zero-out adjacency: one "
-    "example's contribution is replaced by nothing, and client sizes are public) over all rounds "
-    "it took part in. The largest ε_k is {epsilon} at δ = {delta:g} (privacy loss distribution, "
-    "connect-the-dots, an upper bound; lots were drawn by Poisson sampling). No amplification by "
-    "client selection, shuffling or secure aggregation is claimed. Tuning runs on the same data "
-    "are not charged. The noise comes from seeded streams, as a reproducible simulation needs: it "
-    "protects nobody from someone who knows the seed."
-)
-NO_GUARANTEE = (
-    "This federation ran without differential privacy: whoever sees a client's updates may learn "
-    "anything about its examples."
-)
-
-NO_NOISE = (
-    "At least one client added no noise to its updates: its ε is infinite, and so is the "
-    "federation's. "
-) + NO_GUARANTEE
 
 EXPERIMENT = """\
 name: {name}
@@ -73,7 +61,7 @@ def make_clients(count: int, *, rounds: int, target: float | None = 8.0) -> Clie
     sizes = random.integers(60, 260, size=count)
     spends = [target - random.gamma(1.2, 0.12) for _ in sizes] if target else 2 / sizes * 300
     return [
-        private_client(number, int(size), float(spend) if rounds else 0.0, rounds, target)
+        private_client(number, int(size), round(float(spend), 2), rounds, target)
         for number, (size, spend) in enumerate(zip(sizes, spends, strict=True))
     ]
 
@@ -81,24 +69,35 @@ def make_clients(count: int, *, rounds: int, target: float | None = 8.0) -> Clie
 def private_client(
     number: int, examples: int, epsilon: float | None, rounds: int, target: float | None = 8.0
 ) -> dict[str, Any]:
-    rate, noise = 28 / examples, 0.9 + 28 / examples
+    """Return a client whose ledger adds up to `epsilon`, without noise where that is None."""
+    noise = 0.0 if epsilon is None else round_noise(epsilon or 1.0, 5 * max(rounds, 1))
     event = {"type": "Gaussian", "noise_multiplier": noise}
-    sampled = {"type": "PoissonSampled", "sampling_rate": rate, "event": event}
+    sampled = {"type": "PoissonSampled", "sampling_rate": 1.0, "event": event}
+    if rounds == 0:
+        epsilon = 0.0
     return {
         "client": number,
         "examples": examples,
-        "delta": 1e-3,
+        "delta": DELTA,
         "epsilon": epsilon,
         "epsilon_rdp": None if epsilon is None else epsilon * 1.09,
         "target_epsilon": target,
         "noise_multiplier": noise,
-        "sampling_rate": rate,
+        "sampling_rate": 1.0,
         "max_grad_norm": 0.5,
         "rounds": rounds,
         "steps": 5 * rounds,
         "ledger": [{"event": sampled, "count": 5 * rounds}] if rounds else [],
         "ledger_head": f"{number:064x}",
     }
+
+
+@cache
+def round_noise(epsilon: float, steps: int) -> float:
+    """Return the noise with which `steps` full batches spend `epsilon`, and never more."""
+    bracket = (1e-6, 1e4)
+    found = root_scalar(lambda mu: gaussian_epsilon(mu, DELTA) - epsilon, bracket=bracket)
+    return math.sqrt(steps) / float(found.root) * (1 + 1e-9)
 
 
 def make_rounds(count: int, clients: Clients, *, private: bool, task: str) -> Clients:
@@ -139,6 +138,11 @@ def _private_client() -> Callable[..., dict[str, Any]]:
 @pytest.fixture(name="make_rounds")
 def _make_rounds() -> Callable[..., Clients]:
     return make_rounds
+
+
+@pytest.fixture(scope="session", name="write_run")
+def _write_run() -> Make:
+    return write_run
 
 
 @pytest.fixture
@@ -198,21 +202,21 @@ def write_run(
 def _privacy(clients: Clients, *, private: bool) -> dict[str, Any]:
     epsilons = [spend["epsilon"] for spend in clients]
     largest = None if None in epsilons else max(epsilons)
-    statement = NO_GUARANTEE if not private else NO_NOISE
-    if private and largest is not None:
-        delta = max(spend["delta"] for spend in clients)
-        statement = STATEMENT.format(epsilon=f"{largest:.4g}", delta=delta)
-    return {
+    content = {
         "schema": 1,
+        "version": fedsim.__version__,
         "private": largest is not None,
         "unit": "example",
         "adjacency": "zero_out" if private else None,
         "accountant": "pld" if private else None,
-        "noise": "seeded",
+        "sampling": "poisson" if private else None,
+        "clipping": "flat" if private else None,
+        "noise": "seeded" if private else None,
         "system_epsilon": largest,
-        "statement": statement,
+        "ledger_digest": ledger_digest(clients) if private else None,
         "clients": clients,
     }
+    return {**content, **to_json(read_facts(content))}
 
 
 def _summary(name: str, status: str, rows: Clients, privacy: dict[str, Any]) -> dict[str, Any]:

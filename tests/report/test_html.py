@@ -1,17 +1,25 @@
 """The report as a reader gets it: complete, self-contained, escaped, and the same every time."""
 
+import base64
+import hashlib
+import json
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from fedsim.report.client_table import aligned_epsilon
+from fedsim.report.client_table import COLUMNS, ClientTable, aligned_epsilon
+from fedsim.report.contents import read_contents
+from fedsim.report.figures import epsilon_text
 from fedsim.report.html import write_report
 from fedsim.run_directory import RunDirectory, RunDirectoryError
 
+INLINE = {"b", "code", "sub", "a"}
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 LIMIT = 500_000
+NO_EPSILON = re.compile(r"ε\s*[≤<=]+\s*\d|at δ|\(ε")
 
 RUNS: dict[str, dict[str, Any]] = {
     "private": {},
@@ -32,6 +40,7 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.words: list[str] = []
+        self.scripts: list[str] = []
         self._open: list[str] = []
         self.feed(html)
         self.close()
@@ -39,7 +48,7 @@ class Page(HTMLParser):
 
     @property
     def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
+        return " ".join("".join(self.words).split())
 
     def names(self) -> set[str]:
         return {name for name, _ in self.tags}
@@ -54,10 +63,19 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self._open.pop() == tag
+        if tag not in INLINE:
+            self.words.append(" ")
 
     def handle_data(self, data: str) -> None:
-        if self._open[-1:] != ["style"]:
+        if self._open[-1:] == ["script"]:
+            self.scripts.append(data)
+        elif self._open[-1:] != ["style"]:
             self.words.append(data)
+
+
+def plain(text: str) -> str:
+    """Return a sentence as it reads on the page, where code and indices have marks of their own."""
+    return text.replace("`", "").replace("ε_k", "εk")
 
 
 def report_of(directory: RunDirectory) -> str:
@@ -65,40 +83,73 @@ def report_of(directory: RunDirectory) -> str:
     return directory.report.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
+@pytest.fixture(scope="module", params=RUNS.values(), ids=list(RUNS))
+def run(request, tmp_path_factory, write_run):
+    """Return a run directory of each kind with its report."""
+    directory = write_run(tmp_path_factory.mktemp("run") / "r", **request.param)
+    write_report(directory)
+    return directory
+
+
 class TestEveryReport:
-    def test_parses_and_is_small(self, make_run, settings):
-        html = report_of(make_run(**settings))
+    def test_parses_and_is_small(self, run):
+        html = run.report.read_text(encoding="utf-8")
         assert Page(html).names() >= {"html", "title", "h1", "main", "footer"}
         assert len(html.encode()) < LIMIT
 
-    def test_loads_nothing_and_runs_nothing(self, make_run, settings):
-        html = report_of(make_run(**settings))
+    def test_loads_nothing_and_runs_only_its_own_script(self, run):
+        html = run.report.read_text(encoding="utf-8")
         page = Page(html)
-        assert not page.names() & {"script", "link", "img", "iframe", "object", "base", "image"}
+        assert not page.names() & {"link", "img", "iframe", "object", "base", "image", "embed"}
         for _, attributes in page.tags:
             for name, value in attributes.items():
                 assert not name.startswith("on")
-                if name in {"src", "href", "xlink:href"}:
+                assert name != "src"
+                if name in {"href", "xlink:href", "action", "formaction"}:
                     assert (value or "").startswith("#")
         assert "http:" not in html
         assert "https:" not in html
         assert "@import" not in html
         assert not re.search(r"url\((?!#)", html)
+        scripts = [tag for name, tag in page.tags if name == "script"]
+        assert [tag for tag in scripts if tag.get("type") != "application/json"] == [{}]
+        digest = base64.b64encode(hashlib.sha256(page.scripts[-1].encode()).digest()).decode()
+        policy = next(tag["content"] for name, tag in page.tags if "http-equiv" in tag)
+        expected = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+        assert policy == expected
 
-    def test_gives_the_same_bytes_again(self, make_run, settings):
-        directory = make_run(**settings)
-        assert report_of(directory) == report_of(directory)
+    def test_can_be_read_without_seeing_it(self, run):
+        page = Page(run.report.read_text(encoding="utf-8"))
+        levels = [int(name[1]) for name, _ in page.tags if re.fullmatch(r"h[1-6]", name)]
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(after <= before + 1 for before, after in pairwise(levels))
+        ids = {tag["id"] for _, tag in page.tags if "id" in tag}
+        for name, tag in page.tags:
+            if name == "th":
+                assert tag.get("scope") in {"col", "row"}
+            if name == "svg":
+                assert tag["role"] == "img"
+                assert len(tag["aria-label"] or "") > 10
+            if name == "a":
+                assert (tag["href"] or "")[1:] in ids
+            for reference in ("aria-labelledby", "for"):
+                assert tag.get(reference, "") in {*ids, ""}
+            if tag.get("tabindex"):
+                assert name == "pre" or tag.get("aria-label")
 
-    def test_has_ids_once_and_every_reference_resolves(self, make_run, settings):
-        html = report_of(make_run(**settings))
+    def test_gives_the_same_bytes_again(self, run):
+        assert run.report.read_text(encoding="utf-8") == report_of(run)
+
+    def test_has_ids_once_and_every_reference_resolves(self, run):
+        html = run.report.read_text(encoding="utf-8")
         ids = [value for _, tag in Page(html).tags for name, value in tag.items() if name == "id"]
         assert len(ids) == len(set(ids))
         references = re.findall(r'xlink:href="#([^"]+)"', html) + re.findall(r"url\(#([^)]+)", html)
         assert set(references) <= set(ids)
 
-    def test_draws_in_the_colours_of_the_page(self, make_run, settings):
-        html = report_of(make_run(**settings))
+    def test_draws_in_the_colours_of_the_page(self, run):
+        html = run.report.read_text(encoding="utf-8")
         drawings = re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
         declared = set(re.findall(r"(--\w+):", html))
         for drawing in drawings:
@@ -106,13 +157,13 @@ class TestEveryReport:
             assert set(re.findall(r"var\((--\w+)\)", drawing)) <= declared
             assert all("fill: var(--" in text for text in re.findall(r"<text[^>]*>", drawing))
 
-    def test_repeats_the_statement_and_the_settings(self, make_run, settings):
-        directory = make_run(**settings)
-        page = Page(report_of(directory))
-        assert directory.read_json("privacy.json")["statement"] in page.text
+    def test_repeats_the_statement_and_the_settings(self, run):
+        page = Page(run.report.read_text(encoding="utf-8"))
+        for point in run.read_json("privacy.json")["statement_points"]:
+            assert plain(point["text"]) in page.text
         assert "scheme: dirichlet" in page.text
         assert "425ad13f" in page.text
-        assert directory.read_json("summary.json")["status"] in page.text
+        assert run.read_json("summary.json")["status"] in page.text
 
 
 def test_private_run_names_every_spend(make_run):
@@ -122,18 +173,26 @@ def test_private_run_names_every_spend(make_run):
         assert aligned_epsilon(spend["epsilon"]) in page.text
         assert aligned_epsilon(spend["epsilon_rdp"]) in page.text
     assert "at δ = 0.001, largest of 10 clients" in page.text
-    assert "In plain words" in page.text
+    assert "What an attacker can gain" in page.text
     assert "No amplification is claimed." in page.text
 
 
-def test_many_clients_are_cut_to_the_largest_spends(make_run):
+def test_many_clients_are_all_there_for_the_script_and_100_without_it(make_run):
     directory = make_run(clients=300)
     html = report_of(directory)
-    epsilons = sorted(s["epsilon"] for s in directory.read_json("privacy.json")["clients"])
+    page = Page(html)
+    clients = directory.read_json("privacy.json")["clients"]
+    largest = max(spend["epsilon"] for spend in clients)
     assert html.count('<td class="epsilon">') == 100
-    assert "The 100 clients with the largest ε of 300" in Page(html).text
+    assert "The 100 clients with the largest ε of 300" in page.text
     assert "clients.csv" in html
-    assert aligned_epsilon(epsilons[-1]) in html
+    data = json.loads(page.scripts[0])
+    columns = dict(zip(data["keys"], data["columns"], strict=True))
+    assert sorted(columns["client"]) == list(range(300))
+    assert columns["epsilon"][0] == aligned_epsilon(largest)
+    by_client = {spend["client"]: spend for spend in clients}
+    for client, epsilon in zip(columns["client"], columns["epsilon"], strict=True):
+        assert epsilon == aligned_epsilon(by_client[client]["epsilon"])
 
 
 def test_plain_federation_claims_nothing(make_run):
@@ -156,12 +215,76 @@ def test_nothing_finished_is_said(make_run):
     assert "svg" not in page.names()
 
 
-def test_infinite_epsilon_warns_and_does_not_interpret(make_run, private_client):
+def test_a_federation_without_a_bound_states_no_finite_guarantee_anywhere(
+    make_run, private_client, make_rounds
+):
     spends = [private_client(0, 100, 2.0, 5), private_client(1, 100, None, 5)]
-    page = Page(report_of(make_run(clients=spends, rounds=5)))
+    rows = make_rounds(5, spends, private=True, task="classification")  # ε was finite at first
+    directory = make_run(clients=spends, rounds=rows)
+    html = report_of(directory)
+    page = Page(html)
     assert "ε is infinite. Client 1 released updates" in page.text
     assert "ε = ∞" in page.text
-    assert "In plain words" not in page.text
+    drawings = re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
+    assert not [drawing for drawing in drawings if "Largest ε" in drawing]
+    assert "attacker" not in page.text
+    assert "μ" not in page.text
+    # What is left of ε are the columns of clients, and the client whose own ε is finite.
+    assert not NO_EPSILON.findall(page.text)
+    statement = directory.read_json("privacy.json")
+    assert statement["profile"] is None
+    assert not NO_EPSILON.findall(statement["statement"])
+    assert {s["kind"] for s in statement["statement_points"]} == {"warning", "fact", "limit"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sampling", "shuffle"),
+        ("sampling", "my_own"),
+        ("sampling", None),
+        ("noise", None),
+        ("adjacency", "edit_distance"),
+        ("accountant", "central_limit"),
+    ],
+)
+def test_an_epsilon_that_the_facts_do_not_support_is_not_repeated(make_run, key, value):
+    directory = make_run()
+    directory.write_json("privacy.json", {**directory.read_json("privacy.json"), key: value})
+    page = Page(report_of(directory))
+    assert "No guarantee can be stated. An ε is reported for this run, but " in page.text
+    assert not NO_EPSILON.findall(page.text)
+
+
+def test_an_epsilon_smaller_than_its_ledger_is_not_repeated(make_run):
+    directory = make_run()
+    privacy = directory.read_json("privacy.json")
+    for spend in privacy["clients"]:
+        spend["epsilon"] /= 2
+    directory.write_json("privacy.json", privacy)
+    page = Page(report_of(directory))
+    assert "is smaller than what its ledger adds up to" in page.text
+    assert not NO_EPSILON.findall(page.text)
+
+
+def test_the_largest_epsilon_is_that_of_the_clients_whatever_else_is_written(make_run):
+    directory = make_run()
+    privacy = directory.read_json("privacy.json")
+    directory.write_json(
+        "privacy.json", {**privacy, "system_epsilon": 0.1, "statement": "ε = 0.1 for ever"}
+    )
+    page = Page(report_of(directory))
+    largest = max(spend["epsilon"] for spend in privacy["clients"])
+    assert f"ε ≤ {epsilon_text(largest)}" in page.text
+    assert "0.1 for ever" not in page.text
+
+
+def test_declared_sizes_are_not_passed_off_as_true_ones(make_run):
+    directory = make_run()
+    privacy = directory.read_json("privacy.json")
+    directory.write_json("privacy.json", {**privacy, "adjacency": "add_remove"})
+    assert "declared examples" in Page(report_of(directory)).text
+    assert "declared" not in Page(report_of(make_run())).text
 
 
 def test_every_epsilon_infinite(make_run, private_client):
@@ -173,7 +296,7 @@ def test_loose_delta_names_its_clients(make_run, private_client):
     sizes = (999, 1000, 2000)  # δ is 1/1000
     spends = [private_client(number, size, 2.0, 5) for number, size in enumerate(sizes)]
     page = Page(report_of(make_run(clients=spends, rounds=5)))
-    assert "δ is not below 1 / examples. This concerns clients 1, 2." in page.text
+    assert "δ is not below 1 / examples for clients 1, 2." in page.text
 
 
 def test_metrics_that_diverged_leave_gaps(make_run, make_rounds):
@@ -192,8 +315,22 @@ def test_hostile_text_is_escaped(make_run, make_rounds):
     rows[1]["failed"] = [{"client": 4, "reason": attack}]
     html = report_of(make_run(name=attack, rounds=rows, private=False, status="failed"))
     page = Page(html)
-    assert not page.names() & {"script", "img"}
+    assert "img" not in page.names()
+    assert [name for name, _ in page.tags].count("script") == 1
     assert page.text.count(attack) >= 3  # title, heading, reason
+
+
+@pytest.mark.parametrize("field", ["target_epsilon", "client", "sampling_rate"])
+def test_the_data_of_the_script_cannot_end_it(make_run, field):
+    attack = "</script><script>alert(1)</script><!--"
+    facts = read_contents(make_run()).facts
+    row: tuple[str | int, ...] = (attack,) * len(COLUMNS)
+    table = ClientTable(rows=(row,), shown=1, sorted_by=field, notes=())
+    text = str(table.to_json())
+    assert "<" not in text
+    assert ">" not in text
+    assert json.loads(text)["columns"][0] == [attack]
+    assert facts.private
 
 
 def test_undecodable_text_does_not_lose_the_report(make_run, make_rounds):
@@ -211,13 +348,23 @@ def test_failures_and_withdrawals_are_listed(make_run, make_rounds):
     assert "4 2 withdrew: target ε = 1 affords 9 steps" in text
 
 
+def test_withdrawals_with_reasons_and_phases_of_rounds_are_shown(make_run, make_rounds):
+    rows = make_rounds(4, [], private=False, task="classification")
+    rows[2]["withdrawn"] = [{"client": 2, "reason": "<b>budget</b>"}]
+    for row in rows:
+        row["seconds_train"], row["seconds_sample"] = 0.9, 0.1
+    text = Page(report_of(make_run(rounds=rows))).text
+    assert "3 2 withdrew: <b>budget</b>" in text
+    assert "train 3.6 s 72.9%" in text  # of 4.936 s in all
+
+
 def test_stays_small_however_long_and_troubled_the_run(make_run, make_rounds, private_client):
     spends = [private_client(number, 100, 1 + number / 1000, 3000) for number in range(2000)]
     rows = make_rounds(3000, spends[:1], private=True, task="classification")
     for row in rows:
         row["failed"] = [{"client": 1, "reason": "no route to host " * 100}]
     html = report_of(make_run(clients=spends, rounds=rows))
-    assert len(html.encode()) < LIMIT
+    assert len(html.encode()) < 1.5 * LIMIT  # all 2,000 clients are in it
     assert "The first 100 of 3000" in Page(html).text
 
 

@@ -1,0 +1,19 @@
+"""The privacy statement of a run: sentences that can only be built where they are true.
+
+`read_facts` turns `privacy.json` (and what the run's other files add) into typed facts;
+`statement_of` returns every sentence that those facts allow. A sentence refuses to be built
+from facts that do not support it, so no caller can print a claim that does not hold.
+"""
+
+from fedsim.statement.facts import ClientFacts as ClientFacts
+from fedsim.statement.facts import Facts as Facts
+from fedsim.statement.facts import MechanismFacts as MechanismFacts
+from fedsim.statement.facts import RunFacts as RunFacts
+from fedsim.statement.profile import Profile as Profile
+from fedsim.statement.profile import profile_of as profile_of
+from fedsim.statement.reading import read_facts as read_facts
+from fedsim.statement.sentence import Sentence as Sentence
+from fedsim.statement.sentence import UnsupportedClaimError as UnsupportedClaimError
+from fedsim.statement.statement import in_words as in_words
+from fedsim.statement.statement import statement_of as statement_of
+from fedsim.statement.statement import to_json as to_json

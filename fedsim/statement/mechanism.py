@@ -1,0 +1,147 @@
+"""What ran in every step, and how it was accounted for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedsim.statement.facts import EVENT_OF_SAMPLING, Facts
+from fedsim.statement.sentence import Sentence, counted, span
+
+_CLIPPINGS = {
+    "flat": "clipped to L2 norm C as a whole",
+    "per_layer": "clipped layer by layer, to bounds whose squares add up to C²",
+    "automatic": "normalised to L2 norm below C",
+}
+_LOTS = {
+    "poisson": "lots were drawn by Poisson sampling, and accounted for as Poisson sampling",
+    "fixed_size": "lots of fixed size were drawn without replacement, and accounted for as such",
+    "shuffle": "lots were cut from shuffled data, which is not counted as sampling: an epoch is "
+    "accounted for as one release about lots that are known",
+    "balls_and_bins": "each epoch allocated every example to one lot at random, and is accounted "
+    "for as random allocation",
+}
+_METHODS = {
+    "pld": "privacy loss distributions, discretised by connect-the-dots so that the result is an "
+    "upper bound (Doroshenko et al. 2022)",
+    "rdp": "Rényi differential privacy (Mironov 2017) with the conversion of Canonne, Kamath and "
+    "Steinke 2020, an upper bound, usually some 10% above the exact value",
+    "moments": "the moments accountant of Abadi et al. 2016, an upper bound, and a loose one",
+}
+
+_ALLOCATION = (
+    "the least of two upper bounds: Rényi differential privacy of random allocation, and privacy "
+    "loss distributions without amplification"
+)
+
+
+class DpSgd(Sentence):
+    """The mechanism of one step."""
+
+    point, kind, title = "mechanism", "fact", "DP-SGD in every client"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Return whether something was released under a known clipping."""
+        return facts.mechanism is not None and facts.released
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        facts = self.facts
+        clipping = facts.mechanism.clipping if facts.mechanism else None
+        how = _CLIPPINGS.get(clipping or "", "clipped to L2 norm C")
+        noise = "of standard deviation z · C"
+        if clipping == "per_layer":
+            noise = "divided among the layers with the effect of standard deviation z · C"
+        return (
+            f"In each step every example's gradient is {how}, Gaussian noise {noise} is added once "
+            "to the sum, and the result is divided by a public constant. Here "
+            f"z = {span(self.values['noise_multiplier'])}, "
+            f"C = {self._bounds()}, sampling rate q = {span(self.values['sampling_rate'])}, "
+            f"{self._steps()}."
+        )
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Ranges over the clients that released something."""
+        clients = [client for client in self.facts.clients if client.released]
+        names = ("noise_multiplier", "sampling_rate", "rounds", "steps")
+        ranges = {name: _range([getattr(client, name) for client in clients]) for name in names}
+        bounds = [c.max_grad_norm for c in clients if c.max_grad_norm is not None]
+        return {**ranges, "max_grad_norm": _range(bounds) if bounds else None}
+
+    def _bounds(self) -> str:
+        bounds = self.values["max_grad_norm"]
+        return "not recorded" if bounds is None else span(bounds)
+
+    def _steps(self) -> str:
+        low, high = self.values["steps"]
+        steps = counted(low, "step") if low == high else f"{low:,} to {high:,} steps"
+        low, high = self.values["rounds"]
+        rounds = counted(low, "round") if low == high else f"{low:,} to {high:,} rounds"
+        return f"{steps} in {rounds}"
+
+
+class Sampler(Sentence):
+    """The sampler that ran is the one accounted for."""
+
+    point, kind, title = "sampling", "claim", "Sampling as it ran and as it was accounted for"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Return whether there is a guarantee, so that both samplers are known to agree."""
+        return facts.bounded
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        lots = _LOTS[self.values["ran"]]
+        return f"{lots[0].upper()}{lots[1:]}."
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The sampler that ran and the event it was accounted for as."""
+        ran = (self.facts.mechanism.sampling if self.facts.mechanism else None) or ""
+        return {"ran": ran, "accounted_as": EVENT_OF_SAMPLING[ran]}
+
+
+class Accounting(Sentence):
+    """The method behind every ε."""
+
+    point, kind, title = "accounting", "claim", "How ε was computed"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Return whether there is a guarantee."""
+        return facts.bounded
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        version = self.facts.version
+        by = f" by fedsim {version}" if version else ""
+        return (
+            f"Every ε was computed{by} with {self._method()}. Noise, sampling "
+            "rates and numbers of steps were fixed before the run, so the releases compose."
+        )
+
+    def _method(self) -> str:
+        mechanism = self.facts.mechanism
+        if mechanism is None:
+            return ""
+        # No dominating pair of random allocation is known to the PLD accountant.
+        if (mechanism.accountant, mechanism.sampling) == ("pld", "balls_and_bins"):
+            return _ALLOCATION
+        return _METHODS[mechanism.accountant]
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The method, the version, and that it bounds from above."""
+        method = self.facts.mechanism.accountant if self.facts.mechanism else ""
+        return {"method": method, "version": self.facts.version, "upper_bound": True}
+
+
+def _range(values: list[float]) -> list[float]:
+    return [min(values), max(values)]
+
+
+SENTENCES: tuple[type[Sentence], ...] = (DpSgd, Sampler, Accounting)

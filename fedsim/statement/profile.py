@@ -1,0 +1,164 @@
+"""What a ledger proves beyond one ε: its curve δ(ε), and what an attacker may gain at most.
+
+Everything here is an upper bound. With δ(ε) known at some points only, three facts carry it
+between them: a true δ(ε) never increases, is convex in e^ε (Dong, Roth, Su 2019, arXiv:1905.02383,
+Proposition 2.12 and its dual), and so lies below every chord of points that lie above it.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from scipy.special import log_ndtr, ndtr, ndtri
+
+from fedsim.accountant import PrivacyLedger, make_accountant
+from fedsim.accountant.accountants import Accountant, AccountantName
+from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.composition import SampledGaussian
+from fedsim.accountant.gaussian import gaussian_log_delta
+
+FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1)
+
+_POINTS = 400
+_SLACK = 0.01  # of the client's δ: how far the Gaussian summary may lie below the proof
+_LEAST_MU, _MOST_MU = 1e-9, 1e3
+_MOST_EPSILON = 500.0  # e^ε must fit into a float; no bound is of use long before
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What the ledger of one client proves.
+
+    Attributes:
+        client: whose ledger it is.
+        delta: δ of the client's guarantee.
+        epsilon: the ε at `delta` that the ledger adds up to.
+        curve: (ε, δ) ascending in ε; the releases are (ε, δ)-DP at every one of these points.
+        mu: no attacker does better than against one Gaussian release with distance μ, but for
+            `slack` added to its true-positive rate; None where no useful μ exists.
+        slack: 0 where the releases are exactly that Gaussian.
+    """
+
+    client: int
+    delta: float
+    epsilon: float
+    curve: tuple[tuple[float, float], ...]
+    mu: float | None
+    slack: float
+
+    def true_positive_bound(self, false_positive_rate: float) -> float:
+        """Return an upper bound on the true-positive rate of any attack at a false-positive rate.
+
+        Guarantee: for every (ε, δ) of the curve and every test, TPR <= e^ε FPR + δ (Wasserman,
+        Zhou 2010) and, exchanging the two data sets, 1 - TPR >= e^-ε (1 - δ - FPR). The least
+        of all of them, and of what `mu` allows, is the result, so it is never above what the pair
+        (ε, δ) alone gives.
+
+        Raises:
+            ValueError: the rate is outside [0, 1].
+        """
+        rate = false_positive_rate
+        if not 0.0 <= rate <= 1.0:
+            raise ValueError(f"false_positive_rate must be in [0, 1], got {rate!r}")
+        pairs = (*self.curve, (self.epsilon, self.delta))
+        least = min(1.0, *(_least_power(epsilon, delta, rate) for epsilon, delta in pairs))
+        if self.mu is None:
+            return least
+        return min(least, gaussian_true_positive_rate(self.mu, rate) + self.slack)
+
+    @property
+    def attack(self) -> tuple[tuple[float, float], ...]:
+        """(false-positive rate, bound on the true-positive rate) at the usual rates."""
+        return tuple((rate, self.true_positive_bound(rate)) for rate in FALSE_POSITIVE_RATES)
+
+
+def _least_power(epsilon: float, delta: float, rate: float) -> float:
+    if epsilon > _MOST_EPSILON:
+        return 1.0
+    growth = math.exp(epsilon)
+    return min(growth * rate + delta, 1.0 - max(0.0, (1.0 - delta - rate) / growth))
+
+
+def profile_of(
+    client: int,
+    ledger: Iterable[Mapping[str, Any]],
+    *,
+    delta: float,
+    accountant: AccountantName,
+    adjacency: Adjacency,
+) -> Profile | None:
+    """Return what a ledger proves; None where its ε is infinite or too large to be of use.
+
+    Raises:
+        ValueError: the ledger cannot be read, or the accountant has no rule for it.
+    """
+    account = make_accountant(accountant, adjacency=adjacency)
+    PrivacyLedger.from_list(ledger).compose_into(account)
+    epsilon, slack = float(account.get_epsilon(delta)), _SLACK * delta
+    end = float(account.get_epsilon(slack))
+    if not math.isfinite(epsilon) or not end <= _MOST_EPSILON:
+        return None if math.isinf(epsilon) else Profile(client, delta, epsilon, (), None, 0.0)
+    curve = _curve(account, end)
+    if (exact := _exact_mu(account)) is not None:
+        return Profile(client, delta, epsilon, curve, exact, 0.0)
+    slack = max(slack, curve[-1][1])  # the accountant's own rounding
+    return Profile(client, delta, epsilon, curve, least_mu(curve, slack), slack)
+
+
+def gaussian_true_positive_rate(mu: float, false_positive_rate: float) -> float:
+    """Return the power of the best test of N(0, 1) against N(μ, 1): 1 - G_μ of Dong et al."""
+    return float(ndtr(mu + ndtri(false_positive_rate)))
+
+
+def least_mu(curve: tuple[tuple[float, float], ...], slack: float) -> float | None:
+    """Return the least μ, rounded up to 1e-4 relative, with δ(ε) <= δ_μ(ε) + slack for all ε >= 0.
+
+    Guarantee: then every test has TPR <= 1 - G_μ(FPR) + slack (by the same duality, the slack
+    goes through both branches undiminished). Between two points, δ is below their chord and δ_μ,
+    convex in e^ε too, above its tangent at the left one; both are straight, so their order at
+    the two ends decides. Beyond the last point δ(ε) <= slack.
+
+    Args:
+        curve: (ε, upper bound on δ(ε)) from ε = 0 on, ascending; the last δ at most `slack`.
+        slack: > 0.
+
+    Returns:
+        None if the curve does not end below `slack`, or no μ up to 1,000 will do.
+    """
+    if not curve or curve[0][0] != 0.0 or curve[-1][1] > slack:
+        return None
+    if curve[0][1] <= slack:
+        return 0.0  # the total variation distance: no test gains more than the slack
+    low, high = 0.0, 1e-3
+    while not _covers(high, curve, slack):
+        low, high = high, 2.0 * high
+        if high > _MOST_MU:
+            return None
+    while high - low > 1e-4 * high and high > _LEAST_MU:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if _covers(middle, curve, slack) else (middle, high)
+    return high
+
+
+def _covers(mu: float, curve: tuple[tuple[float, float], ...], slack: float) -> bool:
+    for (left, delta), (right, next_delta) in pairwise(curve):
+        at_left = math.exp(gaussian_log_delta(mu, left)) + slack
+        # The tangent in x = e^ε falls by Φ(-ε/μ - μ/2) for each unit of x.
+        fall = math.exp(float(log_ndtr(-left / mu - 0.5 * mu)) + left) * math.expm1(right - left)
+        if at_left < delta or at_left - fall < next_delta:
+            return False
+    return True
+
+
+def _curve(account: Accountant, end: float) -> tuple[tuple[float, float], ...]:
+    points = _POINTS if end > 0.0 else 0
+    epsilons = [0.0, *(end * k / points for k in range(1, points + 1))]
+    return tuple((epsilon, float(account.get_delta(epsilon))) for epsilon in epsilons)
+
+
+def _exact_mu(account: Accountant) -> float | None:
+    """Return μ where everything composed is Gaussian without sampling, which is μ-GDP exactly."""
+    plain = (isinstance(m, SampledGaussian) and m.sampling_rate == 1.0 for m in account.steps)
+    return account.gdp_mu() if account.steps and all(plain) else None

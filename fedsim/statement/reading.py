@@ -1,0 +1,100 @@
+"""Facts from `privacy.json`: what an older run did not record is unknown, never guessed."""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedsim.statement.facts import (
+    ACCOUNTANTS,
+    ADJACENCIES,
+    ClientFacts,
+    Facts,
+    MechanismFacts,
+    RunFacts,
+)
+from fedsim.statement.profile import Profile, profile_of
+
+
+def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Facts:
+    """Return the facts in the content of `privacy.json`.
+
+    The ε of the federation is taken from the clients, not from `system_epsilon`, and the profile
+    is computed anew from the ledger of the client with the largest ε.
+
+    Args:
+        privacy: the content of `privacy.json`; keys of the statement itself are not read.
+        run: what the other files of the run add.
+    """
+    mechanism = None
+    if privacy["accountant"] is not None:
+        mechanism = MechanismFacts(
+            adjacency=privacy["adjacency"],
+            accountant=privacy["accountant"],
+            noise=privacy.get("noise"),
+            sampling=privacy.get("sampling"),
+            clipping=privacy.get("clipping"),
+        )
+    rows = privacy["clients"]
+    return Facts(
+        clients=tuple(_client(row) for row in rows),
+        mechanism=mechanism,
+        profile=None if mechanism is None else _profile(rows, mechanism),
+        digest=None if mechanism is None else ledger_digest(rows),
+        version=privacy.get("version"),
+        secure_aggregation=privacy.get("secure_aggregation"),
+        tuning=privacy.get("tuning"),
+        run=run,
+    )
+
+
+def ledger_digest(rows: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return one SHA-256 over all clients' ledgers; None where a client's head is not recorded.
+
+    It is the hash of the lines "<client> <ledger_head>" in the order of the clients' numbers, each
+    ended by a newline, so that anyone can compute it with `sha256sum`.
+    """
+    heads = sorted((row["client"], row.get("ledger_head")) for row in rows)
+    if any(head is None for _, head in heads):
+        return None
+    lines = "".join(f"{client} {head}\n" for client, head in heads)
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _client(row: Mapping[str, Any]) -> ClientFacts:
+    return ClientFacts(
+        client=row["client"],
+        examples=row["examples"],
+        delta=row.get("delta", 1.0),
+        epsilon=math.inf if row["epsilon"] is None else row["epsilon"],
+        noise_multiplier=row.get("noise_multiplier", 0.0),
+        sampling_rate=row.get("sampling_rate", 1.0),
+        rounds=row.get("rounds", 0),
+        steps=row.get("steps", 0),
+        max_grad_norm=row.get("max_grad_norm"),
+        target_epsilon=row.get("target_epsilon"),
+        events=frozenset(entry["event"]["type"] for entry in row["ledger"]),
+        head=row.get("ledger_head"),
+        withdrawn_round=row.get("withdrawn_round"),
+    )
+
+
+def _profile(rows: Iterable[Mapping[str, Any]], mechanism: MechanismFacts) -> Profile | None:
+    rows = list(rows)
+    if any(row["epsilon"] is None for row in rows) or not rows:
+        return None
+    if mechanism.accountant not in ACCOUNTANTS or mechanism.adjacency not in ADJACENCIES:
+        return None
+    worst = max(rows, key=lambda row: row["epsilon"])
+    if not worst["ledger"]:
+        return None
+    try:
+        return profile_of(
+            worst["client"],
+            worst["ledger"],
+            delta=worst["delta"],
+            accountant=mechanism.accountant,
+            adjacency=mechanism.adjacency,
+        )
+    except ValueError:  # not a ledger that this accountant can read: it proves nothing
+        return None

@@ -1,0 +1,274 @@
+"""Checks that authors of models and losses run in their own tests, before any federation does.
+
+    from fedsim.testing import check_model
+
+    def test_my_model_keeps_the_contract():
+        check_model(build, features, targets, loss=my_loss)
+
+Every check of a run that a model or a loss can fail is here, and all that is wrong is reported at
+once, each with its fix.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fedsim.clients.dp_sgd.backend import gradients_for
+from fedsim.clients.dp_sgd.clipping import FlatClipping
+from fedsim.clients.dp_sgd.isolation import check_isolation
+from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.clients.safety import check_private_model
+from fedsim.clients.settings import LocalSettings, SgdSettings
+from fedsim.clients.training import StreamKey, train_plain, train_private
+from fedsim.data.conversion import to_dataset
+from fedsim.data.examples import Examples
+from fedsim.models.losses import PerExampleLoss, resolve_loss
+from fedsim.models.metrics import evaluating, task_for
+from fedsim.models.preflight import preflight
+
+Outcome = Literal["ok", "failed", "skipped"]
+
+_LOCAL = LocalSettings(steps=2, batch_size=8, optimizer=SgdSettings(name="sgd", lr=0.1))
+_WAYS = {
+    "BookKeeping": "by book-keeping, the fast way",
+    "VmapGradients": "by vmap; layers that book-keeping knows would be faster",
+    "LoopGradients": "one example at a time, the slow way: torch.func cannot run the model",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was tried: what it is called, how it went, and the detail or the fix."""
+
+    name: str
+    outcome: Outcome
+    detail: str
+
+
+@dataclass(frozen=True)
+class Contract:
+    """All checks of a model; as text, a table to read."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def kept(self) -> bool:
+        """Whether nothing failed."""
+        return not any(check.outcome == "failed" for check in self.checks)
+
+    def __str__(self) -> str:
+        width = max((len(check.name) for check in self.checks), default=0)
+        return "\n".join(f"{c.outcome:<8}{c.name:<{width}}  {c.detail}" for c in self.checks)
+
+
+class ContractError(AssertionError):
+    """A model or a loss that a run would refuse; the message has every check with its fix."""
+
+    def __init__(self, contract: Contract) -> None:
+        failed = sum(check.outcome == "failed" for check in contract.checks)
+        super().__init__(f"{failed} of {len(contract.checks)} checks failed\n{contract}")
+        self.contract = contract
+
+
+def check_model(
+    build: Callable[..., nn.Module],
+    features: Any,
+    targets: Any,
+    *,
+    loss: str | PerExampleLoss = "cross_entropy",
+    args: Mapping[str, Any] | None = None,
+    num_classes: int | None = None,
+    private: bool = True,
+    seed: int = 0,
+) -> Contract:
+    """Check that a model and a loss keep the contract of an experiment file.
+
+    A few examples are enough, made up ones will do; they should differ and hold every class. It
+    takes seconds, and nothing is downloaded or written.
+
+    Args:
+        build: what `model.name` would name: called with `args`, it returns an `nn.Module`.
+        features: (n, ...) array, tensor or list; at least 4 examples show the most.
+        targets: their targets, as a dataset function would return them.
+        loss: a built-in name, or what `model.loss` would name.
+        args: `model.args` of the experiment.
+        num_classes: classes in all of the data; None: those in `targets`.
+        private: whether the model is to run with `privacy:`, which asks for more.
+        seed: of the initial weights, lots and noise.
+
+    Returns:
+        The checks, all of them kept.
+
+    Raises:
+        ContractError: some check failed; its message names each with the fix.
+        ValueError: features and targets are no data (`DataError`), or there is no such loss.
+
+    Example:
+        >>> from torch import nn
+        >>> contract = check_model(lambda: nn.Linear(3, 2), torch.randn(6, 3), [0, 1] * 3)
+        >>> contract.kept
+        True
+    """
+    examples = to_dataset(features, targets).train
+    name = loss if isinstance(loss, str) else "model.loss"
+    function = resolve_loss(loss, base=Path()) if isinstance(loss, str) else loss
+    trial = _Trial(build, dict(args or {}), examples, function, seed)
+    checks = _Checks()
+    checks.run("builds a module", trial.builds)
+    checks.run("same seed, same weights", trial.builds_the_same_again)
+    checks.run("fits data and loss", lambda: trial.fits(name, num_classes))
+    checks.run("same input, same output", trial.repeats_itself)
+    if private:
+        checks.run("keeps nothing of a batch", trial.keeps_no_statistics)
+        checks.run("keeps examples apart", trial.keeps_examples_apart)
+        checks.run("has gradients by example", trial.has_gradients)
+    checks.run("trains, and the same again", lambda: trial.trains(private=private))
+    contract = Contract(tuple(checks.found))
+    if not contract.kept:
+        raise ContractError(contract)
+    return contract
+
+
+class _Checks:
+    """Runs checks one after another; without a module that fits there is nothing more to try."""
+
+    _NEEDED = ("builds a module", "fits data and loss")
+
+    def __init__(self) -> None:
+        self.found: list[Check] = []
+
+    def run(self, name: str, action: Callable[[], str]) -> None:
+        """Run one check and note how it went; a plug-in may raise whatever it likes."""
+        missing = [c.name for c in self.found if c.outcome == "failed" and c.name in self._NEEDED]
+        if missing:
+            self.found.append(Check(name, "skipped", f"needs: {missing[0]}"))
+            return
+        try:
+            self.found.append(Check(name, "ok", action()))
+        except Exception as error:  # noqa: BLE001 - every failure of a plug-in is an answer
+            text = str(error) or "no message"
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            self.found.append(Check(name, "failed", kind + " ".join(text.split())))
+
+
+class _Trial:
+    """The model under test, built anew for every check that may leave a trace."""
+
+    def __init__(
+        self,
+        build: Callable[..., nn.Module],
+        args: dict[str, Any],
+        examples: Examples,
+        loss: PerExampleLoss,
+        seed: int,
+    ) -> None:
+        self._build, self._args, self._loss, self._seed = build, args, loss, seed
+        self._examples = examples
+        self._features = torch.from_numpy(examples.features)
+        self._targets = torch.from_numpy(examples.targets)
+
+    def builds(self) -> str:
+        model = self._new()
+        if not isinstance(model, nn.Module):
+            got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+            raise ValueError(f"must return a torch.nn.Module, got {got}")
+        if any(is_lazy(parameter) for parameter in model.parameters()):
+            raise ValueError("lazy layers have no weights yet; give every layer its input size")
+        trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        if trainable == 0:
+            raise ValueError("nothing to train; at least one parameter must have requires_grad")
+        return f"{trainable:,} trainable values"
+
+    def builds_the_same_again(self) -> str:
+        changed = _difference(self._new().state_dict(), self._new().state_dict())
+        if changed is not None:
+            raise ValueError(
+                f"{changed!r} differs between two builds with one seed; draw initial weights from "
+                "torch's own generator only"
+            )
+        return "two builds agree"
+
+    def fits(self, name: str, num_classes: int | None) -> str:
+        task = task_for(name, self._examples.targets, num_classes=num_classes)
+        preflight(self._new(), self._loss, task, self._examples, name="the loss")
+        return f"outputs and losses fit examples of shape {tuple(self._features.shape[1:])}"
+
+    def repeats_itself(self) -> str:
+        model = self._new()
+        with evaluating(model), torch.no_grad():
+            first, second = model(self._features), model(self._features)
+        if not torch.equal(first, second):
+            raise ValueError(
+                "in eval mode two passes over the same examples differ; let random layers be "
+                "quiet when self.training is False"
+            )
+        return "two passes in eval mode agree"
+
+    def keeps_no_statistics(self) -> str:
+        check_private_model(self._new(), self._features)
+        return "no batch statistics, no changing buffers"
+
+    def keeps_examples_apart(self) -> str:
+        check_isolation(self._new(), self._loss, self._features, self._targets)
+        return "no example moves the gradient of another"
+
+    def has_gradients(self) -> str:
+        found = gradients_for(self._new(), self._loss, self._features, self._targets)
+        way = type(found).__name__
+        return _WAYS.get(way, way)
+
+    def trains(self, *, private: bool) -> str:
+        before = self._new().state_dict()
+        first, second = (self._trained(private=private) for _ in range(2))
+        broken = [name for name, value in first.items() if not _finite(value)]
+        if broken:
+            raise ValueError(f"{broken[0]!r} is not finite after two steps; scale the features")
+        if (changed := _difference(first, second)) is not None:
+            raise ValueError(
+                f"{changed!r} differs between two trainings with one seed; random layers must draw "
+                "from torch's own generator only"
+            )
+        if _difference(before, first) is None:
+            raise ValueError("two steps change no parameter; is the graph cut (detach, no_grad)?")
+        return "two steps of " + ("DP-SGD" if private else "SGD") + ", twice"
+
+    def _new(self) -> nn.Module:
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(self._seed)
+            return self._build(**self._args)
+
+    def _trained(self, *, private: bool) -> dict[str, Tensor]:
+        model, key = self._new(), StreamKey(self._seed, 0, 1)
+        data = (self._features, self._targets, _LOCAL, key)
+        if not private:
+            train_plain(model, self._loss, *data)
+            return model.state_dict()
+        gradients = gradients_for(model, self._loss, self._features, self._targets)
+        lot = max(1.0, 0.5 * len(self._features))
+        step = DpSgdStep(PoissonSampling(0.5), FlatClipping(1.0), 1.0, lot)
+        local, features, targets = _LOCAL, self._features, self._targets
+        steps = range(local.steps)
+        train_private(gradients, features, targets, local, step, key, steps=steps)
+        return model.state_dict()
+
+
+def _difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str | None:
+    """Return the first name whose values differ."""
+    if list(one) != list(other):
+        return "the list of names in state_dict()"
+    return next((name for name in one if not _same(one[name], other[name])), None)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return bool(np.array_equal(one.detach().numpy(), other.detach().numpy(), equal_nan=True))
+
+
+def _finite(value: Tensor) -> bool:
+    return not value.is_floating_point() or bool(value.isfinite().all())

@@ -1,0 +1,249 @@
+"""The report in a real browser: it runs without complaint, sorts, filters, fits and prints."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from fedsim.report.html import write_report
+
+PHONE = {"width": 360, "height": 720}
+COUNT = 10_000
+
+
+@pytest.fixture
+def page_of(open_page):
+    """Return a function that writes the report of a run directory and opens it."""
+
+    def open_(directory, **settings):
+        write_report(directory)
+        return open_page(directory.report, **settings)
+
+    return open_
+
+
+def column(page, number: int) -> list[str]:
+    return page.texts(f"#clients tbody tr > :nth-child({number})")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"private": False},
+        {"clients": 300},
+        {"rounds": 0, "status": "interrupted"},
+        {"rounds": 1, "status": "failed", "task": "regression"},
+    ],
+    ids=["private", "plain", "300 clients", "nothing finished", "failed"],
+)
+def test_renders_without_complaint_and_asks_for_nothing(make_run, page_of, settings, dark):
+    page = page_of(make_run(**settings), dark=dark)
+    assert page.complaints == []
+    assert [url for url in page.requests if not url.startswith("file:")] == []
+    assert len(page.requests) == 1
+    assert page.js("document.documentElement.classList.contains('js')")
+
+
+@pytest.mark.parametrize("settings", [{}, {"clients": 300}, {"private": False}])
+def test_a_phone_never_scrolls_sideways(make_run, page_of, settings, make_rounds):
+    rows = make_rounds(3, [], private=False, task="classification")
+    rows[0]["failed"] = [{"client": 1, "reason": "x" * 400}]
+    page = page_of(make_run(name="a" * 90, rounds=rows, **settings), **PHONE)
+    assert "x" * 99 in page.texts("#incidents")[0]
+    root = "document.documentElement"
+    assert page.js(f"{root}.scrollWidth") <= page.js(f"{root}.clientWidth")
+
+
+def test_sorts_by_every_column_both_ways(make_run, page_of):
+    page = page_of(make_run(clients=30))
+    headings = page.texts("#clients thead th")
+    assert headings[0] == "client"
+    for number in range(1, len(headings)):  # notes are text
+        button = f"#clients thead th:nth-child({number}) button"
+        for _ in range(2):
+            page.click(button)
+            state = page.js(
+                f"document.querySelector('{button}').parentNode.getAttribute('aria-sort')"
+            )
+            values = [float(text.replace(",", "")) for text in column(page, number)]
+            assert values == sorted(values, reverse=state == "descending")
+        sorted_now = page.js("document.querySelectorAll('th[aria-sort$=ending]').length")
+        assert sorted_now == 1
+
+
+def test_first_click_on_epsilon_shows_the_largest(make_run, page_of):
+    directory = make_run(clients=30)
+    page = page_of(directory)
+    page.click("#clients th[data-key=epsilon] button")
+    epsilons = [spend["epsilon"] for spend in directory.read_json("privacy.json")["clients"]]
+    assert float(column(page, 8)[0]) == max(epsilons)
+    assert "largest ε" in column(page, 11)[0]
+
+
+def test_filters_by_number_epsilon_and_note(make_run, page_of, private_client):
+    spends = [private_client(n, 100 + n, 1.0 + n / 100, 5) for n in range(120)]
+    spends[7]["withdrawn_round"] = 3
+    page = page_of(make_run(clients=spends, rounds=5))
+    assert page.texts("#clients-said") == ["1–50 of 120 clients"]
+    page.type("#find", "3, 10-12")
+    assert column(page, 1) == ["3", "10", "11", "12"]
+    assert page.texts("#clients-said") == ["1–4 of 4 that fit, of 120 clients"]
+    page.type("#find", "no number")
+    assert page.texts("#clients tbody td") == ["No client fits."]
+    assert page.js("document.getElementById('find').getAttribute('aria-invalid')") == "true"
+    page.click("#clients-tools button[type=reset]")
+    page.js("new Promise((done) => setTimeout(done, 50))")
+    page.type("#least", "2.185")
+    assert column(page, 1) == ["119"]
+    page.type("#least", "")
+    page.js(
+        "(() => { const s = document.getElementById('note'); s.value = 'withdrew';"
+        " s.dispatchEvent(new Event('input', {bubbles: true})); })()"
+    )
+    assert column(page, 1) == ["7"]
+    assert column(page, 11) == ["withdrew in round 3"]
+
+
+def test_ten_thousand_clients_open_fast_and_turn_pages(make_run, page_of, browser):
+    directory = make_run(clients=COUNT)
+    write_report(directory)
+    assert directory.report.stat().st_size < 5_000_000
+    page = page_of(directory, width=1100)
+    start = time.monotonic()
+    page.open(directory.report)
+    assert column(page, 1)  # scripts have run
+    assert time.monotonic() - start < 3.0
+    start = time.monotonic()
+    page.click("#clients th[data-key=examples] button")
+    sizes = [int(text) for text in column(page, 2)]
+    assert time.monotonic() - start < 1.0
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(sizes) == 50
+    page.click("[data-go=last]")
+    assert page.texts("#clients-said") == ["9,951–10,000 of 10,000 clients"]
+    assert page.js("document.querySelector('[data-go=next]').disabled")
+    page.click("[data-go=back]")
+    assert page.texts("#clients-said") == ["9,901–9,950 of 10,000 clients"]
+    assert page.complaints == []
+
+
+def test_without_script_there_are_rows_and_a_pointer(make_run, browser, open_page):
+    directory = make_run(clients=300)
+    write_report(directory)
+    page = open_page(directory.report)
+    page.call("Emulation.setScriptExecutionDisabled", value=True)
+    page.open(directory.report)
+    page.call("Emulation.setScriptExecutionDisabled", value=False)
+    visible = "getComputedStyle(document.querySelector('{}')).display != 'none'"
+    assert len(column(page, 1)) == 100
+    assert page.js(visible.format("p.static"))
+    assert not page.js(visible.format("#clients-tools"))
+    assert not page.js(visible.format(".under"))
+
+
+def test_hostile_text_runs_nothing(make_run, make_rounds, page_of, private_client):
+    attacks = [
+        "<script>document.title='owned'</script>",
+        "<img src=x onerror=\"document.title='owned'\">",
+        "</script><script>document.title='owned'</script>",
+        '"><svg onload="document.title=\'owned\'">',
+        "javascript:document.title='owned'",
+        "{{ 7 * 7 }}<!--",
+        "</textarea></title><script>document.title='owned'</script>",
+    ]
+    spends = [private_client(number, 100, 2.0, 5) for number in range(3)]
+    rows = make_rounds(5, spends, private=True, task="classification")
+    rows[0]["failed"] = [{"client": 1, "reason": attack} for attack in attacks]
+    rows[1]["withdrawn"] = [{"client": 2, "reason": attacks[1]}]
+    directory = make_run(name=attacks[2], clients=spends, rounds=rows, status="failed")
+    summary = directory.read_json("summary.json")
+    directory.write_json("summary.json", {**summary, "reason": attacks[0]})
+    page = page_of(directory)
+    assert page.js("document.title") == f"{attacks[2]}: fedsim report"
+    assert page.complaints == []
+    assert page.js("document.querySelectorAll('script').length") == 2
+    assert page.js("document.images.length") == 0
+    shown = page.texts("#incidents td:last-child")
+    assert shown[: len(attacks)] == attacks
+
+
+def test_tooltips_follow_the_pointer(make_run, page_of):
+    page = page_of(make_run())
+    assert page.js("document.getElementById('tip').hidden")
+    page.hover(".plots svg .tip:nth-of-type(12)")
+    assert not page.js("document.getElementById('tip').hidden")
+    assert re.fullmatch(r"round 12: \d+\.\d%", page.texts("#tip")[0])
+    page.hover("h1")
+    assert page.js("document.getElementById('tip').hidden")
+
+
+def test_the_keyboard_reaches_everything_and_focus_is_seen(make_run, page_of):
+    page = page_of(make_run())
+    page.js("document.querySelector('#clients th[data-key=steps] button').focus()")
+    for kind in ("keyDown", "keyUp"):
+        page.call(
+            "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter",
+            windowsVirtualKeyCode=13, text="\r" if kind != "keyUp" else "",
+        )  # fmt: skip
+    assert page.js("document.activeElement.parentNode.getAttribute('aria-sort')") == "descending"
+    outline = page.js("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+
+
+CONTRAST = """
+(() => {
+  const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => {
+    const one = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    const line = [r, g, b].map((value) => one(value / 255));
+    return 0.2126 * line[0] + 0.7152 * line[1] + 0.0722 * line[2];
+  };
+  const behind = (element) => {
+    for (let e = element; e; e = e.parentElement) {
+      const colour = parse(getComputedStyle(e).backgroundColor);
+      if (colour.length === 3 || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || element.closest("script, title, [hidden]")) continue;
+    const style = getComputedStyle(element);
+    const ink = element.closest("svg") ? style.fill : style.color;
+    const [one, other] = [light(parse(ink)), light(behind(element))].sort((a, b) => b - a);
+    const ratio = (one + 0.05) / (other + 0.05);
+    const off = element.closest(":disabled");
+    if (ratio < 4.5 && !off) found.push([walker.currentNode.data.trim().slice(0, 40), ink, ratio]);
+  }
+  return found;
+})()
+"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_text_has_contrast(make_run, page_of, private_client, dark):
+    spends = [private_client(number, 999, 2.0 + number, 5) for number in range(3)]
+    spends[1]["examples"] = 2000  # a warning is shown too
+    page = page_of(make_run(clients=spends, rounds=5, status="interrupted"), dark=dark)
+    assert page.js(CONTRAST) == []
+
+
+def test_prints_in_dark_ink_on_white_without_controls(make_run, page_of):
+    page = page_of(make_run(), dark=True)
+    assert page.pdf().startswith(b"%PDF")
+    page.call("Emulation.setEmulatedMedia", media="print")
+    assert page.js("getComputedStyle(document.body).color") == "rgb(27, 31, 36)"
+    hidden = "getComputedStyle(document.querySelector('{}')).display"
+    for selector in ("nav", "#clients-tools", ".under", ".skip"):
+        assert page.js(hidden.format(selector)) == "none"
+
+
+def test_pictures_of_the_page_can_be_taken(make_run, page_of, tmp_path: Path):
+    picture = page_of(make_run()).screenshot(tmp_path / "page.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 50_000

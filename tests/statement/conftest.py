@@ -1,0 +1,118 @@
+"""Facts of runs that never happened: any combination, plausible or not."""
+
+import math
+
+import pytest
+from hypothesis import strategies as st
+
+from fedsim.statement import ClientFacts, Facts, MechanismFacts, Profile, RunFacts
+from fedsim.statement.facts import EVENT_OF_SAMPLING
+
+epsilons = st.one_of(
+    st.floats(min_value=0, max_value=60, allow_nan=False), st.just(math.inf), st.just(0.0)
+)
+names = st.sampled_from([*EVENT_OF_SAMPLING.values(), "Gaussian", "NonPrivate"])
+
+
+@st.composite
+def clients(draw, sampling: str | None, number: int) -> ClientFacts:
+    rounds = draw(st.sampled_from([0, 0, 1, 5, 60]))
+    honest = EVENT_OF_SAMPLING.get(sampling or "", "Gaussian")
+    events = draw(st.one_of(st.just(frozenset({honest})), st.frozensets(names, max_size=2)))
+    return ClientFacts(
+        client=number,
+        examples=draw(st.integers(1, 10**6)),
+        delta=draw(st.sampled_from([1e-3, 1e-5, 0.2])),
+        epsilon=draw(epsilons) if rounds else 0.0,
+        noise_multiplier=draw(st.floats(0, 10)),
+        sampling_rate=draw(st.floats(1e-6, 1)),
+        rounds=rounds,
+        steps=5 * rounds,
+        max_grad_norm=draw(st.sampled_from([None, 0.5, 1.0])),
+        target_epsilon=draw(st.sampled_from([None, 2.0, 8.0])),
+        events=events if rounds else frozenset(),
+        head="0" * 64,
+        withdrawn_round=draw(st.sampled_from([None, None, 3])),
+    )
+
+
+@st.composite
+def any_facts(draw) -> Facts:
+    """Facts in any combination, contradictory ones among them."""
+    sampling = draw(st.sampled_from([*EVENT_OF_SAMPLING, "my_own", None]))
+    mechanism = MechanismFacts(
+        adjacency=draw(st.sampled_from(["zero_out", "add_remove", "replace_one", "other"])),
+        accountant=draw(st.sampled_from(["pld", "rdp", "moments", "gdp"])),
+        noise=draw(st.sampled_from(["seeded", "secure", None, "weak"])),
+        sampling=sampling,
+        clipping=draw(st.sampled_from(["flat", "per_layer", "automatic", None])),
+    )
+    some = tuple(draw(clients(sampling, number)) for number in range(draw(st.integers(0, 4))))
+    worst = max(some, key=lambda client: client.epsilon, default=None)
+    profile = None
+    if worst is not None and math.isfinite(worst.epsilon) and draw(st.booleans()):
+        profile = Profile(
+            client=draw(st.sampled_from([worst.client, worst.client, 0])),
+            delta=worst.delta,
+            epsilon=worst.epsilon * draw(st.sampled_from([1.0, 1.0, 0.5, 2.0])),
+            curve=((0.0, 0.3), (worst.epsilon + 1.0, worst.delta)),
+            mu=draw(st.sampled_from([None, 0.7])),
+            slack=draw(st.sampled_from([0.0, 1e-6])),
+        )
+    run = RunFacts(
+        status=draw(st.sampled_from(["completed", "interrupted", "failed", "stopped"])),
+        rounds=draw(st.integers(0, 60)),
+        planned_rounds=draw(st.sampled_from([None, 60])),
+        lost_updates=draw(st.integers(0, 3)),
+    )
+    return Facts(
+        clients=some,
+        mechanism=draw(st.sampled_from([mechanism, mechanism, None])),
+        profile=profile,
+        digest=draw(st.sampled_from([None, "f" * 64])),
+        version=draw(st.sampled_from([None, "0.1.0"])),
+        secure_aggregation=draw(st.sampled_from([None, {"protocol": "additive"}])),
+        tuning=draw(st.sampled_from([None, {"runs": 12}])),
+        run=draw(st.sampled_from([run, None])),
+    )
+
+
+@pytest.fixture(scope="session")
+def facts_strategy() -> st.SearchStrategy[Facts]:
+    return any_facts()
+
+
+@pytest.fixture
+def honest() -> Facts:
+    """Return the facts of an ordinary private run of two clients, secure noise."""
+    some = tuple(
+        ClientFacts(
+            client=number,
+            examples=1000,
+            delta=1e-5,
+            epsilon=epsilon,
+            noise_multiplier=1.1,
+            sampling_rate=0.1,
+            rounds=10,
+            steps=50,
+            max_grad_norm=1.0,
+            target_epsilon=8.0,
+            events=frozenset({"PoissonSampled"}),
+            head=f"{number:064x}",
+        )
+        for number, epsilon in enumerate((2.0, 3.0))
+    )
+    return Facts(
+        clients=some,
+        mechanism=MechanismFacts(
+            adjacency="zero_out",
+            accountant="pld",
+            noise="secure",
+            sampling="poisson",
+            clipping="flat",
+        ),
+        profile=Profile(1, 1e-5, 3.0, ((0.0, 0.3), (3.0, 1e-5)), 0.7, 1e-7),
+        digest="f" * 64,
+        version="0.1.0",
+        run=RunFacts(status="completed", rounds=10, planned_rounds=10),
+    )

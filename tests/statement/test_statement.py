@@ -1,0 +1,198 @@
+"""No combination of facts makes the statement claim more than holds."""
+
+import dataclasses
+import json
+import math
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedsim.statement import Facts, UnsupportedClaimError, in_words, statement_of, to_json
+from fedsim.statement.guarantee import SENTENCES as GUARANTEE
+from fedsim.statement.guarantee import Guarantee, SimulatedGuarantee
+from fedsim.statement.statement import SENTENCES
+
+# How an ε, a δ or the word itself could be claimed.
+FINITE = re.compile(r"ε(?:_k)?(?: of client \d+)?\s*(?:is|=|≤|<)\s*\d|at δ|μ\s*=|\d% of")
+CLAIMED = re.compile(r"are \(ε|differentially private")
+
+many = settings(
+    max_examples=400,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def words(facts: Facts) -> str:
+    return "\n".join(sentence.text for sentence in statement_of(facts))
+
+
+def changed(facts: Facts, **mechanism: str | None) -> Facts:
+    assert facts.mechanism is not None
+    return dataclasses.replace(facts, mechanism=dataclasses.replace(facts.mechanism, **mechanism))
+
+
+def with_client(facts: Facts, number: int, **values: object) -> Facts:
+    some = list(facts.clients)
+    some[number] = dataclasses.replace(some[number], **values)
+    return dataclasses.replace(facts, clients=tuple(some))
+
+
+@many
+@given(data=st.data())
+def test_no_sentence_can_be_built_where_its_facts_do_not_hold(facts_strategy, data):
+    facts = data.draw(facts_strategy)
+    built = {type(sentence) for sentence in statement_of(facts)}
+    for sentence in SENTENCES:
+        if sentence in built:
+            assert sentence(facts).text.endswith(".")
+        else:
+            with pytest.raises(UnsupportedClaimError, match="the facts do not support"):
+                sentence(facts)
+
+
+@many
+@given(data=st.data())
+def test_finite_figures_are_claimed_of_bounded_runs_only(facts_strategy, data):
+    facts = data.draw(facts_strategy)
+    text = words(facts)
+    finite = (
+        facts.mechanism is not None
+        and facts.released
+        and math.isfinite(facts.epsilon)
+        and not facts.objections
+    )
+    assert finite == facts.bounded
+    if not finite:
+        nothing = "no privacy was spent: ε = 0 for every client"
+        assert not FINITE.search(text.replace(nothing, "")), text
+        assert not CLAIMED.search(text)
+        assert to_json(facts)["profile"] is None
+        kinds = {s.kind for s in statement_of(facts) if s.point != "guarantee"}
+        assert "claim" not in kinds
+
+
+@many
+@given(data=st.data())
+def test_exactly_one_sentence_says_what_is_guaranteed(facts_strategy, data):
+    facts = data.draw(facts_strategy)
+    assert sum(sentence.holds(facts) for sentence in GUARANTEE) == 1
+    assert len(statement_of(facts)) == len({s.identifier() for s in statement_of(facts)})
+
+
+@many
+@given(data=st.data())
+def test_printed_epsilon_is_the_largest_and_never_rounded_down(facts_strategy, data):
+    facts = data.draw(facts_strategy)
+    for printed in re.findall(r"largest ε_k is ([0-9.]+)", words(facts)):
+        assert float(printed) >= max(client.epsilon for client in facts.clients)
+    for printed in re.findall(r"at δ [=≤] ([0-9.e-]+[0-9])", words(facts)):
+        assert float(printed) >= max(client.delta for client in facts.clients)
+
+
+@many
+@given(data=st.data())
+def test_conditions_are_named_whenever_they_apply(facts_strategy, data):
+    facts = data.draw(facts_strategy)
+    text = words(facts)
+    mechanism = facts.mechanism
+    if facts.bounded and mechanism is not None:
+        assert ("The mechanism that this run simulates" in text) == (mechanism.noise == "seeded")
+        assert ("protects nobody" in text) == (mechanism.noise == "seeded")
+        assert ("is not below 1 / examples" in text) == bool(facts.loose_deltas)
+        assert ("a δ of its own" in text) == (len({c.delta for c in facts.clients}) > 1)
+        assert ("are not charged" in text) == (facts.tuning is None)
+        assert "No amplification by client selection" in text
+        assert "floating" in text or "rounds it" in text
+    unfinished = facts.private and facts.run is not None and facts.run.status != "completed"
+    assert ("continuing it spends more" in text) == unfinished
+    failed = facts.private and facts.run is not None and facts.run.lost_updates > 0
+    assert ("error message, may depend on its examples" in text) == failed
+    if facts.secure_aggregation is not None:
+        assert "is not differential privacy" in text
+
+
+@many
+@given(data=st.data())
+def test_the_quoted_paragraph_holds_the_guarantee_and_every_warning(facts_strategy, data):
+    sentences = statement_of(data.draw(facts_strategy))
+    quoted = in_words(sentences)
+    for sentence in sentences:
+        if sentence.kind == "warning" or sentence.point == "guarantee":
+            assert sentence.text in quoted
+
+
+def test_an_ordinary_run_is_stated(honest):
+    text = words(honest)
+    assert text.startswith("Against a server that sees every update, the updates of each client k")
+    assert "The largest ε_k is 3 at δ = 1e-05" in text
+    assert "protects nobody" not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda f: changed(f, noise="seeded"), "protects nobody from someone who knows the seed"),
+        (lambda f: changed(f, noise=None), "not recorded where its noise came from"),
+        (lambda f: changed(f, sampling="my_own"), "not recorded how its lots were drawn"),
+        (lambda f: changed(f, sampling="shuffle"), "drawn by shuffle, but the ledger of client 0"),
+        (lambda f: changed(f, adjacency="edit"), "adjacency 'edit' is not known"),
+        (lambda f: changed(f, accountant="gdp"), "accountant 'gdp' is not known"),
+        (lambda f: with_client(f, 0, epsilon=math.inf), "Client 0 released updates"),
+        (lambda f: with_client(f, 0, delta=1e-3), "δ is not below 1 / examples for client 0"),
+        (lambda f: with_client(f, 0, delta=1e-4), "each client having a δ of its own"),
+        (lambda f: with_client(f, 1, epsilon=9.0), "More than the target was spent by client 1"),
+        (lambda f: with_client(f, 1, epsilon=2.5), "smaller than what its ledger adds up to"),
+        (lambda f: with_client(f, 0, withdrawn_round=4), "1 client left before the end"),
+        (lambda f: dataclasses.replace(f, profile=None), "proves nothing"),
+        (lambda f: dataclasses.replace(f, mechanism=None), "without differential privacy"),
+        (lambda f: dataclasses.replace(f, tuning={"runs": 9}), "no ε here includes it"),
+    ],
+)
+def test_each_fact_changes_what_is_said(honest, change, said):
+    assert said not in words(honest)
+    assert said in words(change(honest))
+
+
+def test_a_guarantee_of_what_ran_cannot_be_had_for_a_simulation(honest):
+    simulated = changed(honest, noise="seeded")
+    with pytest.raises(UnsupportedClaimError, match="'guarantee'"):
+        Guarantee(simulated)
+    assert "simulates" in SimulatedGuarantee(simulated).text
+
+
+def test_a_run_without_anything_released_spends_nothing(honest):
+    some = tuple(
+        dataclasses.replace(c, rounds=0, epsilon=0.0, events=frozenset()) for c in honest.clients
+    )
+    facts = dataclasses.replace(honest, clients=some, profile=None)
+    assert "no privacy was spent" in words(facts)
+    assert "attacker" not in words(facts)
+
+
+def test_a_statement_for_programs_has_the_numbers_unrounded(honest):
+    content = to_json(honest)
+    by_id = {point["id"]: point for point in content["statement_points"]}
+    assert by_id["guarantee"]["values"] == {"epsilon": 3.0, "delta": 1e-5, "client": 1}
+    assert by_id["sampler"]["values"] == {"ran": "poisson", "accounted_as": "PoissonSampled"}
+    assert by_id["spread"]["values"] == {"max": 3.0, "median": 2.5, "min": 2.0}
+    assert content["profile"]["mu"] == 0.7
+
+
+def test_random_allocation_is_not_said_to_be_accounted_for_by_losses_alone(honest):
+    some = tuple(
+        dataclasses.replace(client, events=frozenset({"RandomAllocation"}))
+        for client in honest.clients
+    )
+    facts = dataclasses.replace(honest, clients=some)
+    assert "the least of two upper bounds" in words(changed(facts, sampling="balls_and_bins"))
+    assert "the least of two upper bounds" not in words(honest)
+
+
+@many
+@given(data=st.data())
+def test_every_statement_is_json_without_nan_or_infinity(facts_strategy, data):
+    content = to_json(data.draw(facts_strategy))
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
