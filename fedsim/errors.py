@@ -2,6 +2,7 @@
 
 from fedsim.clients.plan import PrivacyPlanError
 from fedsim.clients.safety import UnsafeModelError
+from fedsim.comparison.results import ComparisonError
 from fedsim.data import DataError
 from fedsim.experiment import ExperimentError
 from fedsim.models.errors import ModelError
@@ -11,6 +12,7 @@ from fedsim.simulation.device import DeviceError
 from fedsim.simulation.engines import EngineError
 
 USER_ERRORS: tuple[type[Exception], ...] = (
+    ComparisonError,
     DataError,
     DeviceError,
     EngineError,

@@ -72,6 +72,7 @@ def run(
     overrides: Mapping[str, Any] | Sequence[str] = (),
     out: str | Path | None = None,
     resume: bool = False,
+    base: str | Path | None = None,
     observer: RunObserver | None = None,
 ) -> RunResult:
     """Run an experiment and return its result.
@@ -82,6 +83,7 @@ def run(
         out: the run directory; must be new or empty. Default: `runs/<name>-<time>`.
         resume: continue the run in `out` after its last finished round. The result is the one of
             an uninterrupted run, to the bit; what an interrupted round spent stays spent.
+        base: where relative paths of the experiment start, see `load_experiment`.
         observer: is told of every round.
 
     Raises:
@@ -89,7 +91,7 @@ def run(
         ValueError: data, model, loss or run directory do not fit.
         RunFailedError: the federation could not go on; its `result` is what there is.
     """
-    loaded = load_experiment(source, overrides)
+    loaded = load_experiment(source, overrides, base=base)
     if resume:
         return _resume(loaded, out, observer)
     directory = RunDirectory(Path(out) if out is not None else _default_path(loaded))

@@ -165,3 +165,24 @@ def test_the_shipped_numbers_hold(tmp_path: Path) -> None:
     assert private.privacy is not None
     assert len(private.privacy.clients) == 10
     assert all(spend.epsilon <= 8.0 and spend.delta == 1e-3 for spend in private.privacy.clients)
+
+
+def test_every_key_and_output_of_a_comparison_is_documented() -> None:
+    from fedsim.comparison.pairing import Pairing
+    from fedsim.comparison.results import Difference, Results, VariantResult
+    from fedsim.comparison.settings import ComparisonSettings
+    from fedsim.comparison.statistics import Estimate, PairedDifference
+    from fedsim.comparison.tuning import Composition
+
+    text = (ROOT / "docs" / "comparison.md").read_text()
+    schema: dict[str, Any] = ComparisonSettings.model_json_schema()
+    names = keys(schema, schema["$defs"])
+    estimate = Estimate(2, 0.0, 0.0, 0.0, 0.0)
+    difference = Difference((0, 1), PairedDifference(estimate, None, None, 0.5), None)
+    names |= set(difference.to_json())
+    variant = VariantResult("a", {}, True, (), {}, None, None, None, None)
+    names |= set(variant.to_json()) | set(Composition.__dataclass_fields__)
+    results = Results("r", "test_loss", "a", (0, 1), (variant,), Pairing({}, 0))
+    names |= set(results.to_json())
+    missing = [name for name in names if f"`{name}`" not in text]
+    assert not missing

@@ -1,5 +1,6 @@
 """A small comparison that runs in seconds."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,14 +26,28 @@ COMPARISON = """\
 base: tiny.yaml
 seeds: 2
 baseline: plain
+client_metrics: true
 variants:
   plain: {privacy: null}
   dp: {}
 """
 
 
+Write = Callable[[Path], None]
+
+
+@pytest.fixture(scope="session")
+def write_files() -> Write:
+    """Writes `tiny.yaml` and `compare.yaml` into a directory."""
+
+    def write(directory: Path) -> None:
+        (directory / "tiny.yaml").write_text(BASE)
+        (directory / "compare.yaml").write_text(COMPARISON)
+
+    return write
+
+
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    (tmp_path / "tiny.yaml").write_text(BASE)
-    (tmp_path / "compare.yaml").write_text(COMPARISON)
+def directory(tmp_path: Path, write_files: Write) -> Path:
+    write_files(tmp_path)
     return tmp_path

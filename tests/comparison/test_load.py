@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.comparison import LoadedComparison, load_comparison
+from fedsim.comparison.load import LoadedComparison, load_comparison
 from fedsim.experiment import ExperimentError
 
 
@@ -149,8 +149,8 @@ def test_every_mistake_is_reported_at_once_at_its_place(directory: Path) -> None
         ("dp: {}", "dp: {local..steps: 4}", "is not a key; write key.path: value"),
         ("baseline: plain", "baseline: plain\nselect: {on: private}", "select.metric: missing"),
         (
-            "baseline: plain",
-            "baseline: plain\nselect: {metric: client_accuracy, on: public_test}",
+            "client_metrics: true",
+            "select: {metric: client_accuracy, on: public_test}",
             "select.metric: 'client_accuracy' needs client_metrics: true",
         ),
         (

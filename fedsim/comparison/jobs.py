@@ -1,0 +1,120 @@
+"""One run directory for every variant and seed, and what is left to do in each."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fedsim.comparison.client_metrics import FILE as CLIENT_METRICS
+from fedsim.comparison.fingerprint import fingerprint
+from fedsim.comparison.load import LoadedComparison
+from fedsim.comparison.worker import RECORD
+from fedsim.experiment import LoadedExperiment
+from fedsim.run_directory import RunDirectoryError
+
+Action = Literal["reuse", "run", "resume"]
+
+MARKER = "comparison.yaml"
+FINISHED = ("completed", "stopped")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One variant with one seed.
+
+    Attributes:
+        variant: its name.
+        seed: the experiment's seed.
+        loaded: the experiment.
+        directory: of the run.
+        digest: the fingerprint of the run.
+        action: reuse a finished run, run from the start, or resume after the last round.
+        measure: whether `client_metrics.json` is still to be written.
+    """
+
+    variant: str
+    seed: int
+    loaded: LoadedExperiment
+    directory: Path
+    digest: str
+    action: Action
+    measure: bool
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to do."""
+        return self.action != "reuse" or self.measure
+
+    def to_message(self) -> dict[str, Any]:
+        """Return the job as a worker reads it."""
+        return {
+            "action": self.action,
+            "measure": self.measure,
+            "experiment": self.loaded.experiment.model_dump(mode="json"),
+            "base": str(self.loaded.base),
+            "directory": str(self.directory.absolute()),
+            "record": {
+                "variant": self.variant,
+                "seed": self.seed,
+                "fingerprint": self.digest,
+            },
+        }
+
+
+def plan_jobs(comparison: LoadedComparison, out: Path) -> list[Job]:
+    """Return a job for every seed and variant, baseline and others of a seed side by side.
+
+    A directory whose run belongs to another experiment (the file was changed since) is moved to
+    `superseded/`, never deleted: its ledger says what was spent.
+
+    Raises:
+        RunDirectoryError: `out` holds something else than a comparison.
+    """
+    if out.exists() and not out.is_dir():
+        raise RunDirectoryError(f"{out} is a file; choose another --out")
+    if out.is_dir() and any(out.iterdir()) and not (out / MARKER).is_file():
+        raise RunDirectoryError(f"{out} is not empty and holds no comparison; choose another --out")
+    jobs = []
+    for index, seed in enumerate(comparison.seeds):
+        for variant in comparison.variants:
+            loaded = variant.experiments[index]
+            path = out / "runs" / variant.name / f"seed-{seed}"
+            digest = fingerprint(loaded)
+            action = _action(path, digest)
+            if action == "run" and path.exists():
+                _set_aside(path, out)
+            missing = action != "reuse" or not (path / CLIENT_METRICS).is_file()
+            measure = comparison.settings.client_metrics and missing
+            jobs.append(Job(variant.name, seed, loaded, path, digest, action, measure))
+    return jobs
+
+
+def _action(path: Path, digest: str) -> Action:
+    record, summary = _json(path / RECORD), _json(path / "summary.json")
+    if record.get("fingerprint") != digest:
+        return "run"
+    return "reuse" if summary.get("status") in FINISHED else "resume"
+
+
+def _set_aside(path: Path, out: Path) -> None:
+    parent = out / "superseded" / path.parent.name
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while (target := parent / f"{path.name}-{number}").exists():
+        number += 1
+    os.replace(path, target)
+
+
+def superseded_runs(out: Path) -> int:
+    """Return the number of runs in `superseded/`."""
+    return sum(1 for _ in (out / "superseded").glob("*/*/experiment.yaml"))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return the content of a file that may be missing or cut short: {} then."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
