@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from fedsim.comparison.jobs import MARKER, Job, plan_jobs
 from fedsim.comparison.load import LoadedComparison, load_comparison
 from fedsim.comparison.outcomes import Outcome, read_outcome
+from fedsim.comparison.page import write_page
 from fedsim.comparison.results import Results, summarise
 from fedsim.comparison.tuning import Tuning, tuning_cost
 from fedsim.comparison.workers import default_workers, execute
@@ -93,6 +94,7 @@ def compare(
     tuning = tuning_cost(results, directory, comparison.settings.select)
     result = ComparisonResult(directory, results, tuning, interrupted)
     write_comparison(result)
+    write_page(result)
     return result
 
 

@@ -112,14 +112,19 @@ def _table(result: ComparisonResult) -> Table:
     results = result.results
     table = Table(
         box=box.SIMPLE_HEAD,
-        title=f"{results.name}: {metric_words(results.metric)}, baseline {results.baseline}",
+        title=f"{results.name}: {metric_words(results.metric)}, {len(results.seeds)} seeds, "
+        f"baseline {results.baseline}",
         title_justify="left",
     )
-    table.add_column("variant")
-    for heading in ("guarantee", "mean", "minus baseline", "p", "seeds", "time"):
+    all_there = all(one.finished for one in results.outcomes)
+    headings = ["guarantee", "mean", "minus baseline", "p", "time"]
+    headings += [] if all_there else ["seeds"]
+    table.add_column("variant", overflow="fold")
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for variant in results.variants:
-        table.add_row(*_row(variant, results.metric))
+        cells = _row(variant, results.metric)
+        table.add_row(*(cells[:-1] if all_there else cells))
     return table
 
 
@@ -132,6 +137,6 @@ def _row(variant: VariantResult, metric: str) -> list[str]:
         "–" if estimate is None else interval_text(metric, estimate),
         "–" if difference is None else difference_text(metric, difference.paired.estimate),
         "–" if difference is None else p_text(difference.holm_p),
-        f"{len(variant.finished)}/{len(variant.outcomes)}",
         seconds_text(variant.seconds),
+        f"{len(variant.finished)}/{len(variant.outcomes)}",
     ]

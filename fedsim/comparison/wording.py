@@ -37,10 +37,10 @@ def difference_text(metric: str, estimate: Estimate) -> str:
 
 
 def p_text(p: float | None) -> str:
-    """Return a p value with two digits; very small ones as a bound."""
+    """Return a p value with two digits, at most four decimals; very small ones as a bound."""
     if p is None:
         return _NOTHING
-    return "<0.0001" if p < 1e-4 else f"{p:.2g}"
+    return "<0.001" if p < 1e-3 else f"{float(f'{p:.2g}'):.4f}".rstrip("0").rstrip(".")
 
 
 def seconds_text(seconds: Estimate | None) -> str:

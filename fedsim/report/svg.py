@@ -6,7 +6,7 @@ become CSS variables, so that one drawing is legible on a white page, on a dark 
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ class Ink:
     GRID: Final = "#010103"
     ACCENT: Final = "#010104"
     BAR: Final = "#010105"
+    SERIES: Final = tuple(f"#01020{number}" for number in range(1, 9))  # told apart by colour
 
 
 _VARIABLES = {
@@ -33,6 +34,7 @@ _VARIABLES = {
     Ink.GRID: "var(--line)",
     Ink.ACCENT: "var(--accent)",
     Ink.BAR: "var(--bar)",
+    **{ink: f"var(--series-{number})" for number, ink in enumerate(Ink.SERIES, start=1)},
 }
 
 # Any: newer versions of matplotlib type the keys as literals, older ones as str.
@@ -77,13 +79,16 @@ def style() -> Iterator[None]:
         yield
 
 
-def inline_svg(figure: Figure, *, name: str, label: str) -> Markup:
+def inline_svg(
+    figure: Figure, *, name: str, label: str, tips: Mapping[str, str] | None = None
+) -> Markup:
     """Return a figure as an `<svg>` element to put into a page.
 
     Args:
         figure: drawn with `Ink` inside `style()`, and still inside it.
         name: unique in the page; it prefixes every id of the drawing.
         label: says in words what the figure shows, for who cannot see it.
+        tips: what a pointer over an artist tells, by the artist's gid.
     """
     buffer = io.StringIO()
     # Every key of the metadata that matplotlib would fill in is turned off: date, creator, links.
@@ -92,6 +97,8 @@ def inline_svg(figure: Figure, *, name: str, label: str) -> Markup:
     text = buffer.getvalue()
     text = text[text.index("<svg") :].strip()
     text = _without_document_parts(text)
+    for gid, tip in (tips or {}).items():
+        text = text.replace(f'<g id="{gid}">', f"<g><title>{escape(tip)}</title>")
     text = _with_prefixed_ids(text, name)
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, variable)

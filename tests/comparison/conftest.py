@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import fedsim
+from fedsim.comparison.compare import ComparisonResult
+
 BASE = """\
 name: tiny
 data:
@@ -51,3 +54,11 @@ def write_files() -> Write:
 def directory(tmp_path: Path, write_files: Write) -> Path:
     write_files(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def compared(tmp_path_factory: pytest.TempPathFactory, write_files: Write) -> ComparisonResult:
+    """A finished comparison; tests only look at it."""
+    directory = tmp_path_factory.mktemp("compared")
+    write_files(directory)
+    return fedsim.compare(directory / "compare.yaml", out=directory / "out")

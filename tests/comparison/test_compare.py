@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +22,6 @@ from fedsim.run_directory import RunDirectory, RunDirectoryError
 from fedsim.verification import verify_run
 
 FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
-
-
-@pytest.fixture(scope="module")
-def compared(
-    tmp_path_factory: pytest.TempPathFactory, write_files: Callable[[Path], None]
-) -> ComparisonResult:
-    """A finished comparison; tests only look at it."""
-    directory = tmp_path_factory.mktemp("compared")
-    write_files(directory)
-    return fedsim.compare(directory / "compare.yaml", out=directory / "out")
 
 
 def source_of(result: ComparisonResult) -> Path:
