@@ -10,6 +10,7 @@ from fedsim.plugins import PluginError
 from fedsim.run_directory import RunDirectoryError
 from fedsim.simulation.device import DeviceError
 from fedsim.simulation.engines import EngineError
+from fedsim.tracking.observing import TrackerError
 
 USER_ERRORS: tuple[type[Exception], ...] = (
     ComparisonError,
@@ -21,5 +22,6 @@ USER_ERRORS: tuple[type[Exception], ...] = (
     PluginError,
     PrivacyPlanError,
     RunDirectoryError,
+    TrackerError,
     UnsafeModelError,
 )

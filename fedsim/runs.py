@@ -17,6 +17,7 @@ from fedsim.server.app import FederationError, RoundResult, Start
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import to_arrays, to_numpy
 from fedsim.simulation.engines import LocalEngine, engine_for
+from fedsim.tracking.observing import with_trackers
 
 Status = Literal["completed", "stopped", "interrupted", "failed"]
 
@@ -92,6 +93,7 @@ def run(
         RunFailedError: the federation could not go on; its `result` is what there is.
     """
     loaded = load_experiment(source, overrides, base=base)
+    observer = with_trackers(loaded.experiment.runtime.trackers, observer)
     if resume:
         return _resume(loaded, out, observer)
     directory = RunDirectory(Path(out) if out is not None else _default_path(loaded))

@@ -18,6 +18,10 @@ class RuntimeSettings(Settings):
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="where clients train; auto: CUDA where there is one"
     )
+    trackers: list[Literal["tensorboard", "mlflow", "wandb"]] = Field(
+        default=[],
+        description="who is told of every round beside rounds.jsonl; each is an extra of its name",
+    )
 
     @model_validator(mode="after")
     def _workers_need_an_engine(self) -> Self:
