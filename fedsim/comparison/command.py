@@ -28,10 +28,15 @@ def compare(file: str, out: str | None, workers: int | None, quiet: bool, as_jso
     Finished runs are reused and unfinished ones resumed: call it again after an interruption.
     """
     from fedsim.comparison.compare import compare as run_comparison
+    from fedsim.comparison.results import NothingFinishedError
     from fedsim.comparison.terminal import ComparisonProgress, print_comparison
 
     observer = None if quiet else ComparisonProgress()
-    result = run_comparison(file, out=out, workers=workers, observer=observer)
+    try:
+        result = run_comparison(file, out=out, workers=workers, observer=observer)
+    except NothingFinishedError as error:
+        click.echo(str(error), err=True)
+        sys.exit(_FAILED)
     if as_json:
         content = {**result.to_json(), "path": str(result.path)}
         click.echo(json.dumps(content, indent=2, ensure_ascii=False))

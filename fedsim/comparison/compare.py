@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedsim.comparison.jobs import MARKER, Job, plan_jobs
+from fedsim.comparison.jobs import MARKER, Job, alone_in, plan_jobs, refuse_foreign
 from fedsim.comparison.load import LoadedComparison, load_comparison
 from fedsim.comparison.outcomes import Outcome, read_outcome
 from fedsim.comparison.page import write_page
@@ -78,18 +78,34 @@ def compare(
 
     Raises:
         ExperimentError: the file, its base or a variant is wrong; it lists every mistake.
-        ComparisonError: no run was finished, or none has the metric that is to be compared.
-        ValueError: `workers` is below 1, or `out` holds something else.
+        ComparisonError: the runs do not have the metric that is to be compared.
+        NothingFinishedError: every run failed.
+        KeyboardInterrupt: the user stopped it before any run was finished.
+        RunDirectoryError: `out` holds something else, or another comparison is running in it.
+        ValueError: `workers` is below 1.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     comparison = load_comparison(source)
     directory = Path(out) if out is not None else Path("runs") / comparison.name
-    jobs = plan_jobs(comparison, directory)
+    refuse_foreign(directory)
     directory.mkdir(parents=True, exist_ok=True)
     write_settings(comparison, directory / MARKER)
+    with alone_in(directory):
+        return _compare(comparison, directory, workers, observer)
+
+
+def _compare(
+    comparison: LoadedComparison,
+    directory: Path,
+    workers: int | None,
+    observer: ComparisonObserver | None,
+) -> ComparisonResult:
+    jobs = plan_jobs(comparison, directory)
     failures, interrupted = _run(comparison, jobs, directory, workers, observer)
     outcomes = [read_outcome(job, directory, failures.get(index)) for index, job in enumerate(jobs)]
+    if interrupted and not any(outcome.finished for outcome in outcomes):
+        raise KeyboardInterrupt
     results = summarise(comparison, outcomes)
     tuning = tuning_cost(results, directory, comparison.settings.select)
     result = ComparisonResult(directory, results, tuning, interrupted)

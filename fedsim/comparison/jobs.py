@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -62,19 +64,48 @@ class Job:
         }
 
 
-def plan_jobs(comparison: LoadedComparison, out: Path) -> list[Job]:
-    """Return a job for every seed and variant, baseline and others of a seed side by side.
-
-    A directory whose run belongs to another experiment (the file was changed since) is moved to
-    `superseded/`, never deleted: its ledger says what was spent.
+def refuse_foreign(out: Path) -> None:
+    """Check that a directory is new, empty, or one of a comparison.
 
     Raises:
-        RunDirectoryError: `out` holds something else than a comparison.
+        RunDirectoryError: it is none of these.
     """
     if out.exists() and not out.is_dir():
         raise RunDirectoryError(f"{out} is a file; choose another --out")
     if out.is_dir() and any(out.iterdir()) and not (out / MARKER).is_file():
         raise RunDirectoryError(f"{out} is not empty and holds no comparison; choose another --out")
+
+
+@contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """Hold a directory for one comparison: two at once would run everything twice.
+
+    The lock goes with the process, however it ends. Platforms without file locks go without.
+
+    Raises:
+        RunDirectoryError: another process holds it.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with (out / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunDirectoryError(
+                f"another fedsim compare is running in {out}; wait for it or choose another --out"
+            ) from error
+        yield
+
+
+def plan_jobs(comparison: LoadedComparison, out: Path) -> list[Job]:
+    """Return a job for every seed and variant, baseline and others of a seed side by side.
+
+    A directory whose run belongs to another experiment (the file was changed since) is moved to
+    `superseded/`, never deleted: its ledger says what was spent.
+    """
     jobs = []
     for index, seed in enumerate(comparison.seeds):
         for variant in comparison.variants:
@@ -104,11 +135,6 @@ def _set_aside(path: Path, out: Path) -> None:
     while (target := parent / f"{path.name}-{number}").exists():
         number += 1
     os.replace(path, target)
-
-
-def superseded_runs(out: Path) -> int:
-    """Return the number of runs in `superseded/`."""
-    return sum(1 for _ in (out / "superseded").glob("*/*/experiment.yaml"))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -18,11 +18,16 @@ from fedsim.comparison.statistics import (
 
 SCHEMA = 1
 
+_SHOWN = 10  # reasons of failures
 _PREFERRED = ("test_accuracy", "test_r2", "test_loss")
 
 
 class ComparisonError(ValueError):
     """A comparison that has no result; the message says what to change."""
+
+
+class NothingFinishedError(RuntimeError):
+    """A comparison of which no run was finished; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -147,9 +152,12 @@ def summarise(comparison: LoadedComparison, outcomes: Sequence[Outcome]) -> Resu
     """Return the numbers of a comparison from the outcomes of its runs.
 
     Raises:
-        ComparisonError: no run finished, or none has the metric that the file asks for.
+        ComparisonError: the runs do not have the metric that the file asks for.
+        NothingFinishedError: no run was finished.
     """
     finished = [outcome for outcome in outcomes if outcome.finished]
+    if not finished:
+        raise NothingFinishedError(_nothing_finished(outcomes))
     metric = _metric(comparison.settings.metric, finished)
     by_name = {
         variant.name: tuple(one for one in outcomes if one.variant == variant.name)
@@ -184,8 +192,6 @@ def summarise(comparison: LoadedComparison, outcomes: Sequence[Outcome]) -> Resu
 
 
 def _metric(asked: str | None, finished: Sequence[Outcome]) -> str:
-    if not finished:
-        raise ComparisonError("no run was finished, so there is nothing to compare")
     known = [name for name in finished[0].metrics if all(name in one.metrics for one in finished)]
     if asked is None:
         return next(name for name in (*_PREFERRED, *known) if name in known)
@@ -195,6 +201,13 @@ def _metric(asked: str | None, finished: Sequence[Outcome]) -> str:
             "finished runs are not run again"
         )
     return asked
+
+
+def _nothing_finished(outcomes: Sequence[Outcome]) -> str:
+    lines = [f"{one.path}: {one.reason}" for one in outcomes if one.reason is not None]
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    head = "no run was finished, so there is nothing to compare"
+    return "\n".join([head, *lines[:_SHOWN], *more])
 
 
 def _values(outcomes: Sequence[Outcome], metric: str) -> dict[int, float]:

@@ -251,3 +251,27 @@ def test_a_wrong_file_is_one_message_and_exit_code_2(directory: Path) -> None:
         "compare.yaml:7:8: variants.dp.privcy: unknown key; did you mean 'privacy'?\n"
     )
     assert not (directory / "runs").exists()
+
+
+def test_two_comparisons_do_not_share_a_directory(directory: Path) -> None:
+    from fedsim.comparison.jobs import alone_in
+
+    out = directory / "out"
+    out.mkdir()
+    (out / "comparison.yaml").touch()
+    with (
+        alone_in(out),
+        pytest.raises(RunDirectoryError, match="another fedsim compare is running"),
+    ):
+        fedsim.compare(directory / "compare.yaml", out=out)
+
+
+def test_a_comparison_of_which_everything_fails_says_why_and_exits_1(directory: Path) -> None:
+    base = directory / "tiny.yaml"
+    base.write_text(base.read_text().replace("num_clients: 3", "num_clients: 100000"))
+    done = cli(directory, "compare", "compare.yaml", "--out", "out", "-q")
+    assert done.returncode == 1
+    first, *reasons = done.stderr.splitlines()
+    assert first == "no run was finished, so there is nothing to compare"
+    assert len(reasons) == 4
+    assert all(line.startswith("runs/") and "100000" in line.replace(",", "") for line in reasons)

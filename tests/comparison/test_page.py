@@ -7,6 +7,7 @@ import itertools
 import re
 import shutil
 import subprocess
+import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedsim.comparison.client_metrics import WARNING
 from fedsim.comparison.compare import ComparisonResult
 from fedsim.comparison.page import render
 from fedsim.comparison.pictures import draw_fairness, draw_tradeoff, series_of
+from fedsim.comparison.statistics import mean_interval
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -191,3 +193,32 @@ def test_a_click_sorts_the_table(
     table = shown[shown.index("<tbody>") : shown.index("</tbody>")]
     assert re.findall(r'<th scope="row" data-value="(.*?)"', table) == order
     assert "CONSOLE" not in log
+
+
+def test_a_page_without_privacy_and_with_one_seed_is_whole(compared: ComparisonResult) -> None:
+    plain = compared.results.variants[0]
+    alone = replace(plain, metrics={"test_accuracy": mean_interval([0.5])})
+    results = replace(compared.results, variants=(alone,), seeds=(0,))
+    page = render(replace(compared, results=results))
+    assert "No variant has a finite ε to draw against" in page
+    assert "One seed shows nothing about chance" in page
+    assert 'data-value="0.5">50.0%</td>' in page
+
+
+def test_ten_thousand_clients_are_drawn_small_and_fast(compared: ComparisonResult) -> None:
+    plain, private = compared.results.variants
+    run = private.outcomes[0]
+    many = replace(
+        run,
+        clients=tuple({"client": c, "epsilon": 1 + c / 1e4} for c in range(10_000)),
+        client_metrics=tuple(
+            {"client": c, "examples": 5, "client_accuracy": (c % 97) / 97} for c in range(10_000)
+        ),
+    )
+    results = replace(
+        compared.results, variants=(plain, replace(private, outcomes=(many, many, many)))
+    )
+    started = time.monotonic()
+    page = render(replace(compared, results=results))
+    assert time.monotonic() - started < 10
+    assert len(page) < 2_000_000
