@@ -91,18 +91,20 @@ def compare(
     refuse_foreign(directory)
     directory.mkdir(parents=True, exist_ok=True)
     write_settings(comparison, directory / MARKER)
-    with alone_in(directory):
-        return _compare(comparison, directory, workers, observer)
+    with alone_in(directory) as locks:
+        jobs = plan_jobs(comparison, directory)
+        failures, interrupted = _run(comparison, jobs, directory, workers, locks, observer)
+        return _conclude(comparison, jobs, directory, failures, interrupted)
 
 
-def _compare(
+def _conclude(
     comparison: LoadedComparison,
+    jobs: list[Job],
     directory: Path,
-    workers: int | None,
-    observer: ComparisonObserver | None,
+    failures: Mapping[int, str],
+    interrupted: bool,
 ) -> ComparisonResult:
-    jobs = plan_jobs(comparison, directory)
-    failures, interrupted = _run(comparison, jobs, directory, workers, observer)
+    """Return the result and write it down."""
     outcomes = [read_outcome(job, directory, failures.get(index)) for index, job in enumerate(jobs)]
     if interrupted and not any(outcome.finished for outcome in outcomes):
         raise KeyboardInterrupt
@@ -119,6 +121,7 @@ def _run(
     jobs: list[Job],
     directory: Path,
     workers: int | None,
+    locks: tuple[int, ...],
     observer: ComparisonObserver | None,
 ) -> tuple[dict[int, str], bool]:
     """Do what is left to do; return why jobs failed, and whether the user interrupted."""
@@ -137,7 +140,8 @@ def _run(
 
     messages = [jobs[index].to_message() for index in pending]
     try:
-        execute(messages, workers=count, log=directory / "workers.log", news=news)
+        log = directory / "workers.log"
+        execute(messages, workers=count, log=log, news=news, inherited=locks)
     except KeyboardInterrupt:
         return failures, True
     finally:

@@ -77,10 +77,12 @@ def refuse_foreign(out: Path) -> None:
 
 
 @contextmanager
-def alone_in(out: Path) -> Iterator[None]:
-    """Hold a directory for one comparison: two at once would run everything twice.
+def alone_in(out: Path) -> Iterator[tuple[int, ...]]:
+    """Hold a directory for one comparison: two at once would write into the same runs.
 
-    The lock goes with the process, however it ends. Platforms without file locks go without.
+    The lock goes with the processes that hold it, however they end. Yields the descriptors that
+    workers must inherit: one that outlives a killed caller for a moment still holds the directory.
+    Platforms without file locks go without.
 
     Raises:
         RunDirectoryError: another process holds it.
@@ -88,7 +90,7 @@ def alone_in(out: Path) -> Iterator[None]:
     try:
         import fcntl
     except ImportError:
-        yield
+        yield ()
         return
     with (out / ".lock").open("w") as file:
         try:
@@ -97,7 +99,7 @@ def alone_in(out: Path) -> Iterator[None]:
             raise RunDirectoryError(
                 f"another fedsim compare is running in {out}; wait for it or choose another --out"
             ) from error
-        yield
+        yield (file.fileno(),)
 
 
 def plan_jobs(comparison: LoadedComparison, out: Path) -> list[Job]:

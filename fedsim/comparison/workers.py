@@ -30,7 +30,14 @@ def default_workers() -> int:
     return min(available, MAX_WORKERS)
 
 
-def execute(jobs: Sequence[Mapping[str, Any]], *, workers: int, log: Path, news: News) -> None:
+def execute(
+    jobs: Sequence[Mapping[str, Any]],
+    *,
+    workers: int,
+    log: Path,
+    news: News,
+    inherited: tuple[int, ...] = (),
+) -> None:
     """Do every job, each in one of `workers` processes of one thread.
 
     Args:
@@ -39,25 +46,32 @@ def execute(jobs: Sequence[Mapping[str, Any]], *, workers: int, log: Path, news:
         log: file to which whatever the workers print is appended.
         news: is told, in this thread, of every message of a worker with the index of its job. The
             last one of a job is `finished` or `failed`.
+        inherited: descriptors that stay open in the workers.
 
     Raises:
         KeyboardInterrupt: it was interrupted; every worker has ended and written what there is.
     """
     if jobs:
         with log.open("ab") as errors:
-            _Crew(jobs, min(workers, len(jobs)), errors, news).work()
+            _Crew(jobs, min(workers, len(jobs)), errors, news, inherited).work()
 
 
 class _Crew:
     """A thread for each worker process feeds it jobs; the caller's thread tells the news."""
 
     def __init__(
-        self, jobs: Sequence[Mapping[str, Any]], workers: int, errors: IO[bytes], news: News
+        self,
+        jobs: Sequence[Mapping[str, Any]],
+        workers: int,
+        errors: IO[bytes],
+        news: News,
+        inherited: tuple[int, ...],
     ) -> None:
         self._jobs = deque(enumerate(jobs))
         self._inbox: queue.Queue[tuple[int, Mapping[str, Any]] | None] = queue.Queue()
         self._errors = errors
         self._news = news
+        self._inherited = inherited
         self._stopping = False
         self._lock = threading.Lock()
         self._processes: set[subprocess.Popen[str]] = set()
@@ -140,6 +154,7 @@ class _Crew:
                 text=True,
                 encoding="utf-8",
                 start_new_session=True,
+                pass_fds=self._inherited,
                 env={**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(paths)},
             )
             self._processes.add(process)

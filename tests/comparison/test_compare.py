@@ -21,6 +21,7 @@ from fedsim.comparison.load import load_comparison
 from fedsim.run_directory import RunDirectory, RunDirectoryError
 from fedsim.verification import verify_run
 
+LONG = 60  # rounds
 FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
 
 
@@ -188,38 +189,61 @@ def cli(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.slow
-def test_an_interrupted_comparison_ends_cleanly_and_continues(directory: Path) -> None:
+def started_until_the_second_run(directory: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A comparison of long runs, when the second one has finished three rounds."""
     base = directory / "tiny.yaml"
-    base.write_text(base.read_text().replace("rounds: 2", "rounds: 60"))
+    base.write_text(base.read_text().replace("rounds: 2", f"rounds: {LONG}"))
     text = (directory / "compare.yaml").read_text()
     (directory / "compare.yaml").write_text(text.replace("seeds: 2", "seeds: 1"))
     command = [*FEDSIM, "compare", "compare.yaml", "--out", "out"]
     command += ["--workers", "1", "-q"]
     process = subprocess.Popen(command, cwd=directory, stderr=subprocess.PIPE, text=True)
     second = directory / "out" / "runs" / "dp" / "seed-0" / "rounds.jsonl"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 90
     while not (second.is_file() and second.read_text().count("\n") >= 3):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "interrupted; the same command continues" in errors
-    assert "Traceback" not in errors
-    assert not workers_of(directory)
-    before = second.read_text().count("\n")
-    assert json.loads((second.parent / "summary.json").read_text())["status"] == "interrupted"
-    assert before < 60
+    return process, second
 
+
+def finish(directory: Path, second: Path) -> None:
+    """Call the comparison again: the first run is reused, the second continues soundly."""
+    before = second.read_text().count("\n")
+    assert before < LONG
     again = fedsim.compare(directory / "compare.yaml", out=directory / "out", workers=1)
     assert not again.interrupted
     assert [outcome.status for outcome in again.results.outcomes] == ["completed"] * 2
     assert [outcome.reused for outcome in again.results.outcomes] == [True, False]
-    assert second.read_text().count("\n") == 60
+    assert second.read_text().count("\n") == LONG
     assert not verify_run(RunDirectory(second.parent)).problems
-    assert len((second.parent / "ledger.jsonl").read_text().splitlines()) == 60 * 3
+    assert len((second.parent / "ledger.jsonl").read_text().splitlines()) == LONG * 3
+
+
+@pytest.mark.slow
+def test_an_interrupted_comparison_ends_cleanly_and_continues(directory: Path) -> None:
+    process, second = started_until_the_second_run(directory)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 130
+    assert "interrupted; the same command continues" in errors
+    assert "Traceback" not in errors
+    assert not workers_of(directory)
+    assert json.loads((second.parent / "summary.json").read_text())["status"] == "interrupted"
+    finish(directory, second)
+
+
+@pytest.mark.slow
+def test_a_killed_comparison_leaves_no_worker_that_writes_on(directory: Path) -> None:
+    process, second = started_until_the_second_run(directory)
+    process.kill()
+    process.communicate(timeout=30)
+    # The worker ends when it has news that nobody hears. Until then it holds the directory.
+    deadline = time.monotonic() + 60
+    while workers_of(directory):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    finish(directory, second)
 
 
 def workers_of(directory: Path) -> list[str]:

@@ -63,7 +63,8 @@ def federated_averaging(seed: int) -> float:
         with torch.no_grad():
             for parameter, sum_ in zip(model.parameters(), total, strict=True):
                 parameter.copy_(sum_ / len(data.clients))
-            guesses = model(torch.from_numpy(data.test.features)).argmax(dim=1).numpy()
+    with torch.no_grad():
+        guesses = model(torch.from_numpy(data.test.features)).argmax(dim=1).numpy()
     return float((guesses == data.test.targets).mean())
 
 
