@@ -80,19 +80,20 @@ def _expand(name: str, entry: Entry, base: Node | None, problems: list[Problem])
     if grid is None:
         return [Variant(name, name, tuple(fixed))]
     labels = _labels([axis[0].path for axis in axes])
-    points = itertools.islice(itertools.product(*axes), MAX_VARIANTS + 1)
+    named = [
+        [(f"{label}={_text(number, one.node)}", one) for number, one in enumerate(axis)]
+        for label, axis in zip(labels, axes, strict=True)
+    ]
+    points = itertools.islice(itertools.product(*named), MAX_VARIANTS + 1)
     return [
-        Variant(_point_name(name, labels, point), name, (*fixed, *point))
+        Variant(
+            "-".join([name, *(text for text, _ in point)]),
+            name,
+            (*fixed, *(override for _, override in point)),
+        )
         for point in points
         if point
     ]
-
-
-def _point_name(name: str, labels: list[str], point: tuple[Override, ...]) -> str:
-    parts = (
-        f"{label}={_text(override.node)}" for label, override in zip(labels, point, strict=True)
-    )
-    return "-".join([name, *parts])
 
 
 def _flatten(node: Node, path: tuple[str, ...], base: Node | None) -> Iterator[Override]:
@@ -159,10 +160,12 @@ def _labels(paths: list[tuple[str, ...]]) -> list[str]:
     return [path[-1] if last.count(path[-1]) == 1 else ".".join(path) for path in paths]
 
 
-def _text(node: Node) -> str:
-    """Return a value as a part of a name: 8.0, null, 64x32."""
+def _text(number: int, node: Node) -> str:
+    """Return a value as a part of a name: 8.0, null, 64x32; a mapping by its number on its axis."""
     value = plain(node)
     parts = value if isinstance(value, list) else [value]
+    if any(isinstance(part, dict | list) for part in parts):
+        return str(number)
     return "x".join(
         _NOT_IN_NAMES.sub("_", part if isinstance(part, str) else value_text(part))
         for part in parts

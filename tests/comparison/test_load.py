@@ -83,9 +83,9 @@ variants:
     local.batch_size: 16
     grid:
       privacy.target_epsilon: [8, 2.5]
-      model: [{name: logistic}, {name: mlp}]
+      local.steps: [1, 5]
       local.optimizer.lr: [0.1]
-""".replace("      model: [{name: logistic}, {name: mlp}]\n", "      local.steps: [1, 5]\n"),
+""",
     )
     assert [one.name for one in loaded.variants] == [
         "plain",
@@ -96,6 +96,29 @@ variants:
     ]
     last = loaded.variants[-1].experiments[0].experiment
     assert (last.local.batch_size, last.local.steps) == (16, 5)
+
+
+def test_a_grid_may_be_of_lists_and_of_whole_sections(directory: Path) -> None:
+    loaded = load(
+        directory,
+        """\
+base: tiny.yaml
+seeds: 1
+baseline: wide-hidden=8
+variants:
+  wide: {model.name: mlp, grid: {model.args.hidden: [[8], [64, 32]]}}
+  model: {grid: {model: [{name: logistic}, {name: mlp}]}}
+  amount: {grid: {privacy.clients.0.target_epsilon: [1], privacy.target_epsilon: [2]}}
+""",
+    )
+    assert [one.name for one in loaded.variants] == [
+        "wide-hidden=8",
+        "wide-hidden=64x32",
+        "model-model=0",
+        "model-model=1",
+        "amount-privacy.clients.0.target_epsilon=1-privacy.target_epsilon=2",
+    ]
+    assert loaded.variants[3].experiments[0].experiment.model.name == "mlp"
 
 
 BROKEN = """\
