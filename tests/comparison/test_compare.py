@@ -290,6 +290,7 @@ def test_two_comparisons_do_not_share_a_directory(directory: Path) -> None:
         fedsim.compare(directory / "compare.yaml", out=out)
 
 
+@pytest.mark.slow
 def test_a_comparison_of_which_everything_fails_says_why_and_exits_1(directory: Path) -> None:
     base = directory / "tiny.yaml"
     base.write_text(base.read_text().replace("num_clients: 3", "num_clients: 100000"))
