@@ -24,17 +24,21 @@ for _name, _value in (
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from fedsim.comparison.compare import ComparisonResult as ComparisonResult
+    from fedsim.comparison.compare import compare as compare
     from fedsim.experiment import ExperimentError as ExperimentError
     from fedsim.runs import RunResult as RunResult
     from fedsim.runs import run as run
 
 # Loaded when first used: `fedsim --help` answers without importing torch or Flower.
 _public = {
+    "ComparisonResult": "fedsim.comparison.compare",
     "ExperimentError": "fedsim.experiment",
     "RunResult": "fedsim.runs",
+    "compare": "fedsim.comparison.compare",
     "run": "fedsim.runs",
 }
-__all__ = ["ExperimentError", "RunResult", "__version__", "run"]
+__all__ = ["ComparisonResult", "ExperimentError", "RunResult", "__version__", "compare", "run"]
 
 
 def __getattr__(name: str) -> object:

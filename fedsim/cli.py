@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 import fedsim
+from fedsim.comparison.command import compare
 
 if TYPE_CHECKING:
     from fedsim.experiment import Experiment
@@ -181,6 +182,9 @@ def list_names(as_json: bool) -> None:
         click.echo(click.style(kind, bold=True))
         for name, description in names.items():
             click.echo(f"  {name:<{width}}  {description}")
+
+
+cli.add_command(compare)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from fedsim.clients.plan import PrivacyBudgetError as PrivacyBudgetError
 from fedsim.clients.plan import PrivacyPlanError
 from fedsim.clients.safety import UnsafeModelError
+from fedsim.comparison.results import ComparisonError
 from fedsim.data import DataError
 from fedsim.experiment import ExperimentError
 from fedsim.models.errors import ModelError
@@ -10,8 +11,10 @@ from fedsim.plugins import PluginError
 from fedsim.run_directory import RunDirectoryError
 from fedsim.simulation.device import DeviceError
 from fedsim.simulation.engines import EngineError
+from fedsim.tracking.observing import TrackerError
 
 USER_ERRORS: tuple[type[Exception], ...] = (
+    ComparisonError,
     DataError,
     DeviceError,
     EngineError,
@@ -20,5 +23,6 @@ USER_ERRORS: tuple[type[Exception], ...] = (
     PluginError,
     PrivacyPlanError,
     RunDirectoryError,
+    TrackerError,
     UnsafeModelError,
 )

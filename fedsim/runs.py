@@ -18,6 +18,7 @@ from fedsim.server.app import FederationError, RoundResult, Start
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import to_arrays, to_numpy
 from fedsim.simulation.engines import LocalEngine, engine_for
+from fedsim.tracking.observing import with_trackers
 
 Status = Literal["completed", "stopped", "interrupted", "failed"]
 
@@ -75,6 +76,7 @@ def run(
     overrides: Mapping[str, Any] | Sequence[str] = (),
     out: str | Path | None = None,
     resume: bool = False,
+    base: str | Path | None = None,
     observer: RunObserver | None = None,
 ) -> RunResult:
     """Run an experiment and return its result.
@@ -85,6 +87,7 @@ def run(
         out: the run directory; must be new or empty. Default: `runs/<name>-<time>`.
         resume: continue the run in `out` after its last finished round. The result is the one of
             an uninterrupted run, to the bit; what an interrupted round spent stays spent.
+        base: where relative paths of the experiment start, see `load_experiment`.
         observer: is told of every round.
 
     Raises:
@@ -93,7 +96,8 @@ def run(
         PrivacyBudgetError: a privacy budget forbids the plan (a ValueError, too).
         RunFailedError: the federation could not go on; its `result` is what there is.
     """
-    loaded = load_experiment(source, overrides)
+    loaded = load_experiment(source, overrides, base=base)
+    observer = with_trackers(loaded.experiment.runtime.trackers, observer)
     if resume:
         return _resume(loaded, out, observer)
     directory = RunDirectory(Path(out) if out is not None else _default_path(loaded))

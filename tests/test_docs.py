@@ -1,11 +1,13 @@
 """What the documents say is what the program does."""
 
+import csv
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import fedsim
 from fedsim.catalog import catalog
@@ -42,6 +44,44 @@ def test_the_readmes_experiment_is_valid(tmp_path: Path) -> None:
     (example,) = blocks("README.md", "yaml")
     (tmp_path / "e.yaml").write_text(example)
     assert load_experiment(tmp_path / "e.yaml").experiment.federation.rounds == 60
+
+
+def test_the_documented_comparison_is_the_shipped_one_shortened() -> None:
+    example, _grid = (yaml.safe_load(text) for text in blocks("docs/comparison.md", "yaml"))
+    shipped = yaml.safe_load((ROOT / "experiments" / "compare_digits.yaml").read_text())
+    assert all(example[key] == shipped[key] for key in ("base", "seeds", "baseline"))
+    assert set(example["variants"]) <= set(shipped["variants"])
+
+
+def test_the_documented_grid_gives_the_documented_names(tmp_path: Path) -> None:
+    from fedsim.comparison.load import load_comparison
+
+    _, text = blocks("docs/comparison.md", "yaml")
+    grid = yaml.safe_load(text)["variants"]
+    base = {"base": str(ROOT / "experiments" / "digits_dp.yaml"), "seeds": 1}
+    first = "dp-target_epsilon=8-steps=1"
+    loaded = load_comparison({**base, "baseline": first, "variants": grid})
+    assert [one.name for one in loaded.variants][:2] == [first, "dp-target_epsilon=8-steps=5"]
+    assert f"# {first}, dp-target_epsilon=8-steps=5, ..." in text
+
+
+def test_the_readmes_comparison_table_is_the_recorded_one() -> None:
+    from fedsim.comparison.statistics import mean_interval, paired_difference
+    from fedsim.comparison.wording import difference_text, interval_text
+
+    with (ROOT / "tests" / "comparison" / "compare_digits.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    values = {
+        name: [float(row["test_accuracy"]) for row in rows if row["variant"] == name]
+        for name in ("non-private", "eps-8", "eps-1")
+    }
+    readme = (ROOT / "README.md").read_text()
+    for name, own in values.items():
+        (line,) = [line for line in readme.splitlines() if line.startswith(f"  {name} ")]
+        assert interval_text("test_accuracy", mean_interval(own)) in line
+        if name != "non-private":
+            difference = paired_difference(own, values["non-private"]).estimate
+            assert difference_text("test_accuracy", difference) in line
 
 
 def test_the_readmes_errors_look_like_that() -> None:
@@ -165,3 +205,24 @@ def test_the_shipped_numbers_hold(tmp_path: Path) -> None:
     assert private.privacy is not None
     assert len(private.privacy.clients) == 10
     assert all(spend.epsilon <= 8.0 and spend.delta == 1e-3 for spend in private.privacy.clients)
+
+
+def test_every_key_and_output_of_a_comparison_is_documented() -> None:
+    from fedsim.comparison.pairing import Pairing
+    from fedsim.comparison.results import Difference, Results, VariantResult
+    from fedsim.comparison.settings import ComparisonSettings
+    from fedsim.comparison.statistics import Estimate, PairedDifference
+    from fedsim.comparison.tuning import Composition
+
+    text = (ROOT / "docs" / "comparison.md").read_text()
+    schema: dict[str, Any] = ComparisonSettings.model_json_schema()
+    names = keys(schema, schema["$defs"])
+    estimate = Estimate(2, 0.0, 0.0, 0.0, 0.0)
+    difference = Difference((0, 1), PairedDifference(estimate, None, None, 0.5), None)
+    names |= set(difference.to_json())
+    variant = VariantResult("a", {}, True, (), {}, None, None, None, None)
+    names |= set(variant.to_json()) | set(Composition.__dataclass_fields__)
+    results = Results("r", "test_loss", "a", (0, 1), (variant,), Pairing({}, 0))
+    names |= set(results.to_json())
+    missing = [name for name in names if f"`{name}`" not in text]
+    assert not missing

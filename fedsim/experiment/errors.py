@@ -44,5 +44,6 @@ class ExperimentError(ValueError):
         return "\n".join(str(problem) for problem in self.problems)
 
 
-def _position(problem: Problem) -> tuple[bool, int, int]:
-    return (problem.line is None, problem.line or 0, problem.column or 0)
+def _position(problem: Problem) -> tuple[bool, str, int, int]:
+    # Of a comparison there are two files, whose lines must not be mixed.
+    return (problem.line is None, problem.source, problem.line or 0, problem.column or 0)

@@ -45,6 +45,7 @@ _TYPES = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
+_NOT_A_NUMBER = {"literal_error", "float_type", "int_type", "int_from_float"}
 _LIMITS = {
     "greater_than": ("gt", ">"),
     "greater_than_equal": ("ge", ">="),
@@ -173,7 +174,7 @@ class _Translation:
             return path, f"missing; {wanted(keys_of(holder)[str(path[-1])])}"
         if isinstance(shape, Tagged) and kind.startswith("union_tag"):
             return self._tag_finding(path, shape)
-        if isinstance(shape, Words) and kind in ("literal_error", "float_type"):
+        if isinstance(shape, Words) and kind in _NOT_A_NUMBER:
             rule = f"must be a number or {any_of(shape.words)}, got {value_text(given)}"
             return path, rule + did_you_mean(given, shape.words)
         if isinstance(shape, Either):

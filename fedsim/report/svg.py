@@ -6,7 +6,7 @@ become CSS variables, so that one drawing is legible on a white page, on a dark 
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,6 +28,7 @@ class Ink:
     GRID: Final = "#010103"
     ACCENT: Final = "#010104"
     BAR: Final = "#010105"
+    SERIES: Final = tuple(f"#01020{number}" for number in range(1, 9))  # told apart by colour
 
 
 _VARIABLES = {
@@ -36,6 +37,7 @@ _VARIABLES = {
     Ink.GRID: "var(--line)",
     Ink.ACCENT: "var(--accent)",
     Ink.BAR: "var(--bar)",
+    **{ink: f"var(--series-{number})" for number, ink in enumerate(Ink.SERIES, start=1)},
 }
 
 # Any: newer versions of matplotlib type the keys as literals, older ones as str.
@@ -97,6 +99,7 @@ def inline_svg(
     axes: Axes | None = None,
     strips: Sequence[Tip] = (),
     across: bool = False,
+    tips: Mapping[str, str] | None = None,
 ) -> Markup:
     """Return a figure as an `<svg>` element to put into a page.
 
@@ -107,6 +110,7 @@ def inline_svg(
         axes: whose data the strips are about.
         strips: texts for whoever points near a place, ascending along the axis.
         across: whether each strip covers a row of the drawing instead of a column.
+        tips: what a pointer over an artist tells, by the artist's gid.
     """
     buffer = io.StringIO()
     # Every key of the metadata that matplotlib would fill in is turned off: date, creator, links.
@@ -115,6 +119,8 @@ def inline_svg(
     text = buffer.getvalue()
     text = text[text.index("<svg") :].strip()
     text = _without_document_parts(text)
+    for gid, tip in (tips or {}).items():
+        text = text.replace(f'<g id="{gid}">', f"<g><title>{escape(tip)}</title>")
     text = _with_prefixed_ids(text, name)
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, variable)

@@ -149,6 +149,7 @@ runtime:
   workers: 1
   device: auto
   cohort: auto
+  trackers: []
 """
     )
 

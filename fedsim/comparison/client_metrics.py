@@ -1,0 +1,44 @@
+"""The global model on every client's own data: figures for the experimenter's eyes.
+
+They are computed after the run, from its final model and outside of every message, and no ε covers
+them: whoever sees a client's accuracy on its private data learns something about these data.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import load_file
+
+from fedsim.models.metrics import evaluate
+
+if TYPE_CHECKING:
+    from fedsim.federation import Federation
+    from fedsim.run_directory import RunDirectory
+
+FILE = "client_metrics.json"
+WARNING = (
+    "Computed on the clients' private training data, outside the federation's messages, for the "
+    "experimenter alone. No ε covers these figures: do not publish them for private data."
+)
+
+
+def write_client_metrics(federation: "Federation", directory: "RunDirectory") -> None:
+    """Write `client_metrics.json` of a finished run.
+
+    Args:
+        federation: of the same experiment; its model is overwritten.
+        directory: the run, with its `model.safetensors`.
+    """
+    state = load_file(str(directory.path / "model.safetensors"), device=str(federation.device))
+    federation.model.load_state_dict(state)
+    rows: list[dict[str, Any]] = []
+    for client, examples in enumerate(federation.data.clients):
+        found = evaluate(
+            federation.model, federation.loss, federation.task, examples, device=federation.device
+        )
+        figures = {f"client_{name}": _finite(value) for name, value in found.items()}
+        rows.append({"client": client, "examples": len(examples), **figures})
+    directory.write_json(FILE, {"schema": 1, "private": True, "warning": WARNING, "clients": rows})
+
+
+def _finite(value: float) -> float | None:
+    return value if -float("inf") < value < float("inf") else None

@@ -1,0 +1,51 @@
+"""The `fedsim compare` command. Nothing heavy is imported before it is called."""
+
+import json
+import sys
+
+import click
+
+_FAILED, _INTERRUPTED = 1, 130
+
+
+@click.command()
+@click.argument("file", type=click.Path())
+@click.option(
+    "--out",
+    type=click.Path(),
+    help="Directory; one of an earlier call continues it. Default: runs/NAME.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Runs at the same time. Default: one for each processor.",
+)
+@click.option("--quiet", "-q", is_flag=True, help="No progress, only the result.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
+def compare(file: str, out: str | None, workers: int | None, quiet: bool, as_json: bool) -> None:
+    """Run every variant in the comparison FILE with every seed, and say what differs.
+
+    Finished runs are reused and unfinished ones resumed: call it again after an interruption.
+    """
+    from fedsim.comparison.compare import compare as run_comparison
+    from fedsim.comparison.results import NothingFinishedError
+    from fedsim.comparison.terminal import ComparisonProgress, print_comparison
+
+    observer = None if quiet else ComparisonProgress()
+    try:
+        result = run_comparison(file, out=out, workers=workers, observer=observer)
+    except NothingFinishedError as error:
+        click.echo(str(error), err=True)
+        sys.exit(_FAILED)
+    if as_json:
+        content = {**result.to_json(), "path": str(result.path)}
+        click.echo(json.dumps(content, indent=2, ensure_ascii=False))
+    else:
+        print_comparison(result)
+    for run in result.failed:
+        click.echo(f"{run.path}: {run.reason}", err=True)
+    if result.interrupted:
+        click.echo("interrupted; the same command continues", err=True)
+        sys.exit(_INTERRUPTED)
+    if result.failed:
+        sys.exit(_FAILED)

@@ -1,0 +1,109 @@
+"""What a run depends on, as one hash: a finished run with the same hash need not run again."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import fedsim
+from fedsim.experiment import LoadedExperiment
+
+# Change no number of a run: what it is called, and how it is executed.
+_WITHOUT_EFFECT = ("name", "runtime")
+_PACKAGES = ("torch", "numpy", "scipy", "flwr", "scikit-learn")
+_ROOMS = ("fedsim.accountant", "fedsim.clients", "fedsim.server")
+_ONLY_SHOWS = ("cli.py", "comparison", "report", "tracking")  # parts of fedsim/ that compute no run
+
+
+def fingerprint(loaded: LoadedExperiment) -> str:
+    """Return the SHA-256 of everything that a run of the experiment depends on.
+
+    Guarantee: it changes with every setting (defaults included, `name` and `runtime` left out),
+    with every byte of a data file or a plug-in's file that the experiment names, with fedsim's own
+    source, and with the versions of the libraries that compute. Modules that a plug-in imports in
+    turn are not seen.
+    """
+    settings = loaded.experiment.model_dump(mode="json")
+    for key in _WITHOUT_EFFECT:
+        settings.pop(key)
+    content = {
+        "experiment": settings,
+        "files": {
+            name: _file_digest(path, path.stat().st_mtime_ns, path.stat().st_size)
+            for name, path in sorted(_named_files(settings, loaded.base))
+        },
+        "fedsim": fedsim.__version__,
+        "source": _source_digest(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _named_files(settings: object, base: Path) -> Iterator[tuple[str, Path]]:
+    """Yield every file that a text of the settings names, as a path or as a plug-in."""
+    if isinstance(settings, dict):
+        for value in settings.values():
+            yield from _named_files(value, base)
+    elif isinstance(settings, list):
+        for value in settings:
+            yield from _named_files(value, base)
+    elif isinstance(settings, str) and "\0" not in settings:
+        where, colon, _ = settings.rpartition(":")
+        for candidate in (settings, where) if colon else (settings,):
+            path = base / Path(candidate).expanduser()
+            if candidate and path.is_file():
+                yield settings, path
+        if colon and all(part.isidentifier() for part in where.split(".")):
+            module = _module_file(where)
+            if module is not None:
+                yield settings, module
+
+
+def _module_file(name: str) -> Path | None:
+    """Return the source file of a module without importing it or the packages above it."""
+    top, *rest = name.split(".")
+    spec = find_spec(top)
+    if spec is None:
+        return None
+    if not rest:
+        return Path(spec.origin) if spec.origin and Path(spec.origin).is_file() else None
+    for location in spec.submodule_search_locations or ():
+        inside = Path(location).joinpath(*rest)
+        for path in (inside.with_suffix(".py"), inside / "__init__.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+@lru_cache(maxsize=256)
+def _file_digest(path: Path, _modified: int, _size: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _source_digest() -> str:
+    """Return a digest of the code that computes runs: a checkout changes under one version."""
+    digest = hashlib.sha256()
+    own = Path(fedsim.__file__).parent
+    roots = [own]
+    for room in _ROOMS:
+        spec = find_spec(room)
+        roots += [Path(location) for location in (spec and spec.submodule_search_locations) or ()]
+    for root in roots:
+        for path in sorted(root.rglob("*.py")):
+            relative = path.relative_to(root)
+            if root == own and relative.parts[0] in _ONLY_SHOWS:
+                continue
+            digest.update(f"{root.name}/{relative.as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,216 @@
+"""From a comparison file to checked experiments for every variant and seed, or to every mistake."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from fedsim.comparison.settings import ComparisonSettings
+from fedsim.comparison.variants import Variant, expand_variants
+from fedsim.experiment import ExperimentError, LoadedExperiment, Problem, load_experiment
+from fedsim.experiment.load import read_yaml
+from fedsim.experiment.messages import Finding, findings
+from fedsim.experiment.overrides import Override
+from fedsim.experiment.tree import Entry, Location, Node, from_python, is_broken, locate, plain
+from fedsim.experiment.wording import any_of, did_you_mean
+
+
+@dataclass(frozen=True)
+class LoadedVariant:
+    """A variant whose experiments are valid.
+
+    Attributes:
+        name: as in results and directories.
+        changes: what it sets in the base experiment, as `{"key.path": value}`.
+        experiments: one for each seed, in the order of the seeds.
+    """
+
+    name: str
+    changes: Mapping[str, object]
+    experiments: tuple[LoadedExperiment, ...]
+
+    @property
+    def private(self) -> bool:
+        """Whether its clients train with differential privacy."""
+        return self.experiments[0].experiment.privacy is not None
+
+
+@dataclass(frozen=True)
+class LoadedComparison:
+    """A checked comparison.
+
+    Attributes:
+        settings: the file.
+        name: what the comparison is called.
+        base: the path of the base experiment.
+        seeds: one run of every variant for each.
+        variants: in the order of the file, grids spelt out.
+    """
+
+    settings: ComparisonSettings
+    name: str
+    base: Path
+    seeds: tuple[int, ...]
+    variants: tuple[LoadedVariant, ...]
+
+
+def load_comparison(source: str | Path | Mapping[str, object]) -> LoadedComparison:
+    """Return the comparison that a YAML file or a mapping describes.
+
+    Nothing is imported, opened or trained. The base experiment is read once for every variant and
+    seed, so each of them is known to be valid before the first one runs.
+
+    Args:
+        source: the path of the file, or the same content as a mapping.
+
+    Raises:
+        ExperimentError: with every mistake of the file, of the base and of every variant.
+    """
+    problems: list[Problem] = []
+    if isinstance(source, Mapping):
+        tree, directory, stem = from_python(source, Location(""), problems), Path(), "comparison"
+    else:
+        tree = read_yaml(source, problems)
+        directory, stem = Path(source).parent, Path(source).stem
+    settings = _settings(tree, problems)
+    base = _base(tree, directory, problems)
+    base_tree = None if base is None else _read_base(base, problems)
+    entries = _child(tree, "variants")
+    variants = []
+    if entries is not None and isinstance(entries.node.value, dict):
+        variants = expand_variants(entries.node.value, base_tree, problems)
+    if settings is not None:
+        problems += _located(tree, _rules(settings, [variant.name for variant in variants]))
+    loaded: tuple[LoadedVariant, ...] = ()
+    if base is not None and base_tree is not None:
+        seeds = (0,) if settings is None else settings.seeds
+        loaded = _load_variants(base, variants, seeds, tree, problems)
+    if problems or settings is None or base is None:
+        raise ExperimentError(problems)
+    if settings.select is not None:
+        problems += _located(tree, _selection_rules(settings, loaded))
+    if problems:
+        raise ExperimentError(problems)
+    name = settings.name or stem
+    return LoadedComparison(settings, name, base, settings.seeds, loaded)
+
+
+def _settings(tree: Node, problems: list[Problem]) -> ComparisonSettings | None:
+    raw = plain(tree)
+    try:
+        return ComparisonSettings.model_validate(raw)
+    except ValidationError as error:
+        problems += _located(tree, findings(error, raw, ComparisonSettings))
+        return None
+
+
+def _base(tree: Node, directory: Path, problems: list[Problem]) -> Path | None:
+    """Return the path of the base experiment; None where that is not a text."""
+    entry = _child(tree, "base")
+    if entry is None or not isinstance(entry.node.value, str):
+        return None  # reported already
+    if "\0" in entry.node.value or not (directory / entry.node.value).is_file():
+        full = str((directory / entry.node.value).absolute())
+        problems.append(entry.key.problem(("base",), f"no such file: {full!r}"))
+        return None
+    return directory / entry.node.value
+
+
+def _read_base(base: Path, problems: list[Problem]) -> Node | None:
+    """Return the tree of the base; its lesser mistakes are reported when it is loaded."""
+    try:
+        return read_yaml(base, [])
+    except ExperimentError as error:
+        problems += error.problems
+        return None
+
+
+def _load_variants(
+    base: Path,
+    variants: list[Variant],
+    seeds: tuple[int, ...],
+    tree: Node,
+    problems: list[Problem],
+) -> tuple[LoadedVariant, ...]:
+    place = locate(tree, ("seeds",))
+    loaded: list[LoadedVariant] = []
+    found: list[tuple[Variant, Problem]] = []
+    for variant in variants:
+        experiments = []
+        try:
+            for seed in seeds:
+                override = Override(("seed",), Node(seed, place))
+                experiments.append(load_experiment(base, [*variant.overrides, override]))
+        except ExperimentError as error:  # the seed changes nothing in what is wrong
+            found += [(variant, problem) for problem in error.problems]
+            continue
+        loaded.append(LoadedVariant(variant.name, variant.changes, tuple(experiments)))
+    problems += _in_words(found, len(variants), str(base))
+    return tuple(loaded)
+
+
+def _in_words(
+    found: list[tuple[Variant, Problem]], num_variants: int, base: str
+) -> Iterator[Problem]:
+    """Yield the problems of all variants, saying whose they are where the place does not."""
+    counts = Counter(problem for _, problem in found)
+    for variant, problem in found:
+        if problem.source != base:  # written in the variant
+            path = ("variants", variant.origin, *problem.path)
+            yield replace(problem, path=path)
+        elif counts[problem] == num_variants:  # the base experiment's own
+            yield problem
+        else:
+            yield replace(problem, message=f"{problem.message} (in variant {variant.name!r})")
+
+
+def _rules(settings: ComparisonSettings, names: list[str]) -> Iterator[Finding]:
+    if settings.baseline not in names:
+        yield ("baseline",), _no_such_variant(settings.baseline, names)
+    if len(names) == 1:
+        yield ("variants",), "there must be at least two variants to compare"
+    select = settings.select
+    if select is None:
+        return
+    for index, name in enumerate(select.among or ()):
+        if name not in names:
+            yield ("select", "among", index), _no_such_variant(name, names)
+    if select.metric.startswith("client_"):
+        if not settings.client_metrics:
+            yield ("select", "metric"), f"{select.metric!r} needs client_metrics: true"
+        if select.on == "public_test":
+            yield (
+                ("select", "on"),
+                f"{select.metric!r} is measured on the clients' own data; write private, or "
+                "public_data where they are public",
+            )
+
+
+def _selection_rules(
+    settings: ComparisonSettings, variants: tuple[LoadedVariant, ...]
+) -> Iterator[Finding]:
+    select = settings.select
+    if select is not None and not select.among and not any(one.private for one in variants):
+        yield ("select",), "no variant has privacy; name the candidates in select.among"
+
+
+def _no_such_variant(name: str, names: list[str]) -> str:
+    hint = did_you_mean(name, names)
+    members = [one for one in names if one.startswith(f"{name}-")]
+    if members:
+        hint = f"; {name!r} is a grid: name one of its variants, such as {members[0]!r}"
+    return f"there is no variant {name!r}{hint or '; there are ' + any_of(names[:10])}"
+
+
+def _located(tree: Node, found: Iterator[Finding] | list[Finding]) -> list[Problem]:
+    return [
+        locate(tree, path).problem(path, message)
+        for path, message in found
+        if not is_broken(tree, path)
+    ]
+
+
+def _child(tree: Node, key: str) -> Entry | None:
+    return tree.value.get(key) if isinstance(tree.value, dict) else None

@@ -1,0 +1,239 @@
+"""The report of a comparison: one HTML file, readable offline, on paper and on a phone.
+
+Its only script sorts tables, is part of the file, and is named by its hash in the page's policy:
+no other script can run, whatever might slip in.
+"""
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+import fedsim
+from fedsim.comparison.client_metrics import WARNING
+from fedsim.comparison.jobs import MARKER
+from fedsim.comparison.results import Results, VariantResult
+from fedsim.comparison.statistics import CONFIDENCE
+from fedsim.comparison.wording import (
+    difference_text,
+    guarantee_text,
+    interval_text,
+    metric_words,
+    p_text,
+    seconds_text,
+)
+from fedsim.report.figures import epsilon_text, metric_text
+from fedsim.report.overview import Card, duration_text
+from fedsim.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from fedsim.comparison.compare import ComparisonResult
+
+_HERE = Path(__file__).parent
+_MAX_RUNS = 2000
+_MAX_SETTINGS = 30_000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a table shows and what it sorts by; None sorts last."""
+
+    text: str
+    value: float | str | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table with the number of its variant's colour."""
+
+    name: str
+    series: int
+    cells: tuple[Cell, ...]
+    link: str | None = None
+
+
+def write_page(result: "ComparisonResult") -> None:
+    """Write `comparison.html`."""
+    RunDirectory(result.path).write_text("comparison.html", render(result))
+
+
+def render(result: "ComparisonResult") -> str:
+    """Return the report as HTML. Everything that comes from files is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([_HERE, _HERE.parent / "report"], encoding="utf-8"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    script = (_HERE / "sort.js").read_text(encoding="utf-8")
+    digest = hashlib.sha256(script.encode()).digest()
+    page = environment.get_template("comparison.html.jinja").render(
+        script=script,
+        script_hash=base64.b64encode(digest).decode(),
+        **_context(result),
+    )
+    return page.encode(errors="replace").decode()
+
+
+def _context(result: "ComparisonResult") -> dict[str, Any]:
+    from fedsim.comparison.pictures import series_of
+
+    results = result.results
+    series = {name: one.number for name, one in series_of(results).items()}
+    settings = (result.path / MARKER).read_text(encoding="utf-8")
+    runs = [_run_row(run, results.metric, series[run.variant]) for run in results.outcomes]
+    return {
+        "name": results.name,
+        "version": fedsim.__version__,
+        "metric": metric_words(results.metric),
+        "baseline": results.baseline,
+        "confidence": f"{CONFIDENCE:.0%}",
+        "warnings": _warnings(result),
+        "cards": _cards(results),
+        "rows": [_row(variant, results, series[variant.name]) for variant in results.variants],
+        "pairing": results.pairing.statement,
+        "notes": results.notes,
+        "tuning": result.tuning.statement,
+        "guarantees": _guarantees(result),
+        "figures": _figures(results),
+        "client_warning": WARNING,
+        "runs": runs[:_MAX_RUNS],
+        "num_runs": len(runs),
+        "settings": settings[:_MAX_SETTINGS],
+    }
+
+
+def _warnings(result: "ComparisonResult") -> list[tuple[str, str]]:
+    found = []
+    if result.interrupted:
+        found.append(("The comparison is not finished.", "The same command continues it."))
+    if result.failed:
+        names = ", ".join(f"{run.variant} with seed {run.seed}" for run in result.failed[:10])
+        found.append((f"{len(result.failed)} runs failed:", f"{names}. They are left out."))
+    if len(result.results.seeds) == 1:
+        found.append(("One seed shows nothing about chance.", "There are no intervals or tests."))
+    return found
+
+
+def _cards(results: Results) -> list[Card]:
+    metric = results.metric
+    baseline = next(one for one in results.variants if one.name == results.baseline)
+    estimate = baseline.metrics.get(metric)
+    cards = [
+        Card(
+            f"{results.baseline}: {metric_words(metric)}",
+            "–" if estimate is None else interval_text(metric, estimate),
+            f"the baseline; {guarantee_text(baseline)}"
+            if baseline.private
+            else "the baseline, without privacy",
+        )
+    ]
+    strongest = _strongest(results)
+    if strongest is not None and strongest.difference is not None:
+        cards.append(
+            Card(
+                f"{strongest.name} minus {results.baseline}",
+                difference_text(metric, strongest.difference.paired.estimate),
+                f"the smallest ε, {epsilon_text(strongest.epsilon)}; ± is half of a 95 % interval",
+            )
+        )
+    seconds = sum(run.seconds for run in results.outcomes)
+    finished = sum(run.finished for run in results.outcomes)
+    cards += [
+        Card("Runs", f"{finished} of {len(results.outcomes)}", f"{len(results.seeds)} seeds"),
+        Card("Paired", "yes" if results.pairing.paired else "in part", "data, model, participants"),
+        Card("Time", duration_text(seconds), "of all runs, added up"),
+    ]
+    return cards
+
+
+def _strongest(results: Results) -> VariantResult | None:
+    found = [
+        one for one in results.variants if one.epsilon is not None and one.name != results.baseline
+    ]
+    return min(found, key=lambda one: one.epsilon or 0.0, default=None)
+
+
+def _row(variant: VariantResult, results: Results, series: int) -> Row:
+    metric = results.metric
+    estimate, difference = variant.metrics.get(metric), variant.difference
+    baseline = next(one for one in results.variants if one.name == results.baseline)
+    epsilon = variant.epsilon if variant.private else None
+    cells = (
+        Cell(guarantee_text(variant), epsilon),
+        Cell("–", None)
+        if estimate is None
+        else Cell(interval_text(metric, estimate), estimate.mean),
+        Cell("baseline" if variant is baseline else "–", None)
+        if difference is None
+        else Cell(
+            difference_text(metric, difference.paired.estimate), difference.paired.estimate.mean
+        ),
+        Cell("–", None)
+        if difference is None
+        else Cell(p_text(difference.holm_p), difference.holm_p),
+        Cell("–", None)
+        if difference is None
+        else Cell(p_text(difference.paired.sign_flip_p), difference.paired.sign_flip_p),
+        Cell(f"{len(variant.finished)}/{len(variant.outcomes)}", len(variant.finished)),
+        Cell(
+            seconds_text(variant.seconds),
+            None if variant.seconds is None else variant.seconds.mean,
+        ),
+    )
+    return Row(variant.name, series, cells)
+
+
+def _run_row(run: Any, metric: str, series: int) -> Row:
+    value = run.metrics.get(metric)
+    epsilon = f"ε ≤ {epsilon_text(run.epsilon)}" if run.private and run.finished else "none"
+    cells = (
+        Cell(str(run.seed), run.seed),
+        Cell(run.status, run.status),
+        Cell(metric_text(metric, value) if metric in run.metrics else "–", value),
+        Cell(epsilon, run.epsilon),
+        Cell(f"{len(run.rounds)}", len(run.rounds)),
+        Cell(duration_text(run.seconds), run.seconds),
+    )
+    return Row(run.variant, series, cells, link=f"{run.path}/report.html")
+
+
+def _guarantees(result: "ComparisonResult") -> list[tuple[str, str]]:
+    """Return what the run with the largest ε of each private variant says of its guarantee."""
+    found = []
+    for variant in result.results.variants:
+        if variant.private and variant.finished:
+            worst = max(variant.finished, key=lambda run: run.epsilon or float("inf"))
+            privacy = RunDirectory(result.path / worst.path).read_json("privacy.json")
+            found.append((variant.name, privacy["statement"]))
+    return found
+
+
+def _figures(results: Results) -> "dict[str, Markup | None]":
+    from fedsim.comparison import pictures
+
+    client_metric = _client_metric(results)
+    return {
+        "tradeoff": pictures.draw_tradeoff(results),
+        "rounds": pictures.draw_rounds(results),
+        "over_epsilon": pictures.draw_over_epsilon(results),
+        "fairness": None
+        if client_metric is None
+        else pictures.draw_fairness(results, client_metric),
+        "spend": pictures.draw_spend_distribution(results),
+    }
+
+
+def _client_metric(results: Results) -> str | None:
+    """Return the metric of single clients that goes with the compared one."""
+    for run in results.outcomes:
+        for row in run.client_metrics:
+            wanted = "client_" + results.metric.removeprefix("test_")
+            return wanted if wanted in row else "client_loss"
+    return None

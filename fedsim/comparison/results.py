@@ -1,0 +1,301 @@
+"""From the outcomes of all runs to the numbers of a comparison."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedsim.comparison.load import LoadedComparison
+from fedsim.comparison.outcomes import Outcome
+from fedsim.comparison.pairing import Pairing, check_pairing
+from fedsim.comparison.statistics import (
+    CONFIDENCE,
+    Estimate,
+    PairedDifference,
+    holm,
+    mean_interval,
+    paired_difference,
+)
+
+SCHEMA = 1
+
+_SHOWN = 10  # reasons of failures
+_PREFERRED = ("test_accuracy", "test_r2", "test_loss")
+
+
+class ComparisonError(ValueError):
+    """A comparison that has no result; the message says what to change."""
+
+
+class NothingFinishedError(RuntimeError):
+    """A comparison of which no run was finished; the message says why."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A variant minus the baseline, over the seeds that both finished.
+
+    Attributes:
+        seeds: those seeds.
+        paired: mean, interval and tests.
+        holm_p: the t test's p value, adjusted for all variants of the comparison.
+    """
+
+    seeds: tuple[int, ...]
+    paired: PairedDifference
+    holm_p: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the difference as in `comparison.json`."""
+        return {
+            "seeds": list(self.seeds),
+            **_estimate_json(self.paired.estimate),
+            "t_p": self.paired.t_p,
+            "holm_p": self.holm_p,
+            "sign_flip_p": self.paired.sign_flip_p,
+            "sign_flip_floor": self.paired.sign_flip_floor,
+        }
+
+
+@dataclass(frozen=True)
+class VariantResult:
+    """What a comparison says of one variant.
+
+    Attributes:
+        name: the variant.
+        changes: what it sets in the base experiment.
+        private: whether its clients trained with differential privacy.
+        outcomes: one for each seed.
+        metrics: means over the finished seeds.
+        difference: to the baseline in the compared metric; None for the baseline itself, or
+            where no seed finished in both.
+        epsilon: the largest ε of any client in any of its runs; None if infinite or not private.
+        delta: the largest δ of any of its runs; None if not private.
+        seconds: mean time of a run; None if none finished.
+    """
+
+    name: str
+    changes: Mapping[str, object]
+    private: bool
+    outcomes: tuple[Outcome, ...]
+    metrics: Mapping[str, Estimate]
+    difference: Difference | None
+    epsilon: float | None
+    delta: float | None
+    seconds: Estimate | None
+
+    @property
+    def finished(self) -> tuple[Outcome, ...]:
+        """The outcomes that count."""
+        return tuple(outcome for outcome in self.outcomes if outcome.finished)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the variant as in `comparison.json`."""
+        return {
+            "name": self.name,
+            "changes": dict(self.changes),
+            "private": self.private,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "metrics": {name: _estimate_json(one) for name, one in self.metrics.items()},
+            "difference": None if self.difference is None else self.difference.to_json(),
+            "seconds": None if self.seconds is None else _estimate_json(self.seconds),
+            "runs": [outcome.to_json() for outcome in self.outcomes],
+        }
+
+
+@dataclass(frozen=True)
+class Results:
+    """The numbers of a comparison.
+
+    Attributes:
+        name: of the comparison.
+        metric: what is compared.
+        baseline: name of the variant that the others are compared with.
+        seeds: the seeds of every variant.
+        variants: in the order of the file.
+        pairing: what the variants share.
+    """
+
+    name: str
+    metric: str
+    baseline: str
+    seeds: tuple[int, ...]
+    variants: tuple[VariantResult, ...]
+    pairing: Pairing
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """The outcomes of all variants."""
+        return tuple(outcome for variant in self.variants for outcome in variant.outcomes)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know to read the intervals and tests aright."""
+        return list(_notes(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers as in `comparison.json`."""
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "metric": self.metric,
+            "baseline": self.baseline,
+            "seeds": list(self.seeds),
+            "confidence": CONFIDENCE,
+            "pairing": self.pairing.to_json(),
+            "variants": [variant.to_json() for variant in self.variants],
+            "notes": self.notes,
+        }
+
+
+def summarise(comparison: LoadedComparison, outcomes: Sequence[Outcome]) -> Results:
+    """Return the numbers of a comparison from the outcomes of its runs.
+
+    Raises:
+        ComparisonError: the runs do not have the metric that the file asks for.
+        NothingFinishedError: no run was finished.
+    """
+    finished = [outcome for outcome in outcomes if outcome.finished]
+    if not finished:
+        raise NothingFinishedError(_nothing_finished(outcomes))
+    metric = _metric(comparison.settings.metric, finished)
+    by_name = {
+        variant.name: tuple(one for one in outcomes if one.variant == variant.name)
+        for variant in comparison.variants
+    }
+    baseline = comparison.settings.baseline
+    pairs = {
+        name: _paired(own, by_name[baseline], metric)
+        for name, own in by_name.items()
+        if name != baseline
+    }
+    adjusted = dict(
+        zip(pairs, holm([pair and pair[1].t_p for pair in pairs.values()]), strict=True)
+    )
+    variants = []
+    for variant in comparison.variants:
+        pair = pairs.get(variant.name)
+        difference = None if pair is None else Difference(*pair, holm_p=adjusted[variant.name])
+        variants.append(_variant(variant.name, variant.changes, by_name[variant.name], difference))
+    digests = {
+        name: {one.seed: one.pairing for one in own if one.finished}
+        for name, own in by_name.items()
+    }
+    return Results(
+        name=comparison.name,
+        metric=metric,
+        baseline=baseline,
+        seeds=comparison.seeds,
+        variants=tuple(variants),
+        pairing=check_pairing(digests, baseline),
+    )
+
+
+def _metric(asked: str | None, finished: Sequence[Outcome]) -> str:
+    known = [name for name in finished[0].metrics if all(name in one.metrics for one in finished)]
+    if asked is None:
+        return next(name for name in (*_PREFERRED, *known) if name in known)
+    if asked not in known:
+        raise ComparisonError(
+            f"metric: the runs have no {asked}; they have {', '.join(known)}. Nothing is lost: "
+            "finished runs are not run again"
+        )
+    return asked
+
+
+def _nothing_finished(outcomes: Sequence[Outcome]) -> str:
+    lines = [f"{one.path}: {one.reason}" for one in outcomes if one.reason is not None]
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    head = "no run was finished, so there is nothing to compare"
+    return "\n".join([head, *lines[:_SHOWN], *more])
+
+
+def _values(outcomes: Sequence[Outcome], metric: str) -> dict[int, float]:
+    """Return the finite values of the finished runs by seed."""
+    return {
+        one.seed: value
+        for one in outcomes
+        if one.finished and (value := one.metrics.get(metric)) is not None
+    }
+
+
+def _paired(
+    own: Sequence[Outcome], baseline: Sequence[Outcome], metric: str
+) -> tuple[tuple[int, ...], PairedDifference] | None:
+    mine, other = _values(own, metric), _values(baseline, metric)
+    seeds = tuple(seed for seed in mine if seed in other)
+    if not seeds:
+        return None
+    pairs = paired_difference([mine[seed] for seed in seeds], [other[seed] for seed in seeds])
+    return seeds, pairs
+
+
+def _variant(
+    name: str,
+    changes: Mapping[str, object],
+    outcomes: tuple[Outcome, ...],
+    difference: Difference | None,
+) -> VariantResult:
+    finished = [one for one in outcomes if one.finished]
+    names = list(dict.fromkeys(metric for one in finished for metric in one.metrics))
+    values = {metric: list(_values(finished, metric).values()) for metric in names}
+    epsilons = [one.epsilon for one in finished]
+    known = [epsilon for epsilon in epsilons if epsilon is not None]
+    return VariantResult(
+        name=name,
+        changes=changes,
+        private=outcomes[0].private,
+        outcomes=outcomes,
+        metrics={metric: mean_interval(found) for metric, found in values.items() if found},
+        difference=difference,
+        epsilon=max(known) if known and len(known) == len(epsilons) else None,
+        delta=max((one.delta for one in finished if one.delta is not None), default=None),
+        seconds=mean_interval([one.seconds for one in finished]) if finished else None,
+    )
+
+
+def _notes(results: Results) -> Iterator[str]:
+    seeds = len(results.seeds)
+    if seeds == 1:
+        yield "There is one seed, so there are no intervals and no tests: run more seeds."
+    else:
+        yield (
+            f"± is half of a 95 % t interval over {seeds} seeds. A seed sets data split, "
+            "partition, initial model, participants, lots and noise, so an interval covers all of "
+            "these together; another dataset it does not."
+        )
+        floor = 2.0 ** (1 - seeds)
+        if floor > 0.05:
+            yield (
+                f"With {seeds} seeds the sign-flip test cannot give a p value below {floor:.3g}, "
+                "whatever the difference."
+            )
+    tested = sum(
+        variant.difference is not None and variant.difference.holm_p is not None
+        for variant in results.variants
+    )
+    if tested > 1:
+        yield (
+            f"p values are of paired t tests, adjusted for {tested} comparisons with the baseline "
+            "(Holm)."
+        )
+    for variant in results.variants:
+        values = _values(variant.outcomes, results.metric)
+        missing = [one for one in variant.outcomes if one.seed not in values]
+        if missing:
+            shown = ", ".join(f"{one.seed} ({_why(one)})" for one in missing)
+            yield f"{variant.name}: left out seed {shown}; the others may be the luckier ones."
+
+
+def _why(outcome: Outcome) -> str:
+    return "its value is not finite" if outcome.finished else outcome.status
+
+
+def _estimate_json(estimate: Estimate) -> dict[str, Any]:
+    return {
+        "n": estimate.n,
+        "mean": estimate.mean,
+        "sd": estimate.sd,
+        "low": estimate.low,
+        "high": estimate.high,
+    }

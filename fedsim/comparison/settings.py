@@ -1,0 +1,87 @@
+"""The comparison file as a type. What a variant may override is the experiment's own schema."""
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from fedsim.experiment.schema import NAME_PATTERN
+from fedsim.experiment.wording import value_text
+from fedsim.server.settings import Settings
+
+MAX_SEEDS = 1000
+
+# Metrics of the global model on the server's test set, and of the clients' own data.
+TestMetric = Literal["test_accuracy", "test_loss", "test_mse", "test_r2"]
+SelectionMetric = Literal[
+    "test_accuracy",
+    "test_loss",
+    "test_mse",
+    "test_r2",
+    "client_accuracy",
+    "client_loss",
+    "client_mse",
+    "client_r2",
+]
+SMALLER_IS_BETTER = ("loss", "mse")
+
+
+class SelectSettings(Settings):
+    """`select:` in a comparison file: a variant is chosen, and what that costs is stated."""
+
+    metric: SelectionMetric = Field(description="its mean over the seeds decides")
+    on: Literal["public_data", "public_test", "private"] = Field(
+        description="public_data: every example of the comparison is public; public_test: models "
+        "of private data, scored on public data; private: scored on private data"
+    )
+    among: list[str] | None = Field(
+        default=None, description="the candidates; null: every variant with privacy"
+    )
+
+
+class ComparisonSettings(Settings):
+    """A comparison file."""
+
+    base: str = Field(description="an experiment file, relative to the comparison file")
+    name: str | None = Field(
+        default=None,
+        pattern=NAME_PATTERN,
+        max_length=100,
+        description="what the comparison is called; null: the file's name",
+    )
+    seeds: Any = Field(description="how many (0, 1, 2, ...), or a list of seeds")
+    baseline: str = Field(description="the variant that every other one is compared with")
+    variants: dict[str, Any] = Field(
+        min_length=1, description="names of variants, each with what it changes in the base"
+    )
+    metric: TestMetric | None = Field(
+        default=None, description="what is compared; null: accuracy, or else R², or else the loss"
+    )
+    client_metrics: bool = Field(
+        default=False,
+        description="whether the final model is also scored on every client's own data: private "
+        "figures that no ε covers, for the experimenter alone",
+    )
+    select: SelectSettings | None = Field(
+        default=None, description="a variant is chosen by these results; null: none is"
+    )
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds(cls, seeds: object) -> tuple[int, ...]:
+        """Return the list of seeds, also for a number of them."""
+        if isinstance(seeds, bool) or not isinstance(seeds, int | list):
+            raise ValueError(f"must be a whole number or a list of them, got {value_text(seeds)}")
+        if isinstance(seeds, int):
+            if not 1 <= seeds <= MAX_SEEDS:
+                raise ValueError(f"must be 1 to {MAX_SEEDS} seeds, got {value_text(seeds)}")
+            return tuple(range(seeds))
+        if not 1 <= len(seeds) <= MAX_SEEDS:
+            raise ValueError(f"must be 1 to {MAX_SEEDS} seeds, got a list of {len(seeds)}")
+        for seed in seeds:
+            if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+                raise ValueError(
+                    f"a seed must be a whole number from 0 to 2^63 - 1, got {value_text(seed)}"
+                )
+            if seeds.count(seed) > 1:
+                raise ValueError(f"seed {seed} occurs twice: it would be the same run again")
+        return tuple(seeds)

@@ -1,0 +1,166 @@
+"""Means over seeds, paired differences and their tests. Seeds are the sample, not examples.
+
+An interval is Student's t interval: it is exact for normal values and an approximation for others,
+and with few seeds a wide one. Two tests stand beside a paired difference because they assume
+different things: the paired t test assumes normal differences; the sign-flip test (Fisher 1935,
+The Design of Experiments, section 21) only that each difference is symmetric about zero where there
+is no effect, but with n seeds it cannot give a p value below 2 / 2^n.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import t as student
+
+CONFIDENCE = 0.95
+MAX_FLIPPED = 20  # seeds up to which all 2^n sign flips are enumerated
+
+_BLOCK = 2**14
+_TIE = 1e-12  # relative; sums of the same numbers in another order may differ in the last digits
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds.
+
+    Attributes:
+        n: number of values.
+        mean: their mean.
+        sd: their standard deviation (n - 1 in the denominator); None for a single value.
+        low: lower end of the interval of the mean; None for a single value, which has none.
+        high: upper end.
+    """
+
+    n: int
+    mean: float
+    sd: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """The mean of `value - baseline` over seeds that both have.
+
+    Attributes:
+        estimate: the mean difference and its interval.
+        t_p: two-sided p value of the paired t test; None for a single pair, or where all
+            differences are equal and not zero: without spread there is nothing to test with.
+        sign_flip_p: two-sided p value of the exact sign-flip test; None for a single pair, or for
+            more than `MAX_FLIPPED`.
+        sign_flip_floor: the smallest p value that the sign-flip test can give with n pairs.
+    """
+
+    estimate: Estimate
+    t_p: float | None
+    sign_flip_p: float | None
+    sign_flip_floor: float
+
+
+def mean_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Estimate:
+    """Return the mean of independent values with its t interval.
+
+    Guarantee: for independent normal values the interval covers their mean with probability
+    `confidence`, whatever their variance.
+
+    Args:
+        values: one number for each seed, finite.
+        confidence: probability in (0, 1).
+
+    Raises:
+        ValueError: there is no value, one is not finite, or `confidence` is not in (0, 1).
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be in (0, 1), got {confidence}")
+    array = _finite(values)
+    mean = float(array.mean())
+    if len(array) == 1:
+        return Estimate(1, mean, None, None, None)
+    sd = float(array.std(ddof=1))
+    half = float(student.ppf((1 + confidence) / 2, len(array) - 1)) * sd / math.sqrt(len(array))
+    return Estimate(len(array), mean, sd, mean - half, mean + half)
+
+
+def paired_difference(
+    values: Sequence[float], baseline: Sequence[float], *, confidence: float = CONFIDENCE
+) -> PairedDifference:
+    """Return the mean of `values - baseline`, pair by pair, with interval and tests.
+
+    Guarantee: where the differences are independent, normal and of mean zero, `t_p` is below p with
+    probability p, and the interval misses zero with probability 1 - `confidence`; where they are
+    independent and symmetric about zero, `sign_flip_p` is at most p with probability at most p.
+
+    Args:
+        values: one number for each seed.
+        baseline: the baseline's number for the same seeds, in the same order.
+        confidence: of the interval.
+
+    Raises:
+        ValueError: the lengths differ, or as in `mean_interval`.
+    """
+    if len(values) != len(baseline):
+        raise ValueError(
+            f"values and baseline must be pairs, got {len(values)} and {len(baseline)} numbers"
+        )
+    differences = _finite(values) - _finite(baseline)
+    estimate = mean_interval(differences.tolist(), confidence=confidence)
+    return PairedDifference(
+        estimate=estimate,
+        t_p=_t_test(estimate),
+        sign_flip_p=sign_flip_test(differences),
+        sign_flip_floor=2.0 ** (1 - len(differences)),
+    )
+
+
+def sign_flip_test(differences: NDArray[np.float64]) -> float | None:
+    """Return the share of all 2^n sign choices whose mean is as far from zero as the given one.
+
+    None for fewer than 2 or more than `MAX_FLIPPED` differences.
+    """
+    n = len(differences)
+    if not 2 <= n <= MAX_FLIPPED:
+        return None
+    observed = abs(float(differences.sum()))
+    slack = _TIE * float(np.abs(differences).sum())
+    hits = 0
+    for start in range(0, 2**n, _BLOCK):
+        numbers = np.arange(start, min(start + _BLOCK, 2**n))
+        signs = 1.0 - 2.0 * ((numbers[:, None] >> np.arange(n)) & 1)
+        hits += int(np.count_nonzero(np.abs(signs @ differences) >= observed - slack))
+    return hits / 2**n
+
+
+def holm(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
+    """Return p values adjusted for being several (Holm 1979), in the given order.
+
+    Guarantee: calling those below p significant is wrong about any of them with probability at
+    most p, however the tests depend on one another. A None is no test and stays None.
+    """
+    tested = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, index) in enumerate(tested):
+        largest = max(largest, min(1.0, (len(tested) - rank) * p))
+        adjusted[index] = largest
+    return tuple(adjusted)
+
+
+def _t_test(estimate: Estimate) -> float | None:
+    if estimate.sd is None:
+        return None
+    if estimate.sd <= _TIE * abs(estimate.mean):  # equal differences, up to rounding
+        return 1.0 if estimate.mean == 0 else None
+    statistic = estimate.mean / (estimate.sd / math.sqrt(estimate.n))
+    return float(2 * student.sf(abs(statistic), estimate.n - 1))
+
+
+def _finite(values: Sequence[float]) -> NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"there must be at least one value, got {values!r}")
+    if not np.isfinite(array).all():
+        raise ValueError(f"values must be finite, got {values!r}")
+    return array

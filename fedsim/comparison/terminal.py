@@ -1,0 +1,142 @@
+"""A comparison in the terminal: progress on stderr, the table on stdout."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from fedsim.comparison.compare import ComparisonResult
+from fedsim.comparison.jobs import Job
+from fedsim.comparison.load import LoadedComparison
+from fedsim.comparison.results import VariantResult
+from fedsim.comparison.wording import (
+    difference_text,
+    guarantee_text,
+    interval_text,
+    metric_words,
+    p_text,
+    seconds_text,
+)
+
+
+class ComparisonProgress:
+    """A bar over all runs and one for each run that is going on; lines where no terminal."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+        )
+        self._tasks: dict[tuple[str, int], TaskID] = {}
+        self._all: TaskID | None = None
+        self._pending = 0
+        self._done = 0
+
+    def planned(self, comparison: LoadedComparison, jobs: list[Job], workers: int) -> None:
+        """Say what is about to run, and start the bar."""
+        pending = [job for job in jobs if job.pending]
+        self._pending = len(pending)
+        resumed = sum(job.action == "resume" for job in pending)
+        reused = len(jobs) - len(pending)
+        facts = [
+            f"{len(jobs)} runs of {len(comparison.variants)} variants",
+            f"{reused} finished before" if reused else "",
+            f"{resumed} to resume" if resumed else "",
+            f"{workers} at a time" if pending else "",
+        ]
+        text = ", ".join(fact for fact in facts if fact)
+        self._console.print(f"[bold]{comparison.name}[/bold]: {text}", highlight=False)
+        if pending and self._console.is_terminal:
+            self._all = self._progress.add_task("[bold]runs", total=len(pending))
+            self._progress.start()
+
+    def news(self, job: Job, message: Mapping[str, Any]) -> None:
+        """Move a run's bar on; say what became of it."""
+        key = (job.variant, job.seed)
+        event = message["event"]
+        if event == "started" and self._all is not None:
+            name = f"{job.variant}, seed {job.seed}"
+            self._tasks[key] = self._progress.add_task(name, total=message["rounds"])
+        elif event == "round" and key in self._tasks:
+            self._progress.update(self._tasks[key], completed=message["round"])
+        elif event in ("finished", "failed"):
+            self._finished(job, message)
+
+    def ended(self) -> None:
+        """Stop the bars."""
+        if self._all is not None:
+            self._progress.stop()
+
+    def _finished(self, job: Job, message: Mapping[str, Any]) -> None:
+        self._done += 1
+        name = f"{job.variant}, seed {job.seed}"
+        if message["event"] == "failed":
+            text = f"{name}: failed: {message['reason']}"
+            self._console.print(text, style="yellow", highlight=False, markup=False)
+        elif self._all is None:
+            text = f"{self._done}/{self._pending}  {name}: {message['status']}"
+            self._console.print(text, highlight=False, markup=False)
+        task = self._tasks.pop((job.variant, job.seed), None)
+        if task is not None:
+            self._progress.remove_task(task)
+        if self._all is not None:
+            self._progress.update(self._all, completed=self._done)
+
+
+def print_comparison(result: ComparisonResult, console: Console | None = None) -> None:
+    """Print the table of a comparison and what is to be known about it."""
+    console = console or Console()
+    console.print(_table(result))
+    for note in (result.results.pairing.statement, *result.results.notes):
+        console.print(note, highlight=False, markup=False)
+    console.print(result.tuning.statement.strip(), highlight=False, markup=False)
+    report = result.path / "comparison.html"
+    console.print(f"report: {report}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _table(result: ComparisonResult) -> Table:
+    results = result.results
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"{results.name}: {metric_words(results.metric)}, {len(results.seeds)} seeds, "
+        f"baseline {results.baseline}",
+        title_justify="left",
+    )
+    all_there = all(one.finished for one in results.outcomes)
+    headings = ["guarantee", "mean", "minus baseline", "p", "time"]
+    headings += [] if all_there else ["seeds"]
+    table.add_column("variant", overflow="fold")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for variant in results.variants:
+        cells = _row(variant, results.metric)
+        table.add_row(*(cells[:-1] if all_there else cells))
+    return table
+
+
+def _row(variant: VariantResult, metric: str) -> list[str]:
+    estimate = variant.metrics.get(metric)
+    difference = variant.difference
+    return [
+        variant.name,
+        guarantee_text(variant),
+        "–" if estimate is None else interval_text(metric, estimate),
+        "–" if difference is None else difference_text(metric, difference.paired.estimate),
+        "–" if difference is None else p_text(difference.holm_p),
+        seconds_text(variant.seconds),
+        f"{len(variant.finished)}/{len(variant.outcomes)}",
+    ]

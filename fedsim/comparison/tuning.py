@@ -1,0 +1,278 @@
+"""What looking at several runs of the same data costs, and what choosing the best of them costs.
+
+Each run's ε speaks of that run alone. Who sees the results of several sees their composition, and
+the best of several is a release of its own: that the scores come from a public test set does not
+help, because the models that were scored came from the private data.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from fedsim.accountant.accountants import RdpAccountant
+from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.conversion import epsilon_from_rdp
+from fedsim.accountant.curves import total_rdp
+from fedsim.accountant.journal import FileJournal, total_of
+from fedsim.accountant.rdp import DEFAULT_ORDERS
+from fedsim.accountant.selection import rdp_repeat_and_select
+from fedsim.comparison.results import Results, VariantResult
+from fedsim.comparison.settings import SMALLER_IS_BETTER, SelectSettings
+from fedsim.report.figures import epsilon_text
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RunSpend:
+    """The most that one run says of any example, wherever its partition put the example.
+
+    Attributes:
+        adjacency: of the run; None for a run without privacy.
+        rdp: the largest Rényi DP of any client at each of `DEFAULT_ORDERS`; infinite without noise.
+    """
+
+    adjacency: Adjacency | None
+    rdp: Floats
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What several runs cost together.
+
+    Attributes:
+        runs: how many.
+        not_private: how many of them had no privacy, which have no finite ε.
+        epsilon: of those with privacy together; None if infinite, or if there are none.
+        delta: the δ of `epsilon`; None where there is no such run.
+        selected_epsilon: what releasing only the best of them would cost, had their number been
+            drawn at random and kept secret; None as above.
+    """
+
+    runs: int
+    not_private: int
+    epsilon: float | None
+    delta: float | None
+    selected_epsilon: float | None
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a comparison costs beyond its single runs.
+
+    Attributes:
+        everything: all runs of the directory, also interrupted and superseded ones.
+        candidates: the runs of the variants that were chosen from; None if none was.
+        selected: the chosen variant; None if none was.
+        settings: how it was chosen; None if none was.
+        statement: all of it in words.
+    """
+
+    everything: Composition
+    candidates: Composition | None
+    selected: str | None
+    settings: SelectSettings | None
+    statement: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as `tuning` of `comparison.json`."""
+        return {
+            "selected": self.selected,
+            "on": None if self.settings is None else self.settings.on,
+            "everything": vars(self.everything),
+            "candidates": None if self.candidates is None else vars(self.candidates),
+            "statement": self.statement,
+        }
+
+
+def tuning_cost(results: Results, out: Path, select: SelectSettings | None) -> Tuning:
+    """Return what the runs below `out` cost together and what choosing from them costs.
+
+    Guarantee: for every training example, all private runs together are (`epsilon`, `delta`)-DP
+    under their adjacency: Rényi DP adds up over runs, and in each run the example is bounded by the
+    client with the largest value at each order, whichever client holds it.
+
+    Args:
+        results: the comparison.
+        out: its directory; the durable ledgers of all runs in it count.
+        select: how a variant is chosen; None if none is.
+    """
+    deltas = [variant.delta for variant in results.variants if variant.delta is not None]
+    delta = max(deltas, default=None)
+    everything = _compose(list(_spends(_all_runs(out))), delta)
+    if select is None:
+        return Tuning(everything, None, None, None, _without_selection(everything))
+    names = select.among or [one.name for one in results.variants if one.private]
+    candidates = [one for one in results.variants if one.name in names]
+    paths = [out / run.path for variant in candidates for run in variant.outcomes]
+    composed = _compose(list(_spends(paths)), delta)
+    best = _best(candidates, select.metric)
+    statement = _selection_statement(select, best, candidates, composed, everything)
+    return Tuning(everything, composed, best and best.name, select, statement)
+
+
+def _all_runs(out: Path) -> list[Path]:
+    found = [*(out / "runs").glob("*/*"), *(out / "superseded").glob("*/*")]
+    return sorted(path for path in found if (path / "experiment.yaml").is_file())
+
+
+def _spends(paths: Sequence[Path]) -> Iterator[RunSpend]:
+    for path in paths:
+        if not (path / "experiment.yaml").is_file():
+            continue  # it failed before it read any data
+        experiment = yaml.safe_load((path / "experiment.yaml").read_text(encoding="utf-8"))
+        privacy = experiment["privacy"]
+        if privacy is None:
+            yield RunSpend(None, np.full(len(DEFAULT_ORDERS), np.inf))
+        else:
+            yield RunSpend(privacy["adjacency"], _largest_rdp(path, privacy["adjacency"]))
+
+
+def _largest_rdp(path: Path, adjacency: Adjacency) -> Floats:
+    """Return the largest RDP of any client at each order, from the durable ledger."""
+    journal = FileJournal(path / "ledger.jsonl")
+    largest = np.zeros(len(DEFAULT_ORDERS))
+    for client in journal.clients():
+        ledger = total_of(journal.history(client))
+        accountant = ledger.compose_into(RdpAccountant(adjacency=adjacency))
+        if math.isinf(accountant.get_epsilon(0.5)):
+            return np.full(len(DEFAULT_ORDERS), np.inf)
+        largest = np.maximum(largest, total_rdp(accountant.steps.items(), DEFAULT_ORDERS))
+    return largest
+
+
+def _compose(spends: Sequence[RunSpend], delta: float | None) -> Composition:
+    private = [spend for spend in spends if spend.adjacency is not None]
+    unbounded = len(spends) - len(private)
+    same = len({spend.adjacency for spend in private}) == 1
+    if delta is None or not same or any(np.isinf(spend.rdp).all() for spend in private):
+        return Composition(len(spends), unbounded, None, delta, None)
+    total = np.sum([spend.rdp for spend in private], axis=0)
+    largest = np.max([spend.rdp for spend in private], axis=0)
+    selected = rdp_repeat_and_select(DEFAULT_ORDERS, largest, float(len(private)), None)
+    return Composition(
+        runs=len(spends),
+        not_private=unbounded,
+        epsilon=epsilon_from_rdp(DEFAULT_ORDERS, total, delta)[0],
+        delta=delta,
+        selected_epsilon=epsilon_from_rdp(DEFAULT_ORDERS, selected, delta)[0],
+    )
+
+
+def _best(candidates: Sequence[VariantResult], metric: str) -> VariantResult | None:
+    scored = [(score, one) for one in candidates if (score := _score(one, metric)) is not None]
+    if not scored:
+        return None
+    smaller = metric.endswith(SMALLER_IS_BETTER)
+    return (min if smaller else max)(scored, key=lambda pair: pair[0])[1]
+
+
+def _score(variant: VariantResult, metric: str) -> float | None:
+    """Return the mean over the seeds; a variant that has not all of them cannot be chosen."""
+    values = [
+        _client_mean(run.client_metrics, metric)
+        if metric.startswith("client_")
+        else run.metrics.get(metric)
+        for run in variant.finished
+    ]
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if len(known) == len(variant.outcomes) else None
+
+
+def _client_mean(rows: Sequence[Any], metric: str) -> float | None:
+    """Return the mean over all clients' examples."""
+    values = [row.get(metric) for row in rows]
+    if not values or any(value is None for value in values):
+        return None
+    return float(np.average(values, weights=[row["examples"] for row in rows]))
+
+
+def _without_selection(everything: Composition) -> str:
+    return (
+        "This comparison chooses nothing, and each ε in it speaks of one run. "
+        f"{_together(everything)} Choosing a variant after looking at these results is tuning: for "
+        "private data it costs what all runs cost together."
+    )
+
+
+def _selection_statement(
+    select: SelectSettings,
+    best: VariantResult | None,
+    candidates: Sequence[VariantResult],
+    composed: Composition,
+    everything: Composition,
+) -> str:
+    if best is None:
+        return (
+            f"Nothing was selected: no candidate has a {_words(select.metric)} for every seed. "
+            f"{_together(everything)}"
+        )
+    chosen = (
+        f"Selected: {best.name}, the best of {len(candidates)} variants by mean "
+        f"{_words(select.metric)}. "
+    )
+    if select.on == "public_data":
+        return chosen + (
+            "The file declares every example of this comparison public. If that is so, the choice "
+            "costs no privacy, and the settings can be used on private data without a charge for "
+            "tuning; if any example is private, it is not so. "
+        )
+    if select.metric.startswith("client_"):
+        return chosen + (
+            "The scores were computed on the clients' training data without noise: no ε covers "
+            "them, and the choice has no privacy guarantee. " + _together(everything)
+        )
+    scores = (
+        "The scores come from the public test set, but the models that were scored come from the "
+        "clients' private data, so the choice costs privacy. "
+        if select.on == "public_test"
+        else "The scores come from test examples that the file calls private: the choice protects "
+        "these test examples by nothing. For the clients' training examples: "
+    )
+    return chosen + scores + _cost(composed)
+
+
+def _cost(composed: Composition) -> str:
+    if composed.not_private:
+        return (
+            f"{composed.not_private} of the {composed.runs} candidate runs had no privacy, so the "
+            "choice has no privacy guarantee."
+        )
+    if composed.epsilon is None or composed.selected_epsilon is None:
+        return "No finite ε covers the choice."
+    return (
+        f"All {composed.runs} candidate runs were looked at, which is their composition: ε ≤ "
+        f"{epsilon_text(composed.epsilon)} at δ = {composed.delta:g} for the chosen model with all "
+        "results, and for the choice alone no smaller ε is claimed. (Had the number of runs been "
+        f"drawn from a Poisson distribution of mean {composed.runs} and kept secret, and only the "
+        "best model been released, random selection (Papernot, Steinke 2022) would cost ε ≤ "
+        f"{epsilon_text(composed.selected_epsilon)}. This comparison did neither.)"
+    )
+
+
+def _together(everything: Composition) -> str:
+    private = everything.runs - everything.not_private
+    if not private:
+        return "None of the runs had privacy."
+    without = (
+        f"; the other {everything.not_private} had no privacy, so there is no finite ε for all"
+        if everything.not_private
+        else ""
+    )
+    if everything.epsilon is None:
+        return f"The {private} runs with privacy have no finite ε together{without}."
+    return (
+        f"The {private} runs with privacy in this directory together cost ε ≤ "
+        f"{epsilon_text(everything.epsilon)} at δ = {everything.delta:g} (Rényi composition; in "
+        f"each run the client with the largest spend){without}."
+    )
+
+
+def _words(metric: str) -> str:
+    return metric.replace("_", " ")

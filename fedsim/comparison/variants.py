@@ -1,0 +1,185 @@
+"""What a variant changes: nested mappings, dotted keys and grids become overrides.
+
+Every override keeps the place where it was written, so that a mistake in it is reported there.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from fedsim.experiment.errors import Problem
+from fedsim.experiment.overrides import Override
+from fedsim.experiment.schema import NAME_PATTERN
+from fedsim.experiment.tree import Entry, Node, plain
+from fedsim.experiment.wording import KeyPath, path_text, value_text
+
+GRID = "grid"
+MAX_VARIANTS = 500
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._+-]+")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A variant before its experiments are checked.
+
+    Attributes:
+        name: as in results and directories.
+        origin: the key of the comparison file that it comes from.
+        overrides: what it sets in the base experiment.
+    """
+
+    name: str
+    origin: str
+    overrides: tuple[Override, ...]
+
+    @property
+    def changes(self) -> dict[str, object]:
+        """What it sets, as `{"key.path": value}`."""
+        return {".".join(override.path): plain(override.node) for override in self.overrides}
+
+
+def expand_variants(
+    variants: Mapping[str, Entry], base: Node | None, problems: list[Problem]
+) -> list[Variant]:
+    """Return the variants of a comparison in the order of the file, grids spelt out.
+
+    Args:
+        variants: the entries of `variants:`.
+        base: the tree of the base experiment, None where it cannot be read.
+        problems: where mistakes go.
+    """
+    expanded: list[Variant] = []
+    for name, entry in variants.items():
+        path = ("variants", name)
+        if not re.fullmatch(NAME_PATTERN, name):
+            rule = "letters, digits, '.', '_' or '-', starting with a letter or a digit"
+            problems.append(entry.key.problem(path, f"a variant's name must be {rule}"))
+            continue
+        if entry.node.value is None or isinstance(entry.node.value, dict):
+            expanded += _expand(name, entry, base, problems)
+        elif not entry.node.broken:
+            given = value_text(plain(entry.node))
+            message = f"must be a mapping of what to change, got {given}"
+            problems.append(entry.key.problem(path, message))
+        if len(expanded) > MAX_VARIANTS:
+            problems.append(entry.key.problem(path, f"more than {MAX_VARIANTS} variants in all"))
+            return expanded[:MAX_VARIANTS]
+    problems += _ambiguous_names(expanded, variants)
+    return expanded
+
+
+def _expand(name: str, entry: Entry, base: Node | None, problems: list[Problem]) -> list[Variant]:
+    path: KeyPath = ("variants", name)
+    entries = dict(entry.node.value) if isinstance(entry.node.value, dict) else {}
+    grid = entries.pop(GRID, None)
+    fixed = list(_flatten(replace(entry.node, value=entries), (), base))
+    axes = [] if grid is None else _axes(grid, (*path, GRID), problems)
+    problems += _reserved([*fixed, *(axis[0] for axis in axes if axis)], path)
+    if grid is None:
+        return [Variant(name, name, tuple(fixed))]
+    labels = _labels([axis[0].path for axis in axes])
+    named = [
+        [(f"{label}={_text(number, one.node)}", one) for number, one in enumerate(axis)]
+        for label, axis in zip(labels, axes, strict=True)
+    ]
+    points = itertools.islice(itertools.product(*named), MAX_VARIANTS + 1)
+    return [
+        Variant(
+            "-".join([name, *(text for text, _ in point)]),
+            name,
+            (*fixed, *(override for _, override in point)),
+        )
+        for point in points
+        if point
+    ]
+
+
+def _flatten(node: Node, path: tuple[str, ...], base: Node | None) -> Iterator[Override]:
+    """Yield an override for each value; a mapping is merged into one that the base has there."""
+    entries = node.value if isinstance(node.value, dict) else {}
+    for key, entry in entries.items():
+        inner = (*path, *key.split("."))
+        below = _at(base, inner)
+        single = below is not None and below.value is not None and not isinstance(below.value, dict)
+        if isinstance(entry.node.value, dict) and entry.node.value and not single:
+            yield from _flatten(entry.node, inner, base)
+        else:
+            yield Override(inner, replace(entry.node, location=entry.key))
+
+
+def _at(root: Node | None, path: tuple[str, ...]) -> Node | None:
+    node = root
+    for key in path:
+        if node is None or not isinstance(node.value, dict) or key not in node.value:
+            return None
+        node = node.value[key].node
+    return node
+
+
+def _axes(grid: Entry, path: KeyPath, problems: list[Problem]) -> list[list[Override]]:
+    """Return the overrides of each axis of a grid."""
+    if not isinstance(grid.node.value, dict) or not grid.node.value:
+        given = value_text(plain(grid.node))
+        message = f"must map keys to lists of values, such as {{local.steps: [1, 5]}}, got {given}"
+        problems.append(grid.key.problem(path, message))
+        return []
+    axes = []
+    for key, entry in grid.node.value.items():
+        if not isinstance(entry.node.value, list) or not entry.node.value:
+            given = value_text(plain(entry.node))
+            message = f"must be a list of values, got {given}"
+            if isinstance(entry.node.value, dict):
+                message += "; write the whole key on one line: section.key: [...]"
+            problems.append(entry.key.problem((*path, key), message))
+            continue
+        axes.append([Override(tuple(key.split(".")), item) for item in entry.node.value])
+    return axes
+
+
+def _reserved(overrides: list[Override], path: KeyPath) -> Iterator[Problem]:
+    """Yield what no variant may set, and what one sets twice."""
+    seen: set[tuple[str, ...]] = set()
+    for override in overrides:
+        place = override.node.location
+        if not all(override.path):
+            key = ".".join(override.path)
+            yield place.problem((*path, key), "is not a key; write key.path: value")
+        elif override.path == ("seed",):
+            message = "every variant runs with the seeds of seeds:; leave it out"
+            yield place.problem((*path, "seed"), message)
+        elif override.path in seen:
+            yield place.problem((*path, *override.path), "is set twice in this variant")
+        seen.add(override.path)
+
+
+def _labels(paths: list[tuple[str, ...]]) -> list[str]:
+    """Return the last key of each axis, or all its keys where that would be ambiguous."""
+    last = [path[-1] for path in paths]
+    return [path[-1] if last.count(path[-1]) == 1 else ".".join(path) for path in paths]
+
+
+def _text(number: int, node: Node) -> str:
+    """Return a value as a part of a name: 8.0, null, 64x32; a mapping by its number on its axis."""
+    value = plain(node)
+    parts = value if isinstance(value, list) else [value]
+    if any(isinstance(part, dict | list) for part in parts):
+        return str(number)
+    return "x".join(
+        _NOT_IN_NAMES.sub("_", part if isinstance(part, str) else value_text(part))
+        for part in parts
+    )
+
+
+def _ambiguous_names(expanded: list[Variant], entries: Mapping[str, Entry]) -> Iterator[Problem]:
+    """Yield variants that could not be told apart, on any file system."""
+    seen: dict[str, Variant] = {}
+    for variant in expanded:
+        former = seen.setdefault(variant.name.casefold(), variant)
+        if former is not variant:
+            message = f"a second variant is called {path_text((variant.name,))}"
+            if former.name != variant.name:
+                message = f"{variant.name!r} and {former.name!r} differ in capitals only"
+            place = entries[variant.origin].key
+            yield place.problem(("variants", variant.origin), message)

@@ -1,0 +1,53 @@
+"""The files of a comparison: `comparison.yaml`, `comparison.json`, `comparison.csv`."""
+
+import csv
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from fedsim.comparison.load import LoadedComparison
+from fedsim.comparison.results import Results
+from fedsim.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from fedsim.comparison.compare import ComparisonResult
+
+_COLUMNS = ("variant", "seed", "status", "private", "epsilon", "delta", "rounds", "seconds", "path")
+
+
+def write_settings(comparison: LoadedComparison, path: Path) -> None:
+    """Write the comparison with seeds and grids spelt out; it marks the directory as one."""
+    settings = comparison.settings
+    content = {
+        "name": comparison.name,
+        "base": str(comparison.base.absolute()),
+        "seeds": list(comparison.seeds),
+        "baseline": settings.baseline,
+        "metric": settings.metric,
+        "client_metrics": settings.client_metrics,
+        "select": None if settings.select is None else settings.select.model_dump(),
+        "variants": {variant.name: dict(variant.changes) for variant in comparison.variants},
+    }
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    RunDirectory(path.parent).write_text(path.name, text)
+
+
+def write_comparison(result: "ComparisonResult") -> None:
+    """Write the results of a comparison as JSON and as a table."""
+    directory = RunDirectory(result.path)
+    directory.write_json("comparison.json", result.to_json())
+    directory.write_text("comparison.csv", _csv(result.results))
+
+
+def _csv(results: Results) -> str:
+    """Return one line for each run: whatever was computed can be computed again from it."""
+    metrics = list(dict.fromkeys(name for one in results.outcomes for name in one.metrics))
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([*_COLUMNS[:4], *metrics, *_COLUMNS[4:]])
+    for one in results.outcomes:
+        row = {**one.to_json(), "private": one.private}
+        writer.writerow([row.get(name) for name in (*_COLUMNS[:4], *metrics, *_COLUMNS[4:])])
+    return buffer.getvalue()

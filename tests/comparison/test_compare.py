@@ -1,0 +1,302 @@
+"""A comparison as a whole: paired runs, reuse, interruption, and runs that fail."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import fedsim
+from fedsim.comparison.client_metrics import WARNING
+from fedsim.comparison.compare import ComparisonResult
+from fedsim.comparison.jobs import plan_jobs
+from fedsim.comparison.load import load_comparison
+from fedsim.run_directory import RunDirectory, RunDirectoryError
+from fedsim.verification import verify_run
+
+LONG = 60  # rounds
+FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
+
+
+def source_of(result: ComparisonResult) -> Path:
+    return result.path.parent / "compare.yaml"
+
+
+def test_there_is_a_run_for_every_variant_and_seed(compared: ComparisonResult) -> None:
+    found = sorted(path.relative_to(compared.path).as_posix() for path in runs(compared.path))
+    assert found == [
+        f"runs/{variant}/seed-{seed}" for variant in ("dp", "plain") for seed in (0, 1)
+    ]
+    assert not compared.interrupted
+    assert not compared.failed
+
+
+def runs(out: Path) -> list[Path]:
+    return [path.parent for path in out.glob("runs/*/*/summary.json")]
+
+
+def test_a_run_is_the_one_that_fedsim_run_makes(compared: ComparisonResult, tmp_path: Path) -> None:
+    base = compared.path.parent / "tiny.yaml"
+    alone = fedsim.run(base, overrides={"seed": 1}, out=tmp_path / "alone").path
+    for name in ("model.safetensors", "ledger.jsonl"):
+        ours = compared.path / "runs" / "dp" / "seed-1" / name
+        assert ours.read_bytes() == (alone / name).read_bytes()
+
+
+def test_the_table_of_runs_gives_the_reported_difference_again(compared: ComparisonResult) -> None:
+    with (compared.path / "comparison.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    values = {
+        name: [float(row["test_accuracy"]) for row in rows if row["variant"] == name]
+        for name in ("plain", "dp")
+    }
+    content = json.loads((compared.path / "comparison.json").read_text())
+    reported = content["variants"][1]["difference"]
+    expected = stats.ttest_rel(values["dp"], values["plain"])
+    assert reported["mean"] == pytest.approx(np.mean(values["dp"]) - np.mean(values["plain"]))
+    assert reported["t_p"] == pytest.approx(expected.pvalue)
+    assert [reported["low"], reported["high"]] == pytest.approx(
+        list(expected.confidence_interval(0.95))
+    )
+    assert content["baseline"] == "plain"
+    assert content["variants"][0]["difference"] is None
+    assert content["variants"][1]["epsilon"] <= 8
+
+
+def test_variants_with_one_seed_share_data_model_and_participants(
+    compared: ComparisonResult,
+) -> None:
+    assert compared.results.pairing.paired
+    digests = [
+        json.loads((path / "comparison_run.json").read_text())["pairing"]
+        for path in runs(compared.path)
+    ]
+    assert len({one["data"] for one in digests}) == 2  # one for each seed
+
+
+def test_client_metrics_are_the_final_model_on_each_clients_data_and_marked_private(
+    compared: ComparisonResult,
+) -> None:
+    from fedsim.experiment import load_experiment
+    from fedsim.federation import assemble
+
+    path = compared.path / "runs" / "plain" / "seed-0"
+    content = json.loads((path / "client_metrics.json").read_text())
+    assert content["private"] is True
+    assert content["warning"] == WARNING
+    federation = assemble(load_experiment(path / "experiment.yaml"), ledger=None)
+    from safetensors.torch import load_file
+
+    federation.model.load_state_dict(load_file(path / "model.safetensors"))
+    for row, examples in zip(content["clients"], federation.data.clients, strict=True):
+        import torch
+
+        guesses = federation.model(torch.from_numpy(examples.features)).argmax(dim=1).numpy()
+        assert row["client_accuracy"] == pytest.approx(float((guesses == examples.targets).mean()))
+    report = (path / "report.html").read_text()
+    assert "client_accuracy" not in report
+    assert "client_accuracy" not in (path / "rounds.jsonl").read_text()
+
+
+def test_a_second_call_runs_nothing_and_says_the_same(compared: ComparisonResult) -> None:
+    before = {path: path.stat().st_mtime_ns for path in compared.path.glob("runs/*/*/*")}
+    started = time.monotonic()
+    again = fedsim.compare(source_of(compared), out=compared.path)
+    assert time.monotonic() - started < 5
+    assert all(outcome.reused for outcome in again.results.outcomes)
+    assert before == {path: path.stat().st_mtime_ns for path in compared.path.glob("runs/*/*/*")}
+    first, second = (
+        [variant.metrics for variant in result.results.variants] for result in (compared, again)
+    )
+    assert first == second
+
+
+def test_only_what_changed_is_to_be_run_again(
+    compared: ComparisonResult, directory: Path, tmp_path: Path
+) -> None:
+    loaded = load_comparison(tmp_path / "compare.yaml")
+    actions = {(job.variant, job.action) for job in plan_jobs(loaded, compared.path)}
+    assert actions == {("plain", "reuse"), ("dp", "reuse")}
+    base = tmp_path / "tiny.yaml"
+    base.write_text(base.read_text().replace("delta: 1e-4", "delta: 1e-5"))
+    copy = tmp_path / "copy"
+    (copy / "runs").mkdir(parents=True)
+    (copy / "comparison.yaml").touch()
+    for path in runs(compared.path):
+        target = copy / path.relative_to(compared.path)
+        target.mkdir(parents=True)
+        for file in path.glob("*.*"):
+            (target / file.name).write_bytes(file.read_bytes())
+    jobs = plan_jobs(load_comparison(tmp_path / "compare.yaml"), copy)
+    assert {(job.variant, job.action) for job in jobs} == {("plain", "reuse"), ("dp", "run")}
+    # Nothing is overwritten: what the former runs spent is still on record.
+    assert (copy / "superseded" / "dp" / "seed-0-1" / "ledger.jsonl").is_file()
+    assert not (copy / "runs" / "dp" / "seed-0").exists()
+
+
+FAILING = """\
+import os, signal
+import numpy as np
+
+def load(seed=0):
+    if seed == 1:
+        raise ValueError("no data for this seed")
+    if seed == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("loading, which must not disturb anybody")
+    generator = np.random.default_rng(seed)
+    return generator.normal(size=(60, 4)), generator.integers(0, 2, 60)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_or_dies_is_reported_and_the_others_go_on(directory: Path) -> None:
+    (directory / "data.py").write_text(FAILING)
+    base = directory / "tiny.yaml"
+    base.write_text(base.read_text().replace("digits", "./data.py:load"))
+    text = (directory / "compare.yaml").read_text()
+    (directory / "compare.yaml").write_text(text.replace("seeds: 2", "seeds: [1, 2, 0]"))
+    done = cli(directory, "compare", "compare.yaml", "--out", "out", "--workers", "1")
+    assert done.returncode == 1
+    assert "runs/dp/seed-1" in done.stderr
+    assert "no data for this seed" in done.stderr
+    assert "its process died (killed by SIGKILL)" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    content = json.loads((directory / "out" / "comparison.json").read_text())
+    statuses = {
+        (run["variant"], run["seed"]): run["status"]
+        for variant in content["variants"]
+        for run in variant["runs"]
+    }
+    assert statuses == {
+        (variant, seed): "completed" if seed == 0 else "failed"
+        for variant in ("plain", "dp")
+        for seed in (1, 2, 0)
+    }
+    assert any("left out seed 1 (failed), 2 (failed)" in note for note in content["notes"])
+    assert content["variants"][1]["difference"]["low"] is None  # one pair is no sample
+
+
+def cli(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*FEDSIM, *arguments]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120)
+
+
+def started_until_the_second_run(directory: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A comparison of long runs, when the second one has finished three rounds."""
+    base = directory / "tiny.yaml"
+    base.write_text(base.read_text().replace("rounds: 2", f"rounds: {LONG}"))
+    text = (directory / "compare.yaml").read_text()
+    (directory / "compare.yaml").write_text(text.replace("seeds: 2", "seeds: 1"))
+    command = [*FEDSIM, "compare", "compare.yaml", "--out", "out"]
+    command += ["--workers", "1", "-q"]
+    process = subprocess.Popen(command, cwd=directory, stderr=subprocess.PIPE, text=True)
+    second = directory / "out" / "runs" / "dp" / "seed-0" / "rounds.jsonl"
+    deadline = time.monotonic() + 90
+    while not (second.is_file() and second.read_text().count("\n") >= 3):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.01)
+    return process, second
+
+
+def finish(directory: Path, second: Path) -> None:
+    """Call the comparison again: the first run is reused, the second continues soundly."""
+    before = second.read_text().count("\n")
+    assert before < LONG
+    again = fedsim.compare(directory / "compare.yaml", out=directory / "out", workers=1)
+    assert not again.interrupted
+    assert [outcome.status for outcome in again.results.outcomes] == ["completed"] * 2
+    assert [outcome.reused for outcome in again.results.outcomes] == [True, False]
+    assert second.read_text().count("\n") == LONG
+    assert not verify_run(RunDirectory(second.parent)).problems
+    assert len((second.parent / "ledger.jsonl").read_text().splitlines()) == LONG * 3
+
+
+@pytest.mark.slow
+def test_an_interrupted_comparison_ends_cleanly_and_continues(directory: Path) -> None:
+    process, second = started_until_the_second_run(directory)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 130
+    assert "interrupted; the same command continues" in errors
+    assert "Traceback" not in errors
+    assert not workers_of(directory)
+    assert json.loads((second.parent / "summary.json").read_text())["status"] == "interrupted"
+    finish(directory, second)
+
+
+@pytest.mark.slow
+def test_a_killed_comparison_leaves_no_worker_that_writes_on(directory: Path) -> None:
+    process, second = started_until_the_second_run(directory)
+    process.kill()
+    process.communicate(timeout=30)
+    # The worker ends when it has news that nobody hears. Until then it holds the directory.
+    deadline = time.monotonic() + 60
+    while workers_of(directory):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    finish(directory, second)
+
+
+def workers_of(directory: Path) -> list[str]:
+    """Worker processes whose log is in the directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(process / "fd" / "2").startswith(str(directory)):
+                found.append(process.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_a_directory_of_something_else_is_refused(directory: Path) -> None:
+    (directory / "mine").mkdir()
+    (directory / "mine" / "thesis.tex").touch()
+    with pytest.raises(RunDirectoryError, match="holds no comparison; choose another --out"):
+        fedsim.compare(directory / "compare.yaml", out=directory / "mine")
+    assert [path.name for path in (directory / "mine").iterdir()] == ["thesis.tex"]
+
+
+def test_a_wrong_file_is_one_message_and_exit_code_2(directory: Path) -> None:
+    text = (directory / "compare.yaml").read_text()
+    (directory / "compare.yaml").write_text(text.replace("dp: {}", "dp: {privcy.delta: 1}"))
+    done = cli(directory, "compare", "compare.yaml")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "compare.yaml:7:8: variants.dp.privcy: unknown key; did you mean 'privacy'?\n"
+    )
+    assert not (directory / "runs").exists()
+
+
+def test_two_comparisons_do_not_share_a_directory(directory: Path) -> None:
+    from fedsim.comparison.jobs import alone_in
+
+    out = directory / "out"
+    out.mkdir()
+    (out / "comparison.yaml").touch()
+    with (
+        alone_in(out),
+        pytest.raises(RunDirectoryError, match="another fedsim compare is running"),
+    ):
+        fedsim.compare(directory / "compare.yaml", out=out)
+
+
+@pytest.mark.slow
+def test_a_comparison_of_which_everything_fails_says_why_and_exits_1(directory: Path) -> None:
+    base = directory / "tiny.yaml"
+    base.write_text(base.read_text().replace("num_clients: 3", "num_clients: 100000"))
+    done = cli(directory, "compare", "compare.yaml", "--out", "out", "-q")
+    assert done.returncode == 1
+    first, *reasons = done.stderr.splitlines()
+    assert first == "no run was finished, so there is nothing to compare"
+    assert len(reasons) == 4
+    assert all(line.startswith("runs/") and "100000" in line.replace(",", "") for line in reasons)

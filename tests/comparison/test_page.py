@@ -1,0 +1,224 @@
+"""The report of a comparison: one accessible file that loads nothing and runs one script."""
+
+import base64
+import hashlib
+import html
+import itertools
+import re
+import shutil
+import subprocess
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fedsim.comparison.client_metrics import WARNING
+from fedsim.comparison.compare import ComparisonResult
+from fedsim.comparison.page import render
+from fedsim.comparison.pictures import draw_fairness, draw_tradeoff, series_of
+from fedsim.comparison.statistics import mean_interval
+
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+
+
+@pytest.fixture(scope="module")
+def page(compared: ComparisonResult) -> str:
+    return (compared.path / "comparison.html").read_text()
+
+
+class Parsed(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def test_nothing_is_loaded(page: str) -> None:
+    parsed = Parsed(page)
+    assert not {tag for tag, _ in parsed.tags} & {"link", "img", "iframe", "object", "image"}
+    for _, attributes in parsed.tags:
+        for name in ("src", "href", "xlink:href"):
+            value = attributes.get(name) or "#"
+            assert value.startswith(("#", "runs/")), value
+    assert "@import" not in page
+    assert not re.search(r"url\((?!#)", page)
+
+
+def test_the_policy_allows_exactly_the_script_that_is_there(page: str) -> None:
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in page
+
+
+def test_headings_come_in_order_and_every_figure_has_words(page: str) -> None:
+    parsed = Parsed(page)
+    levels = [int(tag[1]) for tag, _ in parsed.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    drawings = [attributes for tag, attributes in parsed.tags if tag == "svg"]
+    assert len(drawings) == 5
+    assert all(one["role"] == "img" and len(one["aria-label"] or "") > 30 for one in drawings)
+    ids = [attributes["id"] for _, attributes in parsed.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_every_variant_and_run_is_there_with_its_numbers(
+    page: str, compared: ComparisonResult
+) -> None:
+    for variant in compared.results.variants:
+        mean = variant.metrics["test_accuracy"].mean
+        assert f'data-value="{mean}">{mean:.1%}' in page
+    for run in compared.results.outcomes:
+        assert f'href="{run.path}/report.html"' in page
+        assert (compared.path / run.path / "report.html").is_file()
+    for sentence in (compared.tuning.statement, compared.results.pairing.statement):
+        assert sentence.strip() in html.unescape(page)
+
+
+def test_private_figures_are_marked_and_absent_unless_asked_for(
+    page: str, compared: ComparisonResult
+) -> None:
+    assert WARNING in html.unescape(page)
+    without = replace(
+        compared.results,
+        variants=tuple(
+            replace(
+                variant,
+                outcomes=tuple(replace(run, client_metrics=()) for run in variant.outcomes),
+            )
+            for variant in compared.results.variants
+        ),
+    )
+    plain = render(replace(compared, results=without))
+    assert WARNING not in html.unescape(plain)
+    assert "on its own data" not in plain
+
+
+def test_a_pointer_over_a_point_tells_its_numbers(compared: ComparisonResult) -> None:
+    drawing = draw_tradeoff(compared.results)
+    assert drawing is not None
+    tips = re.findall(r"<title>(.*?)</title>", drawing)
+    assert len(tips) == 2
+    assert tips[0].startswith("plain: ")
+    assert tips[1].endswith("at ε ≤ 8")
+    fairness = draw_fairness(compared.results, "client_accuracy")
+    assert fairness is not None
+    assert len(re.findall(r"<title>(.*?)</title>", fairness)) == 2 * 2 * 3
+
+
+def test_the_same_results_give_the_same_bytes(page: str, compared: ComparisonResult) -> None:
+    assert render(compared) == page
+
+
+def test_colours_tell_variants_apart(compared: ComparisonResult) -> None:
+    one = compared.results.variants[0]
+    many = tuple(replace(one, name=f"v{number}") for number in range(20))
+    looks = series_of(replace(compared.results, variants=many))
+    assert len({(look.colour, look.dashes) for look in looks.values()}) == 20
+
+
+def test_what_comes_from_files_is_escaped(compared: ComparisonResult) -> None:
+    evil = "<script>alert(1)</script>"
+    results = replace(compared.results, name=evil)
+    page = render(replace(compared, results=results))
+    assert evil not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def in_browser(path: Path) -> tuple[str, str]:
+    """Return the page after its scripts ran, and what the browser logged."""
+    assert CHROMIUM is not None
+    done = subprocess.run(
+        [
+            CHROMIUM,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            f"--user-data-dir={path.parent / 'profile'}",
+            "--dump-dom",
+            path.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium")
+def test_a_browser_runs_the_script_and_has_nothing_to_complain_of(
+    page: str, tmp_path: Path
+) -> None:
+    (tmp_path / "comparison.html").write_text(page)
+    shown, log = in_browser(tmp_path / "comparison.html")
+    assert 'class="sortable"' in shown  # only the script sets it
+    assert "CONSOLE" not in log
+
+
+CLICKS = """<script>
+const button = [...document.querySelectorAll("th > button")][COLUMN];
+for (let click = 0; click < TIMES; click++) button.click();
+</script></body>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium")
+@pytest.mark.parametrize(
+    ("column", "times", "order"),
+    [
+        (0, 1, ["dp", "plain"]),  # by name
+        (2, 1, ["dp", "plain"]),  # by accuracy
+        (2, 2, ["plain", "dp"]),
+        (1, 2, ["dp", "plain"]),  # no ε is last, whichever way round
+    ],
+)
+def test_a_click_sorts_the_table(
+    page: str, tmp_path: Path, column: int, times: int, order: list[str]
+) -> None:
+    clicks = CLICKS.replace("COLUMN", str(column)).replace("TIMES", str(times))
+    open_page = re.sub(r"<meta http-equiv.*?>", "", page).replace("</body>", clicks)
+    (tmp_path / "clicked.html").write_text(open_page)
+    shown, log = in_browser(tmp_path / "clicked.html")
+    table = shown[shown.index("<tbody>") : shown.index("</tbody>")]
+    assert re.findall(r'<th scope="row" data-value="(.*?)"', table) == order
+    assert "CONSOLE" not in log
+
+
+def test_a_page_without_privacy_and_with_one_seed_is_whole(compared: ComparisonResult) -> None:
+    plain = compared.results.variants[0]
+    alone = replace(plain, metrics={"test_accuracy": mean_interval([0.5])})
+    results = replace(compared.results, variants=(alone,), seeds=(0,))
+    page = render(replace(compared, results=results))
+    assert "No variant has a finite ε to draw against" in page
+    assert "One seed shows nothing about chance" in page
+    assert 'data-value="0.5">50.0%</td>' in page
+
+
+def test_ten_thousand_clients_are_drawn_small_and_fast(compared: ComparisonResult) -> None:
+    plain, private = compared.results.variants
+    run = private.outcomes[0]
+    many = replace(
+        run,
+        clients=tuple({"client": c, "epsilon": 1 + c / 1e4} for c in range(10_000)),
+        client_metrics=tuple(
+            {"client": c, "examples": 5, "client_accuracy": (c % 97) / 97} for c in range(10_000)
+        ),
+    )
+    results = replace(
+        compared.results, variants=(plain, replace(private, outcomes=(many, many, many)))
+    )
+    started = time.monotonic()
+    page = render(replace(compared, results=results))
+    assert time.monotonic() - started < 10
+    assert len(page) < 2_000_000

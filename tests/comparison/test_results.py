@@ -1,0 +1,149 @@
+"""The numbers of a comparison from the outcomes of its runs, also of incomplete ones."""
+
+from pathlib import Path
+
+import pytest
+
+from fedsim.comparison.load import LoadedComparison, load_comparison
+from fedsim.comparison.outcomes import Outcome
+from fedsim.comparison.results import (
+    ComparisonError,
+    NothingFinishedError,
+    Results,
+    summarise,
+)
+
+PAIRING = {"data": "a", "initial_model": "b", "participants": "c"}
+
+
+def outcome(
+    variant: str, seed: int, value: float | None, *, status: str = "completed", **more: float
+) -> Outcome:
+    private = variant != "plain"
+    return Outcome(
+        variant=variant,
+        seed=seed,
+        path=f"runs/{variant}/seed-{seed}",
+        status=status,
+        reason="it broke" if status == "failed" else None,
+        reused=False,
+        metrics={"test_loss": 0.5, "test_accuracy": value, **more},
+        private=private,
+        epsilon=4.0 + seed if private else None,
+        delta=1e-4 if private else None,
+        seconds=2.0,
+        rounds=(),
+        clients=(),
+        client_metrics=(),
+        pairing=PAIRING,
+    )
+
+
+@pytest.fixture
+def comparison(directory: Path) -> LoadedComparison:
+    text = (directory / "compare.yaml").read_text().replace("seeds: 2", "seeds: 3")
+    text += "  more: {local.steps: 2}\n"
+    (directory / "compare.yaml").write_text(text)
+    return load_comparison(directory / "compare.yaml")
+
+
+def runs(name: str, *values: float | None) -> list[Outcome]:
+    return [outcome(name, seed, value) for seed, value in enumerate(values)]
+
+
+def test_each_variant_has_mean_difference_and_its_largest_epsilon(
+    comparison: LoadedComparison,
+) -> None:
+    plain, dp = runs("plain", 0.9, 0.8, 0.7), runs("dp", 0.7, 0.65, 0.6)
+    found = summarise(comparison, [*plain, *dp, *runs("more", 0.9, 0.8, 0.7)])
+    assert found.metric == "test_accuracy"
+    first, second, third = found.variants
+    assert (first.difference, first.epsilon) == (None, None)
+    assert second.metrics["test_accuracy"].mean == pytest.approx(0.65)
+    assert second.difference is not None
+    assert second.difference.paired.estimate.mean == pytest.approx(-0.15)
+    assert (second.epsilon, second.delta) == (6.0, 1e-4)
+    assert third.difference is not None
+    assert third.difference.paired.estimate.mean == 0
+    assert second.difference.holm_p == pytest.approx(2 * (second.difference.paired.t_p or 0))
+    assert any("adjusted for 2 comparisons" in note for note in found.notes)
+
+
+def test_only_seeds_that_both_finished_are_paired_and_the_others_are_named(
+    comparison: LoadedComparison,
+) -> None:
+    plain = [*runs("plain", 0.9, 0.8), outcome("plain", 2, None, status="failed")]
+    dp = [outcome("dp", 0, 0.5, status="interrupted"), *runs("dp", 0.5, 0.6, 0.7)[1:]]
+    found = summarise(comparison, [*plain, *dp, *runs("more", 0.9, None, 0.7)])
+    _, second, third = found.variants
+    assert second.difference is not None
+    assert second.difference.seeds == (1,)
+    assert second.difference.paired.t_p is None
+    assert third.difference is not None
+    assert third.difference.seeds == (0,)
+    notes = "\n".join(found.notes)
+    assert "plain: left out seed 2 (failed)" in notes
+    assert "dp: left out seed 0 (interrupted)" in notes
+    assert "more: left out seed 1 (its value is not finite)" in notes
+    assert second.epsilon == 6.0  # of finished runs only
+
+
+def test_an_infinite_epsilon_is_not_hidden_by_finite_ones(comparison: LoadedComparison) -> None:
+    from dataclasses import replace
+
+    dp = runs("dp", 0.5, 0.6, 0.7)
+    dp[1] = replace(dp[1], epsilon=None)
+    found = summarise(comparison, [*runs("plain", 0.9, 0.8, 0.7), *dp, *runs("more", 1, 1, 1)])
+    assert found.variants[1].epsilon is None
+
+
+def test_one_seed_is_said_to_show_nothing_about_chance(directory: Path) -> None:
+    text = (directory / "compare.yaml").read_text().replace("seeds: 2", "seeds: 1")
+    (directory / "compare.yaml").write_text(text)
+    loaded = load_comparison(directory / "compare.yaml")
+    found = summarise(loaded, [outcome("plain", 0, 0.9), outcome("dp", 0, 0.8)])
+    assert found.notes == [
+        "There is one seed, so there are no intervals and no tests: run more seeds."
+    ]
+    content = found.to_json()["variants"][1]
+    assert content["difference"]["mean"] == pytest.approx(-0.1)
+    assert content["difference"]["low"] is content["difference"]["t_p"] is None
+
+
+def test_a_metric_that_the_runs_lack_is_refused_with_those_they_have(directory: Path) -> None:
+    text = (directory / "compare.yaml").read_text() + "metric: test_r2\n"
+    (directory / "compare.yaml").write_text(text)
+    loaded = load_comparison(directory / "compare.yaml")
+    both = [*runs("plain", 0.9, 0.8), *runs("dp", 0.9, 0.8)]
+    with pytest.raises(ComparisonError, match="no test_r2; they have test_loss, test_accuracy"):
+        summarise(loaded, both)
+
+
+def test_regressions_are_compared_by_r2(directory: Path) -> None:
+    from dataclasses import replace
+
+    loaded = load_comparison(directory / "compare.yaml")
+    both = [
+        replace(one, metrics={"test_loss": 1.0, "test_mse": 1.0, "test_r2": 0.3})
+        for one in [*runs("plain", 0, 0), *runs("dp", 0, 0)]
+    ]
+    assert summarise(loaded, both).metric == "test_r2"
+
+
+def test_nothing_finished_says_why(comparison: LoadedComparison) -> None:
+    with pytest.raises(NothingFinishedError) as caught:
+        summarise(comparison, [outcome("dp", 0, None, status="failed")])
+    assert str(caught.value).splitlines() == [
+        "no run was finished, so there is nothing to compare",
+        "runs/dp/seed-0: it broke",
+    ]
+
+
+def test_the_result_is_valid_json_without_nan(comparison: LoadedComparison) -> None:
+    import json
+
+    found: Results = summarise(
+        comparison,
+        [*runs("plain", 0.9, None, 0.7), *runs("dp", 0.5, 0.5, 0.5), *runs("more", 1.0, 1.0, 1.0)],
+    )
+    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["confidence"] == 0.95

@@ -1,0 +1,173 @@
+"""What several runs cost together: recomputed by the accountants, and never claimed away."""
+
+from pathlib import Path
+
+import pytest
+
+from fedsim.accountant import (
+    Gaussian,
+    PoissonSampled,
+    PrivacyLedger,
+    RdpAccountant,
+    RepeatAndSelect,
+    SelfComposed,
+)
+from fedsim.accountant.journal import GENESIS, Charge, FileJournal
+from fedsim.comparison.outcomes import Outcome
+from fedsim.comparison.pairing import Pairing
+from fedsim.comparison.results import Results, VariantResult
+from fedsim.comparison.settings import SelectSettings
+from fedsim.comparison.statistics import mean_interval
+from fedsim.comparison.tuning import Tuning, tuning_cost
+
+DELTA = 1e-5
+STRONG, WEAK = PoissonSampled(0.1, Gaussian(2.0)), PoissonSampled(0.1, Gaussian(1.0))
+
+
+def write_run(path: Path, *clients: tuple[PoissonSampled, int], private: bool = True) -> None:
+    path.mkdir(parents=True)
+    privacy = "{adjacency: zero_out}" if private else "null"
+    (path / "experiment.yaml").write_text(f"privacy: {privacy}\n")
+    (path / "ledger.jsonl").touch()
+    for client, (event, count) in enumerate(clients):
+        ledger = PrivacyLedger()
+        ledger.record(event, count)
+        FileJournal(path / "ledger.jsonl").append(
+            Charge(client, 1, "0" * 64, count, ledger, GENESIS)
+        )
+
+
+def variant(name: str, accuracies: list[float], *, private: bool = True) -> VariantResult:
+    runs = tuple(
+        Outcome(
+            variant=name,
+            seed=seed,
+            path=f"runs/{name}/seed-{seed}",
+            status="completed",
+            reason=None,
+            reused=False,
+            metrics={"test_accuracy": value, "test_loss": 1 - value},
+            private=private,
+            epsilon=None,
+            delta=DELTA if private else None,
+            seconds=1.0,
+            rounds=(),
+            clients=(),
+            client_metrics=({"client": 0, "examples": 3, "client_accuracy": value},),
+            pairing={},
+        )
+        for seed, value in enumerate(accuracies)
+    )
+    metrics = {"test_accuracy": mean_interval(accuracies)}
+    delta = DELTA if private else None
+    return VariantResult(name, {}, private, runs, metrics, None, None, delta, None)
+
+
+def results(*variants: VariantResult) -> Results:
+    pairing = Pairing({}, 1)
+    return Results("test", "test_accuracy", variants[0].name, (0, 1), variants, pairing)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    for seed in (0, 1):
+        write_run(tmp_path / "runs" / "plain" / f"seed-{seed}", private=False)
+        for name in ("a", "b"):
+            write_run(tmp_path / "runs" / name / f"seed-{seed}", (STRONG, 30), (WEAK, 30))
+    return tmp_path
+
+
+def cost(out: Path, select: SelectSettings | None) -> Tuning:
+    found = results(
+        variant("plain", [0.9, 0.9], private=False),
+        variant("a", [0.5, 0.6]),
+        variant("b", [0.7, 0.6]),
+    )
+    return tuning_cost(found, out, select)
+
+
+def test_runs_compose_as_the_accountant_says_with_each_runs_worst_client(out: Path) -> None:
+    found = cost(out, None)
+    expected = RdpAccountant().compose(WEAK, 4 * 30).get_epsilon(DELTA)
+    assert found.everything.epsilon == pytest.approx(expected, rel=1e-12)
+    assert (found.everything.runs, found.everything.not_private) == (6, 2)
+
+
+def test_superseded_runs_count(out: Path) -> None:
+    write_run(out / "superseded" / "a" / "seed-0-1", (WEAK, 30))
+    expected = RdpAccountant().compose(WEAK, 5 * 30).get_epsilon(DELTA)
+    assert cost(out, None).everything.epsilon == pytest.approx(expected, rel=1e-12)
+
+
+def test_clients_that_are_worst_at_different_orders_are_both_covered(tmp_path: Path) -> None:
+    few, many = PoissonSampled(0.01, Gaussian(0.5)), PoissonSampled(0.5, Gaussian(4.0))
+    write_run(tmp_path / "runs" / "a" / "seed-0", (few, 5), (many, 60))
+    write_run(tmp_path / "runs" / "b" / "seed-0", (few, 5), (many, 60))
+    found = tuning_cost(results(variant("a", [0.5]), variant("b", [0.4])), tmp_path, None)
+    assert found.everything.epsilon is not None
+    for event, count in ((few, 5), (many, 60)):
+        one = RdpAccountant().compose(event, 2 * count).get_epsilon(DELTA)
+        assert found.everything.epsilon >= one
+    mixed = RdpAccountant().compose(few, 5).compose(many, 60).get_epsilon(DELTA)
+    assert found.everything.epsilon >= mixed * (1 - 1e-12)
+
+
+def test_random_selection_is_repeat_and_select_of_the_accountant(out: Path) -> None:
+    found = cost(out, SelectSettings(metric="test_accuracy", on="public_test"))
+    assert found.candidates is not None
+    event = RepeatAndSelect(SelfComposed(WEAK, 30), 4.0, None)
+    expected = RdpAccountant().compose(event).get_epsilon(DELTA)
+    assert found.candidates.selected_epsilon == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_best_mean_is_selected_among_private_variants(out: Path) -> None:
+    assert cost(out, SelectSettings(metric="test_accuracy", on="public_test")).selected == "b"
+    assert cost(out, SelectSettings(metric="test_loss", on="public_test")).selected == "b"
+    assert cost(out, SelectSettings(metric="client_accuracy", on="private")).selected == "b"
+    among = SelectSettings(metric="test_accuracy", on="public_data", among=["plain", "a"])
+    assert cost(out, among).selected == "plain"
+
+
+def test_scores_on_a_public_test_set_do_not_make_a_choice_free(out: Path) -> None:
+    found = cost(out, SelectSettings(metric="test_accuracy", on="public_test"))
+    assert "so the choice costs privacy" in found.statement
+    assert "All 4 candidate runs were looked at" in found.statement
+    assert "This comparison did neither" in found.statement
+
+
+def test_scores_on_training_data_have_no_epsilon(out: Path) -> None:
+    found = cost(out, SelectSettings(metric="client_accuracy", on="private"))
+    assert "no ε covers them, and the choice has no privacy guarantee" in found.statement
+
+
+def test_scores_on_private_test_examples_say_whom_they_protect(out: Path) -> None:
+    found = cost(out, SelectSettings(metric="test_accuracy", on="private"))
+    assert "protects these test examples by nothing" in found.statement
+
+
+def test_public_data_cost_nothing_if_they_are_public(out: Path) -> None:
+    found = cost(out, SelectSettings(metric="test_accuracy", on="public_data"))
+    assert "The file declares every example of this comparison public. If that is so" in (
+        found.statement
+    )
+
+
+def test_a_candidate_without_privacy_leaves_no_guarantee(out: Path) -> None:
+    among = SelectSettings(metric="test_accuracy", on="public_test", among=["plain", "a"])
+    assert "2 of the 4 candidate runs had no privacy" in cost(out, among).statement
+
+
+def test_a_variant_that_lacks_a_seed_cannot_be_selected(out: Path) -> None:
+    half = variant("a", [0.99])
+    whole = variant("b", [0.5, 0.5])
+    broken = VariantResult(
+        "a", {}, True, (*half.outcomes, *failed(half)), half.metrics, None, None, DELTA, None
+    )
+    select = SelectSettings(metric="test_accuracy", on="public_test")
+    assert tuning_cost(results(broken, whole), out, select).selected == "b"
+
+
+def failed(one: VariantResult) -> tuple[Outcome, ...]:
+    from dataclasses import replace
+
+    return (replace(one.outcomes[0], seed=1, status="failed", metrics={}),)

@@ -1,0 +1,196 @@
+"""Trackers are told what rounds.jsonl says, and no run is lost to one.
+
+The adapters are tested with the real packages where they are installed (extras `tensorboard`,
+`mlflow`, `wandb`) and skipped elsewhere.
+"""
+
+import json
+import logging
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import fedsim
+from fedsim.tracking import observing
+from fedsim.tracking.observing import TrackerError, with_trackers
+from fedsim.tracking.protocol import TrackedRun, Tracker
+
+EXPERIMENT = {
+    "name": "tracked",
+    "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 2}},
+    "model": {"name": "logistic"},
+    "federation": {"rounds": 2},
+    "local": {"steps": 1, "batch_size": 16},
+    "privacy": {"noise_multiplier": 1.0, "delta": 1e-4, "max_grad_norm": 1.0},
+}
+
+
+def run(
+    out: Path, *trackers: str, rounds: int = 2, resume: bool = False
+) -> list[dict[str, object]]:
+    overrides = {"runtime.trackers": list(trackers), "federation.rounds": rounds}
+    path = fedsim.run(EXPERIMENT, overrides=overrides, out=out, resume=resume).path
+    return [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+
+
+class Recording:
+    """A tracker that remembers, and fails in a round of choice."""
+
+    def __init__(self, fails_in: int | None = None) -> None:
+        self.runs: list[TrackedRun] = []
+        self.rounds: dict[int, dict[str, float]] = {}
+        self.finished = 0
+        self._fails_in = fails_in
+
+    def start(self, run: TrackedRun) -> None:
+        self.runs.append(run)
+
+    def log(self, round_number: int, figures: Mapping[str, float]) -> None:
+        if round_number == self._fails_in:
+            raise OSError("disk full")
+        self.rounds[round_number] = dict(figures)
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+@pytest.fixture
+def record(monkeypatch: pytest.MonkeyPatch) -> Recording:
+    """Stands where tensorboard does, which need not be installed for it."""
+    recording = Recording()
+    use(monkeypatch, recording)
+    return recording
+
+
+def use(monkeypatch: pytest.MonkeyPatch, tracker: Tracker) -> None:
+    monkeypatch.setitem(observing.TRACKERS, "tensorboard", lambda: tracker)
+    monkeypatch.setattr(observing, "find_spec", lambda name: name)
+
+
+def test_a_tracker_is_told_every_line_of_rounds_jsonl(tmp_path: Path, record: Recording) -> None:
+    rows = run(tmp_path / "r", "tensorboard")
+    assert list(record.rounds) == [1, 2]
+    for row in rows:
+        told = record.rounds[int(str(row["round"]))]
+        for name in ("test_accuracy", "test_loss", "seconds", "epsilon_max"):
+            assert told[name] == row[name]
+        assert (told["participants"], told["failed"]) == (2.0, 0.0)
+    (tracked,) = record.runs
+    assert tracked.settings["privacy.noise_multiplier"] == 1.0
+    assert tracked.settings["local.optimizer.lr"] == 0.1
+    assert record.finished == 1
+
+
+def test_a_tracker_that_fails_loses_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = Recording(fails_in=1)
+    use(monkeypatch, tracker)
+    with caplog.at_level(logging.WARNING):
+        rows = run(tmp_path / "r", "tensorboard")
+    assert len(rows) == 2
+    assert (tracker.rounds, tracker.finished) == ({}, 0)
+    assert "tracker tensorboard failed and is told no more: disk full" in caplog.text
+
+
+def test_trackers_change_no_result(tmp_path: Path, record: Recording) -> None:
+    run(tmp_path / "tracked", "tensorboard")
+    run(tmp_path / "alone")
+    assert record.rounds
+    for name in ("model.safetensors", "ledger.jsonl"):
+        assert (tmp_path / "tracked" / name).read_bytes() == (
+            tmp_path / "alone" / name
+        ).read_bytes()
+
+
+@pytest.mark.parametrize("name", list(observing.TRACKERS))
+def test_one_that_is_not_installed_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(observing, "find_spec", lambda name: None)
+    with pytest.raises(TrackerError, match=rf"pip install 'fedsim-dp\[{name}\]', or leave {name}"):
+        run(tmp_path / "r", name)
+    assert not (tmp_path / "r").exists()
+
+
+def test_no_trackers_leave_the_observer_alone() -> None:
+    assert with_trackers([], None) is None
+
+
+def test_an_unknown_one_is_a_located_mistake() -> None:
+    with pytest.raises(fedsim.ExperimentError, match=r"must be one of 'tensorboard', 'mlflow'"):
+        fedsim.run(EXPERIMENT, overrides={"runtime.trackers": ["tensorbord"]})
+
+
+@pytest.mark.slow
+def test_tensorboard_shows_the_rounds_of_a_resumed_run(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    rows = run(tmp_path / "r", "tensorboard")
+    rows = run(tmp_path / "r", "tensorboard", rounds=3, resume=True)
+    events = reading.EventAccumulator(str(tmp_path / "r" / "tensorboard"))
+    events.Reload()
+    shown = {event.step: event.value for event in events.Scalars("test_accuracy")}
+    assert shown == pytest.approx({row["round"]: row["test_accuracy"] for row in rows}, rel=1e-6)
+    assert len(shown) == 3
+
+
+@pytest.mark.slow
+def test_mlflow_has_settings_and_rounds_in_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    tracking = pytest.importorskip("mlflow.tracking")
+    run(tmp_path / "r", "mlflow")
+    rows = run(tmp_path / "r", "mlflow", rounds=3, resume=True)
+    folder = tmp_path / "r" / "mlflow"
+    client = tracking.MlflowClient(tracking_uri=(folder / "runs").as_uri())
+    run_id = (folder / "run_id.txt").read_text().strip()
+    history = client.get_metric_history(run_id, "epsilon_max")
+    assert {one.step: one.value for one in history} == {
+        row["round"]: row["epsilon_max"] for row in rows
+    }
+    found = client.get_run(run_id)
+    assert found.data.params["privacy.noise_multiplier"] == "1.0"
+    assert found.info.status == "FINISHED"
+    experiment = client.get_experiment_by_name("fedsim")
+    assert len(client.search_runs([experiment.experiment_id])) == 1
+
+
+def wandb_records(data: bytes) -> Iterator[bytes]:
+    """The records of a .wandb file: 7 bytes, then LevelDB's log format in blocks of 32 KiB."""
+    position, parts = 7, b""
+    while position + 7 <= len(data):
+        if 32768 - position % 32768 < 7:  # no room for a header: the rest of the block is empty
+            position += 32768 - position % 32768
+            continue
+        length, kind = struct.unpack("<HB", data[position + 4 : position + 7])
+        parts += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+@pytest.mark.slow
+def test_wandb_keeps_the_rounds_offline_under_one_id(tmp_path: Path) -> None:
+    messages = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    run(tmp_path / "r", "wandb")
+    rows = run(tmp_path / "r", "wandb", rounds=3, resume=True)
+    kept: dict[int, float] = {}
+    ids = set()
+    for file in (tmp_path / "r" / "wandb").glob("offline-run-*/run-*.wandb"):
+        ids.add(file.stem)
+        for data in wandb_records(file.read_bytes()):
+            record = messages.Record()
+            record.ParseFromString(data)
+            if record.WhichOneof("record_type") == "history":
+                values = {
+                    item.key or ".".join(item.nested_key): json.loads(item.value_json)
+                    for item in record.history.item
+                }
+                kept[record.history.step.num] = values["test_accuracy"]
+    assert kept == {row["round"]: row["test_accuracy"] for row in rows}
+    assert len(ids) == 1
