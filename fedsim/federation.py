@@ -30,6 +30,7 @@ from fedsim.server.app import RoundResult, Start, make_server_app
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import PrivacyStatement
+from fedsim.shards import FederationClients
 from fedsim.simulation.device import choose_device
 
 _TRIED = 3  # test examples on which the model is tried before anything is spent
@@ -113,7 +114,9 @@ class Federation:
         """Return the clients: sharing this object, or rebuilt from the experiment elsewhere."""
         if in_process:
             return make_client_app(self.client_task)
-        return make_client_app(TaskSource(self.experiment.model_dump_json(), self.base, ledger))
+        return FederationClients(
+            self, TaskSource(self.experiment.model_dump_json(), self.base, ledger)
+        )
 
 
 @dataclass(frozen=True)

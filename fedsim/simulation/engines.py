@@ -89,3 +89,7 @@ def engine_for(settings: RuntimeSettings) -> Engine:
             return LocalEngine()
         case "flower":
             return FlowerEngine(settings.workers)
+        case "ray":
+            from fedsim.simulation.ray_engine import RayEngine
+
+            return RayEngine(settings)

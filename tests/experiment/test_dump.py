@@ -142,6 +142,7 @@ privacy:
 runtime:
   engine: local
   workers: 1
+  address: null
   device: auto
 """
     )
