@@ -3,6 +3,7 @@
 from fedsim.clients.plan import PrivacyPlanError
 from fedsim.clients.safety import UnsafeModelError
 from fedsim.data import DataError
+from fedsim.deployment.errors import DeploymentError
 from fedsim.experiment import ExperimentError
 from fedsim.models.errors import ModelError
 from fedsim.plugins import PluginError
@@ -12,6 +13,7 @@ from fedsim.simulation.engines import EngineError
 
 USER_ERRORS: tuple[type[Exception], ...] = (
     DataError,
+    DeploymentError,
     DeviceError,
     EngineError,
     ExperimentError,

@@ -98,9 +98,14 @@ class Federation:
         return {f"test_{name}": value for name, value in found.items()}
 
     def server_app(
-        self, *, start: Start, on_round: Callable[[RoundResult], None], book: PrivacyBook | None
+        self,
+        *,
+        start: Start,
+        on_round: Callable[[RoundResult], None],
+        book: PrivacyBook | None,
+        patience: float = 60.0,
     ) -> ServerApp:
-        """Return the server of this federation."""
+        """Return the server of this federation, which waits `patience` seconds for its nodes."""
         return make_server_app(
             settings=self.experiment.federation,
             participation=self.participation,
@@ -108,6 +113,7 @@ class Federation:
             evaluate=self.test_metrics,
             on_round=on_round,
             book=book,
+            patience=patience,
         )
 
     def client_app(self, *, in_process: bool, ledger: Path | None) -> ClientApp:

@@ -16,7 +16,7 @@ from fedsim.run_directory import RunDirectory, RunDirectoryError
 from fedsim.server.app import FederationError, RoundResult, Start
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import to_arrays, to_numpy
-from fedsim.simulation.engines import LocalEngine, engine_for
+from fedsim.simulation.engines import Engine, LocalEngine, engine_for
 
 Status = Literal["completed", "stopped", "interrupted", "failed"]
 
@@ -73,6 +73,7 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     observer: RunObserver | None = None,
+    engine: Engine | None = None,
 ) -> RunResult:
     """Run an experiment and return its result.
 
@@ -83,6 +84,7 @@ def run(
         resume: continue the run in `out` after its last finished round. The result is the one of
             an uninterrupted run, to the bit; what an interrupted round spent stays spent.
         observer: is told of every round.
+        engine: executes the federation instead of the engine that `runtime` names.
 
     Raises:
         ExperimentError: the experiment is wrong; it lists every mistake with its place.
@@ -91,7 +93,7 @@ def run(
     """
     loaded = load_experiment(source, overrides)
     if resume:
-        return _resume(loaded, out, observer)
+        return _resume(loaded, out, observer, engine)
     directory = RunDirectory(Path(out) if out is not None else _default_path(loaded))
     directory.refuse_overwriting()
     federation = assemble(loaded, ledger=directory.ledger)
@@ -99,11 +101,14 @@ def run(
         experiment=dump_experiment(loaded.experiment),
         environment=describe_environment(seed=loaded.experiment.seed),
     )
-    return _Recorder(federation, directory, observer).run()
+    return _Recorder(federation, directory, observer, engine).run()
 
 
 def _resume(
-    loaded: LoadedExperiment, out: str | Path | None, observer: RunObserver | None
+    loaded: LoadedExperiment,
+    out: str | Path | None,
+    observer: RunObserver | None,
+    engine: Engine | None,
 ) -> RunResult:
     if out is None:
         raise RunDirectoryError("to resume, name the run directory with --out")
@@ -112,7 +117,7 @@ def _resume(
     refuse_changes(before.experiment, loaded.experiment)
     federation = assemble(loaded, ledger=directory.ledger)
     directory.write_text("experiment.yaml", dump_experiment(loaded.experiment))
-    return _Recorder(federation, directory, observer, resume=True).run()
+    return _Recorder(federation, directory, observer, engine, resume=True).run()
 
 
 class _Recorder:
@@ -123,9 +128,11 @@ class _Recorder:
         federation: Federation,
         directory: RunDirectory,
         observer: RunObserver | None,
+        engine: Engine | None,
         *,
         resume: bool = False,
     ) -> None:
+        self._engine = engine or engine_for(federation.experiment.runtime)
         self._federation = federation
         self._directory = directory
         self._observer = observer
@@ -161,13 +168,15 @@ class _Recorder:
 
     def _execute(self) -> None:
         experiment = self._federation.experiment
-        engine = engine_for(experiment.runtime)
+        engine = self._engine
         book = None
         if experiment.privacy is not None:
             book = PrivacyBook(experiment.privacy.accountant, experiment.privacy.adjacency)
             for statement in self._federation.recorded_statements():
                 book.record(statement)
-        server = self._federation.server_app(start=self._start, on_round=self._on_round, book=book)
+        server = self._federation.server_app(
+            start=self._start, on_round=self._on_round, book=book, patience=engine.patience
+        )
         client = self._federation.client_app(
             in_process=isinstance(engine, LocalEngine), ledger=self._directory.ledger
         )

@@ -26,6 +26,11 @@ _TRIED = 3  # the public examples on which a worker chooses how to compute gradi
 _MADE_THERE = {"model", "loss", "gradients", "device", "journal", "data"}
 
 
+def clients_elsewhere(source: "TaskSource") -> ClientApp:
+    """Return the clients of a federation that is assembled, when first asked, in this process."""
+    return make_client_app(source)
+
+
 class FederationClients(ClientApp):
     """The clients of a federation as a ClientApp for other processes.
 
@@ -40,10 +45,10 @@ class FederationClients(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message."""
-        return make_client_app(self._source)(message, context)
+        return clients_elsewhere(self._source)(message, context)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return make_client_app, (self._source,)
+        return clients_elsewhere, (self._source,)
 
     @property
     def ledger(self) -> Path | None:

@@ -21,7 +21,12 @@ class EngineError(RuntimeError):
 
 
 class Engine(ABC):
-    """Executes a federation. No engine changes its result."""
+    """Executes a federation. No engine changes its result.
+
+    `patience`: seconds in which all nodes must be there and have said who they are.
+    """
+
+    patience: float = 60.0
 
     @abstractmethod
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_clients: int) -> None:
