@@ -40,11 +40,20 @@ class RayEngine(Engine):
     Args:
         settings: `workers`, `address` and `device` of `runtime:`.
         object_store: bytes of shared memory of a Ray that is started here.
+        replacement: seconds in which a worker that died must be replaced; after that, its clients
+            fail until there is room for it.
     """
 
-    def __init__(self, settings: RuntimeSettings, *, object_store: int = _OBJECT_STORE) -> None:
+    def __init__(
+        self,
+        settings: RuntimeSettings,
+        *,
+        object_store: int = _OBJECT_STORE,
+        replacement: float = _PATIENCE,
+    ) -> None:
         self._settings = settings
         self._object_store = object_store
+        self._replacement = replacement
 
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_clients: int) -> None:
         """Run `server_app` against `num_clients` nodes of `client_app` until it returns.
@@ -121,7 +130,7 @@ class RayEngine(Engine):
             for worker in workers:
                 worker.start()
             _await(workers)
-            grid.employ(WorkerPool(workers))
+            grid.employ(WorkerPool(workers, patience=self._replacement))
             yield
         finally:
             for worker in workers:
@@ -197,10 +206,9 @@ def _await(workers: Sequence[Any]) -> None:
     from fedsim.simulation.ray_host import versions
 
     here = versions()
-    references = [worker.actor.versions.remote() for worker in workers]
-    for worker, reference in zip(workers, references, strict=True):
+    for worker in workers:
         try:
-            there: dict[str, str] = ray.get(reference, timeout=_PATIENCE)
+            there: dict[str, str] = ray.get(worker.greeting, timeout=_PATIENCE)
         except GetTimeoutError as error:
             raise EngineError(
                 f"runtime.workers: worker {worker.number} of {len(workers)} did not start within "

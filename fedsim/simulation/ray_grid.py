@@ -26,7 +26,7 @@ class RayGrid(VirtualGrid):
 
     def __init__(self, num_clients: int, *, run_id: int) -> None:
         super().__init__(num_clients, run_id=run_id)
-        self._pool = WorkerPool(())
+        self._pool = WorkerPool((), patience=0.0)
 
     def contexts(self, clients: Iterable[int]) -> list[Context]:
         """Return the recorded contexts of some clients."""
