@@ -357,6 +357,34 @@ def alive(pid: int) -> bool:
         return False
 
 
+class KillKeeperAfterRound1:
+    """An observer that ends the one process that writes the ledger."""
+
+    def started(self, federation: object, path: Path) -> None: ...
+
+    def round_finished(self, row: Any) -> None:
+        if row["round"] == 1:
+            family = descendants(os.getpid())
+            (keeper,) = [pid for pid, line in family.items() if "JournalKeeper" in line]
+            os.kill(keeper, signal.SIGKILL)
+
+    def ended(self) -> None: ...
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
+def test_the_ledgers_keeper_may_die_too(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = experiment(tmp_path, tmp_path / "never")
+    local = fedsim.run(settings, out=tmp_path / "local")
+    overrides = {"runtime.engine": "ray", "runtime.workers": 2}
+    observer = KillKeeperAfterRound1()
+    run = fedsim.run(settings, overrides=overrides, out=tmp_path / "ray", observer=observer)
+    assert all(row["failed"] == [] for row in run.rounds)
+    assert_same_result(local.path, run.path)
+
+
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL, None])
 def test_nothing_is_left_running(tmp_path: Path, end: signal.Signals | None) -> None:
