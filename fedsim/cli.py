@@ -147,6 +147,29 @@ def verify(directory: str, as_json: bool) -> None:
 @cli.command()
 @click.argument("file", type=click.Path())
 @_overrides
+@click.option("--out", type=click.Path(), required=True, help="The app's directory; new or empty.")
+@_as_json
+def deploy(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> None:
+    """Write FILE as a Flower app for `flwr run`, on a SuperLink and SuperNodes.
+
+    docs/deployment.md goes through it step by step.
+    """
+    from fedsim.deployment.flower_app import write_app
+    from fedsim.experiment import load_experiment
+
+    app = write_app(load_experiment(file, overrides), Path(out))
+    data = None if app.data_file is None else str(app.data_file)
+    if as_json:
+        _print_json({"path": str(app.path), "clients": app.clients, "data_file": data})
+        return
+    click.echo(f"{app.path}: a Flower app for {app.clients} SuperNodes; see docs/deployment.md")
+    if data is not None:
+        click.echo(f"not in it: {data}, which must be at this path on every node", err=True)
+
+
+@cli.command()
+@click.argument("file", type=click.Path())
+@_overrides
 @_as_json
 def validate(file: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check the experiment in FILE without running it; nothing it names is imported."""

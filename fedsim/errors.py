@@ -5,6 +5,7 @@ from fedsim.clients.plan import PrivacyPlanError
 from fedsim.clients.safety import UnsafeModelError
 from fedsim.comparison.results import ComparisonError
 from fedsim.data import DataError
+from fedsim.deployment.errors import DeploymentError
 from fedsim.experiment import ExperimentError
 from fedsim.models.errors import ModelError
 from fedsim.plugins import PluginError
@@ -16,6 +17,7 @@ from fedsim.tracking.observing import TrackerError
 USER_ERRORS: tuple[type[Exception], ...] = (
     ComparisonError,
     DataError,
+    DeploymentError,
     DeviceError,
     EngineError,
     ExperimentError,

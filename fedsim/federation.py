@@ -15,7 +15,7 @@ from torch import nn
 from fedsim.accountant.journal import FileJournal
 from fedsim.client_tables import read_client_tables
 from fedsim.clients.account import PrivacyAccount
-from fedsim.clients.app import ClientTask, make_client_app
+from fedsim.clients.app import ClientTask
 from fedsim.clients.client_terms import ClientTerms, terms_of_clients
 from fedsim.clients.cohort_training import cohort_size, cohorts_agree
 from fedsim.clients.dp_sgd.backend import gradients_for
@@ -36,6 +36,7 @@ from fedsim.server.app import RoundResult, Start, make_server_app
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import PrivacyStatement
+from fedsim.shards import FederationClients
 from fedsim.simulation.device import choose_device
 
 _PROBED = 64  # test examples on which training together is compared with training alone
@@ -113,8 +114,9 @@ class Federation:
         on_round: Callable[[RoundResult], None],
         on_stop: Callable[[str], None],
         book: PrivacyBook | None,
+        patience: float = 60.0,
     ) -> ServerApp:
-        """Return the server of this federation."""
+        """Return the server of this federation, which waits `patience` seconds for its nodes."""
         privacy = self.experiment.privacy
         return make_server_app(
             settings=self.experiment.federation,
@@ -126,6 +128,7 @@ class Federation:
             steps=self.experiment.local.steps,
             stop_when_withdrawn=privacy is not None and privacy.on_exhausted == "stop",
             on_stop=on_stop,
+            patience=patience,
         )
 
     def _cohort_size(self) -> int:
@@ -152,7 +155,9 @@ class Federation:
         """Return the clients: sharing this object, or rebuilt from the experiment elsewhere."""
         if in_process:
             return ManyClientsApp(self.client_task, cohort_size=self._cohort_size())
-        return make_client_app(TaskSource(self.experiment.model_dump_json(), self.base, ledger))
+        return FederationClients(
+            self, TaskSource(self.experiment.model_dump_json(), self.base, ledger)
+        )
 
 
 @dataclass(frozen=True)

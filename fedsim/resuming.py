@@ -17,8 +17,8 @@ def refuse_changes(before: Experiment, after: Experiment) -> None:
     Raises:
         RunDirectoryError: another key differs; it is named with both values.
     """
-    differences = _differences(before.model_dump(mode="json"), after.model_dump(mode="json"), "")
-    for key, (old, new) in differences.items():
+    found = differences(before.model_dump(mode="json"), after.model_dump(mode="json"), "")
+    for key, (old, new) in found.items():
         if key.startswith("runtime."):
             continue
         if key == "federation.rounds":
@@ -43,7 +43,8 @@ def _check_rounds(after: Experiment, old: int, new: int) -> None:
         )
 
 
-def _differences(old: Any, new: Any, path: str) -> dict[str, tuple[Any, Any]]:
+def differences(old: Any, new: Any, path: str) -> dict[str, tuple[Any, Any]]:
+    """Return the keys below `path` in which two trees differ, with both values."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return {} if old == new else {path: (old, new)}
     found: dict[str, tuple[Any, Any]] = {}
@@ -53,5 +54,5 @@ def _differences(old: Any, new: Any, path: str) -> dict[str, tuple[Any, Any]]:
         if _MISSING in pair:
             found[inner] = tuple("absent" if v is _MISSING else v for v in pair)  # pyright: ignore[reportArgumentType]
         else:
-            found.update(_differences(*pair, inner))
+            found.update(differences(*pair, inner))
     return found

@@ -17,7 +17,7 @@ from fedsim.run_directory import RunDirectory, RunDirectoryError
 from fedsim.server.app import FederationError, RoundResult, Start
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import to_arrays, to_numpy
-from fedsim.simulation.engines import LocalEngine, engine_for
+from fedsim.simulation.engines import Engine, LocalEngine, engine_for
 from fedsim.tracking.observing import with_trackers
 
 Status = Literal["completed", "stopped", "interrupted", "failed"]
@@ -78,6 +78,7 @@ def run(
     resume: bool = False,
     base: str | Path | None = None,
     observer: RunObserver | None = None,
+    engine: Engine | None = None,
 ) -> RunResult:
     """Run an experiment and return its result.
 
@@ -89,6 +90,7 @@ def run(
             an uninterrupted run, to the bit; what an interrupted round spent stays spent.
         base: where relative paths of the experiment start, see `load_experiment`.
         observer: is told of every round.
+        engine: executes the federation instead of the engine that `runtime` names.
 
     Raises:
         ExperimentError: the experiment is wrong; it lists every mistake with its place.
@@ -99,7 +101,7 @@ def run(
     loaded = load_experiment(source, overrides, base=base)
     observer = with_trackers(loaded.experiment.runtime.trackers, observer)
     if resume:
-        return _resume(loaded, out, observer)
+        return _resume(loaded, out, observer, engine)
     directory = RunDirectory(Path(out) if out is not None else _default_path(loaded))
     directory.refuse_overwriting()
     federation = assemble(loaded, ledger=directory.ledger)
@@ -108,11 +110,14 @@ def run(
         experiment=dump_experiment(loaded.experiment),
         environment=describe_environment(seed=loaded.experiment.seed),
     )
-    return _Recorder(federation, directory, observer).run()
+    return _Recorder(federation, directory, observer, engine).run()
 
 
 def _resume(
-    loaded: LoadedExperiment, out: str | Path | None, observer: RunObserver | None
+    loaded: LoadedExperiment,
+    out: str | Path | None,
+    observer: RunObserver | None,
+    engine: Engine | None,
 ) -> RunResult:
     if out is None:
         raise RunDirectoryError("to resume, name the run directory with --out")
@@ -122,7 +127,7 @@ def _resume(
     federation = assemble(loaded, ledger=directory.ledger)
     refuse_overspending(federation)
     directory.write_text("experiment.yaml", dump_experiment(loaded.experiment))
-    return _Recorder(federation, directory, observer, resume=True).run()
+    return _Recorder(federation, directory, observer, engine, resume=True).run()
 
 
 class _Recorder:
@@ -133,9 +138,11 @@ class _Recorder:
         federation: Federation,
         directory: RunDirectory,
         observer: RunObserver | None,
+        engine: Engine | None,
         *,
         resume: bool = False,
     ) -> None:
+        self._engine = engine or engine_for(federation.experiment.runtime)
         self._federation = federation
         self._directory = directory
         self._observer = observer
@@ -182,14 +189,18 @@ class _Recorder:
 
     def _execute(self) -> None:
         experiment = self._federation.experiment
-        engine = engine_for(experiment.runtime)
+        engine = self._engine
         book = None
         if experiment.privacy is not None:
             book = PrivacyBook(experiment.privacy.accountant, experiment.privacy.adjacency)
             for statement in self._federation.recorded_statements():
                 book.record(statement)
         server = self._federation.server_app(
-            start=self._start, on_round=self._on_round, on_stop=self._on_stop, book=book
+            start=self._start,
+            on_round=self._on_round,
+            on_stop=self._on_stop,
+            book=book,
+            patience=engine.patience,
         )
         client = self._federation.client_app(
             in_process=isinstance(engine, LocalEngine), ledger=self._directory.ledger

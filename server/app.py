@@ -23,6 +23,8 @@ Metrics = Mapping[str, float]
 
 logger = logging.getLogger(__name__)
 
+_GONE = {3, 4, 5}  # Flower's error codes for a message or a node that is no longer there
+
 
 class FederationError(RuntimeError):
     """The federation cannot go on; the message says why.
@@ -150,15 +152,31 @@ def call_roll(grid: Grid, num_clients: int, *, patience: float) -> dict[int, int
     """Wait for `num_clients` nodes and return the client that each one holds, by node id.
 
     Waiting matters: Flower's simulation starts the server before its nodes exist, and a round with
-    the nodes that happen to be there would silently change who takes part.
+    the nodes that happen to be there would silently change who takes part. Nodes that are listed
+    but gone, such as a SuperNode before its restart, are passed over.
 
     Raises:
         FederationError: fewer nodes than clients within `patience` seconds, or two nodes hold the
             same client.
+        ProtocolError: a node answers that it cannot take part, and why.
     """
-    nodes = _wait_for_nodes(grid, num_clients, patience)
-    replies = grid.send_and_receive([roll_call_message(node) for node in nodes], timeout=patience)
-    roster = {reply.metadata.src_node_id: partition_of(reply) for reply in replies}
+    deadline = time.monotonic() + patience
+    roster: dict[int, int] = {}
+    while len(roster) < num_clients:
+        nodes = _wait_for_nodes(grid, num_clients, deadline, patience)
+        replies = grid.send_and_receive(
+            [roll_call_message(node) for node in nodes],
+            timeout=max(1.0, deadline - time.monotonic()),
+        )
+        roster = {
+            reply.metadata.src_node_id: partition_of(reply)
+            for reply in replies
+            if not (reply.has_error() and reply.error.code in _GONE)
+        }
+        if len(roster) < num_clients:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.5)
     if sorted(roster.values()) != list(range(num_clients)):
         raise FederationError(
             f"expected one node for each of the clients 0..{num_clients - 1}, "
@@ -197,8 +215,7 @@ def run_round(
     )
 
 
-def _wait_for_nodes(grid: Grid, num_clients: int, patience: float) -> list[int]:
-    deadline = time.monotonic() + patience
+def _wait_for_nodes(grid: Grid, num_clients: int, deadline: float, patience: float) -> list[int]:
     while True:
         nodes = sorted(grid.get_node_ids())
         if len(nodes) >= num_clients:

@@ -189,25 +189,6 @@ def test_running_twice_gives_identical_bytes(tmp_path: Path) -> None:
     assert model_of(first)["1.weight"].tobytes() != model_of(other)["1.weight"].tobytes()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("private", [True, False])
-def test_local_and_flower_engines_agree(tmp_path: Path, private: bool) -> None:
-    pytest.importorskip("ray", reason="engine flower needs the extra `ray`")
-    experiment = digits(
-        federation={"rounds": 2, "clients_per_round": 3}, privacy=PRIVATE if private else None
-    )
-    local = fedsim.run(experiment, out=tmp_path / "local")
-    overrides = {"runtime.engine": "flower", "runtime.workers": 2}
-    flower = fedsim.run(experiment, overrides=overrides, out=tmp_path / "flower")
-    for name in ("model.safetensors", "privacy.json", "clients.csv"):
-        assert (local.path / name).read_bytes() == (flower.path / name).read_bytes(), name
-    lines = [sorted((r.path / "ledger.jsonl").read_text().splitlines()) for r in (local, flower)]
-    assert lines[0] == lines[1]
-    assert len(lines[0]) == (6 if private else 0)
-    strip = [[{**row, "seconds": 0} for row in result.rounds] for result in (local, flower)]
-    assert strip[0] == strip[1]
-
-
 def test_the_run_directory_holds_what_it_promises(tmp_path: Path) -> None:
     result = fedsim.run(digits(), out=tmp_path / "r")
     names = {

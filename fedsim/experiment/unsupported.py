@@ -13,7 +13,6 @@ _KEYS: set[KeyPath] = {
 _CHOICES: dict[KeyPath, set[str]] = {
     ("privacy", "clipping"): {"adaptive"},
     ("privacy", "accountant"): {"moments"},
-    ("runtime", "engine"): {"ray"},
 }
 
 

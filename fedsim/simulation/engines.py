@@ -21,7 +21,12 @@ class EngineError(RuntimeError):
 
 
 class Engine(ABC):
-    """Executes a federation. No engine changes its result."""
+    """Executes a federation. No engine changes its result.
+
+    `patience`: seconds in which all nodes must be there and have said who they are.
+    """
+
+    patience: float = 60.0
 
     @abstractmethod
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_clients: int) -> None:
@@ -89,3 +94,7 @@ def engine_for(settings: RuntimeSettings) -> Engine:
             return LocalEngine()
         case "flower":
             return FlowerEngine(settings.workers)
+        case "ray":
+            from fedsim.simulation.ray_engine import RayEngine
+
+            return RayEngine(settings)

@@ -10,11 +10,20 @@ from fedsim.server.settings import Settings
 class RuntimeSettings(Settings):
     """`runtime:` in an experiment file."""
 
-    engine: Literal["local", "flower"] = Field(
+    engine: Literal["local", "ray", "flower"] = Field(
         default="local",
-        description="local: in this process; flower: Flower's simulation runtime (extra `ray`)",
+        description="local: in this process; ray: clients pinned to worker processes, on one "
+        "machine or many; flower: Flower's simulation runtime (both: extra `ray`)",
     )
-    workers: int = Field(default=1, ge=1, description="worker processes (engine flower)")
+    workers: int = Field(
+        default=1, ge=1, description="worker processes of engine ray or flower, a thread each"
+    )
+    address: str | None = Field(
+        default=None,
+        min_length=1,
+        description="engine ray: a running Ray cluster, host:port or auto; null: Ray is started "
+        "on this machine for the run",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="where clients train; auto: CUDA where there is one"
     )
@@ -34,6 +43,19 @@ class RuntimeSettings(Settings):
         if self.engine == "local" and self.workers > 1:
             raise ValueError(
                 f"engine local runs in one process, got workers: {self.workers}; "
-                "use engine: flower for more"
+                "use engine: ray for more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _address_is_a_cluster_of_this_machine(self) -> Self:
+        if self.address is None:
+            return self
+        if self.engine != "ray":
+            raise ValueError(f"address is for engine: ray, got engine: {self.engine}")
+        if self.address.startswith("ray://"):
+            raise ValueError(
+                f"address {self.address} is a Ray client's, and the ledger needs the run on a "
+                "machine of the cluster; start fedsim there and write host:port or auto"
             )
         return self

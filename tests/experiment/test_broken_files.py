@@ -123,7 +123,7 @@ BROKEN = [
     (
         "runtime: {engine: local}",
         "runtime: {workers: 2}",
-        "22:1: runtime: engine local runs in one process, got workers: 2; use engine: flower for more",
+        "22:1: runtime: engine local runs in one process, got workers: 2; use engine: ray for more",
     ),
     # rules of several sections
     ("clients_per_round: 10", "clients_per_round: 11", "12:3: federation.clients_per_round: must be <= data.partition.num_clients (10), got 11"),
@@ -163,7 +163,13 @@ BROKEN = [
         "22:3: privacy.sampling: must be one of 'poisson', 'fixed_size', 'shuffle' or 'balls_and_bins', got 'fixedsize'; did you mean 'fixed_size'?",
     ),
     ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  accountant: moments", "22:3: privacy.accountant: 'moments' is not supported in this version; use 'pld' or 'rdp'"),
-    ("engine: local", "engine: ray", "22:11: runtime.engine: 'ray' is not supported in this version; use 'local' or 'flower'"),
+    ("engine: local", "engine: spark", "22:11: runtime.engine: must be one of 'local', 'ray' or 'flower', got 'spark'"),
+    ("engine: local", "engine: flower, address: auto", "22:1: runtime: address is for engine: ray, got engine: flower"),
+    (
+        "engine: local",
+        "engine: ray, address: 'ray://head:10001'",
+        "22:1: runtime: address ray://head:10001 is a Ray client's, and the ledger needs the run on a machine of the cluster; start fedsim there and write host:port or auto",
+    ),
     # datasets
     ("digits", "digit", "4:3: data.dataset: unknown dataset 'digit'; did you mean 'digits'?"),
     ("digits", "DIGITS", "4:3: data.dataset: unknown dataset 'DIGITS'; did you mean 'digits'?"),
@@ -265,7 +271,7 @@ local:
 privacy:
   noise_multiplier: 1
   delta: 2
-runtime: {engine: ray}
+runtime: {engine: raye}
 5: x
 """
     )
@@ -288,8 +294,8 @@ runtime: {engine: ray}
         "exp.yaml:16:22: local.optimizer.nmae: unknown key; did you mean 'name'?",
         "exp.yaml:17:1: privacy.max_grad_norm: missing; L2 bound C of one example's gradient",
         "exp.yaml:19:3: privacy.delta: must be < 1, got 2",
-        "exp.yaml:20:11: runtime.engine: 'ray' is not supported in this version; "
-        "use 'local' or 'flower'",
+        "exp.yaml:20:11: runtime.engine: must be one of 'local', 'ray' or 'flower', got 'raye'; "
+        "did you mean 'ray'?",
         'exp.yaml:21:1: 5: a key must be a string; write "5"',
     ]
 

@@ -147,6 +147,7 @@ faults: []
 runtime:
   engine: local
   workers: 1
+  address: null
   device: auto
   cohort: auto
   trackers: []

@@ -94,7 +94,7 @@ def test_good_variations(validator: Any, old: str, new: str) -> None:
         ("name: sgd", "name: adam, momentum: 0.9"),
         ("delta: 1.0e-3", "delta: 1"),
         ("clipping: flat", "clipping: adaptive"),
-        ("engine: local", "engine: ray"),
+        ("engine: local", "engine: spark"),
     ],
 )
 def test_bad_variations(validator: Any, old: str, new: str) -> None:

@@ -1,0 +1,69 @@
+"""What a SuperNode runs: one client of the experiment, with its ledger on the node's disk."""
+
+import logging
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedsim.deployment.errors import DeploymentError
+from fedsim.deployment.ledgers import LEDGER_TYPE, ledger_reply
+from fedsim.deployment.node_state import client_ledger, state_directory
+from fedsim.experiment import LoadedExperiment, load_experiment
+from fedsim.federation import TaskSource
+from fedsim.server.protocol import PARTITION
+from fedsim.shards import clients_elsewhere
+from fedsim.simulation.virtual_grid import failure
+
+logger = logging.getLogger("flwr")
+
+EXPERIMENT = "experiment.yaml"
+
+
+class NodeClient(ClientApp):
+    """The client that a SuperNode's `partition-id` names.
+
+    Args:
+        directory: holds `experiment.yaml` and the files that it names.
+
+    Guarantee: a round is charged in the node's ledger, on disk, before training starts; it stays
+    charged whatever happens to the SuperNode or to the run.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._directory = directory
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message; what goes wrong here is answered in one line."""
+        try:
+            return self._answer(message, context)
+        except Exception as error:
+            logger.exception("this client failed")
+            return failure(message, f"{type(error).__name__}: {error}")
+
+    def _answer(self, message: Message, context: Context) -> Message:
+        loaded = load_experiment(self._directory / EXPERIMENT)
+        client = _client_number(loaded, context)
+        state = state_directory(context.node_config)
+        ledger = client_ledger(state, loaded.experiment, client)
+        if message.metadata.message_type == LEDGER_TYPE:
+            return ledger_reply(ledger, message)
+        source = TaskSource(loaded.experiment.model_dump_json(), loaded.base, ledger)
+        return clients_elsewhere(source)(message, context)
+
+
+def _client_number(loaded: LoadedExperiment, context: Context) -> int:
+    """Return the client that this node is.
+
+    Raises:
+        DeploymentError: the node's configuration names none, or one that the experiment lacks.
+    """
+    number = context.node_config.get(PARTITION)
+    clients = loaded.experiment.data.partition.num_clients
+    if not isinstance(number, int) or not 0 <= number < clients:
+        raise DeploymentError(
+            f"this SuperNode needs --node-config 'partition-id=K' with K from 0 to {clients - 1} "
+            f"({loaded.experiment.name!r} has {clients} clients), got {number!r}"
+        )
+    return number

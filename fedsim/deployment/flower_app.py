@@ -1,0 +1,130 @@
+"""Writes an experiment as a Flower app: a directory that `flwr run` takes as it is.
+
+The app holds the experiment, the plug-in files that it names, and two modules of three lines that
+point into the installed fedsim. It holds no data: every node has, or makes, its own.
+"""
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from fedsim.deployment.errors import DeploymentError
+from fedsim.experiment import Experiment, LoadedExperiment, dump_experiment
+
+PACKAGE = "fedsim_app"
+
+_PYPROJECT = """\
+# Written by `fedsim deploy`: the experiment {name} as a Flower app.
+[project]
+name = "{slug}"
+version = "1.0.0"
+description = "The federated experiment {name}"
+dependencies = ["fedsim-dp"]
+
+[tool.flwr.app]
+publisher = "fedsim"
+
+[tool.flwr.app.components]
+serverapp = "{package}.server_app:app"
+clientapp = "{package}.client_app:app"
+
+[tool.flwr.app.config]
+out = ""  # run directory on the machine of the SuperLink; empty: ~/.local/state/fedsim/runs/...
+"""
+_SERVER = '''\
+"""The server of the experiment."""
+
+from pathlib import Path
+
+from fedsim.deployment.server_app import deployed_server
+
+app = deployed_server(Path(__file__).parent)
+'''
+_CLIENT = '''\
+"""The client of the experiment that a SuperNode's partition-id names."""
+
+from pathlib import Path
+
+from fedsim.deployment.client_app import NodeClient
+
+app = NodeClient(Path(__file__).parent)
+'''
+
+
+@dataclass(frozen=True)
+class WrittenApp:
+    """A Flower app on disk.
+
+    Attributes:
+        path: its directory.
+        clients: SuperNodes that it waits for.
+        data_file: the file that must be at this path on every node; None where there is none.
+    """
+
+    path: Path
+    clients: int
+    data_file: Path | None
+
+
+def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
+    """Write the Flower app of an experiment.
+
+    Args:
+        loaded: the experiment; plug-ins are copied from its directory.
+        out: the app's directory; must be new or empty.
+
+    Raises:
+        DeploymentError: `out` is not empty, or a plug-in lies outside of the directory of the
+            experiment.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DeploymentError(f"{out} exists and is not empty; choose another --out")
+    plugins = _plugin_files(loaded)
+    experiment, data_file = _with_absolute_data(loaded)
+    package = out / PACKAGE
+    package.mkdir(parents=True)
+    slug = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-")
+    text = _PYPROJECT.format(name=experiment.name, slug=slug, package=PACKAGE)
+    (out / "pyproject.toml").write_text(text)
+    (package / "__init__.py").write_text("")
+    (package / "server_app.py").write_text(_SERVER)
+    (package / "client_app.py").write_text(_CLIENT)
+    (package / "experiment.yaml").write_text(dump_experiment(experiment))
+    for plugin in plugins:
+        target = package / plugin
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(loaded.base / plugin, target)
+    return WrittenApp(out, experiment.data.partition.num_clients, data_file)
+
+
+def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:
+    """Return the Python files that the experiment names, relative to its directory."""
+    experiment = loaded.experiment
+    named = (experiment.data.dataset, experiment.model.name, experiment.model.loss)
+    files = []
+    for reference in named:
+        location = reference.rpartition(":")[0] if isinstance(reference, str) else ""
+        if location.endswith(".py"):
+            path = (loaded.base / Path(location).expanduser()).resolve()
+            if not path.is_relative_to(loaded.base.resolve()):
+                raise DeploymentError(
+                    f"{reference}: lies outside of {loaded.base}; an app takes along only what is "
+                    "beside its experiment: move it there, or install it as a package on every node"
+                )
+            if not path.is_file():
+                raise DeploymentError(f"{reference}: no such file: {path}")
+            files.append(PurePosixPath(path.relative_to(loaded.base.resolve())))
+    return list(dict.fromkeys(files))
+
+
+def _with_absolute_data(loaded: LoadedExperiment) -> tuple[Experiment, Path | None]:
+    """Return the experiment with its data file at an absolute path, and that path."""
+    dataset = loaded.experiment.data.dataset
+    if isinstance(dataset, str):
+        return loaded.experiment, None
+    path = (loaded.base / Path(dataset.path).expanduser()).resolve()
+    data = loaded.experiment.data.model_copy(
+        update={"dataset": dataset.model_copy(update={"path": str(path)})}
+    )
+    return loaded.experiment.model_copy(update={"data": data}), path

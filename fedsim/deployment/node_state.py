@@ -1,0 +1,117 @@
+"""What a node keeps on disk: one ledger for its client, for nobody else's eyes.
+
+The directory of a client is `STATE/seed-SEED/client-NUMBER`. The seed is part of it because noise
+is keyed by seed, client and round: another experiment with the same seed would draw the same noise
+again, and the difference of two answers would carry none. Such an experiment is refused.
+"""
+
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedsim.deployment.errors import DeploymentError
+from fedsim.experiment import Experiment
+from fedsim.resuming import differences
+
+STATE = "state"  # key of a SuperNode's --node-config
+STATE_VARIABLE = "FEDSIM_STATE"
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def state_directory(node_config: Mapping[str, object]) -> Path:
+    """Return where a node keeps its state: `state` of its configuration, or FEDSIM_STATE, or home.
+
+    Raises:
+        DeploymentError: the path is not absolute; the working directory of a Flower process is not
+            where a person thinks it is.
+    """
+    for name, value in (
+        (f"{STATE} in --node-config", node_config.get(STATE)),
+        (STATE_VARIABLE, os.environ.get(STATE_VARIABLE)),
+    ):
+        if value:
+            path = Path(str(value)).expanduser()
+            if not path.is_absolute():
+                raise DeploymentError(f"{name}: must be an absolute path, got {value!r}")
+            return path
+    return Path.home() / ".local" / "state" / "fedsim"
+
+
+def client_ledger(state: Path, experiment: Experiment, client: int) -> Path:
+    """Return the file of a client's ledger; made, if need be, for the user alone.
+
+    Guarantee: neither the directories nor the ledger can be read by another user.
+
+    Raises:
+        DeploymentError: something there is open to others or somebody else's, or the client
+            answered a different experiment with this seed.
+    """
+    directory = state / f"seed-{experiment.seed}" / f"client-{client}"
+    for path in (state, directory.parent, directory):
+        _private_directory(path)
+    _check_same_experiment(directory / "experiment.json", experiment)
+    ledger = directory / "ledger.jsonl"
+    _private_file(ledger)
+    return ledger
+
+
+def _private_directory(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise DeploymentError(f"{path}: cannot be made: {error.strerror}") from error
+    _refuse_open(path, "700")
+
+
+def _private_file(path: Path) -> None:
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+    except OSError as error:
+        raise DeploymentError(f"{path}: cannot be made: {error.strerror}") from error
+    _refuse_open(path, "600")
+
+
+def _refuse_open(path: Path, wanted: str) -> None:
+    if sys.platform == "win32":  # permissions are lists of another kind there
+        return
+    found = path.stat()
+    if found.st_uid != os.geteuid():
+        raise DeploymentError(
+            f"{path} belongs to user {found.st_uid}, and this node runs as {os.geteuid()}: "
+            "a client's state must be its own"
+        )
+    if found.st_mode & _OTHERS:
+        raise DeploymentError(
+            f"{path} can be opened by other users (mode {stat.S_IMODE(found.st_mode):o}): "
+            f"chmod {wanted} {path}"
+        )
+
+
+def _check_same_experiment(path: Path, experiment: Experiment) -> None:
+    """Remember the experiment, or compare with the one that is remembered."""
+    if path.exists():
+        before = Experiment.model_validate_json(path.read_text())
+        changed = [key for key in changed_keys(before, experiment) if not _may_grow(key, before)]
+        if changed:
+            raise DeploymentError(
+                f"{path.parent}: this client answered {before.name!r} with seed {before.seed}, and "
+                f"{experiment.name!r} differs in {', '.join(changed)}: the same seed would draw "
+                "the same noise again; choose another seed"
+            )
+    _private_file(path)
+    path.write_text(experiment.model_dump_json())
+
+
+def changed_keys(before: Experiment, after: Experiment) -> list[str]:
+    """Return the keys in which two experiments differ, apart from how they are executed."""
+    found = differences(before.model_dump(mode="json"), after.model_dump(mode="json"), "")
+    return [key for key in found if not key.startswith("runtime.")]
+
+
+def _may_grow(key: str, before: Experiment) -> bool:
+    """Rounds may be added where the noise was not calibrated to their number."""
+    calibrated = before.privacy is not None and before.privacy.target_epsilon is not None
+    return key == "federation.rounds" and not calibrated

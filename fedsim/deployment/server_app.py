@@ -1,0 +1,119 @@
+"""What the SuperLink's side runs: the experiment's rounds, and its run directory."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedsim.deployment.client_app import EXPERIMENT
+from fedsim.deployment.errors import DeploymentError
+from fedsim.deployment.ledgers import collect_ledgers
+from fedsim.deployment.node_state import state_directory
+from fedsim.experiment import load_experiment
+from fedsim.federation import Federation
+from fedsim.run_directory import RunDirectory
+from fedsim.runs import run
+from fedsim.simulation.engines import Engine
+from fedsim.simulation.sharding import Sharded
+
+logger = logging.getLogger("flwr")
+
+OUT = "out"  # key of the app's run config
+
+
+class DeployedEngine(Engine):
+    """Executes a federation on the grid that Flower hands to a ServerApp."""
+
+    patience = 600.0  # a SuperNode may start a process for every message
+
+    def __init__(self, grid: Grid, context: Context) -> None:
+        self._grid = grid
+        self._context = context
+
+    def execute(self, server_app: ServerApp, client_app: ClientApp, num_clients: int) -> None:
+        """Run `server_app` against the connected nodes, then fetch the clients' ledgers.
+
+        The clients themselves run elsewhere; `client_app` says where the ledger's copy belongs.
+        """
+        try:
+            server_app(self._grid, self._context)
+        finally:
+            if isinstance(client_app, Sharded) and client_app.ledger is not None:
+                collect_ledgers(self._grid, client_app.ledger, timeout=self.patience)
+
+
+def deployed_server(directory: Path) -> ServerApp:
+    """Return the ServerApp of the experiment in `directory`.
+
+    The run directory is `out` of the run config, on the machine of the SuperLink. One that holds an
+    unfinished run of the experiment is continued.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        experiment = load_experiment(directory / EXPERIMENT)
+        out = _run_directory(context.run_config, experiment.experiment.name, context.run_id)
+        resume = (out / "experiment.yaml").is_file()
+        if resume and _finished(out, experiment.experiment.federation.rounds):
+            raise DeploymentError(
+                f"{out} holds a finished run; name a new directory: "
+                f"flwr run . -c '{OUT}=\"/absolute/path\"'"
+            )
+        logger.info("run directory: %s%s", out, " (continued)" if resume else "")
+        result = run(
+            directory / EXPERIMENT,
+            out=out,
+            resume=resume,
+            observer=_Log(experiment.experiment.federation.rounds),
+            engine=DeployedEngine(grid, context),
+        )
+        logger.info("%s: %s, %s", result.path, result.status, dict(result.metrics))
+
+    return app
+
+
+class _Log:
+    """Says a line for each round in Flower's log, which `flwr run --stream` shows."""
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds = rounds
+
+    def started(self, federation: Federation, path: Path) -> None:
+        logger.info("waiting for %d SuperNodes", federation.num_clients)
+
+    def round_finished(self, row: Mapping[str, Any]) -> None:
+        figures = {
+            name: value
+            for name, value in row.items()
+            if name.startswith("test_") or name == "epsilon_max"
+        }
+        logger.info("round %d of %d: %s", row["round"], self._rounds, figures)
+        for failed in row["failed"]:
+            logger.warning("client %d failed: %s", failed["client"], failed["reason"])
+
+    def ended(self) -> None: ...
+
+
+def _run_directory(run_config: Mapping[str, object], name: str, run_id: int) -> Path:
+    given = run_config.get(OUT)
+    if not given:
+        return state_directory({}) / "runs" / f"{name}-{run_id}"
+    path = Path(str(given)).expanduser()
+    if not path.is_absolute():
+        raise DeploymentError(
+            f"{OUT}: must be an absolute path on the machine of the SuperLink, got {given!r}"
+        )
+    return path
+
+
+def _finished(out: Path, rounds: int) -> bool:
+    directory = RunDirectory.open(out)
+    if not (out / "summary.json").is_file():
+        return False
+    summary = directory.read_json("summary.json")
+    return summary["status"] == "completed" and summary["rounds"] >= rounds

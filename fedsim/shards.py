@@ -1,0 +1,145 @@
+"""A federation divided among processes: data and plans travel, model and loss are made there."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, overload
+
+import numpy as np
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedsim.accountant.journal import Journal
+from fedsim.clients.app import make_client_app
+from fedsim.clients.dp_sgd.backend import gradients_for
+from fedsim.clients.workbench import Workbench
+from fedsim.data import Examples
+from fedsim.models.build import build_model
+from fedsim.models.losses import resolve_loss
+from fedsim.simulation.device import choose_device
+from fedsim.simulation.sharding import Shard
+
+if TYPE_CHECKING:
+    from fedsim.federation import Federation, TaskSource
+
+_TRIED = 3  # the public examples on which a worker chooses how to compute gradients
+_MADE_THERE = {"model", "bench", "loss", "gradients", "device", "journal", "data"}
+
+
+def clients_elsewhere(source: "TaskSource") -> ClientApp:
+    """Return the clients of a federation that is assembled, when first asked, in this process."""
+    return make_client_app(source)
+
+
+class FederationClients(ClientApp):
+    """The clients of a federation as a ClientApp for other processes.
+
+    Pickled, it is the whole federation, rebuilt from its experiment where it arrives (as Flower's
+    runtime needs it). Divided, each process gets the data of its own clients.
+    """
+
+    def __init__(self, federation: "Federation", source: "TaskSource") -> None:
+        super().__init__()
+        self._federation = federation
+        self._source = source
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message."""
+        return clients_elsewhere(self._source)(message, context)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return clients_elsewhere, (self._source,)
+
+    @property
+    def ledger(self) -> Path | None:
+        """File of the durable ledger."""
+        return None if self._federation.plans is None else self._source.ledger
+
+    def work(self) -> list[float]:
+        """Return the examples that each client is expected to compute gradients of in the run."""
+        federation = self._federation
+        local = federation.experiment.local
+        rounds = federation.participation.planned_rounds()
+        return [
+            float(planned * local.steps * min(local.batch_size, len(examples)))
+            for planned, examples in zip(rounds, federation.data.clients, strict=True)
+        ]
+
+    def shard(self, clients: Sequence[int]) -> Shard:
+        """Return what another process needs to be the given clients."""
+        federation = self._federation
+        rest = {
+            field.name: getattr(federation, field.name)
+            for field in fields(federation)
+            if field.name not in _MADE_THERE
+        }
+        data = federation.data
+        own = _Own(len(data.clients), {client: data.clients[client] for client in clients})
+        few = data.test.take(np.arange(min(_TRIED, len(data.test))))
+        share = replace(data, clients=cast("tuple[Examples, ...]", own), test=few)
+        return _FederationShard(type(federation), rest, share)
+
+
+@dataclass(frozen=True)
+class _FederationShard:
+    kind: type["Federation"]
+    rest: Mapping[str, Any]
+    data: Any
+
+    def __call__(self, journal: Journal | None) -> ClientApp:
+        """Assemble the part of the federation that these clients need."""
+        experiment, base = self.rest["experiment"], self.rest["base"]
+        device = choose_device(experiment.runtime.device)
+        loss = resolve_loss(experiment.model.loss, base=base)
+        model = build_model(
+            experiment.model,
+            input_shape=self.data.input_shape,
+            num_outputs=self.rest["task"].num_outputs,
+            seed=experiment.seed,
+            base=base,
+        ).to(device)
+        gradients = None
+        if experiment.privacy is not None:
+            features = torch.from_numpy(self.data.test.features.copy()).to(device)
+            targets = torch.from_numpy(self.data.test.targets.copy()).to(device)
+            gradients = gradients_for(model, loss, features, targets)
+        federation = self.kind(
+            **self.rest,
+            data=replace(self.data, clients=self.data.clients.copied()),
+            model=model,
+            bench=Workbench(model, parameters=None if gradients is None else gradients.parameters),
+            loss=loss,
+            gradients=gradients,
+            device=device,
+            journal=cast("Any", journal),
+        )
+        return federation.client_app(in_process=True, ledger=None)
+
+
+@dataclass(frozen=True)
+class _Own(Sequence[Examples]):
+    """The clients' examples, where only some are here; asking for another is an error."""
+
+    number: int
+    here: Mapping[int, Examples]
+
+    def __len__(self) -> int:
+        return self.number
+
+    @overload
+    def __getitem__(self, index: int) -> Examples: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Examples]: ...
+    def __getitem__(self, index: int | slice) -> Examples | Sequence[Examples]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(self.number))]
+        return self.here[index]
+
+    def __iter__(self) -> Iterator[Examples]:
+        return iter(self.here.values())
+
+    def copied(self) -> "_Own":
+        """Return it with memory of its own: what Ray delivers is shared and read-only."""
+        own = {c: Examples(e.features.copy(), e.targets.copy()) for c, e in self.here.items()}
+        return _Own(self.number, own)

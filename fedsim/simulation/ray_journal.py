@@ -1,0 +1,109 @@
+"""The durable ledger of a federation on several machines: written in one place, by one process.
+
+A ledger is a file, and a file lock does not reach over machines. So one actor on the machine of the
+run directory keeps the file, and every worker asks it. A worker trains only after the keeper said
+that the charge is on disk.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsim.accountant.journal import Charge, FileJournal, JournalError
+
+
+class JournalKeeper:
+    """The one writer of a ledger file; an actor.
+
+    Guarantee: when `append` returns, the charge is on disk. The same charge again changes nothing,
+    so a caller who never heard the answer may ask again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._journal = FileJournal(path)
+
+    def history(self, client: int) -> tuple[Charge, ...]:
+        """Return every charge of a client, oldest first."""
+        return self._journal.history(client)
+
+    def append(self, charge: Charge) -> None:
+        """Write a charge and force it to disk.
+
+        Raises:
+            JournalError: it does not continue its client's chain.
+        """
+        self.append_all([charge])
+
+    def append_all(self, charges: Sequence[Charge]) -> None:
+        """Write charges in their order and force them to disk; those that are there change nothing.
+
+        Raises:
+            JournalError: one does not continue its client's chain; then none was written.
+        """
+        self._journal.append_all([charge for charge in charges if not self._is_written(charge)])
+
+    def _is_written(self, charge: Charge) -> bool:
+        return any(one.hash == charge.hash for one in self._journal.history(charge.client))
+
+
+class RemoteJournal:
+    """The journal of a worker: asks the keeper.
+
+    Histories are remembered, since a client is charged by the worker it is pinned to. If another
+    process charged it meanwhile, the keeper refuses the next charge, which would not continue the
+    chain, and the memory is thrown away.
+
+    Args:
+        keeper: handle of the actor.
+        ask: sends a method of the handle its argument and waits for the answer.
+    """
+
+    def __init__(self, keeper: Any, ask: Callable[[Any, object], Any]) -> None:
+        self._keeper = keeper
+        self._ask = ask
+        self._known: dict[int, tuple[Charge, ...]] = {}
+
+    def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
+        """Return the charges of a client after its first `after` ones, oldest first."""
+        if client not in self._known:
+            self._known[client] = self._ask(self._keeper.history, client)
+        return self._known[client][after:]
+
+    def append(self, charge: Charge) -> None:
+        """Have a charge written; when this returns, it is on disk.
+
+        Raises:
+            JournalError: it does not continue its client's chain, or the keeper is gone. Then
+                nothing may be released.
+        """
+        self.append_all([charge])
+
+    def append_all(self, charges: Sequence[Charge]) -> None:
+        """Have charges written in their order; when this returns, they are on disk.
+
+        Raises:
+            JournalError: as `append`.
+        """
+        known = {one.client: self._known.pop(one.client, None) for one in charges}
+        self._ask(self._keeper.append_all, list(charges))
+        for charge in charges:
+            history = known[charge.client]
+            if history is not None:
+                self._known[charge.client] = known[charge.client] = (*history, charge)
+
+
+def ask(method: Any, argument: object) -> Any:
+    """Call a method of an actor and wait; an error of the method is raised as it was there.
+
+    Raises:
+        JournalError: the actor could not be reached.
+    """
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        return ray.get(method.remote(argument))
+    except RayTaskError as error:
+        raise error.cause from None
+    except RayError as error:
+        raise JournalError(f"the keeper of the ledger cannot be reached: {error}") from error

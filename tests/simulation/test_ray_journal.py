@@ -1,0 +1,82 @@
+"""The ledger's one writer, and the worker's side of it: on disk first, released second."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
+from fedsim.accountant.journal import GENESIS, Charge, FileJournal, JournalError
+from fedsim.simulation.ray_journal import JournalKeeper, RemoteJournal
+
+
+def charge(round_number: int, previous: str = GENESIS, client: int = 1) -> Charge:
+    ledger = PrivacyLedger()
+    ledger.record(PoissonSampled(0.1, Gaussian(1.0)), 5)
+    return Charge(client, round_number, f"model-{round_number}", 5, ledger, previous)
+
+
+class Line:
+    """The way to the keeper; it can be cut before or after the keeper heard."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.cut: str | None = None
+
+    def __call__(self, method: Any, argument: object) -> Any:
+        self.calls.append(method.__name__)
+        if self.cut == "before":
+            raise JournalError("cut")
+        answer = method(argument)
+        if self.cut == "after":
+            raise JournalError("cut")
+        return answer
+
+
+def test_what_a_worker_appends_is_in_the_file(tmp_path: Path) -> None:
+    keeper, line = JournalKeeper(tmp_path / "ledger.jsonl"), Line()
+    journal = RemoteJournal(keeper, line)
+    assert journal.history(1) == ()
+    first = charge(1)
+    journal.append(first)
+    second = charge(2, first.hash)
+    journal.append(second)
+    assert [c.hash for c in journal.history(1)] == [first.hash, second.hash]
+    assert [c.hash for c in FileJournal(tmp_path / "ledger.jsonl").history(1)] == [
+        first.hash,
+        second.hash,
+    ]
+    assert line.calls == ["history", "append_all", "append"], "the history is asked for once"
+
+
+def test_the_same_charge_again_is_written_once(tmp_path: Path) -> None:
+    """Ray asks again when a keeper died before it could answer."""
+    path = tmp_path / "ledger.jsonl"
+    JournalKeeper(path).append(charge(1))
+    JournalKeeper(path).append(charge(1))
+    assert len(path.read_text().splitlines()) == 1
+    with pytest.raises(JournalError, match="does not continue"):
+        JournalKeeper(path).append(charge(2))
+
+
+@pytest.mark.parametrize("cut", ["before", "after"])
+def test_after_a_cut_line_the_worker_asks_what_is_true(tmp_path: Path, cut: str) -> None:
+    line = Line()
+    journal = RemoteJournal(JournalKeeper(tmp_path / "ledger.jsonl"), line)
+    journal.history(1)
+    line.cut = cut
+    with pytest.raises(JournalError):
+        journal.append(charge(1))
+    line.cut = None
+    assert len(journal.history(1)) == (1 if cut == "after" else 0)
+
+
+def test_a_worker_whose_client_was_charged_elsewhere_is_refused(tmp_path: Path) -> None:
+    """Two processes that both believe to hold a client cannot both release something new."""
+    keeper = JournalKeeper(tmp_path / "ledger.jsonl")
+    stale, fresh = RemoteJournal(keeper, Line()), RemoteJournal(keeper, Line())
+    assert stale.history(1) == ()
+    fresh.append(charge(1))
+    with pytest.raises(JournalError, match="does not continue"):
+        stale.append(charge(2))
+    assert [c.round_number for c in stale.history(1)] == [1]

@@ -1,0 +1,73 @@
+"""One experiment, one result: on every engine the same model bits and the same ledgers.
+
+On real SuperNodes: tests/deployment/test_deployment.py.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsim
+
+pytest.importorskip("ray", reason="engines ray and flower need the extra `ray`")
+pytestmark = pytest.mark.slow
+
+PRIVATE = {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5}
+
+
+def experiment(private: bool) -> dict[str, Any]:
+    sections = {
+        "name": "engines",
+        "data": {
+            "dataset": "digits",
+            "partition": {"scheme": "dirichlet", "num_clients": 4, "min_examples": 20},
+        },
+        "model": {"name": "mlp", "args": {"hidden": [8]}},
+        "federation": {"rounds": 2, "clients_per_round": 3, "weighting": "examples"},
+        "local": {"steps": 2, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.5}},
+    }
+    return {**sections, "privacy": PRIVATE} if private else sections
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    for name in ("model.safetensors", "privacy.json", "clients.csv"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    ledgers = [sorted((run / "ledger.jsonl").read_text().splitlines()) for run in (one, other)]
+    assert ledgers[0] == ledgers[1]
+    rows = [
+        [{**json.loads(line), "seconds": 0} for line in (run / "rounds.jsonl").open()]
+        for run in (one, other)
+    ]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_local_ray_and_flower_agree(tmp_path: Path, private: bool) -> None:
+    local = fedsim.run(experiment(private), out=tmp_path / "local")
+    for engine in ("ray", "flower"):
+        overrides = {"runtime.engine": engine, "runtime.workers": 2}
+        other = fedsim.run(experiment(private), overrides=overrides, out=tmp_path / engine)
+        assert_same_run(local.path, other.path)
+    records = (local.path / "ledger.jsonl").read_text().splitlines()
+    assert len(records) == (6 if private else 0)
+
+
+def test_a_run_may_change_its_engine_when_it_is_resumed(tmp_path: Path) -> None:
+    """Accounts live in the ledger and streams are keyed by round, so nothing is lost on the way."""
+
+    class Impatient:
+        def started(self, federation: object, path: Path) -> None: ...
+
+        def round_finished(self, row: Any) -> None:
+            raise KeyboardInterrupt
+
+        def ended(self) -> None: ...
+
+    whole = fedsim.run(experiment(True), out=tmp_path / "whole")
+    ray = {"runtime.engine": "ray", "runtime.workers": 2}
+    part = fedsim.run(experiment(True), overrides=ray, out=tmp_path / "r", observer=Impatient())
+    assert part.status == "interrupted"
+    fedsim.run(experiment(True), out=tmp_path / "r", resume=True)
+    assert_same_run(whole.path, tmp_path / "r")
