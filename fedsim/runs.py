@@ -231,6 +231,7 @@ def _round_row(result: RoundResult) -> dict[str, Any]:
         ],
         "withdrawn": list(result.withdrawn),
         "seconds": round(result.seconds, 4),
+        "timeline": {part: round(seconds, 4) for part, seconds in result.timeline.items()},
         "epsilon_max": None if epsilon is None else finite_or_none(epsilon),
     }
 

@@ -7,7 +7,7 @@ the end of a round and loses everything when one raises.
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
@@ -17,6 +17,7 @@ from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import partition_of, roll_call_message
 from fedsim.server.settings import FederationSettings
 from fedsim.server.strategies import Failure, FedAvg
+from fedsim.server.timeline import Timeline
 
 Metrics = Mapping[str, float]
 
@@ -30,7 +31,7 @@ class RoundResult:
     """One finished round: the new global model and what is said about it.
 
     `metrics` are those of the global model on the server's test set; `epsilon_max` is the largest
-    cumulative ε of any client, None without privacy.
+    cumulative ε of any client, None without privacy. `timeline` divides `seconds` by `PARTS`.
     """
 
     round_number: int
@@ -41,6 +42,7 @@ class RoundResult:
     withdrawn: tuple[int, ...]
     seconds: float
     epsilon_max: float | None
+    timeline: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -125,15 +127,22 @@ def run_round(
     Raises:
         FederationError: every client of the round failed.
     """
-    started = time.perf_counter()
-    requests = strategy.configure_train(round_number, arrays, ConfigRecord(), grid)
-    # A generous limit: it only has to end a run whose clients died silently.
-    replies = grid.send_and_receive(requests, timeout=24 * 3600)
-    new_arrays, _ = strategy.aggregate_train(round_number, replies)
+    started, timeline = time.perf_counter(), Timeline()
+    with timeline.part("sample"):
+        requests = strategy.configure_train(round_number, arrays, ConfigRecord(), grid)
+    with timeline.part("aggregate"):
+        # A generous limit: it only has to end a run whose clients died silently.
+        with timeline.part("train"):
+            replies = grid.send_and_receive(requests, timeout=24 * 3600)
+        replies = timeline.waiting("train", replies)
+        new_arrays, _ = strategy.aggregate_train(round_number, replies)
     outcome = strategy.outcome
     if new_arrays is None:
         raise FederationError(_all_failed(round_number, outcome.failed))
-    metrics = evaluate(new_arrays)
+    with timeline.part("evaluate"):
+        metrics = evaluate(new_arrays)
+    with timeline.part("account"):
+        epsilon = None if book is None else book.epsilon_max()
     return RoundResult(
         round_number=round_number,
         arrays=new_arrays,
@@ -142,7 +151,8 @@ def run_round(
         failed=tuple(outcome.failed),
         withdrawn=tuple(outcome.withdrawn),
         seconds=time.perf_counter() - started,
-        epsilon_max=None if book is None else book.epsilon_max(),
+        epsilon_max=epsilon,
+        timeline=timeline.seconds,
     )
 
 

@@ -13,7 +13,7 @@ from dp_accounting.pld import PLDAccountant
 from safetensors.numpy import load_file
 
 import fedsim
-from fedsim.clients import app
+from fedsim.clients import app, many
 from fedsim.clients.training import StreamKey
 from fedsim.experiment import load_experiment
 from fedsim.federation import Federation, assemble
@@ -204,7 +204,10 @@ def test_local_and_flower_engines_agree(tmp_path: Path, private: bool) -> None:
     lines = [sorted((r.path / "ledger.jsonl").read_text().splitlines()) for r in (local, flower)]
     assert lines[0] == lines[1]
     assert len(lines[0]) == (6 if private else 0)
-    strip = [[{**row, "seconds": 0} for row in result.rounds] for result in (local, flower)]
+    strip = [
+        [{**row, "seconds": 0, "timeline": {}} for row in result.rounds]
+        for result in (local, flower)
+    ]
     assert strip[0] == strip[1]
 
 
@@ -229,6 +232,8 @@ def test_the_run_directory_holds_what_it_promises(tmp_path: Path) -> None:
     assert [row["round"] for row in rows] == [1, 2, 3]
     for row in rows:
         assert {"test_loss", "test_accuracy", "seconds", "withdrawn"} <= set(row)
+        assert set(row["timeline"]) == {"sample", "train", "aggregate", "evaluate", "account"}
+        assert sum(row["timeline"].values()) == pytest.approx(row["seconds"], rel=0.1, abs=0.01)
         assert row["participants"] == [0, 1, 2, 3]
         assert row["failed"] == []
     assert rows[0]["epsilon_max"] < rows[1]["epsilon_max"] < rows[2]["epsilon_max"] <= 8.0
@@ -338,14 +343,20 @@ def test_shuffled_epochs_are_charged_once_over_rounds(tmp_path: Path) -> None:
 
 def break_training(monkeypatch: pytest.MonkeyPatch, fails: Callable[[StreamKey], bool]) -> None:
     """Let training raise for some (client, round), after the charge and before the reply."""
-    train = app.train_private
+    train, train_together = app.train_private, many.train_together
 
     def faulty(*arguments: Any, **options: Any) -> None:
         if fails(arguments[-1]):
             raise RuntimeError("the disk of this client is full")
         train(*arguments, **options)
 
+    def faulty_together(*arguments: Any) -> Any:
+        if any(fails(trainee.key) for trainee in arguments[-1]):
+            raise RuntimeError("the disk of some client is full")
+        return train_together(*arguments)
+
     monkeypatch.setattr(app, "train_private", faulty)
+    monkeypatch.setattr(many, "train_together", faulty_together)
 
 
 def test_a_failed_client_stays_charged_and_the_others_go_on(
