@@ -15,7 +15,12 @@ BELOW = {
     "server": {"server", "accountant"},
     "clients": {"clients", "server", "accountant"},
 }
-SHARED_WITH_CLIENTS = {"fedsim.server.protocol", "fedsim.server.settings", "fedsim.server.streams"}
+SHARED_WITH_CLIENTS = {
+    "fedsim.server.live_arrays",
+    "fedsim.server.protocol",
+    "fedsim.server.settings",
+    "fedsim.server.streams",
+}
 
 in_checkout = pytest.mark.skipif(
     not (ROOT / "pyproject.toml").exists(), reason="reads the source of a checkout"

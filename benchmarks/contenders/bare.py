@@ -27,7 +27,8 @@ class BareLoop(Contender):
         sums = [torch.zeros_like(value) for value in self._global]
         for client in range(self._work.clients):
             self._train(client)
-            torch._foreach_add_(sums, [parameter.detach() for parameter in self._parameters])
+            for total, parameter in zip(sums, self._parameters, strict=True):
+                total.add_(parameter.detach())
         for value, total in zip(self._global, sums, strict=True):
             value.copy_(total / self._work.clients)
 
