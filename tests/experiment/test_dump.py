@@ -143,6 +143,7 @@ runtime:
   engine: local
   workers: 1
   device: auto
+  cohort: auto
 """
     )
 
