@@ -37,6 +37,9 @@ def cli() -> None:
 )
 @click.option("--resume", is_flag=True, help="Continue the run in --out after its last round.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress, only the result.")
+@click.option(
+    "--profile", type=click.Path(), help="Write where the time went, for speedscope.app (JSON)."
+)
 @_as_json
 def run(
     file: str,
@@ -44,12 +47,14 @@ def run(
     out: str | None,
     resume: bool,
     quiet: bool,
+    profile: str | None,
     as_json: bool,
 ) -> None:
     """Run the experiment in FILE and write its run directory.
 
     KEY.PATH=VALUE replaces a key of the file: fedsim run exp.yaml federation.rounds=5 privacy=null
     """
+    from fedsim.profiling import profiled
     from fedsim.report.terminal import ProgressObserver, print_result
     from fedsim.run_directory import RunDirectory
     from fedsim.runs import RunFailedError
@@ -57,9 +62,10 @@ def run(
 
     observer = None if quiet else ProgressObserver()
     try:
-        result = run_experiment(
-            file, overrides=overrides, out=out, resume=resume, observer=observer
-        )
+        with profiled(None if profile is None else Path(profile), name=file):
+            result = run_experiment(
+                file, overrides=overrides, out=out, resume=resume, observer=observer
+            )
     except RunFailedError as error:
         _fail(f"{error}\nwhat there is of the run: {error.result.path}", FAILED)
     if as_json:

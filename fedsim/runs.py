@@ -280,6 +280,7 @@ def _round_row(result: RoundResult) -> dict[str, Any]:
             {"client": client, "steps": steps} for client, steps in result.shortened.items()
         ],
         "seconds": round(result.seconds, 4),
+        "timeline": {part: round(seconds, 4) for part, seconds in result.timeline.items()},
         "epsilon_max": None if epsilon is None else finite_or_none(epsilon),
     }
 

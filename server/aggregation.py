@@ -51,6 +51,7 @@ class OrderedMean:
         self._position = 0
         self._waiting: dict[int, tuple[Arrays, float] | None] = {}
         self._sums: dict[str, np.ndarray] | None = None
+        self._product: dict[str, np.ndarray] = {}
         self._weight = 0.0
 
     def add(self, client: int, update: Arrays, weight: float) -> None:
@@ -104,8 +105,13 @@ class OrderedMean:
             self._sums = {
                 name: np.zeros(value.shape, np.float64) for name, value in self._reference.items()
             }
+            self._product = {name: np.empty_like(total) for name, total in self._sums.items()}
         for name, total in self._sums.items():
-            total += weight * update[name].astype(np.float64)
+            if weight == 1.0:
+                total += update[name]
+            else:
+                product = self._product[name]
+                total += np.multiply(update[name], weight, out=product, dtype=np.float64)
         self._weight += weight
 
 

@@ -8,7 +8,7 @@ the end of a round and loses everything when one raises.
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
@@ -18,6 +18,7 @@ from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import Withdrawal, partition_of, roll_call_message
 from fedsim.server.settings import FederationSettings
 from fedsim.server.strategies import Failure, FedAvg
+from fedsim.server.timeline import Timeline
 
 Metrics = Mapping[str, float]
 
@@ -44,7 +45,7 @@ class RoundResult:
     `metrics` are those of the global model on the server's test set; `epsilon_max` is the largest
     cumulative ε of any client, None without privacy. `withdrawn` are the clients that left in this
     round; `shortened` has the steps of those that took fewer than asked. A round without
-    participants leaves the model as it was.
+    participants leaves the model as it was. `timeline` divides `seconds` by `PARTS`.
     """
 
     round_number: int
@@ -56,6 +57,7 @@ class RoundResult:
     shortened: Mapping[int, int]
     seconds: float
     epsilon_max: float | None
+    timeline: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -194,24 +196,33 @@ def run_round(
     book: PrivacyBook | None,
 ) -> RoundResult:
     """Run one round from `arrays` and return its result; without an update they stay."""
-    started = time.perf_counter()
-    requests = strategy.configure_train(round_number, arrays, ConfigRecord(), grid)
-    # A generous limit: it only has to end a run whose clients died silently.
-    replies = grid.send_and_receive(requests, timeout=24 * 3600)
-    new_arrays, _ = strategy.aggregate_train(round_number, replies)
+    started, timeline = time.perf_counter(), Timeline()
+    with timeline.part("sample"):
+        requests = strategy.configure_train(round_number, arrays, ConfigRecord(), grid)
+    with timeline.part("aggregate"):
+        # A generous limit: it only has to end a run whose clients died silently.
+        with timeline.part("train"):
+            replies = grid.send_and_receive(requests, timeout=24 * 3600)
+        replies = timeline.waiting("train", replies)
+        new_arrays, _ = strategy.aggregate_train(round_number, replies)
     outcome = strategy.outcome
     if new_arrays is None:
         new_arrays = arrays
+    with timeline.part("evaluate"):
+        metrics = evaluate(new_arrays)
+    with timeline.part("account"):
+        epsilon = None if book is None else book.epsilon_max()
     return RoundResult(
         round_number=round_number,
         arrays=new_arrays,
-        metrics=evaluate(new_arrays),
+        metrics=metrics,
         participants=tuple(outcome.participants),
         failed=tuple(outcome.failed),
         withdrawn=tuple(outcome.withdrawn),
         shortened=dict(sorted(outcome.shortened.items())),
         seconds=time.perf_counter() - started,
-        epsilon_max=None if book is None else book.epsilon_max(),
+        epsilon_max=epsilon,
+        timeline=timeline.seconds,
     )
 
 

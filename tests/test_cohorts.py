@@ -40,7 +40,10 @@ def experiment(**sections: object) -> dict[str, Any]:
 def outcome(path: Path) -> tuple[bytes, list[str], list[Any]]:
     """The model's bytes, the ledger's lines and what each round says, times apart."""
     lines = (path / "rounds.jsonl").read_text().splitlines()
-    said = [{k: v for k, v in json.loads(line).items() if "seconds" not in k} for line in lines]
+    said = [
+        {k: v for k, v in json.loads(line).items() if k not in ("seconds", "timeline")}
+        for line in lines
+    ]
     ledger = path / "ledger.jsonl"
     charges = sorted(ledger.read_text().splitlines()) if ledger.exists() else []
     return (path / "model.safetensors").read_bytes(), charges, said

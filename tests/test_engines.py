@@ -37,7 +37,10 @@ def assert_same_run(one: Path, other: Path) -> None:
     ledgers = [sorted((run / "ledger.jsonl").read_text().splitlines()) for run in (one, other)]
     assert ledgers[0] == ledgers[1]
     rows = [
-        [{**json.loads(line), "seconds": 0} for line in (run / "rounds.jsonl").open()]
+        [
+            {**json.loads(line), "seconds": 0, "timeline": {}}
+            for line in (run / "rounds.jsonl").open()
+        ]
         for run in (one, other)
     ]
     assert rows[0] == rows[1]

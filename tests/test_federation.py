@@ -210,6 +210,8 @@ def test_the_run_directory_holds_what_it_promises(tmp_path: Path) -> None:
     assert [row["round"] for row in rows] == [1, 2, 3]
     for row in rows:
         assert {"test_loss", "test_accuracy", "seconds", "withdrawn"} <= set(row)
+        assert set(row["timeline"]) == {"sample", "train", "aggregate", "evaluate", "account"}
+        assert sum(row["timeline"].values()) == pytest.approx(row["seconds"], rel=0.1, abs=0.01)
         assert row["participants"] == [0, 1, 2, 3]
         assert row["failed"] == []
     assert rows[0]["epsilon_max"] < rows[1]["epsilon_max"] < rows[2]["epsilon_max"] <= 8.0

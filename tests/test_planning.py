@@ -68,12 +68,13 @@ def test_nothing_to_plan_without_privacy() -> None:
 
 
 def test_nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedsim.clients import app
+    from fedsim.clients import app, many
 
     def train(*arguments: object, **options: object) -> None:
         raise AssertionError("a plan must not train")
 
     monkeypatch.setattr(app, "train_private", train)
+    monkeypatch.setattr(many, "train_together", train)
     planned()
 
 

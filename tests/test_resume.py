@@ -43,7 +43,10 @@ def assert_equal_runs(one: Path, other: Path) -> None:
     for name in SAME:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     rows = [
-        [{**json.loads(line), "seconds": 0} for line in (run / "rounds.jsonl").open()]
+        [
+            {**json.loads(line), "seconds": 0, "timeline": {}}
+            for line in (run / "rounds.jsonl").open()
+        ]
         for run in (one, other)
     ]
     assert rows[0] == rows[1]

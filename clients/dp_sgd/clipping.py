@@ -216,10 +216,8 @@ def clipped(norms: Tensor, bounds: Tensor) -> Tensor:
         norms: (n, m).
         bounds: (m,), or one row for each example (n, m).
     """
-    factors = (bounds * _ROUNDING_ROOM / norms).clamp_(max=1.0)  # norm 0 gives infinity, then 1
-    if norms.shape[1] == 1:
-        return factors.nan_to_num_(nan=0.0)
-    return _none_where_not_finite(factors, norms)
+    room = bounds * _ROUNDING_ROOM
+    return _none_where_not_finite(torch.where(norms > room, room / norms, 1.0), norms)
 
 
 def _none_where_not_finite(factors: Tensor, norms: Tensor) -> Tensor:

@@ -128,13 +128,10 @@ def lost_updates(contents: RunContents) -> Counter[int]:
 
 
 def phases(contents: RunContents) -> list[Phase]:
-    """Return where the time of the rounds went, for runs that recorded it (`seconds_<phase>`)."""
-    totals: dict[str, float] = {}
+    """Return where the time of the rounds went, for runs that recorded it."""
+    totals: Counter[str] = Counter()
     for row in contents.rounds:
-        for name, value in row.items():
-            if name.startswith("seconds_") and isinstance(value, int | float):
-                part = name.removeprefix("seconds_").replace("_", " ")
-                totals[part] = totals.get(part, 0.0) + value
+        totals.update(row.get("timeline", {}))
     whole = max(sum(totals.values()), contents.summary["seconds"])
     if whole <= 0:
         return []

@@ -41,7 +41,6 @@ def frozen_objects() -> Iterator[None]:
     Messages make it run often, and each full collection would walk through the hundreds of
     thousands of objects of torch and Flower, none of which is garbage.
     """
-    gc.collect()
     gc.freeze()
     try:
         yield

@@ -352,7 +352,7 @@ def test_withdrawals_with_reasons_and_phases_of_rounds_are_shown(make_run, make_
     rows = make_rounds(4, [], private=False, task="classification")
     rows[2]["withdrawn"] = [{"client": 2, "reason": "<b>budget</b>"}]
     for row in rows:
-        row["seconds_train"], row["seconds_sample"] = 0.9, 0.1
+        row["timeline"] = {"train": 0.9, "sample": 0.1}
     text = Page(report_of(make_run(rounds=rows))).text
     assert "3 2 withdrew: <b>budget</b>" in text
     assert "train 3.6 s 72.9%" in text  # of 4.936 s in all

@@ -103,3 +103,16 @@ def test_each_client_arrives_once() -> None:
         mean.skip(7)
     with pytest.raises(ValueError, match=r"clients \[1\] neither added nor skipped"):
         mean.result()
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 37.0), (3.7, 1e-3)])
+def test_sums_are_float64_to_the_bit(weights: tuple[float, float]) -> None:
+    """Products of float32 updates with their weights are not rounded to float32."""
+    updates = [{"w": np.random.default_rng(k).standard_normal(99, np.float32)} for k in range(2)]
+    mean = OrderedMean([0, 1], updates[0])
+    expected = np.zeros(99)
+    for client, (update, weight) in enumerate(zip(updates, weights, strict=True)):
+        mean.add(client, update, weight)
+        expected += weight * update["w"].astype(np.float64)
+    assert mean._sums is not None
+    np.testing.assert_array_equal(mean._sums["w"], expected)

@@ -1,0 +1,1 @@
+"""Who takes part in `benchmarks/federation.py`: one module each, behind one interface."""

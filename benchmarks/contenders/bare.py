@@ -1,0 +1,47 @@
+"""The limit: a loop of plain PyTorch over the clients, without privacy and without a framework."""
+
+import torch
+from torch import nn
+
+from contenders.base import Contender, Work
+
+
+class BareLoop(Contender):
+    """One model filled anew for each client, SGD on shuffled batches, a running sum."""
+
+    name = "bare loop, no privacy"
+    private = False
+
+    def prepare(self, work: Work) -> None:
+        """Get ready for the first round; not timed."""
+        x, y = work.data()
+        self._work = work
+        self._data = torch.from_numpy(x), torch.from_numpy(y)
+        self._model, self._loss = work.build(), nn.CrossEntropyLoss()
+        self._parameters = list(self._model.parameters())
+        self._global = [parameter.detach().clone() for parameter in self._parameters]
+        self._optimizer = torch.optim.SGD(self._parameters, lr=work.lr)
+
+    def round(self) -> None:
+        """Do one round: every client trains, the server averages."""
+        sums = [torch.zeros_like(value) for value in self._global]
+        for client in range(self._work.clients):
+            self._train(client)
+            for total, parameter in zip(sums, self._parameters, strict=True):
+                total.add_(parameter.detach())
+        for value, total in zip(self._global, sums, strict=True):
+            value.copy_(total / self._work.clients)
+
+    def _train(self, client: int) -> None:
+        n, batch = self._work.examples, self._work.batch
+        x, y = (part[client * n : (client + 1) * n] for part in self._data)
+        with torch.no_grad():
+            for parameter, value in zip(self._parameters, self._global, strict=True):
+                parameter.copy_(value)
+        order = torch.randperm(n)
+        for step in range(self._work.steps):
+            start = step * batch % n
+            index = order[start : start + batch]
+            self._optimizer.zero_grad()
+            self._loss(self._model(x[index]), y[index]).backward()
+            self._optimizer.step()

@@ -1,0 +1,91 @@
+"""What a contender is, and the work that all of them do."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Work:
+    """One federation: every client takes part in every round.
+
+    Attributes:
+        model: mlp (784-128-10), cnn (two convolutions, as usual for MNIST) or small (64-32-10).
+        clients: how many.
+        private: DP-SGD with noise multiplier 1 and a bound of 0.5, on Poisson lots; else plain SGD.
+    """
+
+    model: str
+    clients: int
+    private: bool
+
+    @property
+    def examples(self) -> int:
+        """Examples of a client."""
+        return 32 if self.model == "small" else 300
+
+    @property
+    def batch(self) -> int:
+        """Examples of a batch, or expected in a lot."""
+        return 8 if self.model == "small" else 32
+
+    steps = 4
+    lr = 0.1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example's features."""
+        return {"mlp": (784,), "cnn": (1, 28, 28), "small": (64,)}[self.model]
+
+    def data(self, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Return all clients' examples, client after client."""
+        generator = np.random.default_rng(seed)
+        n = self.clients * self.examples
+        x = generator.standard_normal((n, *self.shape), dtype=np.float32)
+        return x, generator.integers(0, 10, n)
+
+    def build(self) -> nn.Module:
+        """Return the model."""
+        torch.manual_seed(0)
+        if self.model == "cnn":
+            return nn.Sequential(
+                nn.Conv2d(1, 16, 8, 2, padding=3),
+                nn.ReLU(),
+                nn.MaxPool2d(2, 1),
+                nn.Conv2d(16, 32, 4, 2),
+                nn.ReLU(),
+                nn.MaxPool2d(2, 1),
+                nn.Flatten(),
+                nn.Linear(512, 32),
+                nn.ReLU(),
+                nn.Linear(32, 10),
+            )
+        hidden = 32 if self.model == "small" else 128
+        return nn.Sequential(nn.Linear(self.shape[0], hidden), nn.ReLU(), nn.Linear(hidden, 10))
+
+
+class Contender(ABC):
+    """Does the rounds of some work.
+
+    Attributes:
+        name: as printed.
+        private: whether it trains with privacy where the work says so.
+    """
+
+    name: str
+    private: bool = True
+
+    @abstractmethod
+    def prepare(self, work: Work) -> None:
+        """Get ready for the first round; not timed."""
+
+    @abstractmethod
+    def round(self) -> None:
+        """Do one round: every client trains, the server averages."""
+
+    def close(self) -> None:
+        """Give back what `prepare` took."""
+        return None
