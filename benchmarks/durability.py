@@ -19,7 +19,7 @@ import torch
 
 from fedsim.experiment import load_experiment
 from fedsim.federation import assemble
-from fedsim.run_directory import RunDirectory
+from fedsim.run_directory import Checkpoint, RunDirectory
 from fedsim.server.app import RoundResult, Start, run_round
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import to_numpy
@@ -83,7 +83,8 @@ class Contender:
             return
         started = time.perf_counter()
         self._run.append_round({"round": result.round_number, **result.metrics})
-        self._run.write_checkpoint(result.round_number, to_numpy(result.arrays))
+        checkpoint = Checkpoint(result.round_number, to_numpy(result.arrays), result.clip_norms)
+        self._run.write_checkpoint(checkpoint)
         self.writing += time.perf_counter() - started
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsim.accountant.journal import Journal
 from fedsim.clients.account import BudgetExhaustedError, PrivacyAccount
+from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.failures import ClientFailureError, without_private_text
 from fedsim.clients.faults import NO_FAULTS, Fault, FaultPlan
@@ -61,6 +62,22 @@ class ClientTask:
         size = len(self.features) if self.privacy is None else self.privacy.examples
         if size == 0:
             raise ClientFailureError("has no examples")
+
+    def step(self, request: TrainRequest) -> DpSgdStep | None:
+        """Return the mechanism as it goes on in a request; None without privacy.
+
+        Guarantee: its event is that of the plan, whatever the request says.
+
+        Raises:
+            ClientFailureError: the request says that clipping goes on from a bound that it cannot
+                have learnt.
+        """
+        if self.privacy is None:
+            return None
+        try:
+            return self.privacy.step.resumed(request.clip_norm)
+        except ValueError as error:
+            raise ClientFailureError(f"refuses the request: {error}") from error
 
     @property
     def examples(self) -> int:
@@ -141,27 +158,33 @@ def trained_reply(
     key = StreamKey(task.seed, task.client, request.round_number)
     data = (task.features, task.targets, task.local)
     steps = taken_steps(task, statement, fault)
-    if task.privacy is None:
+    learnt, step = None, task.step(request)
+    if task.privacy is None or step is None:
         train_plain(task.bench.model, task.loss, *data, key, steps=steps)
     else:
-        train_private(
-            _gradients(task),
-            *data,
-            task.privacy.step,
-            key,
-            steps=steps,
-            secure=task.privacy.secure_noise,
-        )
+        secure = task.privacy.secure_noise
+        step = train_private(_gradients(task), *data, step, key, steps=steps, secure=secure)
+        learnt = step.clipping.learnt
     arrays = task.bench.upload(request.arrays, private=task.privacy is not None)
-    return finished_reply(task, arrays, statement, fault)
+    return finished_reply(task, arrays, statement, fault, learnt=learnt)
 
 
 def finished_reply(
-    task: ClientTask, arrays: ArrayRecord, statement: PrivacyStatement | None, fault: Fault
+    task: ClientTask,
+    arrays: ArrayRecord,
+    statement: PrivacyStatement | None,
+    fault: Fault,
+    *,
+    learnt: float | None = None,
 ) -> TrainReply:
-    """Return the answer of a client that has trained, with what a fault does to it."""
+    """Return the answer of a client that has trained, with what a fault does to it.
+
+    `learnt` is the bound that its clipping has learnt.
+    """
     fault.after_training()
-    return TrainReply(fault.changed(arrays), task.examples, statement, delay=fault.delay)
+    return TrainReply(
+        fault.changed(arrays), task.examples, statement, delay=fault.delay, clip_norm=learnt
+    )
 
 
 def taken_steps(task: ClientTask, statement: PrivacyStatement | None, fault: Fault) -> range:
@@ -187,12 +210,22 @@ def _charge(task: ClientTask, request: TrainRequest, context: Context) -> Privac
     account = account.charge(
         task.privacy,
         round_number=request.round_number,
-        request=task.bench.load(request.arrays),
+        request=identity_of(task, request),
         steps=task.local.steps,
         state=context.state,
         journal=task.journal,
     )
     return account.statement(task.privacy)
+
+
+def identity_of(task: ClientTask, request: TrainRequest) -> str:
+    """Return what a client's account knows a request by: a digest of all an answer depends on.
+
+    Raises:
+        ClientFailureError: the client cannot answer it, see `ClientTask.step`.
+    """
+    task.step(request)
+    return request.identity(task.bench.load(request.arrays))
 
 
 def partition_of(context: Context) -> int:

@@ -47,16 +47,26 @@ class Trainee:
         return Member(self.step, self.features, self.targets, lots, noise)
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What a round leaves of clients that trained together.
+
+    Attributes:
+        values: the flat values of each client's trainable parameters (clients, size).
+        learnt: the bound that each client's clipping has learnt; None where it does not learn.
+    """
+
+    values: Tensor
+    learnt: tuple[float | None, ...]
+
+
 def train_together(
     bench: Workbench, loss: PerExampleLoss, local: LocalSettings, trainees: Sequence[Trainee]
-) -> Tensor:
+) -> Trained:
     """Train clients of one kind and number of steps from the bench's global model.
 
     Guarantee: row k is what `train_alone` gives for client k, to the bit on the CPU, for models on
     which `cohorts_agree` holds.
-
-    Returns:
-        The flat values of each client's trainable parameters (clients, size).
 
     Raises:
         ValueError: clients that cannot go together.
@@ -73,7 +83,9 @@ def train_together(
     for _ in trainees[0].steps:
         cohort.gradient(gradient)
         optimizer.step([cohort.values], [gradient])
-    return cohort.values[:, : cohort.size]
+    steps = cohort.steps if isinstance(cohort, PrivateCohort) else ()
+    learnt = tuple(step.clipping.learnt for step in steps) or (None,) * len(trainees)
+    return Trained(cohort.values[:, : cohort.size], learnt)
 
 
 def train_alone(
@@ -82,16 +94,16 @@ def train_alone(
     gradients: PerExampleGradients | None,
     local: LocalSettings,
     trainee: Trainee,
-) -> None:
-    """Train one client on the bench, from its global model."""
+) -> float | None:
+    """Train one client on the bench, from its global model; return what its clipping learnt."""
     bench.restart()
     data = (trainee.features, trainee.targets, local)
     if trainee.step is None:
         train_plain(bench.model, loss, *data, trainee.key, steps=trainee.steps)
-        return
+        return None
     if gradients is None:
         raise ValueError("training with privacy needs per-example gradients")
-    train_private(
+    step = train_private(
         gradients,
         *data,
         trainee.step,
@@ -99,6 +111,7 @@ def train_alone(
         steps=trainee.steps,
         secure=trainee.secure,
     )
+    return step.clipping.learnt
 
 
 def cohorts_agree(
@@ -157,11 +170,12 @@ def _disagreement(
     if not torch.equal(state, torch.default_generator.get_state()):
         torch.default_generator.set_state(state)
         return "the model draws random numbers (dropout)"
-    for row, trainee in zip(together, trainees, strict=True):
-        train_alone(bench, loss, gradients, local, trainee)
+    for row, learnt, trainee in zip(together.values, together.learnt, trainees, strict=True):
+        alone = train_alone(bench, loss, gradients, local, trainee)
         ours = bench.parameters.data
-        same = torch.equal(row, ours) if row.device.type == "cpu" else _close(row, ours)
-        if not same:
+        on_cpu = row.device.type == "cpu"
+        same = torch.equal(row, ours) if on_cpu else _close(row, ours)
+        if not same or (on_cpu and learnt != alone):
             return "together they would round differently"
     return None
 

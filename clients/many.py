@@ -21,6 +21,7 @@ from fedsim.clients.app import (
     ClientTask,
     failed_reply,
     finished_reply,
+    identity_of,
     make_client_app,
     one_thread,
     partition_of,
@@ -66,6 +67,7 @@ class Turn:
     account: PrivacyAccount | None = None
     charge: Charge | None = None
     trained: np.ndarray | None = None
+    learnt: float | None = None
 
     @cached_property
     def trainee(self) -> Trainee:
@@ -80,7 +82,7 @@ class Turn:
             task.targets,
             key,
             steps,
-            task.privacy.step,
+            task.step(self.request),
             task.privacy.secure_noise,
         )
 
@@ -179,7 +181,7 @@ def _propose(turn: Turn) -> None:
     turn.charge = turn.account.propose(
         task.privacy,
         round_number=request.round_number,
-        request=task.bench.load(request.arrays),
+        request=identity_of(task, request),
         steps=task.local.steps,
     )
 
@@ -214,12 +216,13 @@ def _train_together(turns: list[Turn]) -> None:
         try:
             task.bench.load(request.arrays)
             trainees = [turn.trainee for turn in cohort]
-            rows = train_together(task.bench, task.loss, task.local, trainees).cpu().numpy()
+            together = train_together(task.bench, task.loss, task.local, trainees)
         except Exception as error:  # noqa: BLE001  who is to blame shows when each is alone
             logger.info("a cohort failed, so its clients train alone: %s", type(error).__name__)
             continue
-        for turn, row in zip(cohort, rows, strict=True):
-            turn.trained = row
+        rows = together.values.cpu().numpy()
+        for turn, row, learnt in zip(cohort, rows, together.learnt, strict=True):
+            turn.trained, turn.learnt = row, learnt
 
 
 def _answer(turn: Turn) -> Message | Exception:
@@ -230,7 +233,7 @@ def _answer(turn: Turn) -> Message | Exception:
         else:
             private = task.privacy is not None
             arrays = task.bench.upload_of(turn.trained, request.arrays, private=private)
-            reply = finished_reply(task, arrays, turn.statement, turn.fault)
+            reply = finished_reply(task, arrays, turn.statement, turn.fault, learnt=turn.learnt)
         return reply.to_message(turn.message)
     except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
         return _failed(error, task, turn.message)

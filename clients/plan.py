@@ -1,7 +1,7 @@
 """A client's privacy plan: its settings turned into one mechanism for the whole run."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from fedsim.accountant import (
@@ -13,6 +13,7 @@ from fedsim.accountant import (
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.clients.budget import affordable_steps, epsilon_of
+from fedsim.clients.dp_sgd.adaptive import AdaptiveClipping
 from fedsim.clients.dp_sgd.clipping import (
     AutomaticClipping,
     Clipping,
@@ -91,7 +92,7 @@ def plan_privacy(
 
     Raises:
         PrivacyPlanError: no noise reaches the target ε, the accountant has no rule for the
-            sampling under this adjacency, or the clipping does not fit the model.
+            sampling under this adjacency, or the clipping does not fit the model or the noise.
     """
     public_size = privacy.declared_examples or examples
     sampling, expected_lot = _sampling(privacy, local.batch_size, max(1, public_size))
@@ -99,13 +100,17 @@ def plan_privacy(
     delta = delta_of(privacy, public_size)
     steps = local.steps * planned_rounds if public_size else 0  # nothing to train on, no step
     noise = _noise_multiplier(privacy, delta, sampling, max(steps, local.steps), local.steps)
-    step = DpSgdStep(
-        sampling=sampling,
-        clipping=_clipping(privacy),
-        noise_multiplier=noise,
-        expected_lot=expected_lot,
-        allocation=privacy.noise_allocation or "uniform",
-    )
+    try:
+        step = DpSgdStep(
+            sampling=sampling,
+            clipping=_clipping(privacy, expected_lot),
+            noise_multiplier=noise,
+            expected_lot=expected_lot,
+            allocation=privacy.noise_allocation or "uniform",
+            max_physical_batch=local.max_physical_batch,
+        )
+    except ValueError as error:
+        raise PrivacyPlanError(f"privacy.clipping cannot be used: {error}") from error
     if parameters is not None:
         try:
             step = step.for_model(parameters)
@@ -144,14 +149,26 @@ def _sampling(
             return BallsAndBins(batches), public_size / batches
 
 
-def _clipping(privacy: PrivacySettings) -> Clipping:
+def _clipping(privacy: PrivacySettings, expected_lot: float) -> Clipping:
     match privacy.clipping:
+        case "adaptive":
+            return _adaptive(privacy, expected_lot)
         case "flat":
             return FlatClipping(privacy.max_grad_norm)
         case "automatic":
             return AutomaticClipping(privacy.max_grad_norm)
         case "per_layer":
             return GroupClipping(privacy.max_grad_norm, bounds=privacy.clip_rule or "equal")
+
+
+def _adaptive(privacy: PrivacySettings, expected_lot: float) -> AdaptiveClipping:
+    clipping = AdaptiveClipping.for_lot(expected_lot, max_grad_norm=privacy.max_grad_norm)
+    given = {
+        "quantile": privacy.clip_quantile,
+        "learning_rate": privacy.clip_learning_rate,
+        "count_noise": privacy.clip_count_noise,
+    }
+    return replace(clipping, **{name: v for name, v in given.items() if v is not None})
 
 
 def _check_accountable(privacy: PrivacySettings, sampling: Sampling) -> None:

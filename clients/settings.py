@@ -46,6 +46,12 @@ class LocalSettings(Settings):
         description="expected batch (lot); with privacy the sampling rate is batch_size / "
         "declared client size",
     )
+    max_physical_batch: int | None = Field(
+        default=None,
+        ge=1,
+        description="most examples in memory at once: larger batches are split, with one noise "
+        "draw, one charge and one step; null: never",
+    )
     optimizer: OptimizerSettings = Field(
         default=SgdSettings(name="sgd", lr=0.1),
         description="made anew each round, as in federated averaging",
@@ -69,15 +75,33 @@ class PrivacySettings(Settings):
         "largest power of ten that is at most a tenth of it"
     )
     max_grad_norm: float = Field(gt=0, description="L2 bound C of one example's gradient")
-    clipping: Literal["flat", "per_layer", "automatic"] = Field(
+    clipping: Literal["flat", "per_layer", "automatic", "adaptive"] = Field(
         default="flat",
-        description="one bound for the whole gradient, one for each layer, or gradients normalised",
+        description="one bound for the whole gradient, one for each layer, gradients normalised, "
+        "or one bound that each client learns, from max_grad_norm on, by a noisy count",
     )
     clip_rule: Literal["equal", "by_dimension"] | None = Field(
         default=None, description="how per_layer divides max_grad_norm among layers; null: equal"
     )
     noise_allocation: Literal["uniform", "proportional", "optimal"] | None = Field(
         default=None, description="how per_layer divides the noise among layers; null: uniform"
+    )
+    clip_quantile: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="share of gradients that adaptive clipping leaves whole; null: 0.5",
+    )
+    clip_learning_rate: float | None = Field(
+        default=None,
+        gt=0,
+        description="how fast adaptive clipping learns, in e-folds of its bound; null: 0.2",
+    )
+    clip_count_noise: float | None = Field(
+        default=None,
+        gt=0,
+        description="noise standard deviation on the count that adaptive clipping learns from; "
+        "null: expected lot / 20",
     )
     sampling_rate: Share | None = Field(
         default=None,
@@ -103,8 +127,10 @@ class PrivacySettings(Settings):
         ge=1,
         description="public client size that sets the sampling rate; required by add_remove",
     )
-    accountant: Literal["pld", "rdp"] = Field(
-        default="pld", description="bound that is reported and calibrated to"
+    accountant: Literal["pld", "rdp", "moments"] = Field(
+        default="pld",
+        description="bound that is reported and calibrated to: pld, tight; rdp; or moments, the "
+        "loose one of Abadi et al. 2016, for comparison",
     )
     on_exhausted: Literal["refuse", "withdraw", "stop"] = Field(
         default="refuse",
@@ -187,11 +213,18 @@ class PrivacySettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _keys_of_layers(self) -> Self:
-        for key in ("clip_rule", "noise_allocation"):
-            if getattr(self, key) is not None and self.clipping != "per_layer":
-                raise ValueError(
-                    f"{key} belongs to clipping per_layer, got clipping {self.clipping}; leave "
-                    f"{key} out, or set clipping: per_layer"
-                )
+    def _keys_of_clippings(self) -> Self:
+        for clipping, keys in _KEYS_OF_CLIPPINGS.items():
+            for key in keys:
+                if getattr(self, key) is not None and self.clipping != clipping:
+                    raise ValueError(
+                        f"{key} belongs to clipping {clipping}, got clipping {self.clipping}; "
+                        f"leave {key} out, or set clipping: {clipping}"
+                    )
         return self
+
+
+_KEYS_OF_CLIPPINGS = {
+    "per_layer": ("clip_rule", "noise_allocation"),
+    "adaptive": ("clip_quantile", "clip_learning_rate", "clip_count_noise"),
+}

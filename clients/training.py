@@ -4,7 +4,7 @@ Both change the model's parameters in place, take a fixed number of optimizer st
 randomness from the streams of (seed, client, round).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -81,9 +81,35 @@ def train_plain(
     with torch_randomness(key, features.device):
         for _ in steps if steps is not None else range(settings.steps):
             index = torch.from_numpy(next(batches)).to(features.device)
-            mean = loss(model(features[index]), targets[index]).mean()
-            found = torch.autograd.grad(mean, trainable, allow_unused=True, materialize_grads=True)
+            found = _batch_gradient(
+                lambda part: loss(model(features[part]), targets[part]),
+                index,
+                trainable,
+                most=settings.max_physical_batch,
+            )
             optimizer.step(trainable, found)
+
+
+def _batch_gradient(
+    losses: Callable[[Tensor], Tensor],
+    index: Tensor,
+    parameters: Sequence[Tensor],
+    *,
+    most: int | None,
+) -> Sequence[Tensor]:
+    """Return the gradient of the mean loss of a batch, from parts of at most `most` examples."""
+    if most is None or len(index) <= most:
+        return _gradient(losses(index).mean(), parameters)
+    total = [torch.zeros_like(parameter) for parameter in parameters]
+    for part in index.split(most):
+        share = losses(part).sum() / len(index)
+        for value, found in zip(total, _gradient(share, parameters), strict=True):
+            value += found
+    return total
+
+
+def _gradient(value: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
 
 
 def train_private(
@@ -96,11 +122,12 @@ def train_private(
     *,
     steps: range,
     secure: bool = False,
-) -> None:
+) -> DpSgdStep:
     """Take DP-SGD steps on the model of `gradients`, in place.
 
     Guarantee: the resulting parameters are a function of the initial ones and of `len(steps)`
-    releases of `step`; the optimizer sees nothing but noisy gradients. Buffers do not change.
+    releases of `step`; so is what its clipping learns. The optimizer sees nothing but noisy
+    gradients. Buffers do not change.
 
     Args:
         gradients: the model and its per-example gradients.
@@ -111,6 +138,9 @@ def train_private(
         key: whose randomness.
         steps: numbers of the charged steps, counted over the client's whole life.
         secure: lots and noise come from the operating system instead of `key`.
+
+    Returns:
+        The mechanism as it goes on: adaptive clipping has learnt a bound.
     """
     values = gradients.parameters.data
     released = torch.empty_like(values)
@@ -120,8 +150,10 @@ def train_private(
     noise = key.noise(secure=secure)
     with torch_randomness(key, features.device):
         for _ in steps:
-            step.release(gradients, features, targets, lots=lots, noise=noise, into=released)
+            seen = step.release(gradients, features, targets, lots=lots, noise=noise, into=released)
             optimizer.step([values], [released])
+            step = step.adapted(seen, noise)
+    return step
 
 
 def epochs(

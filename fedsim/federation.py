@@ -132,7 +132,13 @@ class Federation:
         )
 
     def _cohort_size(self) -> int:
-        """Return how many clients train together in this process."""
+        """Return how many clients train together in this process.
+
+        Whoever limits the examples in memory wants no more of them from other clients; a lot in
+        parts is also summed in another order than a whole one.
+        """
+        if self.experiment.local.max_physical_batch is not None:
+            return 1
         size = cohort_size(
             self.model,
             self.bench.parameters.size,

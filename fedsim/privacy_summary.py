@@ -35,6 +35,7 @@ class ClientSpend:
     ledger: PrivacyLedger
     group: str | None = None
     withdrawn_round: int | None = None
+    clip_norm: float | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,10 @@ def _with_statement(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def summarise_privacy(
-    federation: Federation, *, withdrawn: Mapping[int, int] | None = None
+    federation: Federation,
+    *,
+    withdrawn: Mapping[int, int] | None = None,
+    clip_norms: Mapping[int, float] | None = None,
 ) -> PrivacySummary | None:
     """Return what every client spent according to the durable ledger; None without privacy.
 
@@ -130,6 +134,7 @@ def summarise_privacy(
     Args:
         federation: with its ledger.
         withdrawn: the round in which each client that withdrew did so.
+        clip_norms: the bound that each client's clipping has learnt, where it has.
 
     Raises:
         JournalError: the ledger was changed.
@@ -162,6 +167,7 @@ def summarise_privacy(
                 ledger=ledger,
                 group=terms[client].group,
                 withdrawn_round=(withdrawn or {}).get(client),
+                clip_norm=(clip_norms or {}).get(client, plan.step.clipping.learnt),
             )
         )
     return PrivacySummary(
@@ -194,6 +200,7 @@ def _client_json(spend: ClientSpend) -> dict[str, Any]:
         "steps": spend.steps,
         "group": spend.group,
         "withdrawn_round": spend.withdrawn_round,
+        "clip_norm": spend.clip_norm,
         "ledger": spend.ledger.to_list(),
         "ledger_head": spend.head,
     }

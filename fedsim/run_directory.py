@@ -5,6 +5,7 @@ import io
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -26,7 +27,21 @@ CLIENT_COLUMNS = (
     "steps",
     "group",
     "withdrawn_round",
+    "clip_norm",
 )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What continuing after `round_number` needs.
+
+    Random streams are keyed by round and accounts live in the ledger, so the model, and the bounds
+    that the clients' clipping has learnt, are all there is.
+    """
+
+    round_number: int
+    arrays: Mapping[str, np.ndarray]
+    clip_norms: Mapping[int, float] = field(default_factory=dict)
 
 
 class RunDirectoryError(ValueError):
@@ -156,26 +171,34 @@ class RunDirectory:
         """Write the final global model."""
         self.write_bytes("model.safetensors", _safetensors(arrays))
 
-    def write_checkpoint(self, round_number: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write what continuing after `round_number` needs.
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint in place of the one before.
 
-        Random streams are keyed by round and accounts live in the ledger, so the model and the
-        round are all there is. Both are in one file: no crash leaves them at odds.
+        Everything is in one file: no crash leaves its parts at odds.
         """
+        arrays = checkpoint.arrays
         # safetensors sorts names; their order is part of a model's digest.
-        metadata = {"round": str(round_number), "names": json.dumps(list(arrays))}
+        metadata = {"round": str(checkpoint.round_number), "names": json.dumps(list(arrays))}
+        if checkpoint.clip_norms:
+            metadata["clip_norms"] = json.dumps(dict(checkpoint.clip_norms))
         data = _safetensors(arrays, metadata=metadata)
         self.write_bytes("checkpoint/model.safetensors", data)
 
-    def read_checkpoint(self) -> tuple[int, dict[str, np.ndarray]] | None:
-        """Return the last finished round and the global model after it, None before the first."""
+    def read_checkpoint(self) -> Checkpoint | None:
+        """Return what there was after the last finished round, None before the first."""
         path = self.path / "checkpoint" / "model.safetensors"
         if not path.is_file():
             return None
         with safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            names = json.loads(file.metadata()["names"])
-            return int(file.metadata()["round"]), {name: arrays[name] for name in names}
+            metadata = file.metadata()
+        names = json.loads(metadata["names"])
+        clip_norms = json.loads(metadata.get("clip_norms", "{}"))
+        return Checkpoint(
+            round_number=int(metadata["round"]),
+            arrays={name: arrays[name] for name in names},
+            clip_norms={int(client): bound for client, bound in clip_norms.items()},
+        )
 
     def forget_rounds_after(self, round_number: int) -> list[dict[str, Any]]:
         """Drop rows of rounds that were not checkpointed, and return the others."""

@@ -1,5 +1,6 @@
 """Run an experiment: from a file to a finished run directory."""
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from fedsim.federation import Federation, assemble
 from fedsim.privacy_summary import PrivacySummary, finite_or_none, not_private, summarise_privacy
 from fedsim.report.html import write_report
 from fedsim.resuming import refuse_changes
-from fedsim.run_directory import RunDirectory, RunDirectoryError
+from fedsim.run_directory import Checkpoint, RunDirectory, RunDirectoryError
 from fedsim.server.app import FederationError, RoundResult, Start
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import to_arrays, to_numpy
@@ -150,15 +151,17 @@ class _Recorder:
         self._start = Start(federation.initial_arrays())
         if resume:
             checkpoint = directory.read_checkpoint()
-            finished = 0 if checkpoint is None else checkpoint[0]
+            finished = 0 if checkpoint is None else checkpoint.round_number
             self._rows = directory.forget_rounds_after(finished)
             if checkpoint is not None:
                 self._start = Start(
-                    to_arrays(checkpoint[1]),
+                    to_arrays(dict(checkpoint.arrays)),
                     first_round=finished + 1,
                     withdrawn=frozenset(withdrawals(self._rows)),
+                    clip_norms=checkpoint.clip_norms,
                 )
         self._arrays = self._start.arrays
+        self._clip_norms = self._start.clip_norms
         self._stopped: str | None = None
         self._finished = self._start.first_round - 1
 
@@ -212,6 +215,7 @@ class _Recorder:
 
     def _on_round(self, result: RoundResult) -> None:
         self._arrays = result.arrays
+        self._clip_norms = result.clip_norms
         self._finished = result.round_number
         self._record(result)
 
@@ -219,14 +223,18 @@ class _Recorder:
         row = _round_row(result)
         self._directory.append_round(row)
         if self._finished == result.round_number:
-            self._directory.write_checkpoint(result.round_number, to_numpy(result.arrays))
+            self._directory.write_checkpoint(
+                Checkpoint(result.round_number, to_numpy(result.arrays), result.clip_norms)
+            )
         self._rows.append(row)
         if self._observer is not None:
             self._observer.round_finished(row)
 
     def _finish(self, status: Status, reason: str | None) -> RunResult:
         seconds = sum(row["seconds"] for row in self._rows)
-        privacy = summarise_privacy(self._federation, withdrawn=withdrawals(self._rows))
+        privacy = summarise_privacy(
+            self._federation, withdrawn=withdrawals(self._rows), clip_norms=self._clip_norms
+        )
         sizes = [len(examples) for examples in self._federation.data.clients]
         content = privacy.to_json() if privacy else not_private(sizes)
         metrics = {
@@ -282,7 +290,16 @@ def _round_row(result: RoundResult) -> dict[str, Any]:
         "seconds": round(result.seconds, 4),
         "timeline": {part: round(seconds, 4) for part, seconds in result.timeline.items()},
         "epsilon_max": None if epsilon is None else finite_or_none(epsilon),
+        "clip_norm": _spread(result.clip_norms.values()),
     }
+
+
+def _spread(values: Iterable[float]) -> dict[str, float] | None:
+    """Return the smallest, the median and the largest value; None of none."""
+    found = sorted(values)
+    if not found:
+        return None
+    return {"min": found[0], "median": statistics.median(found), "max": found[-1]}
 
 
 def withdrawals(rows: Iterable[Mapping[str, Any]]) -> dict[int, int]:

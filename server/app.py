@@ -45,7 +45,8 @@ class RoundResult:
     `metrics` are those of the global model on the server's test set; `epsilon_max` is the largest
     cumulative ε of any client, None without privacy. `withdrawn` are the clients that left in this
     round; `shortened` has the steps of those that took fewer than asked. A round without
-    participants leaves the model as it was. `timeline` divides `seconds` by `PARTS`.
+    participants leaves the model as it was. `timeline` divides `seconds` by `PARTS`. `clip_norms`
+    has the bound that the clipping of each client has learnt so far, where it learns.
     """
 
     round_number: int
@@ -58,18 +59,21 @@ class RoundResult:
     seconds: float
     epsilon_max: float | None
     timeline: Mapping[str, float] = field(default_factory=dict)
+    clip_norms: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Start:
     """Where a federation starts: before round `first_round`, with these arrays.
 
-    `withdrawn` are the clients that left in the rounds before.
+    `withdrawn` are the clients that left in the rounds before; `clip_norms` are the bounds that
+    clipping has learnt in them.
     """
 
     arrays: ArrayRecord
     first_round: int = 1
     withdrawn: frozenset[int] = frozenset()
+    clip_norms: Mapping[int, float] = field(default_factory=dict)
 
 
 def make_server_app(
@@ -115,6 +119,7 @@ def make_server_app(
             book=book,
             steps=steps,
             withdrawn=start.withdrawn,
+            clip_norms=start.clip_norms,
         )
         strategy.summary()
         arrays = start.arrays
@@ -223,6 +228,7 @@ def run_round(
         seconds=time.perf_counter() - started,
         epsilon_max=epsilon,
         timeline=timeline.seconds,
+        clip_norms=dict(sorted(strategy.clip_norms.items())),
     )
 
 

@@ -7,6 +7,7 @@ never among the metrics: strategies average metrics, and an averaged ε means no
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -29,12 +30,14 @@ METRICS = "metrics"
 PRIVACY = "privacy"
 WITHDRAWAL = "withdrawal"
 TIMING = "timing"
+LEARNT = "learnt"
 IDENTITY = "identity"
 
 ROUND = "server-round"
 NUM_EXAMPLES = "num-examples"
 PARTITION = "partition-id"
 DELAY = "simulated-delay"
+CLIP_NORM = "clip-norm"
 
 ROLL_CALL = "roll_call"
 ROLL_CALL_TYPE = f"{MessageType.QUERY}.{ROLL_CALL}"
@@ -112,14 +115,34 @@ class PrivacyStatement:
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """The server's request: train from these arrays in this round."""
+    """The server's request: train from these arrays in this round.
+
+    `clip_norm` is the bound that the client's clipping learnt in earlier rounds; None where it
+    has not learnt one.
+    """
 
     round_number: int
     arrays: ArrayRecord
+    clip_norm: float | None = None
+
+    def identity(self, model: str) -> str:
+        """Return what tells this request from others of its round: all that an answer depends on.
+
+        A client adds the same noise, times its bound, to every answer in a round: answers to the
+        same model under two bounds would differ by a known multiple of it. So the bound counts.
+
+        Args:
+            model: digest of `arrays`.
+        """
+        if self.clip_norm is None:
+            return model
+        return hashlib.sha256(f"{model} {self.clip_norm!r}".encode()).hexdigest()
 
     def to_message(self, node_id: int) -> Message:
         """Address the request to one node."""
         config = ConfigRecord({ROUND: self.round_number})
+        if self.clip_norm is not None:
+            config[CLIP_NORM] = self.clip_norm
         content = RecordDict({ARRAYS: self.arrays, CONFIG: config})
         return Message(content, node_id, MessageType.TRAIN)
 
@@ -128,7 +151,7 @@ class TrainRequest:
         """Read a request.
 
         Raises:
-            ProtocolError: no arrays, or no whole-numbered round ≥ 1.
+            ProtocolError: no arrays, no whole-numbered round ≥ 1, or no number > 0 as the bound.
         """
         arrays = message.content.array_records.get(ARRAYS)
         config = message.content.config_records.get(CONFIG)
@@ -137,20 +160,22 @@ class TrainRequest:
         round_number = config.get(ROUND)
         if not isinstance(round_number, int) or round_number < 1:
             raise ProtocolError(f"{CONFIG}.{ROUND} must be a whole number >= 1, got {round_number}")
-        return cls(round_number, arrays)
+        return cls(round_number, arrays, _clip_norm(config))
 
 
 @dataclass(frozen=True)
 class TrainReply:
     """A client's answer: trained arrays, public weight, and a privacy statement if private.
 
-    `delay` is how late it is, in simulated seconds.
+    `delay` is how late it is, in simulated seconds. `clip_norm` is the bound that its clipping has
+    learnt, a release that the round was charged for; None where it does not learn.
     """
 
     arrays: ArrayRecord
     examples: int
     privacy: PrivacyStatement | None
     delay: float = 0.0
+    clip_norm: float | None = None
 
     def to_message(self, request: Message) -> Message:
         """Make the reply to `request`."""
@@ -161,6 +186,8 @@ class TrainReply:
             content[PRIVACY] = self.privacy.to_record()
         if self.delay:
             content[TIMING] = ConfigRecord({DELAY: self.delay})
+        if self.clip_norm is not None:
+            content[LEARNT] = ConfigRecord({CLIP_NORM: self.clip_norm})
         return Message(content, reply_to=request)
 
     @classmethod
@@ -183,7 +210,9 @@ class TrainReply:
         delay = 0.0 if timing is None else timing.get(DELAY)
         if not isinstance(delay, float) or not delay >= 0.0:
             raise ProtocolError(f"{TIMING}.{DELAY} must be a number of seconds, got {delay!r}")
-        return cls(arrays, examples, statement, delay)
+        learnt = message.content.config_records.get(LEARNT)
+        clip_norm = None if learnt is None else _clip_norm(learnt)
+        return cls(arrays, examples, statement, delay, clip_norm)
 
 
 @dataclass(frozen=True)
@@ -212,6 +241,13 @@ class Withdrawal:
         if not isinstance(client, int) or not isinstance(reason, str):
             raise ProtocolError(f"malformed withdrawal: client {client!r}, reason {reason!r}")
         return cls(client, reason)
+
+
+def _clip_norm(record: ConfigRecord) -> float | None:
+    value = record.get(CLIP_NORM)
+    if value is not None and not (isinstance(value, float) and 0.0 < value < math.inf):
+        raise ProtocolError(f"{CLIP_NORM} must be a finite number > 0, got {value!r}")
+    return value
 
 
 def roll_call_message(node_id: int) -> Message:

@@ -56,6 +56,11 @@ class FedAvg(Strategy):
         book: where privacy statements are recorded; None in a federation without privacy.
         steps: local steps of a round.
         withdrawn: clients that withdrew before.
+        clip_norms: the bound that the clipping of each client has learnt before.
+
+    Attributes:
+        clip_norms: as after the last round. A client whose update is not in the average goes on
+            from the bound that it had, as if it had not been asked.
 
     Source: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from
     Decentralized Data", Algorithm 1.
@@ -70,6 +75,7 @@ class FedAvg(Strategy):
         book: PrivacyBook | None,
         steps: int | None = None,
         withdrawn: Iterable[int] = (),
+        clip_norms: Mapping[int, float] | None = None,
     ) -> None:
         self._weighting = settings.weighting
         self._deadline = settings.deadline
@@ -79,6 +85,7 @@ class FedAvg(Strategy):
         self._book = book
         self._steps = steps
         self.withdrawn = set(withdrawn)
+        self.clip_norms = dict(clip_norms or {})
         self._asked: tuple[int, ...] = ()
         self._mean: OrderedMean | None = None
         self.outcome = RoundOutcome()
@@ -95,8 +102,12 @@ class FedAvg(Strategy):
         self._asked = tuple(client for client in scheduled if client not in self.withdrawn)
         self.outcome = RoundOutcome()
         self._mean = OrderedMean(self._asked, to_numpy(arrays))
-        request = TrainRequest(server_round, arrays)
-        return [request.to_message(self._node_of[client]) for client in self._asked]
+        return [
+            TrainRequest(server_round, arrays, self.clip_norms.get(client)).to_message(
+                self._node_of[client]
+            )
+            for client in self._asked
+        ]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -160,6 +171,8 @@ class FedAvg(Strategy):
             self._fail(client, str(error))
             return
         self.outcome.participants.append(client)
+        if answer.clip_norm is not None:
+            self.clip_norms[client] = answer.clip_norm
         taken = None if answer.privacy is None else answer.privacy.round_steps
         if taken is not None and self._steps is not None and taken < self._steps:
             self.outcome.shortened[client] = taken

@@ -30,6 +30,7 @@ EXPERIMENT: dict[str, Any] = {
         "target_epsilon": 9.0,
         "delta": 1e-3,
         "max_grad_norm": 0.5,
+        "clipping": "adaptive",
         "on_exhausted": "withdraw",
         "clients": {"1": {"target_epsilon": 0.9}},
     },
@@ -157,7 +158,7 @@ def _assert_all_that_was_released_is_in_the_ledger(run: Path) -> None:
     released = {(client, row["round"]) for row in rows for client in row["participants"]}
     assert released <= charged
     checkpoint = directory.read_checkpoint()
-    assert (0 if checkpoint is None else checkpoint[0]) <= len(rows)
+    assert (0 if checkpoint is None else checkpoint.round_number) <= len(rows)
 
 
 def _assert_same(whole: Path, run: Path) -> None:

@@ -17,7 +17,17 @@ pytestmark = pytest.mark.slow
 PRIVATE = {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5}
 
 
-def experiment(private: bool) -> dict[str, Any]:
+# The bound that a client has learnt comes back to it from the server, on every engine.
+LEARNING = {
+    "noise_multiplier": 1.0,
+    "delta": 1e-3,
+    "max_grad_norm": 0.5,
+    "clipping": "adaptive",
+    "clip_count_noise": 1.6,
+}
+
+
+def experiment(privacy: dict[str, Any] | None) -> dict[str, Any]:
     sections = {
         "name": "engines",
         "data": {
@@ -28,7 +38,7 @@ def experiment(private: bool) -> dict[str, Any]:
         "federation": {"rounds": 2, "clients_per_round": 3, "weighting": "examples"},
         "local": {"steps": 2, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.5}},
     }
-    return {**sections, "privacy": PRIVATE} if private else sections
+    return sections if privacy is None else {**sections, "privacy": privacy}
 
 
 def assert_same_run(one: Path, other: Path) -> None:
@@ -46,19 +56,19 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert rows[0] == rows[1]
 
 
-@pytest.mark.parametrize("private", [True, False])
-def test_local_ray_and_flower_agree(tmp_path: Path, private: bool) -> None:
-    local = fedsim.run(experiment(private), out=tmp_path / "local")
+@pytest.mark.parametrize("privacy", [PRIVATE, LEARNING, None], ids=["private", "adaptive", "plain"])
+def test_local_ray_and_flower_agree(tmp_path: Path, privacy: dict[str, Any] | None) -> None:
+    local = fedsim.run(experiment(privacy), out=tmp_path / "local")
     for engine in ("ray", "flower"):
         overrides = {"runtime.engine": engine, "runtime.workers": 2}
-        other = fedsim.run(experiment(private), overrides=overrides, out=tmp_path / engine)
+        other = fedsim.run(experiment(privacy), overrides=overrides, out=tmp_path / engine)
         assert_same_run(local.path, other.path)
     records = (local.path / "ledger.jsonl").read_text().splitlines()
-    assert len(records) == (6 if private else 0)
+    assert len(records) == (6 if privacy else 0)
 
 
 def test_a_run_may_change_its_engine_when_it_is_resumed(tmp_path: Path) -> None:
-    """Accounts live in the ledger and streams are keyed by round, so nothing is lost on the way."""
+    """Accounts are in the ledger, learnt bounds in the checkpoint, streams are keyed by round."""
 
     class Impatient:
         def started(self, federation: object, path: Path) -> None: ...
@@ -68,9 +78,9 @@ def test_a_run_may_change_its_engine_when_it_is_resumed(tmp_path: Path) -> None:
 
         def ended(self) -> None: ...
 
-    whole = fedsim.run(experiment(True), out=tmp_path / "whole")
+    whole = fedsim.run(experiment(LEARNING), out=tmp_path / "whole")
     ray = {"runtime.engine": "ray", "runtime.workers": 2}
-    part = fedsim.run(experiment(True), overrides=ray, out=tmp_path / "r", observer=Impatient())
+    part = fedsim.run(experiment(LEARNING), overrides=ray, out=tmp_path / "r", observer=Impatient())
     assert part.status == "interrupted"
-    fedsim.run(experiment(True), out=tmp_path / "r", resume=True)
+    fedsim.run(experiment(LEARNING), out=tmp_path / "r", resume=True)
     assert_same_run(whole.path, tmp_path / "r")

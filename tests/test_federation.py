@@ -323,10 +323,10 @@ def break_training(monkeypatch: pytest.MonkeyPatch, fails: Callable[[StreamKey],
     """Let training raise for some (client, round), after the charge and before the reply."""
     train, train_together = app.train_private, many.train_together
 
-    def faulty(*arguments: Any, **options: Any) -> None:
+    def faulty(*arguments: Any, **options: Any) -> Any:
         if fails(arguments[-1]):
             raise RuntimeError("the disk of this client is full")
-        train(*arguments, **options)
+        return train(*arguments, **options)
 
     def faulty_together(*arguments: Any) -> Any:
         if any(fails(trainee.key) for trainee in arguments[-1]):

@@ -71,11 +71,11 @@ def test_charges_of_an_interrupted_round_are_kept_and_not_doubled(
     fedsim.run(EXPERIMENT, out=tmp_path / "whole")
     train, calls = app.train_private, []
 
-    def power_cut(*arguments: Any, **options: Any) -> None:
+    def power_cut(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments[-1])
         if len(calls) == 8:  # in the middle of round 3, after all were charged
             raise KeyboardInterrupt
-        train(*arguments, **options)
+        return train(*arguments, **options)
 
     monkeypatch.setattr(app, "train_private", power_cut)
     alone = {"runtime.cohort": "off"}

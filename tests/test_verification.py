@@ -42,6 +42,9 @@ def problems(run: Path) -> str:
         {"privacy.sampling": "shuffle"},
         {"privacy.sampling": "balls_and_bins"},
         {"privacy.clipping": "per_layer", "privacy.noise": "secure"},
+        {"privacy.clipping": "adaptive", "privacy.noise": "secure"},
+        {"privacy.accountant": "moments"},
+        {"privacy.accountant": "moments", "privacy.sampling": "balls_and_bins"},
     ],
 )
 def test_an_honest_run_is_sound(tmp_path: Path, change: dict[str, Any]) -> None:

@@ -68,7 +68,30 @@ class AdaptiveClipping(Clipping):
 
     def with_state(self, state: dict[str, float]) -> Self:
         """Return the clipping as it was when `state` was taken."""
-        return replace(self, max_grad_norm=state["max_grad_norm"])
+        return self.resumed(state["max_grad_norm"])
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """The rule without its bound and what it learns from."""
+        return (AdaptiveClipping,)
+
+    @property
+    def learnt(self) -> float:
+        """C of the next lot."""
+        return self.max_grad_norm
+
+    def resumed(self, learnt: float) -> Self:
+        """Return the clipping that goes on from a bound learnt before.
+
+        Guarantee: whatever the bound is, a lot costs the same: gradients are clipped to it and
+        their noise is z_Δ times it, and the count never moves by more than ½.
+
+        Raises:
+            ValueError: no clipping learns such a bound.
+        """
+        if not _LEAST <= learnt <= _MOST:
+            raise ValueError(f"a learnt bound must be from {_LEAST:g} to {_MOST:g}, got {learnt!r}")
+        return replace(self, max_grad_norm=learnt)
 
     def groups(self, parameters: FlatParameters) -> Groups:
         """Return one group of all parameters."""

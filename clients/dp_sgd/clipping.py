@@ -86,6 +86,19 @@ class Clipping(ABC):
         """Return the clipping of the next lot, given the released share within the bound."""
         return self
 
+    @property
+    def learnt(self) -> float | None:
+        """The bound as it was learnt so far, a function of what was released; None: it is fixed."""
+        return None
+
+    def resumed(self, learnt: float) -> "Clipping":
+        """Return the clipping that goes on from a bound learnt before, see `learnt`.
+
+        Raises:
+            ValueError: the bound is fixed, or cannot be `learnt`.
+        """
+        raise ValueError(f"clipping to a fixed bound cannot go on from a learnt one, got {learnt}")
+
 
 @dataclass(frozen=True)
 class FlatClipping(Clipping):

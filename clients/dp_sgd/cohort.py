@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.cohort_uses import CohortUse, cohort_use
-from fedsim.clients.dp_sgd.lot_factors import lot_norms, row_factors
+from fedsim.clients.dp_sgd.lot_factors import LotStatistics, lot_norms, row_factors
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import NoiseSource, fill_rows_
 from fedsim.clients.dp_sgd.parameters import FlatParameters
@@ -214,6 +214,30 @@ class PrivateCohort(Cohort):
         like = {"dtype": torch.float64, "device": self.values.device}
         self._bounds = torch.tensor([groups.bounds for groups in self._groups], **like)
         self._scales = torch.tensor([[1.0 / step.expected_lot] for step in self._steps], **like)
+        self._adapts = any(step.clipping.learnt is not None for step in self._steps)
+        self._within = np.zeros(len(members), dtype=np.int64)  # by place in the order of a step
+
+    @property
+    def steps(self) -> tuple[DpSgdStep, ...]:
+        """Each client's mechanism for its next step."""
+        return tuple(self._steps)
+
+    def _fill(
+        self, order: Sequence[int], lots: list[np.ndarray], values: Tensor, into: Tensor
+    ) -> None:
+        self._within[:] = 0
+        super()._fill(order, lots, values, into)
+        if self._adapts:
+            for place, k in enumerate(order):
+                seen = LotStatistics(len(lots[k]), 0, (int(self._within[place]),))
+                self._adapt(k, self._steps[k].adapted(seen, self._noises[k]))
+
+    def _adapt(self, client: int, step: DpSgdStep) -> None:
+        """Go on with another clipping."""
+        groups = step.groups(self._parameters)
+        self._steps[client], self._groups[client] = step, groups
+        self._deviations[client] = step.standard_deviations(groups)
+        self._bounds[client] = self._bounds.new_tensor(groups.bounds)
 
     def _start(self, order: Sequence[int], into: Tensor) -> None:
         """Overwrite the rows of `into` with noise."""
@@ -241,6 +265,9 @@ class PrivateCohort(Cohort):
         scales = layout.per_row(self._scales[places])
         clipping = self._steps[0].clipping
         columns, dropped = row_factors(norms, clipping, bounds, scale=scales, like=like)
+        if self._adapts:  # then there is one group
+            inside = (norms <= bounds)[:, 0].cpu().numpy() & layout.real
+            self._within += np.bincount(layout.owners[inside], minlength=len(order))
         if dropped is not None:
             for use in uses:
                 use.drop(dropped)

@@ -190,6 +190,18 @@ class DpSgdStep:
         share = noisy / self.expected_lot + 0.5
         return replace(self, clipping=self.clipping.adapted(share), bound_groups=None)
 
+    def resumed(self, learnt: float | None) -> Self:
+        """Return the step whose clipping goes on from a bound learnt before; None: from its first.
+
+        Guarantee: `event` is the same, whatever the bound is: a wrong one costs accuracy only.
+
+        Raises:
+            ValueError: the clipping does not learn such a bound.
+        """
+        if learnt is None:
+            return self
+        return replace(self, clipping=self.clipping.resumed(learnt), bound_groups=None)
+
     def _lot(self, num_examples: int, lots: Lots) -> np.ndarray:
         if isinstance(lots, np.random.Generator):
             return self.sampling.lot(num_examples, lots)

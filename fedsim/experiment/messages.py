@@ -21,7 +21,7 @@ from fedsim.experiment.shapes import (
     place,
     wanted,
 )
-from fedsim.experiment.unsupported import unsupported_choice, unsupported_key
+from fedsim.experiment.unsupported import unsupported_key
 from fedsim.experiment.wording import (
     KeyPath,
     any_of,
@@ -199,8 +199,6 @@ class _Translation:
         return tag_path, self._choice(tag_path, choices, section[shape.tag])
 
     def _choice(self, path: KeyPath, choices: list[str], given: object) -> str:
-        if unsupported_choice((*self._prefix, *path), given):
-            return f"{value_text(given)} is not supported in this version; use {any_of(choices)}"
         rule = any_of(choices) if len(choices) < 3 else f"one of {any_of(choices)}"
         return f"must be {rule}, got {value_text(given)}{did_you_mean(given, choices)}"
 

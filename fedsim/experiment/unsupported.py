@@ -10,17 +10,7 @@ _KEYS: set[KeyPath] = {
     ("secure_aggregation",),
 }
 
-_CHOICES: dict[KeyPath, set[str]] = {
-    ("privacy", "clipping"): {"adaptive"},
-    ("privacy", "accountant"): {"moments"},
-}
-
 
 def unsupported_key(path: KeyPath) -> bool:
     """Return whether a key is part of the format but not of this version."""
     return path in _KEYS
-
-
-def unsupported_choice(path: KeyPath, value: object) -> bool:
-    """Return whether a choice is part of the format but not of this version."""
-    return isinstance(value, str) and value in _CHOICES.get(path, ())

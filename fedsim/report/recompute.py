@@ -61,7 +61,15 @@ def _script(spend: dict[str, Any], privacy: dict[str, Any]) -> Iterator[str]:
         yield f"accountant.compose({event}, {count})"
     yield f"print(accountant.get_epsilon({spend['delta']!r}))"
     # In full: two programs agree to some digits only, and a rounded number hides how many.
-    yield f"# privacy.json: {'infinite' if spend['epsilon'] is None else repr(spend['epsilon'])}"
+    if privacy["accountant"] == "moments":
+        yield f"# privacy.json, epsilon_rdp: {_in_full(spend['epsilon_rdp'])}"
+        yield f"# epsilon, by the looser moments accountant: {_in_full(spend['epsilon'])}"
+    else:
+        yield f"# privacy.json: {_in_full(spend['epsilon'])}"
+
+
+def _in_full(epsilon: float | None) -> str:
+    return "infinite" if epsilon is None else repr(epsilon)
 
 
 def _merged(ledger: list[dict[str, Any]]) -> list[tuple[str, int]]:

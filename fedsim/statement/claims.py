@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsim.report.figures import delta_text, epsilon_text, percent_up
-from fedsim.statement.facts import Facts
+from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
 from fedsim.statement.profile import FALSE_POSITIVE_RATES
 from fedsim.statement.sentence import Sentence, named
 
@@ -43,9 +43,12 @@ class Released(Sentence):
     @property
     def text(self) -> str:
         """The sentence in words."""
+        mechanism = self.facts.mechanism
+        learns = mechanism is not None and mechanism.clipping in COUNTING_CLIPPINGS
+        bound = ", the clipping bound that it has learnt" if learns else ""
         return (
-            "A client's messages hold its model after every round that it is charged for, its "
-            "settings and its ledger. The server's global models are made from these alone. "
+            f"A client's messages hold its model after every round that it is charged for{bound}, "
+            "its settings and its ledger. The server's global models are made from these alone. "
             "Gradients of single examples, training losses and the sizes of the lots drawn stay in "
             "the client. Should it fail, the error message leaves it too."
         )

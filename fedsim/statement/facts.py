@@ -18,6 +18,9 @@ EVENT_OF_SAMPLING = {
 ADJACENCIES = ("zero_out", "add_remove", "replace_one")
 ACCOUNTANTS = ("pld", "rdp", "moments")
 NOISES = ("seeded", "secure")
+CLIPPINGS = ("flat", "per_layer", "automatic", "adaptive")
+# A bound is learnt from a noisy count: it and the gradients must be one event in the ledger.
+COUNTING_CLIPPINGS = ("adaptive",)
 
 _SAME = 1e-9  # relative: the same accountant on another machine
 
@@ -29,6 +32,7 @@ class ClientFacts:
     Attributes:
         examples: the public size behind the sampling rate, the client's own or a declared one.
         events: names of the kinds of events in its ledger.
+        joint: whether everything in its ledger is a release of several parts together.
         withdrawn_round: the round in which it left because its budget was spent, if it did.
     """
 
@@ -43,6 +47,7 @@ class ClientFacts:
     max_grad_norm: float | None = None
     target_epsilon: float | None = None
     events: frozenset[str] = frozenset()
+    joint: bool = False
     head: str | None = None
     withdrawn_round: int | None = None
 
@@ -187,6 +192,8 @@ def _objections(facts: Facts) -> Iterator[str]:
         yield f"its accountant {mechanism.accountant!r} is not known"
     if mechanism.noise not in NOISES:
         yield "it is not recorded where its noise came from"
+    if mechanism.clipping is not None and mechanism.clipping not in CLIPPINGS:
+        yield f"its clipping {mechanism.clipping!r} is not known"
     if not facts.released:
         return
     if mechanism.sampling not in EVENT_OF_SAMPLING:
@@ -195,6 +202,11 @@ def _objections(facts: Facts) -> Iterator[str]:
         yield (
             f"lots were drawn by {mechanism.sampling}, but the ledger of client {mismatched[0]} "
             f"accounts for {_listed(mismatched[1])}"
+        )
+    if mechanism.clipping in COUNTING_CLIPPINGS and (uncounted := _uncounted(facts.clients)):
+        yield (
+            f"the bound of client {uncounted[0]} was learnt from its examples, but its ledger "
+            "accounts for gradients alone"
         )
     if math.isfinite(facts.epsilon) and (found := _unproved(facts)):
         yield found
@@ -207,6 +219,15 @@ def _mismatched(
         if client.released and client.events != {expected} and math.isfinite(client.epsilon):
             return client.client, client.events
     return None
+
+
+def _uncounted(clients: tuple[ClientFacts, ...]) -> tuple[int, ...]:
+    """Return the clients that released something, in a ledger without the counts."""
+    return tuple(
+        one.client
+        for one in clients
+        if one.released and not one.joint and math.isfinite(one.epsilon)
+    )
 
 
 def _unproved(facts: Facts) -> str | None:

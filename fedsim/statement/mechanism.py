@@ -10,6 +10,7 @@ _CLIPPINGS = {
     "flat": "clipped to L2 norm C as a whole",
     "per_layer": "clipped layer by layer, to bounds whose squares add up to C²",
     "automatic": "normalised to L2 norm below C",
+    "adaptive": "clipped to L2 norm C as a whole",
 }
 _LOTS = {
     "poisson": "lots were drawn by Poisson sampling, and accounted for as Poisson sampling",
@@ -27,6 +28,12 @@ _METHODS = {
     "moments": "the moments accountant of Abadi et al. 2016, an upper bound, and a loose one",
 }
 
+_LEARNS = (
+    " How many examples of the lot were within C is counted, with Gaussian noise on the count, and "
+    "moves C towards a quantile of the norms for the next step. Sum and count are accounted for "
+    "as one Gaussian release with noise multiplier z; C is a function of what was released "
+    "(Andrew et al. 2021)."
+)
 _ALLOCATION = (
     "the least of two upper bounds: Rényi differential privacy of random allocation, and privacy "
     "loss distributions without amplification"
@@ -52,11 +59,14 @@ class DpSgd(Sentence):
         noise = "of standard deviation z · C"
         if clipping == "per_layer":
             noise = "divided among the layers with the effect of standard deviation z · C"
+        learns, where = "", "C"
+        if clipping == "adaptive":
+            noise, learns, where = "of standard deviation above z · C", _LEARNS, "at first C"
         return (
             f"In each step every example's gradient is {how}, Gaussian noise {noise} is added once "
-            "to the sum, and the result is divided by a public constant. Here "
+            f"to the sum, and the result is divided by a public constant.{learns} Here "
             f"z = {span(self.values['noise_multiplier'])}, "
-            f"C = {self._bounds()}, sampling rate q = {span(self.values['sampling_rate'])}, "
+            f"{where} = {self._bounds()}, sampling rate q = {span(self.values['sampling_rate'])}, "
             f"{self._steps()}."
         )
 

@@ -74,9 +74,16 @@ def _client(row: Mapping[str, Any]) -> ClientFacts:
         max_grad_norm=row.get("max_grad_norm"),
         target_epsilon=row.get("target_epsilon"),
         events=frozenset(entry["event"]["type"] for entry in row["ledger"]),
+        joint=all(_is_joint(entry["event"]) for entry in row["ledger"]),
         head=row.get("ledger_head"),
         withdrawn_round=row.get("withdrawn_round"),
     )
+
+
+def _is_joint(event: Mapping[str, Any]) -> bool:
+    """Tell whether what is released about a lot is several parts, accounted for together."""
+    inner = event.get("event", event)
+    return inner["type"] == "JointGaussian" and len(inner["noise_multipliers"]) > 1
 
 
 def _profile(rows: Iterable[Mapping[str, Any]], mechanism: MechanismFacts) -> Profile | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
 from fedsim.accountant import Gaussian, JointGaussian, PoissonSampled
@@ -115,6 +116,76 @@ def test_gradients_and_count_have_the_noise_that_was_asked_for_together() -> Non
     gradients = VmapGradients(nn.Linear(4, 1, bias=False), score)
     one.fill_with_noise(gradients.parameters, noise, torch.zeros(4))
     assert noise.asked == [(4, pytest.approx(z_gradients * 0.7 / 100.0))]
+
+
+def count_noise_is_plausible(found: np.ndarray, deviation: float) -> bool:
+    """Two-sided χ² test of the variance and a test of the mean: a false alarm 2e-4 of the time."""
+    scaled = (found**2).sum() / deviation**2
+    low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(found))
+    mean = abs(found.mean()) / deviation * math.sqrt(len(found))
+    return bool(low < scaled < high) and mean < stats.norm.ppf(1 - 5e-5)
+
+
+@pytest.mark.parametrize("released_about", [0, 60])
+def test_the_released_count_has_the_noise_that_is_charged(released_about: int) -> None:
+    """Nobody is within C, so what moves log C is the noise alone; 7 % of σ_b are noticed."""
+    n = 60
+    x = torch.full((n, 2), 1e12) if released_about else torch.zeros(0, 2)
+    target = 0.0 if released_about else 0.5  # what the noiseless share is, so that C stays put
+    clipping = AdaptiveClipping.for_lot(n, max_grad_norm=1.0, quantile=target)
+    one = DpSgdStep(PoissonSampling(1.0), clipping, 1.0, n)
+    event = one.event
+    assert isinstance(event, PoissonSampled)
+    assert isinstance(event.event, JointGaussian)
+    charged = event.event.noise_multipliers[1] * 0.5
+    lots, noise = np.random.default_rng(1), SeededNoise(np.random.default_rng(2))
+    found = np.log([1.0, *bounds(one, x, lots, noise, 4000)])
+    count = -np.diff(found) / clipping.learning_rate * n
+    assert count_noise_is_plausible(count, charged)
+    assert not count_noise_is_plausible(1.07 * count, charged)
+    assert not count_noise_is_plausible(0.93 * count, charged)
+    assert not count_noise_is_plausible(count + 0.3, charged), "a count that is off by a third"
+    assert abs(np.corrcoef(count[1:], count[:-1])[0, 1]) < 0.07, "fresh noise in every step"
+
+
+@pytest.mark.parametrize("bound", [1e-10, 1e-3, 0.7, 50.0, 1e10])
+def test_whatever_the_bound_a_step_costs_the_same(bound: float) -> None:
+    """A server that sends a wrong bound back spoils the accuracy, never the guarantee."""
+    one = step(AdaptiveClipping(0.7, count_noise=5.0), z=1.3)
+    resumed = one.resumed(bound)
+    assert resumed.event == one.event
+    assert resumed.clipping.learnt == bound
+    gradients = VmapGradients(nn.Linear(4, 1, bias=False), score)
+    groups = resumed.groups(gradients.parameters)
+    (sigma,) = resumed.standard_deviations(groups)
+    assert sigma / groups.sensitivity == pytest.approx(event_multipliers(one)[0], rel=1e-12)
+    x = torch.tensor([[1e30, 0, 0, 0], [1e-30, 0, 0, 0], [3.0, 4.0, 0, 0]])
+    for example in x:
+        into = torch.zeros(4)
+        gradients.add_clipped_sum(
+            example[None], torch.zeros(1), resumed.clipping, groups, into, scale=1.0
+        )
+        assert into.double().norm() <= bound
+
+
+def event_multipliers(one: DpSgdStep) -> tuple[float, ...]:
+    event = one.event
+    assert isinstance(event, PoissonSampled)
+    assert isinstance(event.event, JointGaussian)
+    return event.event.noise_multipliers
+
+
+@pytest.mark.parametrize("bound", [0.0, 1e-11, 1e11, math.inf, math.nan, -1.0])
+def test_a_bound_that_was_never_learnt_is_refused(bound: float) -> None:
+    with pytest.raises(ValueError, match="a learnt bound must be from 1e-10 to 1e\\+10"):
+        step(AdaptiveClipping(0.7, count_noise=5.0)).resumed(bound)
+
+
+def test_a_fixed_bound_does_not_go_on_from_a_learnt_one() -> None:
+    fixed = DpSgdStep(PoissonSampling(0.5), FlatClipping(1.0), 1.0, 10.0)
+    assert fixed.resumed(None) is fixed
+    with pytest.raises(ValueError, match="cannot go on from a learnt one"):
+        fixed.resumed(0.5)
 
 
 def test_a_step_for_a_model_has_the_same_event() -> None:

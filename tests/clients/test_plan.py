@@ -17,6 +17,7 @@ from fedsim.accountant import (
     RandomAllocation,
     calibrate_noise_multiplier,
 )
+from fedsim.clients.dp_sgd.adaptive import AdaptiveClipping
 from fedsim.clients.dp_sgd.clipping import AutomaticClipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.sampling import BallsAndBins, FixedSizeSampling, ShuffledEpochs
@@ -88,6 +89,20 @@ def test_clippings() -> None:
     assert by_dimension.step.allocation == "optimal"
 
 
+def test_adaptive_clipping_as_published_or_as_given() -> None:
+    found = plan(clipping="adaptive")
+    assert found.step.clipping == AdaptiveClipping(0.5, count_noise=32 / 20)
+    given = plan(
+        clipping="adaptive", clip_quantile=0.9, clip_learning_rate=0.1, clip_count_noise=3.0
+    )
+    assert given.step.clipping == AdaptiveClipping(0.5, 3.0, 0.9, 0.1)
+
+
+def test_a_lot_too_small_to_count_is_refused_with_the_fix() -> None:
+    with pytest.raises(PrivacyPlanError, match=r"privacy.clipping cannot .* use larger lots"):
+        plan(clipping="adaptive", clip_count_noise=0.55)
+
+
 def test_the_ledger_tells_layers_apart_where_the_model_is_known() -> None:
     found = plan_privacy(
         privacy(clipping="per_layer"),
@@ -116,10 +131,11 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"sampling": "balls_and_bins", "adjacency": "replace_one"},
     {"sampling": "balls_and_bins", "adjacency": "add_remove", "declared_examples": 300},
     {"clipping": "per_layer", "noise_allocation": "optimal"},
+    {"clipping": "adaptive"},
 ]
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "moments"])
 @pytest.mark.parametrize("settings", SAMPLINGS)
 def test_the_planned_run_spends_the_target_and_no_more(
     settings: dict[str, Any], accountant: Any

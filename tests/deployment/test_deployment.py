@@ -41,7 +41,12 @@ EXPERIMENT: dict[str, Any] = {
     "model": {"name": "./net.py:build"},
     "federation": {"rounds": 1},
     "local": {"steps": 2, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.5}},
-    "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5},
+    "privacy": {
+        "noise_multiplier": 1.0,
+        "delta": 1e-3,
+        "max_grad_norm": 0.5,
+        "clipping": "adaptive",
+    },
 }
 PATIENCE = 240.0
 

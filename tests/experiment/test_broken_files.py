@@ -132,7 +132,13 @@ BROKEN = [
     ("delta: 1.0e-3", "delta: aut", "20:3: privacy.delta: must be a number or 'auto', got 'aut'; did you mean 'auto'?"),
     ("delta: 1.0e-3", "delta: [1]", "20:3: privacy.delta: must be a number or 'auto', got a list"),
     ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clients: {'1': {epsilon: 2.0}}", "22:19: privacy.clients.1.epsilon: unknown key; did you mean 'target_epsilon'?"),
-    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clipping: adaptive", "22:3: privacy.clipping: 'adaptive' is not supported in this version; use 'flat', 'per_layer' or 'automatic'"),
+    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clipping: adaptativ", "22:3: privacy.clipping: must be one of 'flat', 'per_layer', 'automatic' or 'adaptive', got 'adaptativ'; did you mean 'adaptive'?"),
+    (
+        "max_grad_norm: 0.5",
+        "max_grad_norm: 0.5\n  clip_quantile: 0.9",
+        "18:1: privacy: clip_quantile belongs to clipping adaptive, got clipping flat; leave clip_quantile out, or set clipping: adaptive",
+    ),
+    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clipping: adaptive\n  clip_quantile: 1.5", "23:3: privacy.clip_quantile: must be <= 1, got 1.5"),
     # privacy without a guarantee
     (
         "max_grad_norm: 0.5",
@@ -162,7 +168,7 @@ BROKEN = [
         "max_grad_norm: 0.5\n  sampling: fixedsize",
         "22:3: privacy.sampling: must be one of 'poisson', 'fixed_size', 'shuffle' or 'balls_and_bins', got 'fixedsize'; did you mean 'fixed_size'?",
     ),
-    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  accountant: moments", "22:3: privacy.accountant: 'moments' is not supported in this version; use 'pld' or 'rdp'"),
+    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  accountant: prv", "22:3: privacy.accountant: must be one of 'pld', 'rdp' or 'moments', got 'prv'"),
     ("engine: local", "engine: spark", "22:11: runtime.engine: must be one of 'local', 'ray' or 'flower', got 'spark'"),
     ("engine: local", "engine: flower, address: auto", "22:1: runtime: address is for engine: ray, got engine: flower"),
     (

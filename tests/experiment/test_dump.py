@@ -122,6 +122,7 @@ federation:
 local:
   steps: 5
   batch_size: 28
+  max_physical_batch: null
   optimizer:
     name: sgd
     lr: 1.0
@@ -135,6 +136,9 @@ privacy:
   clipping: flat
   clip_rule: null
   noise_allocation: null
+  clip_quantile: null
+  clip_learning_rate: null
+  clip_count_noise: null
   sampling_rate: null
   sampling: poisson
   noise: seeded
@@ -149,8 +153,8 @@ runtime:
   workers: 1
   address: null
   device: auto
-  cohort: auto
   trackers: []
+  cohort: auto
 """
     )
 

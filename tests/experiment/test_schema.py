@@ -93,7 +93,7 @@ def test_good_variations(validator: Any, old: str, new: str) -> None:
         ("scheme: dirichlet", "scheme: other"),
         ("name: sgd", "name: adam, momentum: 0.9"),
         ("delta: 1.0e-3", "delta: 1"),
-        ("clipping: flat", "clipping: adaptive"),
+        ("clipping: flat", "clipping: layerwise"),
         ("engine: local", "engine: spark"),
     ],
 )

@@ -1,4 +1,6 @@
+import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,6 +59,37 @@ def test_request_round_trip() -> None:
     request = TrainRequest.from_message(message)
     assert request.round_number == 4
     np.testing.assert_array_equal(to_numpy(request.arrays)["w"], ARRAYS_VALUE["w"])
+
+
+def test_a_learnt_bound_travels_both_ways_to_the_bit() -> None:
+    bound = 0.1 + 0.2
+    request = TrainRequest(4, to_arrays(ARRAYS_VALUE), bound).to_message(1001)
+    assert TrainRequest.from_message(request).clip_norm == bound
+    reply = TrainReply(to_arrays(ARRAYS_VALUE), 80, statement(), clip_norm=bound)
+    assert TrainReply.from_message(reply.to_message(request)).clip_norm == bound
+    without = TrainRequest(4, to_arrays(ARRAYS_VALUE)).to_message(1001)
+    assert TrainRequest.from_message(without).clip_norm is None
+
+
+def test_requests_with_other_bounds_are_other_requests() -> None:
+    arrays = to_arrays(ARRAYS_VALUE)
+    bounds = (None, 1.0, 1.0 + 2.0**-52, 2.0)
+    identities = [TrainRequest(4, arrays, bound).identity("model") for bound in bounds]
+    assert len(set(identities)) == 4
+    assert identities[0] == "model"
+    assert identities[1] == TrainRequest(4, arrays, 1.0).identity("model")
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, math.nan, math.inf, 1, "1"])
+def test_a_bound_that_is_no_positive_number_is_refused(bound: Any) -> None:
+    message = TrainRequest(4, to_arrays(ARRAYS_VALUE)).to_message(1001)
+    message.content[CONFIG] = ConfigRecord({"server-round": 4, "clip-norm": bound})
+    with pytest.raises(ProtocolError, match="clip-norm must be a finite number > 0"):
+        TrainRequest.from_message(message)
+    reply = TrainReply(to_arrays(ARRAYS_VALUE), 80, statement()).to_message(message)
+    reply.content["learnt"] = ConfigRecord({"clip-norm": bound})
+    with pytest.raises(ProtocolError, match="clip-norm must be a finite number > 0"):
+        TrainReply.from_message(reply)
 
 
 @pytest.mark.parametrize("private", [True, False])

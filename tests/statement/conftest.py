@@ -31,6 +31,7 @@ def clients(draw, sampling: str | None, number: int) -> ClientFacts:
         max_grad_norm=draw(st.sampled_from([None, 0.5, 1.0])),
         target_epsilon=draw(st.sampled_from([None, 2.0, 8.0])),
         events=events if rounds else frozenset(),
+        joint=draw(st.booleans()),
         head="0" * 64,
         withdrawn_round=draw(st.sampled_from([None, None, 3])),
     )
@@ -45,7 +46,7 @@ def any_facts(draw) -> Facts:
         accountant=draw(st.sampled_from(["pld", "rdp", "moments", "gdp"])),
         noise=draw(st.sampled_from(["seeded", "secure", None, "weak"])),
         sampling=sampling,
-        clipping=draw(st.sampled_from(["flat", "per_layer", "automatic", None])),
+        clipping=draw(st.sampled_from(["flat", "per_layer", "adaptive", "own", None])),
     )
     some = tuple(draw(clients(sampling, number)) for number in range(draw(st.integers(0, 4))))
     worst = max(some, key=lambda client: client.epsilon, default=None)

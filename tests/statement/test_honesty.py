@@ -40,6 +40,10 @@ def supported(facts: Facts) -> bool:
     expected = LEDGER.get(mechanism.sampling or "")
     if not trained or any(set(client.events) != {expected} for client in trained):
         return False
+    if mechanism.clipping not in (None, "flat", "per_layer", "automatic", "adaptive"):
+        return False
+    if mechanism.clipping == "adaptive" and not all(client.joint for client in trained):
+        return False
     if any(math.isinf(client.epsilon) for client in facts.clients):
         return False
     worst = max(facts.clients, key=lambda client: client.epsilon)
@@ -113,6 +117,8 @@ def corpus(honest: Facts) -> list[Facts]:
         ("sampling", None),
         ("adjacency", "edit"),
         ("accountant", "clt"),
+        ("clipping", "own"),
+        ("clipping", "adaptive"),
     ]:
         runs.append(with_mechanism(**{name: value}))
     runs += [
@@ -124,6 +130,8 @@ def corpus(honest: Facts) -> list[Facts]:
         with_client(0, events=frozenset({"PoissonSampled", "NonPrivate"})),
         with_client(0, **nothing),
     ]
+    together = tuple(dataclasses.replace(client, joint=True) for client in honest.clients)
+    runs.append(dataclasses.replace(with_mechanism(clipping="adaptive"), clients=together))
     if honest.run is not None:
         for status in ("interrupted", "failed", "stopped"):
             run = dataclasses.replace(honest.run, status=status)

@@ -1,0 +1,88 @@
+"""Batches larger than memory are split, and nothing changes but the rounding of sums."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import fedsim
+from fedsim.run_directory import RunDirectoryError
+
+# A model that notes the largest batch that it was trained on.
+MODEL = """
+from pathlib import Path
+from torch import nn
+
+class Watched(nn.Sequential):
+    largest = 0
+
+    def forward(self, x):
+        if self.training:
+            Watched.largest = max(Watched.largest, len(x))
+            Path(LOG).write_text(str(Watched.largest))
+        return super().forward(x)
+
+def build(hidden=9):
+    return Watched(nn.Flatten(), nn.Linear(64, hidden), nn.Tanh(), nn.Linear(hidden, 10))
+"""
+PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5, "clipping": "adaptive"}
+
+
+def trained(tmp_path: Path, name: str, privacy: object, most: int | None) -> tuple[Path, int]:
+    """Return the run directory, and the most examples that were in one forward pass."""
+    log = tmp_path / f"{name}.log"
+    (tmp_path / f"{name}.py").write_text(MODEL.replace("LOG", repr(str(log))))
+    experiment: dict[str, Any] = {
+        "name": "parts",
+        "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},
+        "model": {"name": f"./{name}.py:build"},
+        "federation": {"rounds": 2},
+        "local": {"steps": 3, "batch_size": 60, "max_physical_batch": most},
+        "privacy": privacy,
+        "runtime": {"cohort": "off"},
+    }
+    fedsim.run(experiment, base=tmp_path, out=tmp_path / name)
+    return tmp_path / name, int(log.read_text())
+
+
+@pytest.mark.parametrize("privacy", [PRIVACY, None], ids=["private", "plain"])
+def test_parts_of_a_batch_are_one_batch(tmp_path: Path, privacy: object) -> None:
+    """One noise draw: a second one would move every value by much more than rounding does."""
+    whole, largest = trained(tmp_path, "whole", privacy, None)
+    assert largest > 50
+    for most in (16, 7):
+        parts, largest = trained(tmp_path, f"parts_{most}", privacy, most)
+        assert largest == most
+        assert (parts / "ledger.jsonl").read_text().count("\n") == (6 if privacy else 0)
+        one, other = (load_file(run / "model.safetensors") for run in (whole, parts))
+        for name, value in one.items():
+            np.testing.assert_allclose(other[name], value, rtol=0, atol=1e-5)
+        steps = [
+            [line.split(",")[3:10] for line in (run / "clients.csv").read_text().splitlines()]
+            for run in (whole, parts)
+        ]
+        assert steps[0] == steps[1], "ε, noise, rounds and steps"
+
+
+def test_a_batch_that_fits_is_not_touched(tmp_path: Path) -> None:
+    whole, _ = trained(tmp_path, "whole", PRIVACY, None)
+    large, _ = trained(tmp_path, "large", PRIVACY, 10_000)
+    assert (whole / "model.safetensors").read_bytes() == (large / "model.safetensors").read_bytes()
+
+
+def test_a_run_is_not_continued_with_other_parts(tmp_path: Path) -> None:
+    """Charged but unfinished rounds are repeated with the same noise: the bits must be the same."""
+    experiment: dict[str, Any] = {
+        "name": "parts",
+        "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},
+        "model": {"name": "logistic"},
+        "federation": {"rounds": 1},
+        "local": {"steps": 1, "batch_size": 32},
+        "privacy": PRIVACY,
+    }
+    fedsim.run(experiment, out=tmp_path / "r")
+    changed = {"local.max_physical_batch": 8}
+    with pytest.raises(RunDirectoryError, match=r"local\.max_physical_batch was None"):
+        fedsim.run(experiment, overrides=changed, out=tmp_path / "r", resume=True)
