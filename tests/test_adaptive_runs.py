@@ -6,10 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 import fedsim
 from fedsim.clients import app
+from fedsim.clients.account import ChargeRefusedError
+from fedsim.clients.failures import ClientFailureError
+from fedsim.experiment import load_experiment
+from fedsim.federation import assemble
 from fedsim.run_directory import RunDirectory
+from fedsim.server.protocol import TrainReply, TrainRequest, digest
+from fedsim.simulation.flower_internals import server_identity
 from fedsim.verification import verify_run
 
 PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5, "clipping": "adaptive"}
@@ -233,3 +240,49 @@ def test_each_client_reaches_the_quantile_of_its_own_gradients(
     found = sorted(spend.clip_norm or 0.0 for spend in result.privacy.clients)
     wanted = np.array([0.1, 1.0, 10.0]) * (1 + 9 * quantile)
     assert np.abs(np.log(found / wanted)).max() < 0.2
+
+
+def ask(
+    task: app.ClientTask, context: Context, arrays: ArrayRecord, bound: float | None
+) -> Message:
+    with server_identity(1):
+        return app.answer(task, TrainRequest(1, arrays, bound).to_message(7), context)
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> tuple[app.ClientTask, Context, ArrayRecord]:
+    (tmp_path / "ledger.jsonl").touch()
+    federation = assemble(load_experiment(experiment()), ledger=tmp_path / "ledger.jsonl")
+    context = Context(
+        run_id=1, node_id=7, node_config={"partition-id": 0}, state=RecordDict(), run_config={}
+    )
+    return federation.client_task(0), context, federation.initial_arrays()
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["kept", "state lost"])
+def test_a_round_is_answered_for_one_bound_only(
+    asked: tuple[app.ClientTask, Context, ArrayRecord], lost: bool
+) -> None:
+    """Two bounds would scale the same noise; the same bound gives the same answer at no cost."""
+    task, context, arrays = asked
+    first = TrainReply.from_message(ask(task, context, arrays, 0.9))
+    if lost:  # the ledger remembers
+        context.state = RecordDict()
+    again = TrainReply.from_message(ask(task, context, arrays, 0.9))
+    assert digest(again.arrays) == digest(first.arrays)
+    assert (again.clip_norm, again.privacy) == (first.clip_norm, first.privacy)
+    for other in (None, 0.5, 0.9 + 2.0**-52):
+        with pytest.raises(ChargeRefusedError, match="would reuse its noise"):
+            ask(task, context, arrays, other)
+    assert task.journal is not None
+    assert len(task.journal.history(0)) == 1
+
+
+def test_an_impossible_bound_is_refused_before_the_charge(
+    asked: tuple[app.ClientTask, Context, ArrayRecord],
+) -> None:
+    task, context, arrays = asked
+    with pytest.raises(ClientFailureError, match="a learnt bound must be from"):
+        ask(task, context, arrays, 1e300)
+    assert task.journal is not None
+    assert task.journal.history(0) == ()
