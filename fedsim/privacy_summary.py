@@ -47,6 +47,7 @@ class PrivacySummary:
     sampling: str = "poisson"
     noise: str = "seeded"
     clipping: str = "flat"
+    secure_aggregation: Mapping[str, Any] | None = None
 
     @property
     def system_epsilon(self) -> float:
@@ -84,12 +85,15 @@ class PrivacySummary:
                 "noise": self.noise,
                 "system_epsilon": finite_or_none(self.system_epsilon),
                 "ledger_digest": ledger_digest(clients),
+                "secure_aggregation": self.secure_aggregation,
                 "clients": clients,
             }
         )
 
 
-def not_private(sizes: Sequence[int]) -> dict[str, Any]:
+def not_private(
+    sizes: Sequence[int], secure_aggregation: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the content of `privacy.json` for a federation without differential privacy."""
     return _with_statement(
         {
@@ -104,6 +108,7 @@ def not_private(sizes: Sequence[int]) -> dict[str, Any]:
             "noise": None,
             "system_epsilon": None,
             "ledger_digest": None,
+            "secure_aggregation": secure_aggregation,
             "clients": [
                 {"client": client, "examples": size, "epsilon": None, "ledger": []}
                 for client, size in enumerate(sizes)
@@ -120,7 +125,10 @@ def _with_statement(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def summarise_privacy(
-    federation: Federation, *, withdrawn: Mapping[int, int] | None = None
+    federation: Federation,
+    *,
+    withdrawn: Mapping[int, int] | None = None,
+    secure_aggregation: Mapping[str, Any] | None = None,
 ) -> PrivacySummary | None:
     """Return what every client spent according to the durable ledger; None without privacy.
 
@@ -130,6 +138,7 @@ def summarise_privacy(
     Args:
         federation: with its ledger.
         withdrawn: the round in which each client that withdrew did so.
+        secure_aggregation: what there is to say of it.
 
     Raises:
         JournalError: the ledger was changed.
@@ -171,6 +180,7 @@ def summarise_privacy(
         sampling=settings.sampling,
         noise=settings.noise,
         clipping=settings.clipping,
+        secure_aggregation=secure_aggregation,
     )
 
 

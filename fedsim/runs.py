@@ -14,6 +14,7 @@ from fedsim.privacy_summary import PrivacySummary, finite_or_none, not_private, 
 from fedsim.report.html import write_report
 from fedsim.resuming import refuse_changes
 from fedsim.run_directory import RunDirectory, RunDirectoryError
+from fedsim.secure_summary import secure_summary
 from fedsim.server.app import FederationError, RoundResult, Start
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import to_arrays, to_numpy
@@ -205,7 +206,7 @@ class _Recorder:
         client = self._federation.client_app(
             in_process=isinstance(engine, LocalEngine), ledger=self._directory.ledger
         )
-        engine.execute(server, client, self._federation.num_clients)
+        engine.execute(server, client, self._federation.num_nodes)
 
     def _on_stop(self, reason: str) -> None:
         self._stopped = reason
@@ -217,6 +218,12 @@ class _Recorder:
 
     def _record(self, result: RoundResult) -> None:
         row = _round_row(result)
+        if self._federation.secure is not None:
+            row["secure_aggregation"] = {
+                "survivors": len(result.participants),
+                "aborted": result.aborted,
+                "retried": result.retried,
+            }
         self._directory.append_round(row)
         if self._finished == result.round_number:
             self._directory.write_checkpoint(result.round_number, to_numpy(result.arrays))
@@ -226,9 +233,14 @@ class _Recorder:
 
     def _finish(self, status: Status, reason: str | None) -> RunResult:
         seconds = sum(row["seconds"] for row in self._rows)
-        privacy = summarise_privacy(self._federation, withdrawn=withdrawals(self._rows))
+        secure = secure_summary(
+            self._federation, self._rows, one_operator=self._engine.one_operator
+        )
+        privacy = summarise_privacy(
+            self._federation, withdrawn=withdrawals(self._rows), secure_aggregation=secure
+        )
         sizes = [len(examples) for examples in self._federation.data.clients]
-        content = privacy.to_json() if privacy else not_private(sizes)
+        content = privacy.to_json() if privacy else not_private(sizes, secure)
         metrics = {
             name: value
             for name, value in (self._rows[-1] if self._rows else {}).items()

@@ -17,6 +17,7 @@ from fedsim.clients.workbench import Workbench
 from fedsim.data import Examples
 from fedsim.models.build import build_model
 from fedsim.models.losses import resolve_loss
+from fedsim.nodes import num_helpers, with_helpers
 from fedsim.simulation.device import choose_device
 from fedsim.simulation.sharding import Shard
 
@@ -29,7 +30,7 @@ _MADE_THERE = {"model", "bench", "loss", "gradients", "device", "journal", "data
 
 def clients_elsewhere(source: "TaskSource") -> ClientApp:
     """Return the clients of a federation that is assembled, when first asked, in this process."""
-    return make_client_app(source)
+    return with_helpers(make_client_app(source), source.settings)
 
 
 class FederationClients(ClientApp):
@@ -57,17 +58,18 @@ class FederationClients(ClientApp):
         return None if self._federation.plans is None else self._source.ledger
 
     def work(self) -> list[float]:
-        """Return the examples that each client is expected to compute gradients of in the run."""
+        """Return the examples that each node is expected to compute gradients of in the run."""
         federation = self._federation
         local = federation.experiment.local
         rounds = federation.participation.planned_rounds()
-        return [
+        clients = [
             float(planned * local.steps * min(local.batch_size, len(examples)))
             for planned, examples in zip(rounds, federation.data.clients, strict=True)
         ]
+        return clients + [0.0] * num_helpers(federation.experiment)  # nothing beside training
 
     def shard(self, clients: Sequence[int]) -> Shard:
-        """Return what another process needs to be the given clients."""
+        """Return what another process needs to be the given clients and helpers."""
         federation = self._federation
         rest = {
             field.name: getattr(federation, field.name)
@@ -75,7 +77,8 @@ class FederationClients(ClientApp):
             if field.name not in _MADE_THERE
         }
         data = federation.data
-        own = _Own(len(data.clients), {client: data.clients[client] for client in clients})
+        here = [client for client in clients if client < len(data.clients)]  # the rest help
+        own = _Own(len(data.clients), {client: data.clients[client] for client in here})
         few = data.test.take(np.arange(min(_TRIED, len(data.test))))
         share = replace(data, clients=cast("tuple[Examples, ...]", own), test=few)
         return _FederationShard(type(federation), rest, share)

@@ -8,7 +8,7 @@ never among the metrics: strategies average metrics, and an averaged ε means no
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from flwr.app import (
@@ -30,10 +30,12 @@ PRIVACY = "privacy"
 WITHDRAWAL = "withdrawal"
 TIMING = "timing"
 IDENTITY = "identity"
+OFFER = "secagg-offer"
 
 ROUND = "server-round"
 NUM_EXAMPLES = "num-examples"
 PARTITION = "partition-id"
+ROLE = "role"
 DELAY = "simulated-delay"
 
 ROLL_CALL = "roll_call"
@@ -112,15 +114,21 @@ class PrivacyStatement:
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """The server's request: train from these arrays in this round."""
+    """The server's request: train from these arrays in this round.
+
+    `offer` is what secure aggregation needs beside them; None where updates are sent in clear.
+    """
 
     round_number: int
     arrays: ArrayRecord
+    offer: ConfigRecord | None = None
 
     def to_message(self, node_id: int) -> Message:
         """Address the request to one node."""
         config = ConfigRecord({ROUND: self.round_number})
         content = RecordDict({ARRAYS: self.arrays, CONFIG: config})
+        if self.offer is not None:
+            content[OFFER] = self.offer
         return Message(content, node_id, MessageType.TRAIN)
 
     @classmethod
@@ -137,7 +145,7 @@ class TrainRequest:
         round_number = config.get(ROUND)
         if not isinstance(round_number, int) or round_number < 1:
             raise ProtocolError(f"{CONFIG}.{ROUND} must be a whole number >= 1, got {round_number}")
-        return cls(round_number, arrays)
+        return cls(round_number, arrays, message.content.config_records.get(OFFER))
 
 
 @dataclass(frozen=True)
@@ -155,12 +163,12 @@ class TrainReply:
     def to_message(self, request: Message) -> Message:
         """Make the reply to `request`."""
         content = RecordDict(
-            {ARRAYS: self.arrays, METRICS: MetricRecord({NUM_EXAMPLES: self.examples})}
+            {
+                ARRAYS: self.arrays,
+                METRICS: MetricRecord({NUM_EXAMPLES: self.examples}),
+                **side_records(self.privacy, self.delay),
+            }
         )
-        if self.privacy is not None:
-            content[PRIVACY] = self.privacy.to_record()
-        if self.delay:
-            content[TIMING] = ConfigRecord({DELAY: self.delay})
         return Message(content, reply_to=request)
 
     @classmethod
@@ -177,13 +185,32 @@ class TrainReply:
         examples = metrics.get(NUM_EXAMPLES)
         if not isinstance(examples, int) or examples < 0:
             raise ProtocolError(f"{METRICS}.{NUM_EXAMPLES} must be >= 0, got {examples}")
-        privacy = message.content.config_records.get(PRIVACY)
-        statement = None if privacy is None else PrivacyStatement.from_record(privacy)
-        timing = message.content.config_records.get(TIMING)
-        delay = 0.0 if timing is None else timing.get(DELAY)
-        if not isinstance(delay, float) or not delay >= 0.0:
-            raise ProtocolError(f"{TIMING}.{DELAY} must be a number of seconds, got {delay!r}")
-        return cls(arrays, examples, statement, delay)
+        return cls(arrays, examples, *read_side_records(message))
+
+
+def side_records(privacy: PrivacyStatement | None, delay: float) -> dict[str, ConfigRecord]:
+    """Return what a reply says beside its update: the privacy statement, and how late it is."""
+    records: dict[str, ConfigRecord] = {}
+    if privacy is not None:
+        records[PRIVACY] = privacy.to_record()
+    if delay:
+        records[TIMING] = ConfigRecord({DELAY: delay})
+    return records
+
+
+def read_side_records(message: Message) -> tuple[PrivacyStatement | None, float]:
+    """Read what a reply says beside its update.
+
+    Raises:
+        ProtocolError: a record is malformed.
+    """
+    privacy = message.content.config_records.get(PRIVACY)
+    statement = None if privacy is None else PrivacyStatement.from_record(privacy)
+    timing = message.content.config_records.get(TIMING)
+    delay = 0.0 if timing is None else timing.get(DELAY)
+    if not isinstance(delay, float) or not delay >= 0.0:
+        raise ProtocolError(f"{TIMING}.{DELAY} must be a number of seconds, got {delay!r}")
+    return statement, delay
 
 
 @dataclass(frozen=True)
@@ -214,29 +241,43 @@ class Withdrawal:
         return cls(client, reason)
 
 
+@dataclass(frozen=True)
+class Identity:
+    """Which node this is: the client, or the helper, with this number."""
+
+    number: int
+    role: Literal["client", "helper"] = "client"
+
+
 def roll_call_message(node_id: int) -> Message:
-    """Ask a node which partition it holds."""
+    """Ask a node who it is."""
     return Message(RecordDict(), node_id, ROLL_CALL_TYPE)
 
 
-def roll_call_reply(partition: int, request: Message) -> Message:
+def roll_call_reply(identity: Identity, request: Message) -> Message:
     """Answer a roll call."""
-    return Message(RecordDict({IDENTITY: ConfigRecord({PARTITION: partition})}), reply_to=request)
+    fields = ConfigRecord({PARTITION: identity.number, ROLE: identity.role})
+    return Message(RecordDict({IDENTITY: fields}), reply_to=request)
 
 
-def partition_of(reply: Message) -> int:
-    """Read the partition out of the reply to a roll call.
+def identity_of(reply: Message) -> Identity:
+    """Read the reply to a roll call.
 
     Raises:
-        ProtocolError: the node failed to answer, or answered without a partition.
+        ProtocolError: the node failed to answer, or did not say who it is.
     """
+    node = f"node {reply.metadata.src_node_id}"
     if reply.has_error():
-        raise ProtocolError(f"node {reply.metadata.src_node_id} failed: {reply.error.reason}")
-    identity = reply.content.config_records.get(IDENTITY)
-    partition = None if identity is None else identity.get(PARTITION)
-    if not isinstance(partition, int):
-        raise ProtocolError(f"node {reply.metadata.src_node_id} did not say which client it is")
-    return partition
+        raise ProtocolError(f"{node} failed: {reply.error.reason}")
+    record = reply.content.config_records.get(IDENTITY) or ConfigRecord()
+    number, role = record.get(PARTITION), record.get(ROLE)
+    if not isinstance(number, int):
+        raise ProtocolError(f"{node} did not say which client or helper it is")
+    if role == "client":
+        return Identity(number, "client")
+    if role == "helper":
+        return Identity(number, "helper")
+    raise ProtocolError(f"{node} must be a client or a helper, got the role {role!r}")
 
 
 def digest(arrays: ArrayRecord) -> str:

@@ -112,7 +112,10 @@ BROKEN = {
         + "  adjacency: add_remove\n  declared_examples: 100\n",
         "weighting",
     ),
-    "not yet": (GOOD + "secure_aggregation: {protocol: additive}\n", "not supported"),
+    "a sum that does not fit": (
+        GOOD + "secure_aggregation: {frac_bits: 60}\n",
+        "use frac_bits 32 or less",
+    ),
     "workers without an engine": (GOOD + "runtime: {workers: 4}\n", "engine"),
     "missing data file": (
         replaced("dataset: digits", "dataset: {path: no.csv, target: y}"),

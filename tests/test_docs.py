@@ -158,7 +158,7 @@ def test_every_built_in_name_is_documented() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("name", ["digits_dp", "digits_plain", "custom_model"])
+@pytest.mark.parametrize("name", ["digits_dp", "digits_dp_secure", "digits_plain", "custom_model"])
 def test_shipped_experiments_are_valid_and_say_how_to_run_them(name: str) -> None:
     path = ROOT / "experiments" / f"{name}.yaml"
     load_experiment(path)
@@ -177,9 +177,29 @@ def test_plain_and_private_digits_differ_in_privacy_only() -> None:
     }
 
 
+def test_the_secure_digits_differ_in_secure_aggregation_only() -> None:
+    plain, secure = (
+        load_experiment(ROOT / "experiments" / f"{name}.yaml").experiment.model_dump()
+        for name in ("digits_dp", "digits_dp_secure")
+    )
+    assert plain["secure_aggregation"] is None
+    assert secure["secure_aggregation"]["protocol"] == "additive"
+    ignored = {"name", "secure_aggregation"}
+    assert all(plain[key] == secure[key] for key in plain if key not in ignored)
+
+
+def test_every_fault_of_secure_aggregation_is_one_that_exists() -> None:
+    from fedsim.server.secure_aggregation import errors
+
+    text = (ROOT / "docs" / "secure_aggregation.md").read_text()
+    named = set(re.findall(r"`(\w+Error)`", text))
+    assert len(named) >= 9
+    assert all(hasattr(errors, name) for name in named)
+
+
 def test_every_output_is_documented(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "outputs.md").read_text()
-    experiment = ROOT / "experiments" / "digits_dp.yaml"
+    experiment = ROOT / "experiments" / "digits_dp_secure.yaml"
     out = fedsim.run(experiment, overrides={"federation.rounds": 1}, out=tmp_path / "r").path
     for path in out.rglob("*"):
         if path.is_file():
@@ -189,6 +209,8 @@ def test_every_output_is_documented(tmp_path: Path) -> None:
         "summary.json": json.loads((out / "summary.json").read_text()),
         "privacy.json": json.loads((out / "privacy.json").read_text()),
         "client": json.loads((out / "privacy.json").read_text())["clients"][0],
+        "secure": json.loads((out / "privacy.json").read_text())["secure_aggregation"],
+        "round": json.loads((out / "rounds.jsonl").read_text())["secure_aggregation"],
         "ledger.jsonl": json.loads((out / "ledger.jsonl").read_text().splitlines()[0]),
     }
     for name, document in documents.items():

@@ -6,19 +6,10 @@ accept it. Delete it then.
 
 from fedsim.experiment.wording import KeyPath
 
-_KEYS: set[KeyPath] = {
-    ("secure_aggregation",),
-}
-
 _CHOICES: dict[KeyPath, set[str]] = {
     ("privacy", "clipping"): {"adaptive"},
     ("privacy", "accountant"): {"moments"},
 }
-
-
-def unsupported_key(path: KeyPath) -> bool:
-    """Return whether a key is part of the format but not of this version."""
-    return path in _KEYS
 
 
 def unsupported_choice(path: KeyPath, value: object) -> bool:

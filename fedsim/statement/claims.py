@@ -6,6 +6,7 @@ from typing import Any
 from fedsim.report.figures import delta_text, epsilon_text, percent_up
 from fedsim.statement.facts import Facts
 from fedsim.statement.profile import FALSE_POSITIVE_RATES
+from fedsim.statement.secure import hides_updates
 from fedsim.statement.sentence import Sentence, named
 
 
@@ -43,9 +44,12 @@ class Released(Sentence):
     @property
     def text(self) -> str:
         """The sentence in words."""
+        model, sums = "its model", "these"
+        if hides_updates(self.facts):
+            model, sums = "its model, masked for all but the sum,", "the sums of these"
         return (
-            "A client's messages hold its model after every round that it is charged for, its "
-            "settings and its ledger. The server's global models are made from these alone. "
+            f"A client's messages hold {model} after every round that it is charged for, its "
+            f"settings and its ledger. The server's global models are made from {sums} alone. "
             "Gradients of single examples, training losses and the sizes of the lots drawn stay in "
             "the client. Should it fail, the error message leaves it too."
         )

@@ -10,13 +10,14 @@ from fedsim.server.protocol import (
     CONFIG,
     METRICS,
     PRIVACY,
+    Identity,
     PrivacyStatement,
     ProtocolError,
     TrainReply,
     TrainRequest,
     Withdrawal,
     digest,
-    partition_of,
+    identity_of,
     roll_call_message,
     roll_call_reply,
     to_arrays,
@@ -124,11 +125,16 @@ def test_malformed_requests_are_refused() -> None:
         TrainRequest.from_message(message)
 
 
-def test_roll_call_tells_the_client() -> None:
+@pytest.mark.parametrize("identity", [Identity(6), Identity(0), Identity(1, "helper")])
+def test_roll_call_tells_who_a_node_is(identity: Identity) -> None:
     request = roll_call_message(1001)
-    assert partition_of(roll_call_reply(6, request)) == 6
-    with pytest.raises(ProtocolError, match="did not say which client"):
-        partition_of(Message(RecordDict(), reply_to=request))
+    assert identity_of(roll_call_reply(identity, request)) == identity
+    with pytest.raises(ProtocolError, match="did not say which client or helper"):
+        identity_of(Message(RecordDict(), reply_to=request))
+    reply = roll_call_reply(identity, request)
+    reply.content.config_records["identity"]["role"] = "spy"
+    with pytest.raises(ProtocolError, match="role 'spy'"):
+        identity_of(reply)
 
 
 def test_digest_tells_models_apart() -> None:
