@@ -223,6 +223,7 @@ class _Recorder:
                 "survivors": len(result.participants),
                 "aborted": result.aborted,
                 "retried": result.retried,
+                "clipped": result.clipped,
             }
         self._directory.append_round(row)
         if self._finished == result.round_number:

@@ -5,7 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fedsim.accountant.aggregate_view import RoundView, UploadTerms, aggregate_view
+from fedsim.accountant.aggregate_view import (
+    AggregateView,
+    RoundView,
+    UploadTerms,
+    aggregate_view,
+    failed_conditions,
+)
 from fedsim.clients.plan import PrivacyPlan
 from fedsim.server.secure_aggregation.report import SecureAggregationReport
 
@@ -43,7 +49,11 @@ def secure_summary(
         elif said["survivors"]:
             report.completed(row["round"], said["survivors"])
         report.retried += said["retried"]
-    content = {**report.to_dict(), "simulated_non_collusion": one_operator}
+    content = {
+        **report.to_dict(),
+        "simulated_non_collusion": one_operator,
+        "clipped": sum(row["secure_aggregation"]["clipped"] for row in rows),
+    }
     if federation.plans is not None:
         content["aggregate_view"] = _aggregate_view(federation, federation.plans, rows)
     return content
@@ -77,6 +87,11 @@ def _aggregate_view(
     terms, privacy = upload_terms(federation), federation.experiment.privacy
     if privacy is None:
         raise ValueError("a federation without privacy has no aggregate view")
+    # A sum of clipped values is not what theorem B speaks of.
+    if any(row["secure_aggregation"]["clipped"] for row in rows):
+        reasons = (*failed_conditions(terms), "values were clipped to value_bound")
+        refused = AggregateView(None, reasons).to_dict()
+        return {**refused, "adversary": ADVERSARY, "terms": asdict(terms)}
     scales = [_scale(federation, client) for client in range(len(plans))]
     best: dict[str, Any] | None = None
     known: dict[tuple[Any, ...], Any] = {}

@@ -49,8 +49,8 @@ class RoundResult:
     cumulative ε of any client, None without privacy. `withdrawn` are the clients that left in this
     round; `shortened` has the steps of those that took fewer than asked. A round without
     participants leaves the model as it was, and so does one that was `aborted`, for that reason;
-    `retried` questions of secure aggregation were asked again. `timeline` divides `seconds` by
-    `PARTS`.
+    `retried` questions of secure aggregation were asked again, and `clipped` values clipped.
+    `timeline` divides `seconds` by `PARTS`.
     """
 
     round_number: int
@@ -65,6 +65,7 @@ class RoundResult:
     timeline: Mapping[str, float] = field(default_factory=dict)
     aborted: str | None = None
     retried: int = 0
+    clipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -288,6 +289,7 @@ def run_round(
         timeline=timeline.seconds,
         aborted=outcome.aborted,
         retried=outcome.retried,
+        clipped=outcome.clipped,
     )
 
 

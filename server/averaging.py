@@ -56,11 +56,13 @@ class Averaging(ABC, Generic[A]):
     """Averages the updates of one round after another.
 
     Every client of a round is either added or skipped, once, between `begin` and `finish`.
-    `retried` counts the questions of the last round that had to be asked again.
+    `retried` counts the questions of the last round that had to be asked again, `clipped` the
+    values of its updates that were clipped.
     """
 
     name: str = ""
     retried: int = 0
+    clipped: int = 0
 
     @abstractmethod
     def begin(

@@ -1,6 +1,5 @@
 """Averaging without seeing any update: secure aggregation in place of a plain mean."""
 
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,8 +24,6 @@ from fedsim.server.secure_aggregation.payload import PayloadCodec
 from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
 from fedsim.server.secure_exchange import Exchange, Mail, MaskedRound, SharedRound, named
 from fedsim.server.secure_protocol import HELLO, SECAGG, SealedReply, to_records
-
-logger = logging.getLogger(__name__)
 
 
 class SecureAveraging(Averaging[SealedReply]):
@@ -70,7 +67,7 @@ class SecureAveraging(Averaging[SealedReply]):
         Raises:
             RoundAbortedError: too few clients, or a helper cannot be had.
         """
-        self.retried, self._added, self._exchange = 0, 0, None
+        self.retried, self.clipped, self._added, self._exchange = 0, 0, 0, None
         if not clients:
             return None
         with _giving_up():
@@ -122,8 +119,7 @@ class SecureAveraging(Averaging[SealedReply]):
                 aggregate = exchange.open(self._reference)
         finally:
             self.retried += exchange.retried
-        if aggregate.clipped:
-            logger.info("%d coordinates were clipped to value_bound", aggregate.clipped)
+        self.clipped = aggregate.clipped
         self._exchange = None
         return Averaged(to_arrays(aggregate.arrays), exchange.lost())
 

@@ -43,6 +43,7 @@ class RoundOutcome:
     shortened: dict[int, int] = field(default_factory=dict)  # steps of who took fewer than asked
     aborted: str | None = None  # why the round was given up
     retried: int = 0  # questions that had to be asked again
+    clipped: int = 0  # values of updates that were clipped before they were summed
 
 
 class FedAvg(Strategy):
@@ -131,6 +132,7 @@ class FedAvg(Strategy):
             self.outcome.shortened.pop(client, None)
             self._fail(client, reason)
         self.outcome.retried = self._averaging.retried
+        self.outcome.clipped = self._averaging.clipped
         self.outcome.participants.sort()
         self.outcome.failed.sort(key=lambda failure: failure.client)
         self.outcome.withdrawn.sort(key=lambda withdrawal: withdrawal.client)

@@ -120,8 +120,12 @@ class AggregateView(Sentence):
         epsilon, terms = view.get("epsilon"), _terms(view)
         if not isinstance(epsilon, float) or terms is None or failed_conditions(terms):
             return False
+        if (facts.secure_aggregation or {}).get("clipped") != 0:
+            return False
         ran = (mechanism.sampling, mechanism.noise, mechanism.clipping)
         if (terms.sampling, terms.noise, terms.clipping) != ran or epsilon > facts.epsilon:
+            return False
+        if not _is_of_its_client(view, facts):
             return False
         found = _recomputed(view, terms, mechanism.accountant, mechanism.adjacency)
         return found is not None and found <= epsilon * (1 + _SAME)
@@ -205,6 +209,19 @@ def _terms(view: Mapping[str, Any]) -> UploadTerms | None:
         return UploadTerms(**view["terms"])
     except (KeyError, TypeError):
         return None
+
+
+def _is_of_its_client(view: Mapping[str, Any], facts: Facts) -> bool:
+    """Return whether the figure covers every round that its client was charged for, as charged."""
+    for client in facts.clients:
+        if client.client == view.get("client"):
+            own = (client.sampling_rate, client.delta)
+            rounds = view.get("noise_multipliers")
+            pairs = rounds if isinstance(rounds, list) else []
+            return (view.get("sampling_rate"), view.get("delta")) == own and (
+                sum(count for _, count in pairs) == client.rounds
+            )
+    return False
 
 
 def _recomputed(
