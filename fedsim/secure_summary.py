@@ -1,5 +1,6 @@
 """What a run may say of its secure aggregation: the facts behind `privacy.json` and the report."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -109,6 +110,8 @@ def _aggregate_view(
                 adjacency=privacy.adjacency,
             )
         found = known[key]
+        if found.epsilon == math.inf:
+            found = AggregateView(None, ("some client adds no noise",))
         if found.epsilon is None:
             return {**found.to_dict(), "adversary": ADVERSARY, "terms": asdict(terms)}
         if best is None or found.epsilon > best["epsilon"]:

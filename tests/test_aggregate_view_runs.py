@@ -87,6 +87,7 @@ def test_a_lost_update_hides_behind_its_own_noise_only(tmp_path: Path) -> None:
         ("local__optimizer", {"name": "adam", "lr": 0.01}, "optimizer adam is not linear"),
         ("secure_aggregation__range_policy", "error", "values decide who is summed"),
         ("secure_aggregation__protocol", "quantized", "updates are seen one by one"),
+        ("privacy__noise_multiplier", 0.0, "some client adds no noise"),
         ("secure_aggregation__value_bound", 1e-3, "values were clipped to value_bound"),
     ],
 )

@@ -167,6 +167,12 @@ def _check_secure_aggregation(sections: Sections) -> Iterator[Finding]:
             (*section, "metrics"),
             "clients of an experiment file report no metrics; leave it out",
         )
+    if secure.helper_key_fingerprints:
+        yield (
+            (*section, "helper_key_fingerprints"),
+            "helpers of an experiment file make new keys in every run, which no pin can name; "
+            "leave it out",
+        )
     # Not above: numpy takes a while to import, and most files do without it.
     from fedsim.server.secure_aggregation.encoding import FixedPointEncoder
     from fedsim.server.secure_aggregation.errors import CapacityError
