@@ -43,7 +43,7 @@ class Contender:
         loaded = load_experiment(QUICKSTART)
         run = None if directory is None else RunDirectory(directory)
         if run is not None:
-            run.create(experiment="", environment={})
+            run.create(experiment="", environment={}, inputs={})
         self._federation = assemble(loaded, ledger=None if run is None else run.ledger)
         self._run = run if checkpoints else None
         clients = self._federation.num_clients
