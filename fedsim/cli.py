@@ -178,14 +178,21 @@ def deploy(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> No
 @_overrides
 @_as_json
 def validate(file: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Check the experiment in FILE without running it; nothing it names is imported."""
-    from fedsim.experiment import load_experiment
+    """Check the experiment in FILE without running it; nothing it names is imported.
 
-    experiment = load_experiment(file, overrides).experiment
+    Says which code it would run and which files it would read.
+    """
+    from fedsim.experiment import load_experiment
+    from fedsim.footprint import footprint
+
+    loaded = load_experiment(file, overrides)
+    experiment = loaded.experiment
     if as_json:
         _print_json(experiment.model_dump(mode="json"))
-    else:
-        click.echo(f"{file}: ok ({experiment.name}, {_privacy_in_words(experiment)})")
+        return
+    click.echo(f"{file}: ok ({experiment.name}, {_privacy_in_words(experiment)})")
+    for line in footprint(loaded).lines():
+        click.echo(line)
 
 
 @cli.command()

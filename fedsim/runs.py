@@ -10,6 +10,7 @@ from fedsim.budgets import refuse_overspending
 from fedsim.environment import describe_environment
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
 from fedsim.federation import Federation, assemble
+from fedsim.inputs import fingerprint, refuse_other_inputs
 from fedsim.privacy_summary import PrivacySummary, finite_or_none, not_private, summarise_privacy
 from fedsim.report.html import write_report
 from fedsim.resuming import refuse_changes
@@ -110,6 +111,7 @@ def run(
     directory.create(
         experiment=dump_experiment(loaded.experiment),
         environment=describe_environment(seed=loaded.experiment.seed),
+        inputs=fingerprint(federation),
     )
     return _Recorder(federation, directory, observer, engine).run()
 
@@ -126,6 +128,7 @@ def _resume(
     before = load_experiment(directory.path / "experiment.yaml", base=loaded.base)
     refuse_changes(before.experiment, loaded.experiment)
     federation = assemble(loaded, ledger=directory.ledger)
+    refuse_other_inputs(directory.read_json("checkpoint/inputs.json"), federation)
     refuse_overspending(federation)
     directory.write_text("experiment.yaml", dump_experiment(loaded.experiment))
     return _Recorder(federation, directory, observer, engine, resume=True).run()
