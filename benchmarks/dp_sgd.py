@@ -26,6 +26,7 @@ from fedsim.clients.dp_sgd.per_example import PerExampleGradients, VmapGradients
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.optimizers import Sgd
 from fedsim.clients.settings import SgdSettings
+from fedsim.models.losses import cross_entropy
 from fedsim.simulation.memory import keep_freed_memory
 
 Step = Callable[[], object]
@@ -71,11 +72,6 @@ def large_cnn() -> nn.Module:
 MODELS = {"MLP": mlp, "small CNN": small_cnn, "large CNN": large_cnn}
 
 
-def per_example_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of each example."""
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-
 def plain_step(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     """Plain SGD on the mean loss of a lot."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -97,27 +93,26 @@ def fedsim_step(
 ) -> Step:
     """DP-SGD by fedsim: sample, clip, add noise, divide, update."""
     gradients = make(model, x, y)
-    parameter = gradients.parameters.optimizer_parameter()
-    parameter.grad = into = torch.zeros_like(gradients.parameters.data)
-    optimizer = torch.optim.SGD([parameter], lr=0.01)
+    values = gradients.parameters.data
+    into, optimizer = torch.zeros_like(values), Sgd(SgdSettings(name="sgd", lr=0.01))
     mechanism = DpSgdStep(PoissonSampling(1.0), FlatClipping(1.0), 1.0, float(len(x)))
     lots, noise = np.random.default_rng(0), SeededNoise(np.random.default_rng(1))
 
     def step() -> None:
         mechanism.release(gradients, x, y, lots=lots, noise=noise, into=into)
-        optimizer.step()
+        optimizer.step([values], [into])
 
     return step
 
 
 def by_book_keeping(model: nn.Module, x: Tensor, y: Tensor) -> PerExampleGradients:
     """Let fedsim choose: book-keeping for all of these models."""
-    return gradients_for(model, per_example_loss, x[:3], y[:3])
+    return gradients_for(model, cross_entropy, x[:3], y[:3])
 
 
 def by_vmap(model: nn.Module, x: Tensor, y: Tensor) -> PerExampleGradients:
     """torch.func.vmap over torch.func.grad."""
-    return VmapGradients(model, per_example_loss)
+    return VmapGradients(model, cross_entropy)
 
 
 def opacus_step(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
@@ -190,7 +185,7 @@ def cohort_step(model: nn.Module, x: Tensor, y: Tensor, clients: int) -> Step:
         for k in range(clients)
     ]
 
-    cohort = PrivateCohort(model, per_example_loss, members)
+    cohort = PrivateCohort(model, cross_entropy, members)
     into, optimizer = torch.empty_like(cohort.values), Sgd(SgdSettings(name="sgd", lr=0.01))
 
     def step() -> None:
