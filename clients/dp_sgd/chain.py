@@ -7,7 +7,7 @@ in them, are those of a tape.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,6 @@ class Running(Protocol):
         ...
 
 
-@runtime_checkable
 class KnownGradient(Protocol):
     """A loss that knows its gradient without a backward pass of torch."""
 
@@ -115,6 +114,12 @@ class Chain:
         """Whether nobody hooked into the model since: what a hook does, only the model knows."""
         return not any(self._hooks)
 
+    @property
+    def linear(self) -> bool:
+        """Whether all layers are linear ones."""
+        layers = (link for link in self.links if isinstance(link, Layer))
+        return all(type(layer.module) is nn.Linear for layer in layers)
+
     @torch.no_grad()
     def record(
         self,
@@ -149,6 +154,26 @@ class Chain:
                 kept.append(own)
         g = output_gradient(x)
         return [] if g is None else self._back(g, kept)
+
+    @torch.no_grad()
+    def mean_gradients(
+        self, features: Tensor, targets: Tensor, loss: "KnownGradient"
+    ) -> list[Tensor]:
+        """Return the gradients of the mean loss by parameter index; all layers are linear.
+
+        Args:
+            features: (n, ...).
+            targets: (n, ...).
+            loss: one value per example.
+        """
+
+        def at_outputs(outputs: Tensor) -> Tensor:
+            weights = outputs.new_full((len(outputs),), len(outputs)).reciprocal_()
+            return loss.output_gradient(outputs, targets, weights)
+
+        uses: list[LinearUse] = self.record(features, at_outputs)
+        found = {index: use.sum_of(index) for use in uses for index in use.parameters}
+        return [found[index] for index in range(len(found))]
 
     def _back(self, g: Tensor, kept: list[Any]) -> list[Any]:
         uses = []
@@ -185,8 +210,9 @@ def loss_gradient(
     Raises:
         UncoveredParameterError: the loss uses parameters by itself.
     """
-    if isinstance(loss, KnownGradient):
-        return loss.output_gradient(outputs, targets, weights)
+    known = known_gradient(loss)
+    if known is not None:
+        return known.output_gradient(outputs, targets, weights)
     leaf = outputs.detach().requires_grad_()
     with torch.enable_grad():
         losses = loss(leaf, targets)
@@ -197,6 +223,12 @@ def loss_gradient(
     found, *strayed = torch.autograd.grad(total, wanted, allow_unused=True)
     refuse_strayed(strayed, parameters)
     return found
+
+
+def known_gradient(loss: Any) -> KnownGradient | None:
+    """Return the loss if it knows its gradient."""
+    # To ask for an instance of a protocol takes as long as the gradient.
+    return loss if hasattr(loss, "output_gradient") else None
 
 
 def refuse_strayed(strayed: Sequence[Tensor | None], parameters: FlatParameters) -> None:

@@ -87,6 +87,11 @@ class LinearUse(Use):
         for part_g, part_a in parts:
             into.addmm_(part_g.t(), part_a)
 
+    def sum_of(self, index: int) -> Tensor:
+        """Return Σ_i gradient_i, as a backward pass of torch does."""
+        g = self.output_gradient.flatten(0, -2)
+        return g.sum(0) if index == self.bias else torch.mm(g.t(), self.input.flatten(0, -2))
+
     @property
     def on_vectors(self) -> bool:
         """Whether each example is one vector, so that no gradient of one is ever held."""
