@@ -1,15 +1,17 @@
 """What a DP-SGD step costs beside plain SGD and beside Opacus.
 
-    python benchmarks/dp_sgd.py [--quick]
+    python benchmarks/dp_sgd.py [--quick | --cohort]
 
-One thread, contenders interleaved, ratios to plain SGD in the same run. Opacus is measured when it
-is installed (pip install opacus); its ghost mode clips in two backward passes. Freed memory is kept
-in the process for all contenders alike, as fedsim's engines do: on machines where page faults are
-dear, every way that allocates per-example gradients is otherwise slowed down by them.
+One thread, contenders interleaved, processor time, ratios to plain SGD in the same run. Opacus is
+measured when it is installed (pip install opacus); its ghost mode clips in two backward passes.
+Freed memory is kept in the process for all contenders alike, as fedsim's engines do: on machines
+where page faults are dear, every way that allocates per-example gradients is otherwise slowed down
+by them.
 """
 
 import argparse
 import platform
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -216,7 +218,7 @@ def measure_cohort(*, quick: bool, clients: int = 10, batch: int = 16) -> None:
         ),
         "noise alone": noise_alone(clients * 101_770),
     }
-    timings = measure(steps, repetitions=2 if quick else 40, calls=1)
+    timings = measure(steps, repetitions=2 if quick else 40, calls=1, clock=time.process_time)
     title = f"{clients} clients with an MLP each, batch {batch}"
     print_ratios(title, timings, baseline="plain SGD, one by one")
 
@@ -232,18 +234,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few repetitions, for a smoke test")
     parser.add_argument("--model", choices=sorted(MODELS), help="one model only")
+    parser.add_argument("--cohort", action="store_true", help="the cohort only")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, one thread")
     names = [arguments.model] if arguments.model else list(MODELS)
+    if arguments.cohort:
+        names = []
     for name in names:
         for batch in (16,) if arguments.quick else (16, 64, 256):
             torch.manual_seed(0)
             x, y = torch.randn(batch, 1, 28, 28), torch.randint(0, 10, (batch,))
             steps = contenders(MODELS[name], x, y)
             repetitions = 2 if arguments.quick else 30
-            timings = measure(steps, repetitions=repetitions, calls=1 if batch > 64 else 3)
+            calls = 1 if batch > 64 else 3
+            timings = measure(steps, repetitions=repetitions, calls=calls, clock=time.process_time)
             print_ratios(f"{name}, batch {batch}", timings, baseline="plain SGD")
     if not arguments.model:
         measure_cohort(quick=arguments.quick)

@@ -27,7 +27,6 @@ class CrossEntropy:
         """Return one value per example."""
         return F.cross_entropy(outputs, targets, reduction="none")
 
-    @torch.no_grad()
     def output_gradient(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
     ) -> Tensor:
@@ -42,7 +41,7 @@ class CrossEntropy:
                 total = losses.sum() if weights is None else torch.dot(losses, weights)
             return torch.autograd.grad(total, leaf)[0]
         aten, ignored = torch.ops.aten, -100
-        logs = torch.log_softmax(outputs, 1)
+        logs = torch.log_softmax(outputs.detach(), 1)
         _, total = aten.nll_loss_forward.default(logs, targets, None, 0, ignored)
         if weights is None:
             weights = logs.new_ones(logs.shape[0])
