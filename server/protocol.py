@@ -8,7 +8,7 @@ never among the metrics: strategies average metrics, and an averaged ε means no
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 from flwr.app import (
@@ -22,6 +22,8 @@ from flwr.app import (
 )
 
 from fedsim.accountant import PrivacyLedger
+
+R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 
 ARRAYS = "arrays"
 CONFIG = "config"
@@ -138,8 +140,8 @@ class TrainRequest:
         Raises:
             ProtocolError: no arrays, or no whole-numbered round ≥ 1.
         """
-        arrays = message.content.array_records.get(ARRAYS)
-        config = message.content.config_records.get(CONFIG)
+        arrays = record_of(message.content, ARRAYS, ArrayRecord)
+        config = record_of(message.content, CONFIG, ConfigRecord)
         if arrays is None or config is None:
             raise ProtocolError(f"a train request needs the records {ARRAYS!r} and {CONFIG!r}")
         round_number = config.get(ROUND)
@@ -178,8 +180,8 @@ class TrainReply:
         Raises:
             ProtocolError: a record is missing or malformed.
         """
-        arrays = message.content.array_records.get(ARRAYS)
-        metrics = message.content.metric_records.get(METRICS)
+        arrays = record_of(message.content, ARRAYS, ArrayRecord)
+        metrics = record_of(message.content, METRICS, MetricRecord)
         if arrays is None or metrics is None:
             raise ProtocolError(f"a train reply needs the records {ARRAYS!r} and {METRICS!r}")
         examples = metrics.get(NUM_EXAMPLES)
@@ -204,9 +206,9 @@ def read_side_records(message: Message) -> tuple[PrivacyStatement | None, float]
     Raises:
         ProtocolError: a record is malformed.
     """
-    privacy = message.content.config_records.get(PRIVACY)
+    privacy = record_of(message.content, PRIVACY, ConfigRecord)
     statement = None if privacy is None else PrivacyStatement.from_record(privacy)
-    timing = message.content.config_records.get(TIMING)
+    timing = record_of(message.content, TIMING, ConfigRecord)
     delay = 0.0 if timing is None else timing.get(DELAY)
     if not isinstance(delay, float) or not delay >= 0.0:
         raise ProtocolError(f"{TIMING}.{DELAY} must be a number of seconds, got {delay!r}")
@@ -232,13 +234,22 @@ class Withdrawal:
         Raises:
             ProtocolError: a field is missing or malformed.
         """
-        record = message.content.config_records.get(WITHDRAWAL)
+        record = record_of(message.content, WITHDRAWAL, ConfigRecord)
         if record is None:
             return None
         client, reason = record.get("client"), record.get("reason")
         if not isinstance(client, int) or not isinstance(reason, str):
             raise ProtocolError(f"malformed withdrawal: client {client!r}, reason {reason!r}")
         return cls(client, reason)
+
+
+def record_of(content: RecordDict, name: str, kind: type[R]) -> R | None:
+    """Return a record by name, None where there is none of the kind.
+
+    Flower's own views of the records of a kind copy them all each time.
+    """
+    record = content.get(name)
+    return record if isinstance(record, kind) else None
 
 
 @dataclass(frozen=True)
@@ -269,7 +280,7 @@ def identity_of(reply: Message) -> Identity:
     node = f"node {reply.metadata.src_node_id}"
     if reply.has_error():
         raise ProtocolError(f"{node} failed: {reply.error.reason}")
-    record = reply.content.config_records.get(IDENTITY) or ConfigRecord()
+    record = record_of(reply.content, IDENTITY, ConfigRecord) or ConfigRecord()
     number, role = record.get(PARTITION), record.get(ROLE)
     if not isinstance(number, int):
         raise ProtocolError(f"{node} did not say which client or helper it is")
