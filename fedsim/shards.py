@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedsim.federation import Federation, TaskSource
 
 _TRIED = 3  # the public examples on which a worker chooses how to compute gradients
+_PUBLIC = 64  # those that travel; training together is tried on them
 _MADE_THERE = {"model", "bench", "loss", "gradients", "device", "journal", "data"}
 
 
@@ -79,7 +80,7 @@ class FederationClients(ClientApp):
         data = federation.data
         here = [client for client in clients if client < len(data.clients)]  # the rest help
         own = _Own(len(data.clients), {client: data.clients[client] for client in here})
-        few = data.test.take(np.arange(min(_TRIED, len(data.test))))
+        few = data.test.take(np.arange(min(_PUBLIC, len(data.test))))
         share = replace(data, clients=cast("tuple[Examples, ...]", own), test=few)
         return _FederationShard(type(federation), rest, share)
 
@@ -104,8 +105,8 @@ class _FederationShard:
         ).to(device)
         gradients = None
         if experiment.privacy is not None:
-            features = torch.from_numpy(self.data.test.features.copy()).to(device)
-            targets = torch.from_numpy(self.data.test.targets.copy()).to(device)
+            features = torch.from_numpy(self.data.test.features[:_TRIED].copy()).to(device)
+            targets = torch.from_numpy(self.data.test.targets[:_TRIED].copy()).to(device)
             gradients = gradients_for(model, loss, features, targets)
         federation = self.kind(
             **self.rest,
