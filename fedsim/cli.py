@@ -134,6 +134,7 @@ def verify(directory: str, as_json: bool) -> None:
 
     Exit code 1 and one line for each thing that does not fit.
     """
+    from fedsim.report.figures import epsilon_text
     from fedsim.run_directory import RunDirectory
     from fedsim.verification import verify_run
 
@@ -142,8 +143,10 @@ def verify(directory: str, as_json: bool) -> None:
         _print_json({"sound": not found.problems, "problems": list(found.problems)})
     elif not found.problems:
         largest = max((client.recomputed for client in found.clients), default=None)
-        what = "no privacy was claimed" if largest is None else f"largest ε = {largest:.6g}"
-        click.echo(f"{directory}: sound ({len(found.clients)} clients recomputed, {what})")
+        text = "no privacy was claimed"
+        if largest is not None:
+            text = f"largest ε = {epsilon_text(largest)}"
+        click.echo(f"{directory}: sound ({len(found.clients)} clients recomputed, {text})")
     else:
         click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
     if found.problems:
