@@ -1,6 +1,5 @@
 """What the documents say is what the program does."""
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -63,41 +62,6 @@ def test_the_documented_grid_gives_the_documented_names(tmp_path: Path) -> None:
     loaded = load_comparison({**base, "baseline": first, "variants": grid})
     assert [one.name for one in loaded.variants][:2] == [first, "dp-target_epsilon=8-steps=5"]
     assert f"# {first}, dp-target_epsilon=8-steps=5, ..." in text
-
-
-def test_the_readmes_comparison_table_is_the_recorded_one() -> None:
-    from fedsim.comparison.statistics import mean_interval, paired_difference
-    from fedsim.comparison.wording import difference_text, interval_text
-
-    with (ROOT / "tests" / "comparison" / "compare_digits.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    values = {
-        name: [float(row["test_accuracy"]) for row in rows if row["variant"] == name]
-        for name in ("non-private", "eps-8", "eps-1")
-    }
-    readme = (ROOT / "README.md").read_text()
-    for name, own in values.items():
-        (line,) = [line for line in readme.splitlines() if line.startswith(f"  {name} ")]
-        assert interval_text("test_accuracy", mean_interval(own)) in line
-        if name != "non-private":
-            difference = paired_difference(own, values["non-private"]).estimate
-            assert difference_text("test_accuracy", difference) in line
-
-
-def test_the_readmes_errors_look_like_that() -> None:
-    shown = blocks("README.md", "console")[2].splitlines()[1:]
-    messages = {line.split(": ", 1)[1] for line in shown}
-    experiment = {
-        "name": "x",
-        "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 2}},
-        "model": {"name": "mlp"},
-        "federation": {"round": 3},
-        "local": {"steps": 1, "batch_size": 8},
-        "privacy": {"target_epsilon": 1.0, "delta": 1e-3, "max_grad_norm": -1},
-    }
-    with pytest.raises(fedsim.ExperimentError) as caught:
-        load_experiment(experiment)
-    assert messages == set(str(caught.value).splitlines())
 
 
 def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
