@@ -1,7 +1,6 @@
 """The `fedsim` command. Data goes to stdout, talk to stderr.
 
-Exit codes: 0 done, 1 failed, 2 the command or the file is wrong, 3 a privacy budget forbids it,
-130 interrupted. Nothing heavy is imported before a command needs it: `--help` answers at once.
+Nothing heavy is imported before a command needs it: `--help` answers at once.
 """
 
 import json
@@ -17,7 +16,14 @@ from fedsim.comparison.command import compare
 if TYPE_CHECKING:
     from fedsim.experiment import Experiment
 
-FAILED, WRONG_INPUT, BUDGET_FORBIDS, INTERRUPTED = 1, 2, 3, 130
+DONE, FAILED, WRONG_INPUT, BUDGET_FORBIDS, INTERRUPTED = 0, 1, 2, 3, 130
+EXIT_CODES = {
+    DONE: "done",
+    FAILED: "failed: a run, a run of a comparison, or what `verify` checked",
+    WRONG_INPUT: "the command or the file is wrong; nothing was run",
+    BUDGET_FORBIDS: "a privacy budget forbids it",
+    INTERRUPTED: "interrupted; the same command continues a comparison, `--resume` a run",
+}
 
 _overrides = click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
