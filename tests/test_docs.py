@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +191,28 @@ def test_every_key_and_output_of_a_comparison_is_documented() -> None:
     names |= set(results.to_json())
     missing = [name for name in names if f"`{name}`" not in text]
     assert not missing
+
+
+def test_every_dependency_and_extra_is_justified() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / "docs" / "design.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    for requirement in project["dependencies"]:
+        name = re.split(r"[><=\[]", requirement)[0]
+        assert any(row.startswith(f"| {name} | ") for row in rows), name
+    for extra in project["optional-dependencies"]:
+        assert any(f"`{extra}`" in row.split(" | ")[0] for row in rows), extra
+
+
+def test_the_design_names_every_room_and_only_what_exists() -> None:
+    text = (ROOT / "docs" / "design.md").read_text()
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for package in packages["packages"]:
+        assert f"{package.rsplit('.', 1)[-1]}/" in text, package
+    inside = text.split("Inside them:")[1].split("\n## ")[0]
+    for line in (line for line in inside.splitlines() if line.startswith("| `")):
+        base = None
+        for name in re.findall(r"`([\w./]+)`", line.split(" | ")[0]):
+            path = ROOT / name if (ROOT / name).exists() else (base or ROOT) / name
+            assert path.exists(), name
+            base = path.parent

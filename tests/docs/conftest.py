@@ -115,7 +115,11 @@ class Terminal:
         if command == "echo $?":
             return f"{self.code}\n"
         first, *arguments = shlex.split(command)
-        if first == "fedsim":
+        if first == "fedsim" and arguments[-2:-1] == [">"]:
+            printed, errors = self._fedsim(arguments[:-2])
+            (self.directory / arguments[-1]).write_text(printed, encoding="utf-8")
+            printed = ""
+        elif first == "fedsim":
             printed, errors = self._fedsim(arguments)
         else:
             printed, errors = self._shell(command)
