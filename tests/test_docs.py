@@ -1,8 +1,8 @@
 """What the documents say is what the program does."""
 
-import csv
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -63,41 +63,6 @@ def test_the_documented_grid_gives_the_documented_names(tmp_path: Path) -> None:
     loaded = load_comparison({**base, "baseline": first, "variants": grid})
     assert [one.name for one in loaded.variants][:2] == [first, "dp-target_epsilon=8-steps=5"]
     assert f"# {first}, dp-target_epsilon=8-steps=5, ..." in text
-
-
-def test_the_readmes_comparison_table_is_the_recorded_one() -> None:
-    from fedsim.comparison.statistics import mean_interval, paired_difference
-    from fedsim.comparison.wording import difference_text, interval_text
-
-    with (ROOT / "tests" / "comparison" / "compare_digits.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    values = {
-        name: [float(row["test_accuracy"]) for row in rows if row["variant"] == name]
-        for name in ("non-private", "eps-8", "eps-1")
-    }
-    readme = (ROOT / "README.md").read_text()
-    for name, own in values.items():
-        (line,) = [line for line in readme.splitlines() if line.startswith(f"  {name} ")]
-        assert interval_text("test_accuracy", mean_interval(own)) in line
-        if name != "non-private":
-            difference = paired_difference(own, values["non-private"]).estimate
-            assert difference_text("test_accuracy", difference) in line
-
-
-def test_the_readmes_errors_look_like_that() -> None:
-    shown = blocks("README.md", "console")[2].splitlines()[1:]
-    messages = {line.split(": ", 1)[1] for line in shown}
-    experiment = {
-        "name": "x",
-        "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 2}},
-        "model": {"name": "mlp"},
-        "federation": {"round": 3},
-        "local": {"steps": 1, "batch_size": 8},
-        "privacy": {"target_epsilon": 1.0, "delta": 1e-3, "max_grad_norm": -1},
-    }
-    with pytest.raises(fedsim.ExperimentError) as caught:
-        load_experiment(experiment)
-    assert messages == set(str(caught.value).splitlines())
 
 
 def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,3 +213,28 @@ def test_every_key_and_output_of_a_comparison_is_documented() -> None:
     names |= set(results.to_json())
     missing = [name for name in names if f"`{name}`" not in text]
     assert not missing
+
+
+def test_every_dependency_and_extra_is_justified() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / "docs" / "design.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    for requirement in project["dependencies"]:
+        name = re.split(r"[><=\[]", requirement)[0]
+        assert any(row.startswith(f"| {name} | ") for row in rows), name
+    for extra in project["optional-dependencies"]:
+        assert any(f"`{extra}`" in row.split(" | ")[0] for row in rows), extra
+
+
+def test_the_design_names_every_room_and_only_what_exists() -> None:
+    text = (ROOT / "docs" / "design.md").read_text()
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for package in packages["packages"]:
+        assert f"{package.rsplit('.', 1)[-1]}/" in text, package
+    inside = text.split("Inside them:")[1].split("\n## ")[0]
+    for line in (line for line in inside.splitlines() if line.startswith("| `")):
+        base = None
+        for name in re.findall(r"`([\w./]+)`", line.split(" | ")[0]):
+            path = ROOT / name if (ROOT / name).exists() else (base or ROOT) / name
+            assert path.exists(), name
+            base = path.parent
