@@ -1,15 +1,17 @@
 """What a DP-SGD step costs beside plain SGD and beside Opacus.
 
-    python benchmarks/dp_sgd.py [--quick]
+    python benchmarks/dp_sgd.py [--quick | --cohort]
 
-One thread, contenders interleaved, ratios to plain SGD in the same run. Opacus is measured when it
-is installed (pip install opacus); its ghost mode clips in two backward passes. Freed memory is kept
-in the process for all contenders alike, as fedsim's engines do: on machines where page faults are
-dear, every way that allocates per-example gradients is otherwise slowed down by them.
+One thread, contenders interleaved, processor time, ratios to plain SGD in the same run. Opacus is
+measured when it is installed (pip install opacus); its ghost mode clips in two backward passes.
+Freed memory is kept in the process for all contenders alike, as fedsim's engines do: on machines
+where page faults are dear, every way that allocates per-example gradients is otherwise slowed down
+by them.
 """
 
 import argparse
 import platform
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -26,6 +28,7 @@ from fedsim.clients.dp_sgd.per_example import PerExampleGradients, VmapGradients
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.optimizers import Sgd
 from fedsim.clients.settings import SgdSettings
+from fedsim.models.losses import cross_entropy
 from fedsim.simulation.memory import keep_freed_memory
 
 Step = Callable[[], object]
@@ -71,11 +74,6 @@ def large_cnn() -> nn.Module:
 MODELS = {"MLP": mlp, "small CNN": small_cnn, "large CNN": large_cnn}
 
 
-def per_example_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of each example."""
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-
 def plain_step(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     """Plain SGD on the mean loss of a lot."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -97,27 +95,26 @@ def fedsim_step(
 ) -> Step:
     """DP-SGD by fedsim: sample, clip, add noise, divide, update."""
     gradients = make(model, x, y)
-    parameter = gradients.parameters.optimizer_parameter()
-    parameter.grad = into = torch.zeros_like(gradients.parameters.data)
-    optimizer = torch.optim.SGD([parameter], lr=0.01)
+    values = gradients.parameters.data
+    into, optimizer = torch.zeros_like(values), Sgd(SgdSettings(name="sgd", lr=0.01))
     mechanism = DpSgdStep(PoissonSampling(1.0), FlatClipping(1.0), 1.0, float(len(x)))
     lots, noise = np.random.default_rng(0), SeededNoise(np.random.default_rng(1))
 
     def step() -> None:
         mechanism.release(gradients, x, y, lots=lots, noise=noise, into=into)
-        optimizer.step()
+        optimizer.step([values], [into])
 
     return step
 
 
 def by_book_keeping(model: nn.Module, x: Tensor, y: Tensor) -> PerExampleGradients:
     """Let fedsim choose: book-keeping for all of these models."""
-    return gradients_for(model, per_example_loss, x[:3], y[:3])
+    return gradients_for(model, cross_entropy, x[:3], y[:3])
 
 
 def by_vmap(model: nn.Module, x: Tensor, y: Tensor) -> PerExampleGradients:
     """torch.func.vmap over torch.func.grad."""
-    return VmapGradients(model, per_example_loss)
+    return VmapGradients(model, cross_entropy)
 
 
 def opacus_step(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
@@ -190,7 +187,7 @@ def cohort_step(model: nn.Module, x: Tensor, y: Tensor, clients: int) -> Step:
         for k in range(clients)
     ]
 
-    cohort = PrivateCohort(model, per_example_loss, members)
+    cohort = PrivateCohort(model, cross_entropy, members)
     into, optimizer = torch.empty_like(cohort.values), Sgd(SgdSettings(name="sgd", lr=0.01))
 
     def step() -> None:
@@ -221,7 +218,7 @@ def measure_cohort(*, quick: bool, clients: int = 10, batch: int = 16) -> None:
         ),
         "noise alone": noise_alone(clients * 101_770),
     }
-    timings = measure(steps, repetitions=2 if quick else 40, calls=1)
+    timings = measure(steps, repetitions=2 if quick else 40, calls=1, clock=time.process_time)
     title = f"{clients} clients with an MLP each, batch {batch}"
     print_ratios(title, timings, baseline="plain SGD, one by one")
 
@@ -237,18 +234,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few repetitions, for a smoke test")
     parser.add_argument("--model", choices=sorted(MODELS), help="one model only")
+    parser.add_argument("--cohort", action="store_true", help="the cohort only")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, one thread")
     names = [arguments.model] if arguments.model else list(MODELS)
+    if arguments.cohort:
+        names = []
     for name in names:
         for batch in (16,) if arguments.quick else (16, 64, 256):
             torch.manual_seed(0)
             x, y = torch.randn(batch, 1, 28, 28), torch.randint(0, 10, (batch,))
             steps = contenders(MODELS[name], x, y)
             repetitions = 2 if arguments.quick else 30
-            timings = measure(steps, repetitions=repetitions, calls=1 if batch > 64 else 3)
+            calls = 1 if batch > 64 else 3
+            timings = measure(steps, repetitions=repetitions, calls=calls, clock=time.process_time)
             print_ratios(f"{name}, batch {batch}", timings, baseline="plain SGD")
     if not arguments.model:
         measure_cohort(quick=arguments.quick)

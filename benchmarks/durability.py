@@ -5,14 +5,19 @@
 The quickstart's federation (experiments/digits_dp.yaml), one thread, rounds in turns: as `fedsim
 run` does them, without the checkpoints, and with neither ledger nor checkpoints. The difference of
 two such runs is below what a shared machine disturbs, so the ratio is over pairs of rounds that are
-neighbours in time, and beside it stands what the writing alone took. Goal: at most 5 %.
+neighbours in time, and beside it stands what the writing alone took. Goal: what the rounds take
+longer is at most 5 % of the whole command's time.
 """
 
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -43,7 +48,7 @@ class Contender:
         loaded = load_experiment(QUICKSTART)
         run = None if directory is None else RunDirectory(directory)
         if run is not None:
-            run.create(experiment="", environment={})
+            run.create(experiment="", environment={}, inputs={})
         self._federation = assemble(loaded, ledger=None if run is None else run.ledger)
         self._run = run if checkpoints else None
         clients = self._federation.num_clients
@@ -88,24 +93,66 @@ class Contender:
         self.writing += time.perf_counter() - started
 
 
+def serve(directory: Path | None, checkpoints: bool, line: Connection) -> None:
+    """Be a contender in a process of its own: a round for each message, until None comes.
+
+    In one process the first contender would compute every ε, and the others find it remembered.
+    """
+    torch.set_num_threads(1)
+    contender = Contender(directory, checkpoints=checkpoints)
+    line.send(None)
+    while line.recv() is not None:
+        line.send(contender.round())
+    line.send(contender.writing)
+
+
 def measure(rounds: int, base: Path) -> dict[str, float]:
     """Return seconds of a round of each contender and the ratios to the one that writes nothing."""
     contenders = {
-        "nothing on disk": Contender(None, checkpoints=False),
-        "ledger": Contender(base / "ledger", checkpoints=False),
-        "ledger and checkpoint": Contender(base / "both", checkpoints=True),
+        "nothing on disk": (None, False),
+        "ledger": (base / "ledger", False),
+        "ledger and checkpoint": (base / "both", True),
     }
+    lines = {name: _started(*how) for name, how in contenders.items()}
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
-        for name, contender in contenders.items():
-            times[name].append(contender.round())
+        for name, line in lines.items():
+            line.send("round")
+            times[name].append(line.recv())
     bare = times["nothing on disk"]
     found = {name: statistics.median(values) for name, values in times.items()}
     for name in ("ledger", "ledger and checkpoint"):
         pairs = [one / other for one, other in zip(times[name], bare, strict=True)]
         found[f"{name}, ratio"] = statistics.median(pairs)
-    found["checkpoint alone"] = contenders["ledger and checkpoint"].writing / rounds
+    for name, line in lines.items():
+        line.send(None)
+        writing = line.recv()
+        if contenders[name][1]:
+            found["checkpoint alone"] = writing / rounds
+    found["the whole command"] = _command(base)
+    found["overhead, ratio"] = (
+        rounds * (found["ledger and checkpoint"] - found["nothing on disk"])
+    ) / found["the whole command"]
     return found
+
+
+def _command(base: Path) -> float:
+    """Return the seconds of `fedsim run` on the quickstart, as a process."""
+    code = "from fedsim.cli import main; main()"
+    command = [sys.executable, "-c", code, "run", str(QUICKSTART), "-q", "--out", str(base / "run")]
+    started = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - started
+
+
+def _started(directory: Path | None, checkpoints: bool) -> Connection:
+    here, there = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(
+        target=serve, args=(directory, checkpoints, there), daemon=True
+    )
+    process.start()
+    here.recv()
+    return here
 
 
 def main() -> None:
@@ -114,7 +161,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it runs")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as base:
         found = measure(4 if options.quick else 60, Path(base))
     if options.json:
@@ -123,9 +169,9 @@ def main() -> None:
     for name, value in found.items():
         unit = f"{value:6.3f} x" if name.endswith("ratio") else f"{value * 1e3:6.2f} ms"
         print(f"{name:<32} {unit}")
-    overhead = found["ledger and checkpoint, ratio"] - 1
+    overhead = found["overhead, ratio"]
     verdict = "met" if overhead <= GOAL else "missed"
-    print(f"overhead {overhead:.1%} of the quickstart's rounds; goal {GOAL:.0%}: {verdict}")
+    print(f"overhead {overhead:.1%} of the quickstart's time; goal {GOAL:.0%}: {verdict}")
 
 
 if __name__ == "__main__":

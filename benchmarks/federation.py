@@ -1,112 +1,153 @@
 """Rounds of a federation on fedsim and on others, beside the bare loop that is the limit.
 
-    python benchmarks/federation.py                    # 10, 100 and 1,000 clients, three models
-    python benchmarks/federation.py --clients 10000 --models small --json out.json --plot out.svg
+    python benchmarks/federation.py --clients 10 100 1000 --models mlp cnn small
+    python benchmarks/federation.py --contenders fedsim pfl --json out.json --plot out.svg
 
-Contenders take turns, round by round, on one thread, so that a busy machine disturbs all alike.
-Times are CPU time of this process where nobody uses another one. Peak memory is measured in a
-process of its own for each contender.
+Each contender is a process of its own, on one thread for each worker; they take turns, round by
+round, so that a busy machine disturbs all alike. Wall time and processor time (with all processes
+that a contender started) are both measured, and ratios are medians over neighbours in time, against
+the bare loop. Who is not installed is left out, and said so; who would take hours does a part of
+the work, and the rest is scaled, and marked with ~.
 """
 
 import argparse
 import json
+import os
 import platform
-import resource
 import statistics
-import subprocess
-import sys
-import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from math import ceil
 from pathlib import Path
-from typing import Any
 
-import torch
-from contenders.bare import BareLoop
-from contenders.base import Contender, Work
-from contenders.local import LocalEngine
+from contenders import CONTENDERS
+from contenders.base import Work
+from contenders.goals import goals
+from contenders.stage import LeftOutError, Stage
 
-
-def contenders() -> list[Contender]:
-    """Return everybody; the first is the limit that ratios are taken to."""
-    return [BareLoop(), LocalEngine(), LocalEngine("off")]
+_LEAST_TURN = 0.1  # seconds; shorter rounds are done several at once
+_COPIES = 4  # of the data that a contender may hold while it gets ready
 
 
-def measure(work: Work, rounds: int) -> list[dict[str, Any]]:
-    """Return a row for each contender: client-rounds per second, and times relative to the limit.
+@dataclass(frozen=True)
+class Row:
+    """One contender's result.
 
-    Ratios are medians over neighbours in time.
+    Attributes:
+        wall, processor: seconds of a client's round, medians over the turns.
+        wall_ratio, processor_ratio: the same over the bare loop's, medians over the turns.
+        megabytes: peak memory of one process; of several, what they held together after a round.
+        timed_clients: clients of the rounds that were timed; fewer than `clients` if scaled.
     """
-    everybody = contenders()
-    times: list[list[float]] = [[] for _ in everybody]
-    for one in everybody:
-        one.prepare(work)
-        one.round()  # the first round warms up
-    try:
-        for _ in range(rounds):
-            for one, own in zip(everybody, times, strict=True):
-                start = time.process_time()
-                one.round()
-                own.append(time.process_time() - start)
-    finally:
-        for one in reversed(everybody):
-            one.close()
+
+    model: str
+    clients: int
+    private: bool
+    contender: str
+    name: str
+    wall: float
+    processor: float
+    wall_ratio: float
+    processor_ratio: float
+    megabytes: float
+    timed_clients: int
+
+    def line(self) -> str:
+        """Return the row for people."""
+        scaled = f"  ~ scaled from {self.timed_clients} clients"
+        return (
+            f"  {self.name:<24} {1 / self.wall:9.0f} /s  {self.wall_ratio:8.2f} x  "
+            f"{self.processor * 1e3:9.3f} ms of processor {self.processor_ratio:8.2f} x  "
+            f"{self.megabytes:6.0f} MB" + (scaled if self.timed_clients < self.clients else "")
+        )
+
+
+def measure(work: Work, keys: list[str], turns: int) -> list[Row]:
+    """Return a row for each contender that can take part."""
+    with ExitStack() as open_stages:
+        stages: dict[str, tuple[Stage, Work, int]] = {}
+        for key in keys:
+            own = replace(work, clients=min(work.clients, CONTENDERS[key].most_clients or 10**9))
+            if work.private not in CONTENDERS[key].modes:
+                continue
+            if own.megabytes * _COPIES > _free_megabytes():
+                print(f"  {key} is left out: its data, {own.megabytes:.0f} MB, do not fit")
+                continue
+            try:
+                stage = open_stages.enter_context(Stage(key, own))
+            except LeftOutError as reason:
+                print(f"  {key} is left out: {reason}")
+                continue
+            stage.rounds(1)  # warms up
+            stages[key] = stage, own, max(1, ceil(_LEAST_TURN / stage.rounds(1)["wall"]))
+        seen: dict[str, list[tuple[float, float]]] = {key: [] for key in stages}
+        memory = dict.fromkeys(stages, 0.0)
+        for _ in range(turns):
+            for key, (stage, own, rounds) in stages.items():
+                took = stage.rounds(rounds)
+                done = own.clients * rounds
+                seen[key].append((took["wall"] / done, took["processor"] / done))
+                memory[key] = max(memory[key], took["megabytes"])
+    base = seen.get(next(iter(CONTENDERS)), [])
     return [
-        {
-            "model": work.model,
-            "clients": work.clients,
-            "private": work.private and one.private,
-            "contender": one.name,
-            "client_rounds_per_second": work.clients / statistics.median(own),
-            "ratio": statistics.median(a / b for a, b in zip(own, times[0], strict=True)),
-            "ratio_of_best": min(own) / min(times[0]),
-            "peak_megabytes": peak_memory(work, number),
-        }
-        for number, (one, own) in enumerate(zip(everybody, times, strict=True))
+        Row(
+            **asdict(work),
+            contender=key,
+            name=stage.name,
+            wall=statistics.median(wall for wall, _ in seen[key]),
+            processor=statistics.median(processor for _, processor in seen[key]),
+            wall_ratio=_ratio([w for w, _ in seen[key]], [w for w, _ in base]),
+            processor_ratio=_ratio([p for _, p in seen[key]], [p for _, p in base]),
+            megabytes=memory[key],
+            timed_clients=own.clients,
+        )
+        for key, (stage, own, _) in stages.items()
     ]
 
 
-def peak_memory(work: Work, number: int) -> float:
-    """Return the peak memory (MB) of two rounds in a process of their own."""
-    job = json.dumps([work.model, work.clients, work.private, number])
-    command = [sys.executable, __file__, "--memory-of", job]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+def _ratio(values: list[float], base: list[float]) -> float:
+    """Return the median ratio of neighbours in time; NaN without a base."""
+    pairs = [value / other for value, other in zip(values, base, strict=False)]
+    return statistics.median(pairs) if pairs else float("nan")
 
 
-def _memory_of(job: str) -> None:
-    model, clients, private, number = json.loads(job)
-    one = contenders()[number]
-    one.prepare(Work(model, clients, private))
-    one.round()
-    one.round()
-    one.close()
-    print(_peak_megabytes())
+def _free_megabytes() -> float:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 1024
 
 
-def _peak_megabytes() -> float:
-    status = Path("/proc/self/status")
-    if status.exists():  # getrusage would also count the process that started this one
-        (line,) = [each for each in status.read_text().splitlines() if each.startswith("VmHWM")]
-        return int(line.split()[1]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def machine() -> dict[str, object]:
+    """Return what the numbers depend on."""
+    import torch
+
+    model = ""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    return {
+        "processor": model or platform.machine(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
 
 
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw client-rounds per second over the number of clients, a panel for each model."""
+def plot(rows: list[Row], path: Path) -> None:
+    """Draw client-rounds per second over the number of clients, a panel for each model and mode."""
     import matplotlib.pyplot as plt
 
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    figure, panels = plt.subplots(1, len(models), figsize=(4.5 * len(models), 3.6), squeeze=False)
-    for panel, model in zip(panels[0], models, strict=True):
-        lines: dict[str, list[tuple[int, float]]] = {}
-        for row in rows:
-            if row["model"] == model:
-                label = row["contender"] + (", private" if row["private"] else "")
-                lines.setdefault(label, []).append(
-                    (row["clients"], row["client_rounds_per_second"])
-                )
-        for label, points in lines.items():
-            panel.loglog(*zip(*sorted(set(points)), strict=True), marker="o", label=label)
-        panel.set(title=model, xlabel="clients", ylabel="client-rounds per second")
-    panels[0][0].legend(fontsize=8)
+    cases = list(dict.fromkeys((row.model, row.private) for row in rows))
+    figure, panels = plt.subplots(1, len(cases), figsize=(4.2 * len(cases), 3.8), squeeze=False)
+    for panel, (model, private) in zip(panels[0], cases, strict=True):
+        own = [row for row in rows if (row.model, row.private) == (model, private)]
+        for name in dict.fromkeys(row.name for row in own):
+            points = sorted((row.clients, 1 / row.wall) for row in own if row.name == name)
+            panel.loglog(*zip(*points, strict=True), marker="o", label=name)
+        title = f"{model}, {'DP' if private else 'no privacy'}"
+        panel.set(title=title, xlabel="clients", ylabel="client-rounds per second")
+        panel.legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path)
 
@@ -114,43 +155,42 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Measure what the command line asks for and print it."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--models", nargs="+", default=["mlp", "cnn", "small"])
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds of each contender")
+    parser.add_argument(
+        "--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS)
+    )
+    parser.add_argument(
+        "--modes", nargs="+", choices=["private", "plain"], default=["private", "plain"]
+    )
+    parser.add_argument("--turns", type=int, default=5, help="timed turns of each contender")
+    parser.add_argument("--pfl-python", help="interpreter of pfl-research (or PFL_PYTHON)")
     parser.add_argument("--quick", action="store_true", help="only show that it runs")
     parser.add_argument("--json", type=Path, help="write the rows and the machine")
     parser.add_argument("--plot", type=Path, help="draw the rows")
-    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.memory_of:
-        _memory_of(options.memory_of)
-        return
+    if options.pfl_python:
+        os.environ["PFL_PYTHON"] = options.pfl_python
     if options.quick:
-        options.clients, options.models, options.rounds = [3], ["small"], 1
-    rows = []
+        options.clients, options.models, options.turns = [3], ["small"], 1
+    print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    rows: list[Row] = []
     for model in options.models:
         for clients in options.clients:
-            for private in (True, False):
-                found = measure(Work(model, clients, private), options.rounds)
-                rows += found
+            for private in (mode == "private" for mode in options.modes):
                 print(f"{model}, {clients} clients, {'private' if private else 'not private'}")
+                found = measure(Work(model, clients, private), options.contenders, options.turns)
+                rows += found
                 for row in found:
-                    print(
-                        f"  {row['contender']:<24} {row['client_rounds_per_second']:9.0f} /s  "
-                        f"{row['ratio']:5.2f} x (median)  {row['ratio_of_best']:5.2f} x (best)  "
-                        f"{row['peak_megabytes']:6.0f} MB"
-                    )
-    machine = {
-        "machine": platform.machine(),
-        "system": platform.platform(),
-        "torch": torch.__version__,
-    }
+                    print(row.line(), flush=True)
+    for line in goals([asdict(row) for row in rows]):
+        print(line)
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
-    if options.plot:
+        content = {"machine": machine(), "rows": [asdict(row) for row in rows]}
+        options.json.write_text(json.dumps(content, indent=1))
+    if options.plot and rows:
         plot(rows, options.plot)
 
 

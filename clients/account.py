@@ -20,7 +20,7 @@ from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.journal import GENESIS, Charge, Journal
 from fedsim.clients.failures import ClientFailureError
 from fedsim.clients.plan import PrivacyPlan
-from fedsim.server.protocol import PrivacyStatement
+from fedsim.server.protocol import PrivacyStatement, record_of
 
 STATE = "privacy-account"
 
@@ -169,7 +169,7 @@ class PrivacyAccount:
 
     @classmethod
     def _from_state(cls, state: RecordDict, client: int) -> Self:
-        record = state.config_records.get(STATE)
+        record = record_of(state, STATE, ConfigRecord)
         if record is None:
             return cls(client)
         fields: dict[str, Any] = dict(record)

@@ -16,12 +16,14 @@ from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLos
 from fedsim.clients.failures import ClientFailureError, without_private_text
 from fedsim.clients.faults import NO_FAULTS, Fault, FaultPlan
 from fedsim.clients.plan import PrivacyPlan
+from fedsim.clients.secure_channel import STAGES, SecureChannel
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training import StreamKey, train_plain, train_private
 from fedsim.clients.workbench import Workbench
 from fedsim.server.protocol import (
     PARTITION,
     ROLL_CALL,
+    Identity,
     PrivacyStatement,
     TrainReply,
     TrainRequest,
@@ -36,7 +38,8 @@ class ClientTask:
 
     `bench` holds the model that clients of one process share and fill anew for each request.
     `privacy` None means training without differential privacy; with it, `gradients` computes the
-    per-example gradients of that model under `loss`.
+    per-example gradients of that model under `loss`. `secure` None means that updates are sent in
+    clear.
     """
 
     client: int
@@ -50,6 +53,7 @@ class ClientTask:
     privacy: PrivacyPlan | None
     journal: Journal | None
     faults: FaultPlan = NO_FAULTS
+    secure: SecureChannel | None = None
 
     def check_examples(self) -> None:
         """Check that there is something to train on, as far as that is public.
@@ -95,7 +99,7 @@ def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
 
     @app.query(ROLL_CALL)
     def roll_call(message: Message, context: Context) -> Message:
-        return roll_call_reply(partition_of(context), message)
+        return roll_call_reply(Identity(partition_of(context)), message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -106,7 +110,23 @@ def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
             except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
                 return failed_reply(error, message, private=task.privacy is not None)
 
+    for stage in STAGES:
+        app.query(stage)(_stage(stage, task_of))
     return app
+
+
+def _stage(
+    stage: str, task_of: Callable[[int], ClientTask]
+) -> Callable[[Message, Context], Message]:
+    """Return the function that answers a stage of secure aggregation by pairwise masks."""
+
+    def respond(message: Message, context: Context) -> Message:
+        task = task_of(partition_of(context))
+        if task.secure is None:
+            raise ClientFailureError("this client's experiment has no secure_aggregation")
+        return task.secure.answer(stage, task.client, message, context)
+
+    return respond
 
 
 def failed_reply(error: Exception, request: Message, *, private: bool) -> Message:
@@ -146,7 +166,28 @@ def answer(task: ClientTask, message: Message, context: Context) -> Message:
         statement = _charge(task, request, context)
     except BudgetExhaustedError as error:
         return Withdrawal(task.client, str(error)).to_message(message)
-    return trained_reply(task, request, statement, fault).to_message(message)
+    reply = trained_reply(task, request, statement, fault)
+    return sent(task, request, reply, message, context)
+
+
+def sent(
+    task: ClientTask, request: TrainRequest, reply: TrainReply, message: Message, context: Context
+) -> Message:
+    """Return a client's answer as it leaves: sealed, where updates are aggregated securely.
+
+    Raises:
+        ClientFailureError: the update cannot be sealed.
+    """
+    if task.secure is None:
+        return reply.to_message(message)
+    sealed = task.secure.seal(
+        task.client,
+        request,
+        reply,
+        model_digest=task.bench.load(request.arrays),
+        context=context,
+    )
+    return sealed.to_message(message)
 
 
 def trained_reply(

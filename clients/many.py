@@ -25,6 +25,7 @@ from fedsim.clients.app import (
     make_client_app,
     one_thread,
     partition_of,
+    sent,
     taken_steps,
     trained_reply,
 )
@@ -234,7 +235,7 @@ def _answer(turn: Turn) -> Message | Exception:
             private = task.privacy is not None
             arrays = task.bench.upload_of(turn.trained, request.arrays, private=private)
             reply = finished_reply(task, arrays, turn.statement, turn.fault, learnt=turn.learnt)
-        return reply.to_message(turn.message)
+        return sent(task, request, reply, turn.message, turn.context)
     except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
         return _failed(error, task, turn.message)
 

@@ -20,7 +20,7 @@ from fedsim.server.settings import Settings
 class SgdSettings(Settings):
     """Stochastic gradient descent."""
 
-    name: Literal["sgd"]
+    name: Literal["sgd"] = Field(description="the optimizer")
     lr: float = Field(gt=0, description="learning rate")
     momentum: float = Field(default=0.0, ge=0, lt=1, description="momentum factor")
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty")
@@ -29,7 +29,7 @@ class SgdSettings(Settings):
 class AdamSettings(Settings):
     """Adam, or AdamW with decoupled weight decay."""
 
-    name: Literal["adam", "adamw"]
+    name: Literal["adam", "adamw"] = Field(description="the optimizer")
     lr: float = Field(gt=0, description="learning rate")
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty")
 

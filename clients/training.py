@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsim.clients.dp_sgd.chain import chain_of, known_gradient
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise, secret_stream
 from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
@@ -77,35 +78,38 @@ def train_plain(
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = make_optimizer(settings.optimizer)
     batches = epochs(len(features), settings.batch_size, key.generator(Purpose.SAMPLING))
+    gradient_of = _mean_gradient(model, loss, trainable, settings.max_physical_batch)
     model.train()
     with torch_randomness(key, features.device):
         for _ in steps if steps is not None else range(settings.steps):
             index = torch.from_numpy(next(batches)).to(features.device)
-            found = _batch_gradient(
-                lambda part: loss(model(features[part]), targets[part]),
-                index,
-                trainable,
-                most=settings.max_physical_batch,
-            )
+            found = gradient_of(features.index_select(0, index), targets.index_select(0, index))
             optimizer.step(trainable, found)
 
 
-def _batch_gradient(
-    losses: Callable[[Tensor], Tensor],
-    index: Tensor,
-    parameters: Sequence[Tensor],
-    *,
-    most: int | None,
-) -> Sequence[Tensor]:
-    """Return the gradient of the mean loss of a batch, from parts of at most `most` examples."""
-    if most is None or len(index) <= most:
-        return _gradient(losses(index).mean(), parameters)
-    total = [torch.zeros_like(parameter) for parameter in parameters]
-    for part in index.split(most):
-        share = losses(part).sum() / len(index)
-        for value, found in zip(total, _gradient(share, parameters), strict=True):
-            value += found
-    return total
+def _mean_gradient(
+    model: nn.Module, loss: PerExampleLoss, trainable: list[nn.Parameter], most: int | None
+) -> Callable[[Tensor, Tensor], Sequence[Tensor]]:
+    """Return what computes the gradients of a batch's mean loss; by hand where that can be.
+
+    With `most`, they are added up from parts of at most that many examples.
+    """
+
+    def by_torch(x: Tensor, y: Tensor) -> Sequence[Tensor]:
+        if most is None or len(x) <= most:
+            return _gradient(loss(model(x), y).mean(), trainable)
+        total = [torch.zeros_like(parameter) for parameter in trainable]
+        for part, wanted in zip(x.split(most), y.split(most), strict=True):
+            share = loss(model(part), wanted).sum() / len(x)
+            for value, found in zip(total, _gradient(share, trainable), strict=True):
+                value += found
+        return total
+
+    chain = chain_of(model, {id(parameter): i for i, parameter in enumerate(trainable)})
+    known = known_gradient(loss)  # what another loss reaches, only torch knows
+    if most is not None or known is None or chain is None or not chain.linear:
+        return by_torch
+    return lambda x, y: chain.mean_gradients(x, y, known)
 
 
 def _gradient(value: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -1,7 +1,6 @@
 """The `fedsim` command. Data goes to stdout, talk to stderr.
 
-Exit codes: 0 done, 1 failed, 2 the command or the file is wrong, 3 a privacy budget forbids it,
-130 interrupted. Nothing heavy is imported before a command needs it: `--help` answers at once.
+Nothing heavy is imported before a command needs it: `--help` answers at once.
 """
 
 import json
@@ -17,7 +16,14 @@ from fedsim.comparison.command import compare
 if TYPE_CHECKING:
     from fedsim.experiment import Experiment
 
-FAILED, WRONG_INPUT, BUDGET_FORBIDS, INTERRUPTED = 1, 2, 3, 130
+DONE, FAILED, WRONG_INPUT, BUDGET_FORBIDS, INTERRUPTED = 0, 1, 2, 3, 130
+EXIT_CODES = {
+    DONE: "done",
+    FAILED: "failed: a run, a run of a comparison, or what `verify` checked",
+    WRONG_INPUT: "the command or the file is wrong; nothing was run",
+    BUDGET_FORBIDS: "a privacy budget forbids it",
+    INTERRUPTED: "interrupted; the same command continues a comparison, `--resume` a run",
+}
 
 _overrides = click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
@@ -134,6 +140,7 @@ def verify(directory: str, as_json: bool) -> None:
 
     Exit code 1 and one line for each thing that does not fit.
     """
+    from fedsim.report.figures import epsilon_text
     from fedsim.run_directory import RunDirectory
     from fedsim.verification import verify_run
 
@@ -142,8 +149,10 @@ def verify(directory: str, as_json: bool) -> None:
         _print_json({"sound": not found.problems, "problems": list(found.problems)})
     elif not found.problems:
         largest = max((client.recomputed for client in found.clients), default=None)
-        what = "no privacy was claimed" if largest is None else f"largest ε = {largest:.6g}"
-        click.echo(f"{directory}: sound ({len(found.clients)} clients recomputed, {what})")
+        text = "no privacy was claimed"
+        if largest is not None:
+            text = f"largest ε = {epsilon_text(largest)}"
+        click.echo(f"{directory}: sound ({len(found.clients)} clients recomputed, {text})")
     else:
         click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
     if found.problems:
@@ -178,14 +187,21 @@ def deploy(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> No
 @_overrides
 @_as_json
 def validate(file: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Check the experiment in FILE without running it; nothing it names is imported."""
-    from fedsim.experiment import load_experiment
+    """Check the experiment in FILE without running it; nothing it names is imported.
 
-    experiment = load_experiment(file, overrides).experiment
+    Says which code it would run and which files it would read.
+    """
+    from fedsim.experiment import load_experiment
+    from fedsim.footprint import footprint
+
+    loaded = load_experiment(file, overrides)
+    experiment = loaded.experiment
     if as_json:
         _print_json(experiment.model_dump(mode="json"))
-    else:
-        click.echo(f"{file}: ok ({experiment.name}, {_privacy_in_words(experiment)})")
+        return
+    click.echo(f"{file}: ok ({experiment.name}, {_privacy_in_words(experiment)})")
+    for line in footprint(loaded).lines():
+        click.echo(line)
 
 
 @cli.command()

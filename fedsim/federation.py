@@ -25,6 +25,7 @@ from fedsim.clients.faults import FaultPlan
 from fedsim.clients.many import ManyClientsApp
 from fedsim.clients.plan import PrivacyPlan, plan_privacy
 from fedsim.clients.safety import check_private_model
+from fedsim.clients.secure_channel import SecureChannel
 from fedsim.clients.workbench import Workbench
 from fedsim.data import FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
@@ -32,7 +33,9 @@ from fedsim.models.build import build_model
 from fedsim.models.losses import resolve_loss
 from fedsim.models.metrics import Task, evaluate, task_for
 from fedsim.models.preflight import preflight
-from fedsim.server.app import RoundResult, Start, make_server_app
+from fedsim.nodes import with_helpers
+from fedsim.secure_setup import secure_channel
+from fedsim.server.app import RoundResult, SecureAggregation, Start, make_server_app
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import PrivacyStatement
@@ -64,11 +67,17 @@ class Federation:
     plans: tuple[PrivacyPlan, ...] | None
     device: torch.device
     journal: FileJournal | None
+    secure: SecureChannel | None = None
 
     @property
     def num_clients(self) -> int:
         """Number of clients."""
         return len(self.data.clients)
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes: the clients, and the helpers of secure aggregation."""
+        return self.num_clients + (0 if self.secure is None else self.secure.settings.helpers)
 
     def initial_arrays(self) -> ArrayRecord:
         """Return the initial global model as a record."""
@@ -89,6 +98,7 @@ class Federation:
             privacy=None if self.plans is None else self.plans[client],
             journal=self.journal,
             faults=FaultPlan(self.experiment.seed, tuple(self.experiment.faults)),
+            secure=self.secure,
         )
 
     def recorded_statements(self) -> list[PrivacyStatement]:
@@ -129,6 +139,9 @@ class Federation:
             stop_when_withdrawn=privacy is not None and privacy.on_exhausted == "stop",
             on_stop=on_stop,
             patience=patience,
+            secure=None
+            if self.secure is None
+            else SecureAggregation(self.secure.settings, self.secure.codec),
         )
 
     def _cohort_size(self) -> int:
@@ -160,7 +173,8 @@ class Federation:
     def client_app(self, *, in_process: bool, ledger: Path | None) -> ClientApp:
         """Return the clients: sharing this object, or rebuilt from the experiment elsewhere."""
         if in_process:
-            return ManyClientsApp(self.client_task, cohort_size=self._cohort_size())
+            clients = ManyClientsApp(self.client_task, cohort_size=self._cohort_size())
+            return with_helpers(clients, self.experiment)
         return FederationClients(
             self, TaskSource(self.experiment.model_dump_json(), self.base, ledger)
         )
@@ -174,6 +188,11 @@ class TaskSource:
     base: Path
     ledger: Path | None
 
+    @property
+    def settings(self) -> Experiment:
+        """The experiment."""
+        return Experiment.model_validate_json(self.experiment)
+
     def __call__(self, client: int) -> ClientTask:
         """Return the task of `client`; the first call in a process assembles the federation."""
         return _assembled(self).client_task(client)
@@ -181,7 +200,7 @@ class TaskSource:
 
 @lru_cache(maxsize=1)
 def _assembled(source: TaskSource) -> Federation:
-    experiment = Experiment.model_validate_json(source.experiment)
+    experiment = source.settings
     loaded = LoadedExperiment(experiment=experiment, path=None, base=source.base)
     return assemble(loaded, ledger=source.ledger)
 
@@ -223,6 +242,7 @@ def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
         check_private_model(model, features)
         check_isolation(model, loss, features, targets)
         gradients = gradients_for(model, loss, features, targets)
+    secure = secure_channel(experiment, model.state_dict(), [len(one) for one in data.clients])
     return Federation(
         experiment=experiment,
         base=loaded.base,
@@ -237,6 +257,7 @@ def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
         plans=None if terms is None else _plans(terms, experiment, data, participation, gradients),
         device=device,
         journal=None if ledger is None else FileJournal(ledger),
+        secure=secure,
     )
 
 

@@ -48,6 +48,7 @@ class PrivacySummary:
     sampling: str = "poisson"
     noise: str = "seeded"
     clipping: str = "flat"
+    secure_aggregation: Mapping[str, Any] | None = None
 
     @property
     def system_epsilon(self) -> float:
@@ -85,12 +86,15 @@ class PrivacySummary:
                 "noise": self.noise,
                 "system_epsilon": finite_or_none(self.system_epsilon),
                 "ledger_digest": ledger_digest(clients),
+                "secure_aggregation": self.secure_aggregation,
                 "clients": clients,
             }
         )
 
 
-def not_private(sizes: Sequence[int]) -> dict[str, Any]:
+def not_private(
+    sizes: Sequence[int], secure_aggregation: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the content of `privacy.json` for a federation without differential privacy."""
     return _with_statement(
         {
@@ -105,6 +109,7 @@ def not_private(sizes: Sequence[int]) -> dict[str, Any]:
             "noise": None,
             "system_epsilon": None,
             "ledger_digest": None,
+            "secure_aggregation": secure_aggregation,
             "clients": [
                 {"client": client, "examples": size, "epsilon": None, "ledger": []}
                 for client, size in enumerate(sizes)
@@ -125,6 +130,7 @@ def summarise_privacy(
     *,
     withdrawn: Mapping[int, int] | None = None,
     clip_norms: Mapping[int, float] | None = None,
+    secure_aggregation: Mapping[str, Any] | None = None,
 ) -> PrivacySummary | None:
     """Return what every client spent according to the durable ledger; None without privacy.
 
@@ -135,6 +141,7 @@ def summarise_privacy(
         federation: with its ledger.
         withdrawn: the round in which each client that withdrew did so.
         clip_norms: the bound that each client's clipping has learnt, where it has.
+        secure_aggregation: what there is to say of it.
 
     Raises:
         JournalError: the ledger was changed.
@@ -177,6 +184,7 @@ def summarise_privacy(
         sampling=settings.sampling,
         noise=settings.noise,
         clipping=settings.clipping,
+        secure_aggregation=secure_aggregation,
     )
 
 

@@ -66,12 +66,15 @@ class RunDirectory:
                 "choose another --out"
             )
 
-    def create(self, *, experiment: str, environment: Mapping[str, object]) -> None:
+    def create(
+        self, *, experiment: str, environment: Mapping[str, object], inputs: Mapping[str, str]
+    ) -> None:
         """Make the directory, whole or not at all: a crash leaves nothing that cannot be resumed.
 
         Args:
             experiment: content of `experiment.yaml`.
             environment: content of `environment.json`.
+            inputs: content of `checkpoint/inputs.json`.
 
         Raises:
             RunDirectoryError: something is there already.
@@ -84,6 +87,7 @@ class RunDirectory:
         new.rounds.touch()
         new.write_text("experiment.yaml", experiment)
         new.write_json("environment.json", environment)
+        new.write_json("checkpoint/inputs.json", inputs)
         new.path.chmod(0o755)
         _sync_directory(new.path)
         os.replace(new.path, self.path)

@@ -11,10 +11,12 @@ from fedsim.budgets import refuse_overspending
 from fedsim.environment import describe_environment
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
 from fedsim.federation import Federation, assemble
+from fedsim.inputs import fingerprint, refuse_other_inputs
 from fedsim.privacy_summary import PrivacySummary, finite_or_none, not_private, summarise_privacy
 from fedsim.report.html import write_report
 from fedsim.resuming import refuse_changes
 from fedsim.run_directory import Checkpoint, RunDirectory, RunDirectoryError
+from fedsim.secure_summary import secure_summary
 from fedsim.server.app import FederationError, RoundResult, Start
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import to_arrays, to_numpy
@@ -110,6 +112,7 @@ def run(
     directory.create(
         experiment=dump_experiment(loaded.experiment),
         environment=describe_environment(seed=loaded.experiment.seed),
+        inputs=fingerprint(federation),
     )
     return _Recorder(federation, directory, observer, engine).run()
 
@@ -126,6 +129,7 @@ def _resume(
     before = load_experiment(directory.path / "experiment.yaml", base=loaded.base)
     refuse_changes(before.experiment, loaded.experiment)
     federation = assemble(loaded, ledger=directory.ledger)
+    refuse_other_inputs(directory.read_json("checkpoint/inputs.json"), federation)
     refuse_overspending(federation)
     directory.write_text("experiment.yaml", dump_experiment(loaded.experiment))
     return _Recorder(federation, directory, observer, engine, resume=True).run()
@@ -208,7 +212,7 @@ class _Recorder:
         client = self._federation.client_app(
             in_process=isinstance(engine, LocalEngine), ledger=self._directory.ledger
         )
-        engine.execute(server, client, self._federation.num_clients)
+        engine.execute(server, client, self._federation.num_nodes)
 
     def _on_stop(self, reason: str) -> None:
         self._stopped = reason
@@ -221,6 +225,13 @@ class _Recorder:
 
     def _record(self, result: RoundResult) -> None:
         row = _round_row(result)
+        if self._federation.secure is not None:
+            row["secure_aggregation"] = {
+                "survivors": len(result.participants),
+                "aborted": result.aborted,
+                "retried": result.retried,
+                "clipped": result.clipped,
+            }
         self._directory.append_round(row)
         if self._finished == result.round_number:
             self._directory.write_checkpoint(
@@ -232,11 +243,17 @@ class _Recorder:
 
     def _finish(self, status: Status, reason: str | None) -> RunResult:
         seconds = sum(row["seconds"] for row in self._rows)
+        secure = secure_summary(
+            self._federation, self._rows, one_operator=self._engine.one_operator
+        )
         privacy = summarise_privacy(
-            self._federation, withdrawn=withdrawals(self._rows), clip_norms=self._clip_norms
+            self._federation,
+            withdrawn=withdrawals(self._rows),
+            secure_aggregation=secure,
+            clip_norms=self._clip_norms,
         )
         sizes = [len(examples) for examples in self._federation.data.clients]
-        content = privacy.to_json() if privacy else not_private(sizes)
+        content = privacy.to_json() if privacy else not_private(sizes, secure)
         metrics = {
             name: value
             for name, value in (self._rows[-1] if self._rows else {}).items()

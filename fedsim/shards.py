@@ -17,6 +17,7 @@ from fedsim.clients.workbench import Workbench
 from fedsim.data import Examples
 from fedsim.models.build import build_model
 from fedsim.models.losses import resolve_loss
+from fedsim.nodes import num_helpers, with_helpers
 from fedsim.simulation.device import choose_device
 from fedsim.simulation.sharding import Shard
 
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
     from fedsim.federation import Federation, TaskSource
 
 _TRIED = 3  # the public examples on which a worker chooses how to compute gradients
+_PUBLIC = 64  # those that travel; training together is tried on them
 _MADE_THERE = {"model", "bench", "loss", "gradients", "device", "journal", "data"}
 
 
 def clients_elsewhere(source: "TaskSource") -> ClientApp:
     """Return the clients of a federation that is assembled, when first asked, in this process."""
-    return make_client_app(source)
+    return with_helpers(make_client_app(source), source.settings)
 
 
 class FederationClients(ClientApp):
@@ -57,17 +59,18 @@ class FederationClients(ClientApp):
         return None if self._federation.plans is None else self._source.ledger
 
     def work(self) -> list[float]:
-        """Return the examples that each client is expected to compute gradients of in the run."""
+        """Return the examples that each node is expected to compute gradients of in the run."""
         federation = self._federation
         local = federation.experiment.local
         rounds = federation.participation.planned_rounds()
-        return [
+        clients = [
             float(planned * local.steps * min(local.batch_size, len(examples)))
             for planned, examples in zip(rounds, federation.data.clients, strict=True)
         ]
+        return clients + [0.0] * num_helpers(federation.experiment)  # nothing beside training
 
     def shard(self, clients: Sequence[int]) -> Shard:
-        """Return what another process needs to be the given clients."""
+        """Return what another process needs to be the given clients and helpers."""
         federation = self._federation
         rest = {
             field.name: getattr(federation, field.name)
@@ -75,8 +78,9 @@ class FederationClients(ClientApp):
             if field.name not in _MADE_THERE
         }
         data = federation.data
-        own = _Own(len(data.clients), {client: data.clients[client] for client in clients})
-        few = data.test.take(np.arange(min(_TRIED, len(data.test))))
+        here = [client for client in clients if client < len(data.clients)]  # the rest help
+        own = _Own(len(data.clients), {client: data.clients[client] for client in here})
+        few = data.test.take(np.arange(min(_PUBLIC, len(data.test))))
         share = replace(data, clients=cast("tuple[Examples, ...]", own), test=few)
         return _FederationShard(type(federation), rest, share)
 
@@ -101,8 +105,8 @@ class _FederationShard:
         ).to(device)
         gradients = None
         if experiment.privacy is not None:
-            features = torch.from_numpy(self.data.test.features.copy()).to(device)
-            targets = torch.from_numpy(self.data.test.targets.copy()).to(device)
+            features = torch.from_numpy(self.data.test.features[:_TRIED].copy()).to(device)
+            targets = torch.from_numpy(self.data.test.targets[:_TRIED].copy()).to(device)
             gradients = gradients_for(model, loss, features, targets)
         federation = self.kind(
             **self.rest,

@@ -15,7 +15,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
-from fedsim.server.protocol import Withdrawal, partition_of, roll_call_message
+from fedsim.server.protocol import Identity, Withdrawal, identity_of, roll_call_message
+from fedsim.server.secure_aggregation.payload import PayloadCodec
+from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
+from fedsim.server.secure_averaging import SecureAveraging
 from fedsim.server.settings import FederationSettings
 from fedsim.server.strategies import Failure, FedAvg
 from fedsim.server.timeline import Timeline
@@ -45,8 +48,10 @@ class RoundResult:
     `metrics` are those of the global model on the server's test set; `epsilon_max` is the largest
     cumulative ε of any client, None without privacy. `withdrawn` are the clients that left in this
     round; `shortened` has the steps of those that took fewer than asked. A round without
-    participants leaves the model as it was. `timeline` divides `seconds` by `PARTS`. `clip_norms`
-    has the bound that the clipping of each client has learnt so far, where it learns.
+    participants leaves the model as it was, and so does one that was `aborted`, for that reason;
+    `retried` questions of secure aggregation were asked again, and `clipped` values clipped.
+    `timeline` divides `seconds` by `PARTS`. `clip_norms` has the bound that the clipping of each
+    client has learnt so far, where it learns.
     """
 
     round_number: int
@@ -60,6 +65,9 @@ class RoundResult:
     epsilon_max: float | None
     timeline: Mapping[str, float] = field(default_factory=dict)
     clip_norms: Mapping[int, float] = field(default_factory=dict)
+    aborted: str | None = None
+    retried: int = 0
+    clipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,14 @@ class Start:
     clip_norms: Mapping[int, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class SecureAggregation:
+    """What the server needs to aggregate securely: the settings, and how payloads are laid out."""
+
+    settings: SecureAggregationSettings
+    codec: PayloadCodec
+
+
 def make_server_app(
     *,
     settings: FederationSettings,
@@ -88,6 +104,7 @@ def make_server_app(
     stop_when_withdrawn: bool = False,
     on_stop: Callable[[str], None] = logger.info,
     patience: float = 60.0,
+    secure: SecureAggregation | None = None,
 ) -> ServerApp:
     """Return the ServerApp that runs the whole federation.
 
@@ -103,15 +120,19 @@ def make_server_app(
         on_stop: called with the reason when the federation ends before its last round because
             clients withdrew.
         patience: seconds to wait for all nodes, and for the replies of a round.
+        secure: secure aggregation; None: the server sees every update.
 
-    The app raises FederationError when not every client is there, or when clients of a round
-    failed and fewer than `settings.min_participants` updates came.
+    The app raises FederationError when not every node is there, when clients of a round failed and
+    fewer than `settings.min_participants` updates came, or when a secure sum could not be opened
+    (`on_abort: raise`).
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        roster = call_roll(grid, participation.num_clients, patience=patience)
+        helpers = 0 if secure is None else secure.settings.helpers
+        roll = whole_roll(grid, participation.num_clients, helpers, patience=patience)
+        roster = roll.clients
         strategy = FedAvg(
             settings=settings,
             participation=participation,
@@ -120,6 +141,7 @@ def make_server_app(
             steps=steps,
             withdrawn=start.withdrawn,
             clip_norms=start.clip_norms,
+            averaging=None if secure is None else _averaging(secure, roll),
         )
         strategy.summary()
         arrays = start.arrays
@@ -129,7 +151,10 @@ def make_server_app(
                 on_stop(reason)
                 return
             result = run_round(strategy, grid, round_number, arrays, evaluate, book)
-            check_participants(result, settings.min_participants)
+            if result.aborted is None:
+                check_participants(result, settings.min_participants)
+            elif secure is not None and secure.settings.on_abort == "raise":
+                raise FederationError(_given_up(result), result)
             arrays = result.arrays
             on_round(result)
 
@@ -155,41 +180,80 @@ def _reason_to_stop(withdrawn: set[int], num_clients: int, stop_when_withdrawn: 
     return None
 
 
-def call_roll(grid: Grid, num_clients: int, *, patience: float) -> dict[int, int]:
-    """Wait for `num_clients` nodes and return the client that each one holds, by node id.
+@dataclass(frozen=True)
+class Roll:
+    """Who is there: the client, or the helper, that each node is, by node id."""
+
+    clients: Mapping[int, int]
+    helpers: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, nodes: Mapping[int, Identity]) -> "Roll":
+        """Divide nodes by what they say they are."""
+
+        def numbers(role: str) -> dict[int, int]:
+            return {node: one.number for node, one in nodes.items() if one.role == role}
+
+        return cls(numbers("client"), numbers("helper"))
+
+
+def call_roll(grid: Grid, num_clients: int, *, patience: float) -> Mapping[int, int]:
+    """Wait for `num_clients` nodes and return the client of each, by node id; see `whole_roll`."""
+    return whole_roll(grid, num_clients, 0, patience=patience).clients
+
+
+def whole_roll(grid: Grid, num_clients: int, num_helpers: int, *, patience: float) -> Roll:
+    """Wait for all clients and helpers, and return who is who.
 
     Waiting matters: Flower's simulation starts the server before its nodes exist, and a round with
     the nodes that happen to be there would silently change who takes part. Nodes that are listed
     but gone, such as a SuperNode before its restart, are passed over.
 
     Raises:
-        FederationError: fewer nodes than clients within `patience` seconds, or two nodes hold the
-            same client.
+        FederationError: fewer nodes than parties within `patience` seconds, or two nodes are the
+            same client or helper.
         ProtocolError: a node answers that it cannot take part, and why.
     """
     deadline = time.monotonic() + patience
-    roster: dict[int, int] = {}
-    while len(roster) < num_clients:
-        nodes = _wait_for_nodes(grid, num_clients, deadline, patience)
+    expected = num_clients + num_helpers
+    there: dict[int, Identity] = {}
+    while len(there) < expected:
+        nodes = _wait_for_nodes(grid, expected, deadline, patience)
         replies = grid.send_and_receive(
             [roll_call_message(node) for node in nodes],
             timeout=max(1.0, deadline - time.monotonic()),
         )
-        roster = {
-            reply.metadata.src_node_id: partition_of(reply)
+        there = {
+            reply.metadata.src_node_id: identity_of(reply)
             for reply in replies
             if not (reply.has_error() and reply.error.code in _GONE)
         }
-        if len(roster) < num_clients:
+        if len(there) < expected:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.5)
-    if sorted(roster.values()) != list(range(num_clients)):
+    roll = Roll.of(there)
+    _check_all("client", roll.clients, range(num_clients))
+    _check_all("helper", roll.helpers, range(1, num_helpers + 1))
+    return roll
+
+
+def _check_all(role: str, found: Mapping[int, int], wanted: range) -> None:
+    if sorted(found.values()) != list(wanted):
+        numbers = f"{wanted.start}..{wanted.stop - 1}" if wanted else "none"
         raise FederationError(
-            f"expected one node for each of the clients 0..{num_clients - 1}, "
-            f"got clients {sorted(roster.values())}"
+            f"expected one node for each of the {role}s {numbers}, "
+            f"got {role}s {sorted(found.values())}"
         )
-    return roster
+
+
+def _averaging(secure: SecureAggregation, roll: Roll) -> SecureAveraging:
+    return SecureAveraging(
+        settings=secure.settings,
+        codec=secure.codec,
+        clients={client: node for node, client in roll.clients.items()},
+        helpers={helper: node for node, helper in roll.helpers.items()},
+    )
 
 
 def run_round(
@@ -229,6 +293,9 @@ def run_round(
         epsilon_max=epsilon,
         timeline=timeline.seconds,
         clip_norms=dict(sorted(strategy.clip_norms.items())),
+        aborted=outcome.aborted,
+        retried=outcome.retried,
+        clipped=outcome.clipped,
     )
 
 
@@ -239,7 +306,7 @@ def _wait_for_nodes(grid: Grid, num_clients: int, deadline: float, patience: flo
             return nodes
         if time.monotonic() > deadline:
             raise FederationError(
-                f"only {len(nodes)} of {num_clients} clients connected within {patience:g} s"
+                f"only {len(nodes)} of {num_clients} nodes connected within {patience:g} s"
             )
         time.sleep(0.05)
 
@@ -250,4 +317,11 @@ def _too_few(result: RoundResult, least: int) -> str:
     return (
         f"round {result.round_number}: {what} and {came} of at least {least} updates came "
         f"(federation.min_participants); client {first.client}: {first.reason}"
+    )
+
+
+def _given_up(result: RoundResult) -> str:
+    return (
+        f"round {result.round_number} was given up (secure_aggregation.on_abort: raise): "
+        f"{result.aborted}"
     )

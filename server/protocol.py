@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 from flwr.app import (
@@ -24,6 +24,8 @@ from flwr.app import (
 
 from fedsim.accountant import PrivacyLedger
 
+R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
+
 ARRAYS = "arrays"
 CONFIG = "config"
 METRICS = "metrics"
@@ -32,10 +34,12 @@ WITHDRAWAL = "withdrawal"
 TIMING = "timing"
 LEARNT = "learnt"
 IDENTITY = "identity"
+OFFER = "secagg-offer"
 
 ROUND = "server-round"
 NUM_EXAMPLES = "num-examples"
 PARTITION = "partition-id"
+ROLE = "role"
 DELAY = "simulated-delay"
 CLIP_NORM = "clip-norm"
 
@@ -117,12 +121,14 @@ class PrivacyStatement:
 class TrainRequest:
     """The server's request: train from these arrays in this round.
 
+    `offer` is what secure aggregation needs beside them; None where updates are sent in clear.
     `clip_norm` is the bound that the client's clipping learnt in earlier rounds; None where it
     has not learnt one.
     """
 
     round_number: int
     arrays: ArrayRecord
+    offer: ConfigRecord | None = None
     clip_norm: float | None = None
 
     def identity(self, model: str) -> str:
@@ -144,6 +150,8 @@ class TrainRequest:
         if self.clip_norm is not None:
             config[CLIP_NORM] = self.clip_norm
         content = RecordDict({ARRAYS: self.arrays, CONFIG: config})
+        if self.offer is not None:
+            content[OFFER] = self.offer
         return Message(content, node_id, MessageType.TRAIN)
 
     @classmethod
@@ -153,14 +161,15 @@ class TrainRequest:
         Raises:
             ProtocolError: no arrays, no whole-numbered round ≥ 1, or no number > 0 as the bound.
         """
-        arrays = message.content.array_records.get(ARRAYS)
-        config = message.content.config_records.get(CONFIG)
+        arrays = record_of(message.content, ARRAYS, ArrayRecord)
+        config = record_of(message.content, CONFIG, ConfigRecord)
         if arrays is None or config is None:
             raise ProtocolError(f"a train request needs the records {ARRAYS!r} and {CONFIG!r}")
         round_number = config.get(ROUND)
         if not isinstance(round_number, int) or round_number < 1:
             raise ProtocolError(f"{CONFIG}.{ROUND} must be a whole number >= 1, got {round_number}")
-        return cls(round_number, arrays, _clip_norm(config))
+        offer = record_of(message.content, OFFER, ConfigRecord)
+        return cls(round_number, arrays, offer, _clip_norm(config))
 
 
 @dataclass(frozen=True)
@@ -180,12 +189,12 @@ class TrainReply:
     def to_message(self, request: Message) -> Message:
         """Make the reply to `request`."""
         content = RecordDict(
-            {ARRAYS: self.arrays, METRICS: MetricRecord({NUM_EXAMPLES: self.examples})}
+            {
+                ARRAYS: self.arrays,
+                METRICS: MetricRecord({NUM_EXAMPLES: self.examples}),
+                **side_records(self.privacy, self.delay),
+            }
         )
-        if self.privacy is not None:
-            content[PRIVACY] = self.privacy.to_record()
-        if self.delay:
-            content[TIMING] = ConfigRecord({DELAY: self.delay})
         if self.clip_norm is not None:
             content[LEARNT] = ConfigRecord({CLIP_NORM: self.clip_norm})
         return Message(content, reply_to=request)
@@ -197,22 +206,41 @@ class TrainReply:
         Raises:
             ProtocolError: a record is missing or malformed.
         """
-        arrays = message.content.array_records.get(ARRAYS)
-        metrics = message.content.metric_records.get(METRICS)
+        arrays = record_of(message.content, ARRAYS, ArrayRecord)
+        metrics = record_of(message.content, METRICS, MetricRecord)
         if arrays is None or metrics is None:
             raise ProtocolError(f"a train reply needs the records {ARRAYS!r} and {METRICS!r}")
         examples = metrics.get(NUM_EXAMPLES)
         if not isinstance(examples, int) or examples < 0:
             raise ProtocolError(f"{METRICS}.{NUM_EXAMPLES} must be >= 0, got {examples}")
-        privacy = message.content.config_records.get(PRIVACY)
-        statement = None if privacy is None else PrivacyStatement.from_record(privacy)
-        timing = message.content.config_records.get(TIMING)
-        delay = 0.0 if timing is None else timing.get(DELAY)
-        if not isinstance(delay, float) or not delay >= 0.0:
-            raise ProtocolError(f"{TIMING}.{DELAY} must be a number of seconds, got {delay!r}")
-        learnt = message.content.config_records.get(LEARNT)
+        learnt = record_of(message.content, LEARNT, ConfigRecord)
         clip_norm = None if learnt is None else _clip_norm(learnt)
-        return cls(arrays, examples, statement, delay, clip_norm)
+        return cls(arrays, examples, *read_side_records(message), clip_norm)
+
+
+def side_records(privacy: PrivacyStatement | None, delay: float) -> dict[str, ConfigRecord]:
+    """Return what a reply says beside its update: the privacy statement, and how late it is."""
+    records: dict[str, ConfigRecord] = {}
+    if privacy is not None:
+        records[PRIVACY] = privacy.to_record()
+    if delay:
+        records[TIMING] = ConfigRecord({DELAY: delay})
+    return records
+
+
+def read_side_records(message: Message) -> tuple[PrivacyStatement | None, float]:
+    """Read what a reply says beside its update.
+
+    Raises:
+        ProtocolError: a record is malformed.
+    """
+    privacy = record_of(message.content, PRIVACY, ConfigRecord)
+    statement = None if privacy is None else PrivacyStatement.from_record(privacy)
+    timing = record_of(message.content, TIMING, ConfigRecord)
+    delay = 0.0 if timing is None else timing.get(DELAY)
+    if not isinstance(delay, float) or not delay >= 0.0:
+        raise ProtocolError(f"{TIMING}.{DELAY} must be a number of seconds, got {delay!r}")
+    return statement, delay
 
 
 @dataclass(frozen=True)
@@ -234,7 +262,7 @@ class Withdrawal:
         Raises:
             ProtocolError: a field is missing or malformed.
         """
-        record = message.content.config_records.get(WITHDRAWAL)
+        record = record_of(message.content, WITHDRAWAL, ConfigRecord)
         if record is None:
             return None
         client, reason = record.get("client"), record.get("reason")
@@ -250,29 +278,52 @@ def _clip_norm(record: ConfigRecord) -> float | None:
     return value
 
 
+def record_of(content: RecordDict, name: str, kind: type[R]) -> R | None:
+    """Return a record by name, None where there is none of the kind.
+
+    Flower's own views of the records of a kind copy them all each time.
+    """
+    record = content.get(name)
+    return record if isinstance(record, kind) else None
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which node this is: the client, or the helper, with this number."""
+
+    number: int
+    role: Literal["client", "helper"] = "client"
+
+
 def roll_call_message(node_id: int) -> Message:
-    """Ask a node which partition it holds."""
+    """Ask a node who it is."""
     return Message(RecordDict(), node_id, ROLL_CALL_TYPE)
 
 
-def roll_call_reply(partition: int, request: Message) -> Message:
+def roll_call_reply(identity: Identity, request: Message) -> Message:
     """Answer a roll call."""
-    return Message(RecordDict({IDENTITY: ConfigRecord({PARTITION: partition})}), reply_to=request)
+    fields = ConfigRecord({PARTITION: identity.number, ROLE: identity.role})
+    return Message(RecordDict({IDENTITY: fields}), reply_to=request)
 
 
-def partition_of(reply: Message) -> int:
-    """Read the partition out of the reply to a roll call.
+def identity_of(reply: Message) -> Identity:
+    """Read the reply to a roll call.
 
     Raises:
-        ProtocolError: the node failed to answer, or answered without a partition.
+        ProtocolError: the node failed to answer, or did not say who it is.
     """
+    node = f"node {reply.metadata.src_node_id}"
     if reply.has_error():
-        raise ProtocolError(f"node {reply.metadata.src_node_id} failed: {reply.error.reason}")
-    identity = reply.content.config_records.get(IDENTITY)
-    partition = None if identity is None else identity.get(PARTITION)
-    if not isinstance(partition, int):
-        raise ProtocolError(f"node {reply.metadata.src_node_id} did not say which client it is")
-    return partition
+        raise ProtocolError(f"{node} failed: {reply.error.reason}")
+    record = record_of(reply.content, IDENTITY, ConfigRecord) or ConfigRecord()
+    number, role = record.get(PARTITION), record.get(ROLE)
+    if not isinstance(number, int):
+        raise ProtocolError(f"{node} did not say which client or helper it is")
+    if role == "client":
+        return Identity(number, "client")
+    if role == "helper":
+        return Identity(number, "helper")
+    raise ProtocolError(f"{node} must be a client or a helper, got the role {role!r}")
 
 
 def digest(arrays: ArrayRecord) -> str:

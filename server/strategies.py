@@ -3,22 +3,23 @@
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedsim.server.aggregation import InvalidUpdateError, OrderedMean
+from fedsim.server.aggregation import InvalidUpdateError
+from fedsim.server.averaging import (
+    Answer,
+    Averaged,
+    Averaging,
+    PlainAveraging,
+    RoundAbortedError,
+)
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
-from fedsim.server.protocol import (
-    ProtocolError,
-    TrainReply,
-    TrainRequest,
-    Withdrawal,
-    to_arrays,
-    to_numpy,
-)
+from fedsim.server.protocol import ProtocolError, TrainRequest, Withdrawal
 from fedsim.server.settings import FederationSettings
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,9 @@ class RoundOutcome:
     failed: list[Failure] = field(default_factory=list)
     withdrawn: list[Withdrawal] = field(default_factory=list)
     shortened: dict[int, int] = field(default_factory=dict)  # steps of who took fewer than asked
+    aborted: str | None = None  # why the round was given up
+    retried: int = 0  # questions that had to be asked again
+    clipped: int = 0  # values of updates that were clipped before they were summed
 
 
 class FedAvg(Strategy):
@@ -56,6 +60,7 @@ class FedAvg(Strategy):
         book: where privacy statements are recorded; None in a federation without privacy.
         steps: local steps of a round.
         withdrawn: clients that withdrew before.
+        averaging: adds the updates up; None: in clear.
         clip_norms: the bound that the clipping of each client has learnt before.
 
     Attributes:
@@ -76,8 +81,9 @@ class FedAvg(Strategy):
         steps: int | None = None,
         withdrawn: Iterable[int] = (),
         clip_norms: Mapping[int, float] | None = None,
+        averaging: Averaging[Any] | None = None,
     ) -> None:
-        self._weighting = settings.weighting
+        self._averaging = averaging or PlainAveraging(settings.weighting)
         self._deadline = settings.deadline
         self._participation = participation
         self._client_of = dict(roster)
@@ -86,13 +92,14 @@ class FedAvg(Strategy):
         self._steps = steps
         self.withdrawn = set(withdrawn)
         self.clip_norms = dict(clip_norms or {})
+        self._learnt: dict[int, float] = {}
         self._asked: tuple[int, ...] = ()
-        self._mean: OrderedMean | None = None
+        self._begun = False
         self.outcome = RoundOutcome()
 
     def summary(self) -> None:
         """Log one line about the strategy."""
-        logger.info("FedAvg over %d clients, %s weights", len(self._node_of), self._weighting)
+        logger.info("FedAvg over %d clients, %s", len(self._node_of), self._averaging.name)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -101,9 +108,15 @@ class FedAvg(Strategy):
         scheduled = self._participation.in_round(server_round)
         self._asked = tuple(client for client in scheduled if client not in self.withdrawn)
         self.outcome = RoundOutcome()
-        self._mean = OrderedMean(self._asked, to_numpy(arrays))
+        self._begun, self._learnt = True, {}
+        try:
+            offer = self._averaging.begin(server_round, arrays, self._asked, grid)
+        except RoundAbortedError as error:
+            self._abort(error)
+            self._asked = ()
+            return []
         return [
-            TrainRequest(server_round, arrays, self.clip_norms.get(client)).to_message(
+            TrainRequest(server_round, arrays, offer, self.clip_norms.get(client)).to_message(
                 self._node_of[client]
             )
             for client in self._asked
@@ -113,22 +126,32 @@ class FedAvg(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average the replies; None where no client succeeded (the model then stays)."""
-        if self._mean is None:
+        if not self._begun:
             raise RuntimeError("aggregate_train called before configure_train")
-        mean, self._mean = self._mean, None
+        self._begun = False
+        if self.outcome.aborted is not None:
+            return None, None
         silent = set(self._asked)
         for reply in replies:
             client = self._client_of[reply.metadata.src_node_id]
             silent.discard(client)
-            self._take(client, reply, mean)
+            self._take(client, reply)
         for client in sorted(silent):
-            mean.skip(client)
-            self._fail(client, "no reply")
+            self._leave_out(client, "no reply")
+        averaged = self._averaged()
+        for client, reason in averaged.lost.items():
+            self.outcome.participants.remove(client)
+            self.outcome.shortened.pop(client, None)
+            self._fail(client, reason)
+        for client in self.outcome.participants:
+            if client in self._learnt:
+                self.clip_norms[client] = self._learnt[client]
+        self.outcome.retried = self._averaging.retried
+        self.outcome.clipped = self._averaging.clipped
         self.outcome.participants.sort()
         self.outcome.failed.sort(key=lambda failure: failure.client)
         self.outcome.withdrawn.sort(key=lambda withdrawal: withdrawal.client)
-        result = mean.result()
-        return (None if result is None else to_arrays(result)), None
+        return averaged.arrays, None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -142,40 +165,53 @@ class FedAvg(Strategy):
         """Return None, since no client was asked."""
         return None
 
-    def _take(self, client: int, reply: Message, mean: OrderedMean) -> None:
+    def _take(self, client: int, reply: Message) -> None:
         if reply.has_error():
-            mean.skip(client)
-            self._fail(client, reply.error.reason or "no reason given")
+            self._leave_out(client, reply.error.reason or "no reason given")
             return
         try:
             withdrawal = Withdrawal.from_message(reply)
             if withdrawal is not None:
                 self._withdraw(client, withdrawal)
-                mean.skip(client)
+                self._averaging.skip(client)
                 return
-            answer = TrainReply.from_message(reply)
+            answer = self._averaging.read(reply)
             self._record_privacy(client, answer)
         except ProtocolError as error:
-            mean.skip(client)
-            self._fail(client, str(error))
+            self._leave_out(client, str(error))
             return
         if self._deadline is not None and answer.delay > self._deadline:
-            mean.skip(client)
             late = f"answered after {answer.delay:g} s, past the deadline of {self._deadline:g} s"
-            self._fail(client, late)
+            self._leave_out(client, late)
             return
-        weight = float(answer.examples) if self._weighting == "examples" else 1.0
         try:
-            mean.add(client, to_numpy(answer.arrays), weight)
+            self._averaging.add(client, answer)
         except InvalidUpdateError as error:
             self._fail(client, str(error))
             return
         self.outcome.participants.append(client)
         if answer.clip_norm is not None:
-            self.clip_norms[client] = answer.clip_norm
+            self._learnt[client] = answer.clip_norm
         taken = None if answer.privacy is None else answer.privacy.round_steps
         if taken is not None and self._steps is not None and taken < self._steps:
             self.outcome.shortened[client] = taken
+
+    def _averaged(self) -> Averaged:
+        """Return what came of the round; of one that was given up, every update is lost."""
+        try:
+            return self._averaging.finish()
+        except RoundAbortedError as error:
+            self._abort(error)
+            reason = f"its update was lost with the round: {error}"
+            return Averaged(None, dict.fromkeys(sorted(self.outcome.participants), reason))
+
+    def _abort(self, error: RoundAbortedError) -> None:
+        logger.warning("the round was given up: %s", error)
+        self.outcome.aborted = str(error)
+
+    def _leave_out(self, client: int, reason: str) -> None:
+        self._averaging.skip(client)
+        self._fail(client, reason)
 
     def _withdraw(self, client: int, withdrawal: Withdrawal) -> None:
         if withdrawal.client != client:
@@ -184,7 +220,7 @@ class FedAvg(Strategy):
         self.withdrawn.add(client)
         self.outcome.withdrawn.append(withdrawal)
 
-    def _record_privacy(self, client: int, answer: TrainReply) -> None:
+    def _record_privacy(self, client: int, answer: Answer) -> None:
         if self._book is None:
             return
         if answer.privacy is None:

@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     EPOCH = 9  # keyed by the number of the epoch in place of the round
     SHARES = 10  # which clients belong to a group that is given as a share of all
     FAULT = 11
+    ROUNDING = 20  # stochastic rounding of secure aggregation
 
 
 def seed_sequence(

@@ -246,7 +246,7 @@ def ask(
     task: app.ClientTask, context: Context, arrays: ArrayRecord, bound: float | None
 ) -> Message:
     with server_identity(1):
-        return app.answer(task, TrainRequest(1, arrays, bound).to_message(7), context)
+        return app.answer(task, TrainRequest(1, arrays, clip_norm=bound).to_message(7), context)
 
 
 @pytest.fixture
@@ -286,3 +286,10 @@ def test_an_impossible_bound_is_refused_before_the_charge(
         ask(task, context, arrays, 1e300)
     assert task.journal is not None
     assert task.journal.history(0) == ()
+
+
+def test_a_learnt_bound_does_not_go_with_sums_only(tmp_path: Path) -> None:
+    """Each client's bound would be in clear beside a sealed update: refused until it is not."""
+    secure = {"secure_aggregation": {"protocol": "additive"}}
+    with pytest.raises(fedsim.ExperimentError, match="each client's learnt bound to the server"):
+        fedsim.run(experiment(**secure), out=tmp_path / "r")

@@ -112,7 +112,10 @@ BROKEN = {
         + "  adjacency: add_remove\n  declared_examples: 100\n",
         "weighting",
     ),
-    "not yet": (GOOD + "secure_aggregation: {protocol: additive}\n", "not supported"),
+    "a sum that does not fit": (
+        GOOD + "secure_aggregation: {frac_bits: 60}\n",
+        "use frac_bits 32 or less",
+    ),
     "workers without an engine": (GOOD + "runtime: {workers: 4}\n", "engine"),
     "missing data file": (
         replaced("dataset: digits", "dataset: {path: no.csv, target: y}"),
@@ -339,3 +342,33 @@ def test_the_command_is_installed_and_knows_its_version() -> None:
         check=True,
     )
     assert result.stdout == f"fedsim, version {fedsim.__version__}\n"
+
+
+OVERSPENDING = ["privacy.noise_multiplier=0.8", "privacy.target_epsilon=1.0"]
+
+
+@pytest.mark.parametrize("verb", ["run", "plan"])
+def test_a_budget_that_forbids_the_plan_is_exit_code_3(command: Command, verb: str) -> None:
+    command.write("exp.yaml", GOOD)
+    fits = ["federation.rounds=1", "privacy.target_epsilon=1.5"]
+    code, _, err = command(verb, "exp.yaml", *OVERSPENDING, *fits)
+    assert code == 0, err
+    code, _, err = command(verb, "exp.yaml", *OVERSPENDING, "federation.rounds=40")
+    assert code == 3
+    assert err.count("\n") == 1
+    assert "a privacy budget forbids this plan" in err
+    assert "at most " in err or "not even one round" in err
+    assert not list(command.directory.glob("runs/*-2")), "nothing was started"
+
+
+def test_validate_says_what_an_experiment_would_run_and_read(command: Command) -> None:
+    command.write("exp.yaml", GOOD)
+    assert command("validate", "exp.yaml")[1].count("\n") == 1
+    command.write("net.py", "raise SystemExit('imported')")
+    (command.directory.parent / "elsewhere.csv").write_text("a,y\n1,0\n")
+    (command.directory / "link.csv").symlink_to(command.directory.parent / "elsewhere.csv")
+    data = "data={dataset: {path: link.csv, target: y}, partition: {scheme: iid, num_clients: 2}}"
+    code, out, err = command("validate", "exp.yaml", "model.name=./net.py:build", data)
+    assert (code, err) == (0, "")
+    assert "runs the code of: ./net.py:build" in out
+    assert f"outside of the experiment's directory: {command.directory.parent}" in out

@@ -64,7 +64,7 @@ def test_the_size_of_cohorts_changes_no_bit(
     sizes: list[int] = []
     train = many.train_together
 
-    def counting(*arguments: Any) -> Tensor:
+    def counting(*arguments: Any) -> Any:
         sizes.append(len(arguments[-1]))
         return train(*arguments)
 
@@ -84,7 +84,7 @@ def test_a_cohort_that_breaks_costs_nobody_their_round(
 ) -> None:
     fedsim.run(experiment(runtime={"cohort": "off"}), out=tmp_path / "alone")
 
-    def broken(*arguments: Any) -> Tensor:
+    def broken(*arguments: Any) -> Any:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(many, "train_together", broken)
@@ -97,7 +97,7 @@ def test_every_charge_of_a_cohort_is_on_disk_before_any_of_it_trains(
 ) -> None:
     train, seen = many.train_together, []
 
-    def looking(*arguments: Any) -> Tensor:
+    def looking(*arguments: Any) -> Any:
         seen.append(len((tmp_path / "r" / "ledger.jsonl").read_text().splitlines()))
         return train(*arguments)
 

@@ -1,8 +1,8 @@
 """What the documents say is what the program does."""
 
-import csv
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -65,41 +65,6 @@ def test_the_documented_grid_gives_the_documented_names(tmp_path: Path) -> None:
     assert f"# {first}, dp-target_epsilon=8-steps=5, ..." in text
 
 
-def test_the_readmes_comparison_table_is_the_recorded_one() -> None:
-    from fedsim.comparison.statistics import mean_interval, paired_difference
-    from fedsim.comparison.wording import difference_text, interval_text
-
-    with (ROOT / "tests" / "comparison" / "compare_digits.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    values = {
-        name: [float(row["test_accuracy"]) for row in rows if row["variant"] == name]
-        for name in ("non-private", "eps-8", "eps-1")
-    }
-    readme = (ROOT / "README.md").read_text()
-    for name, own in values.items():
-        (line,) = [line for line in readme.splitlines() if line.startswith(f"  {name} ")]
-        assert interval_text("test_accuracy", mean_interval(own)) in line
-        if name != "non-private":
-            difference = paired_difference(own, values["non-private"]).estimate
-            assert difference_text("test_accuracy", difference) in line
-
-
-def test_the_readmes_errors_look_like_that() -> None:
-    shown = blocks("README.md", "console")[2].splitlines()[1:]
-    messages = {line.split(": ", 1)[1] for line in shown}
-    experiment = {
-        "name": "x",
-        "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 2}},
-        "model": {"name": "mlp"},
-        "federation": {"round": 3},
-        "local": {"steps": 1, "batch_size": 8},
-        "privacy": {"target_epsilon": 1.0, "delta": 1e-3, "max_grad_norm": -1},
-    }
-    with pytest.raises(fedsim.ExperimentError) as caught:
-        load_experiment(experiment)
-    assert messages == set(str(caught.value).splitlines())
-
-
 def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (example,) = blocks("README.md", "python")
     monkeypatch.chdir(tmp_path)
@@ -158,7 +123,7 @@ def test_every_built_in_name_is_documented() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("name", ["digits_dp", "digits_plain", "custom_model"])
+@pytest.mark.parametrize("name", ["digits_dp", "digits_dp_secure", "digits_plain", "custom_model"])
 def test_shipped_experiments_are_valid_and_say_how_to_run_them(name: str) -> None:
     path = ROOT / "experiments" / f"{name}.yaml"
     load_experiment(path)
@@ -177,9 +142,29 @@ def test_plain_and_private_digits_differ_in_privacy_only() -> None:
     }
 
 
+def test_the_secure_digits_differ_in_secure_aggregation_only() -> None:
+    plain, secure = (
+        load_experiment(ROOT / "experiments" / f"{name}.yaml").experiment.model_dump()
+        for name in ("digits_dp", "digits_dp_secure")
+    )
+    assert plain["secure_aggregation"] is None
+    assert secure["secure_aggregation"]["protocol"] == "additive"
+    ignored = {"name", "secure_aggregation"}
+    assert all(plain[key] == secure[key] for key in plain if key not in ignored)
+
+
+def test_every_fault_of_secure_aggregation_is_one_that_exists() -> None:
+    from fedsim.server.secure_aggregation import errors
+
+    text = (ROOT / "docs" / "secure_aggregation.md").read_text()
+    named = set(re.findall(r"`(\w+Error)`", text))
+    assert len(named) >= 9
+    assert all(hasattr(errors, name) for name in named)
+
+
 def test_every_output_is_documented(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "outputs.md").read_text()
-    experiment = ROOT / "experiments" / "digits_dp.yaml"
+    experiment = ROOT / "experiments" / "digits_dp_secure.yaml"
     out = fedsim.run(experiment, overrides={"federation.rounds": 1}, out=tmp_path / "r").path
     for path in out.rglob("*"):
         if path.is_file():
@@ -189,6 +174,8 @@ def test_every_output_is_documented(tmp_path: Path) -> None:
         "summary.json": json.loads((out / "summary.json").read_text()),
         "privacy.json": json.loads((out / "privacy.json").read_text()),
         "client": json.loads((out / "privacy.json").read_text())["clients"][0],
+        "secure": json.loads((out / "privacy.json").read_text())["secure_aggregation"],
+        "round": json.loads((out / "rounds.jsonl").read_text())["secure_aggregation"],
         "ledger.jsonl": json.loads((out / "ledger.jsonl").read_text().splitlines()[0]),
     }
     for name, document in documents.items():
@@ -226,3 +213,28 @@ def test_every_key_and_output_of_a_comparison_is_documented() -> None:
     names |= set(results.to_json())
     missing = [name for name in names if f"`{name}`" not in text]
     assert not missing
+
+
+def test_every_dependency_and_extra_is_justified() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / "docs" / "design.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    for requirement in project["dependencies"]:
+        name = re.split(r"[><=\[]", requirement)[0]
+        assert any(row.startswith(f"| {name} | ") for row in rows), name
+    for extra in project["optional-dependencies"]:
+        assert any(f"`{extra}`" in row.split(" | ")[0] for row in rows), extra
+
+
+def test_the_design_names_every_room_and_only_what_exists() -> None:
+    text = (ROOT / "docs" / "design.md").read_text()
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for package in packages["packages"]:
+        assert f"{package.rsplit('.', 1)[-1]}/" in text, package
+    inside = text.split("Inside them:")[1].split("\n## ")[0]
+    for line in (line for line in inside.splitlines() if line.startswith("| `")):
+        base = None
+        for name in re.findall(r"`([\w./]+)`", line.split(" | ")[0]):
+            path = ROOT / name if (ROOT / name).exists() else (base or ROOT) / name
+            assert path.exists(), name
+            base = path.parent

@@ -203,6 +203,7 @@ def test_the_run_directory_holds_what_it_promises(tmp_path: Path) -> None:
         "summary.json",
         "report.html",
         "model.safetensors",
+        "checkpoint/inputs.json",
         "checkpoint/model.safetensors",
         "environment.json",
     }

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedsim
@@ -119,6 +120,27 @@ def test_a_changed_experiment_is_not_continued(
     fedsim.run(EXPERIMENT, out=tmp_path / "r", observer=StopAfter(1))
     with pytest.raises(RunDirectoryError, match=message):
         fedsim.run(EXPERIMENT, overrides=change, out=tmp_path / "r", resume=True)
+
+
+def test_data_that_changed_under_the_same_name_are_not_continued_with(tmp_path: Path) -> None:
+    def write(seed: int) -> None:
+        numbers = np.random.default_rng(seed)
+        x, y = numbers.normal(size=(200, 3)).astype(np.float32), numbers.integers(0, 2, 200)
+        np.savez(tmp_path / "d.npz", x=x, y=y)
+
+    data = {
+        "dataset": {"path": "d.npz", "target": "y"},
+        "partition": EXPERIMENT["data"]["partition"],
+    }
+    experiment = {**EXPERIMENT, "data": data}
+    write(1)
+    fedsim.run(experiment, base=tmp_path, out=tmp_path / "r", observer=StopAfter(1))
+    write(2)
+    with pytest.raises(RunDirectoryError, match="the data, or how they are divided"):
+        fedsim.run(experiment, base=tmp_path, out=tmp_path / "r", resume=True)
+    write(1)
+    result = fedsim.run(experiment, base=tmp_path, out=tmp_path / "r", resume=True)
+    assert result.status == "completed"
 
 
 def test_resuming_needs_a_run(tmp_path: Path) -> None:

@@ -60,11 +60,11 @@ def test_every_client_is_recomputed(run: Path) -> None:
         assert client.other >= client.recomputed - 1e-3
 
 
-def test_flipping_any_bit_of_the_ledger_is_found(run: Path) -> None:
+def test_flipping_a_bit_of_any_byte_of_the_ledger_is_found(run: Path) -> None:
     original = (run / "ledger.jsonl").read_bytes()
     generator = random.Random(3)
     try:
-        for position in [*generator.sample(range(len(original)), 150), len(original) - 1]:
+        for position in range(len(original)):
             changed = bytearray(original)
             changed[position] ^= 1 << generator.randrange(8)
             (run / "ledger.jsonl").write_bytes(bytes(changed))

@@ -1,1 +1,55 @@
 """Who takes part in `benchmarks/federation.py`: one module each, behind one interface."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from contenders.base import Contender
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How a contender is made, in the process that it has to itself.
+
+    Attributes:
+        module: where its class is.
+        kind: the class.
+        arguments: of the class.
+        modes: whether it takes part in private work (True), in work without privacy (False).
+        most_clients: rounds of more would take hours; they are timed with so many and scaled.
+        interpreter: environment variable that names the interpreter it is installed for.
+    """
+
+    module: str
+    kind: str
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    modes: tuple[bool, ...] = (True, False)
+    most_clients: int | None = None
+    interpreter: str | None = None
+
+    def make(self) -> "Contender":
+        """Return the contender; ImportError where what it needs is not installed."""
+        return getattr(import_module(f"contenders.{self.module}"), self.kind)(**self.arguments)
+
+    def python(self) -> str | None:
+        """Return the interpreter that it runs in; None where nobody named one."""
+        return sys.executable if self.interpreter is None else os.environ.get(self.interpreter)
+
+
+# The first is the limit that ratios are taken to.
+CONTENDERS: Mapping[str, Entry] = MappingProxyType(
+    {
+        "bare": Entry("bare", "BareLoop"),
+        "fedsim": Entry("fedsim_engines", "LocalEngine"),
+        "fedsim-alone": Entry("fedsim_engines", "LocalEngine", {"cohort": "off"}),
+        "fedsim-ray-1": Entry("fedsim_engines", "RayWorkers", {"workers": 1}),
+        "fedsim-ray-2": Entry("fedsim_engines", "RayWorkers", {"workers": 2}),
+        "flower-opacus": Entry("flower_opacus", "FlowerOpacus", modes=(True,), most_clients=100),
+        "pfl": Entry("pfl_research", "PflResearch", modes=(False,), interpreter="PFL_PYTHON"),
+    }
+)

@@ -10,7 +10,6 @@ class BareLoop(Contender):
     """One model filled anew for each client, SGD on shuffled batches, a running sum."""
 
     name = "bare loop, no privacy"
-    private = False
 
     def prepare(self, work: Work) -> None:
         """Get ready for the first round; not timed."""

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -47,6 +48,16 @@ class Work:
         x = generator.standard_normal((n, *self.shape), dtype=np.float32)
         return x, generator.integers(0, 10, n)
 
+    def save_data(self, folder: Path) -> None:
+        """Write all clients' examples to x.npy and y.npy, where other processes find them."""
+        for name, values in zip("xy", self.data(), strict=True):
+            np.save(folder / f"{name}.npy", values)
+
+    @property
+    def megabytes(self) -> float:
+        """Size of all clients' examples."""
+        return self.clients * self.examples * float(np.prod(self.shape)) * 4 / 2**20
+
     def build(self) -> nn.Module:
         """Return the model."""
         torch.manual_seed(0)
@@ -72,11 +83,9 @@ class Contender(ABC):
 
     Attributes:
         name: as printed.
-        private: whether it trains with privacy where the work says so.
     """
 
     name: str
-    private: bool = True
 
     @abstractmethod
     def prepare(self, work: Work) -> None:

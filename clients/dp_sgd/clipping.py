@@ -235,7 +235,10 @@ def clipped(norms: Tensor, bounds: Tensor) -> Tensor:
 
 def _none_where_not_finite(factors: Tensor, norms: Tensor) -> Tensor:
     """Set the factors of every example to 0 that is not finite in some group."""
-    return torch.where(torch.isfinite(norms).all(1, keepdim=True), factors, 0.0)
+    finite = torch.isfinite(norms)
+    if norms.shape[1] > 1:
+        finite = finite.all(1, keepdim=True)
+    return torch.where(finite, factors, 0.0)
 
 
 def _by_layer(names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:

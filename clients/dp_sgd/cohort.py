@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsim.clients.dp_sgd.chain import chain_of, loss_gradient
 from fedsim.clients.dp_sgd.cohort_uses import CohortUse, cohort_use
 from fedsim.clients.dp_sgd.lot_factors import LotStatistics, lot_norms, row_factors
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
@@ -92,6 +93,7 @@ class Cohort(ABC):
         stacked[:, : self.size] = first
         self.values: Tensor = stacked
         self._together = self.size <= _FEW_VALUES
+        self._chain = chain_of(model, self._parameters.index)
 
     @property
     def size(self) -> int:
@@ -153,9 +155,16 @@ class Cohort(ABC):
         return x, y
 
     def _record(
-        self, features: Tensor, targets: Tensor, values: Tensor, layout: Ragged, weights: Tensor
+        self, features: Tensor, targets: Tensor, stacked: Tensor, layout: Ragged, weights: Tensor
     ) -> list[CohortUse]:
-        tape = _CohortTape(self._parameters.index, layout, self._by_parameter(values))
+        values = self._by_parameter(stacked)
+        if self._chain is not None and self._chain.undisturbed:
+            return self._chain.record(
+                features,
+                lambda y: loss_gradient(self.loss, y, targets, self._parameters, weights),
+                lambda use: cohort_use(use, values, layout),
+            )
+        tape = _CohortTape(self._parameters.index, layout, values)
         with torch.enable_grad():
             with tape:
                 outputs = self.model(features)

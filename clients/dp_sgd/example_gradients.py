@@ -56,7 +56,7 @@ class PerExampleGradients(ABC):
         Guarantee: each example's part of what is added has an L2 norm of at most scale · C_m in
         each group m; examples whose gradient is not finite add nothing.
         """
-        if len(features) == 0:
+        if features.shape[0] == 0:
             return LotStatistics(0, 0, (0,) * len(groups.bounds))
         if self._views is None or self._views[0] is not into:
             self._views = (into, self.parameters.views(into))

@@ -164,10 +164,10 @@ class DpSgdStep:
         # Noise first, gradients on top: one pass over the parameters less.
         groups = self.fill_with_noise(gradients.parameters, noise, into)
         statistics = LotStatistics(0, 0, (0,) * len(groups.bounds))
-        for part in torch.from_numpy(lot).to(features.device).split(self._physical(len(lot))):
+        for part in self._physical(torch.from_numpy(lot).to(features.device)):
             statistics += gradients.add_clipped_sum(
-                features[part],
-                targets[part],
+                features.index_select(0, part),
+                targets.index_select(0, part),
                 self.clipping,
                 groups,
                 into,
@@ -207,8 +207,10 @@ class DpSgdStep:
             return self.sampling.lot(num_examples, lots)
         return next(lots)
 
-    def _physical(self, examples: int) -> int:
-        return max(1, examples) if self.max_physical_batch is None else self.max_physical_batch
+    def _physical(self, lot: Tensor) -> tuple[Tensor, ...]:
+        """Return the lot in parts that fit into memory."""
+        most = self.max_physical_batch
+        return (lot,) if most is None else lot.split(most)
 
     def _group_multipliers(self) -> tuple[float, ...]:
         """Return z_m of each group where the groups are known, else the one of all together."""

@@ -1,5 +1,6 @@
 """Gaussian noise for a step: reproducible from a keyed stream, or from the operating system."""
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -28,21 +29,22 @@ class NoiseSource(ABC):
 
 
 class SeededNoise(NoiseSource):
-    """Reproducible noise: an AES-256-CTR keystream whose key comes from a keyed stream.
+    """Reproducible noise: an AES-128-CTR keystream whose key comes from a keyed stream.
 
-    A key of 256 bits keeps the streams of any number of clients and rounds apart. In float32,
-    normals come from 31-bit and 32-bit uniforms by Box-Muller (they end at 6.7 standard deviations,
-    a chance of 3e-11 a value); in float64, from 53-bit uniforms as in `SecureNoise`. A keystream in
-    hardware with vectorised arithmetic takes half the time of torch's own normals.
+    A key of 128 bits keeps apart the streams of all clients and rounds (among 10^9 of them, two are
+    alike with a chance of 1e-21). In float32, normals come from 32-bit uniforms by Box-Muller (they
+    end at 6.8 standard deviations, a chance of 1e-11 a value); in float64, from 53-bit uniforms as
+    in `SecureNoise`. A keystream in hardware with vectorised arithmetic takes half the time of
+    torch's own normals.
 
     Simulation grade: whoever knows the seed can subtract it.
 
     Args:
-        stream: the keyed stream; its next 32 bytes become the key.
+        stream: the keyed stream; its next 16 bytes become the key.
     """
 
     def __init__(self, stream: np.random.Generator) -> None:
-        self.keystream = _keystream(stream.bytes(_KEY_BYTES))
+        self.keystream = _keystream(stream.bytes(_SEEDED_KEY_BYTES))
 
     def fill_(self, values: Tensor, standard_deviation: float) -> Tensor:
         """Fill `values` in place with independent N(0, standard_deviation²) and return it."""
@@ -80,7 +82,7 @@ class SecureNoise(NoiseSource):
 
     def _start(self) -> None:
         """Start a keystream; after a fork the parent's key would give both the same noise."""
-        self._keystream = _keystream(os.urandom(_KEY_BYTES))
+        self._keystream = _keystream(os.urandom(_SECURE_KEY_BYTES))
         self._process = os.getpid()
 
 
@@ -104,18 +106,22 @@ def fill_rows_(sources: Sequence[NoiseSource], rows: Tensor, deviations: Sequenc
         deviations: the standard deviation of each row.
     """
     keystreams = [source.keystream for source in sources if isinstance(source, SeededNoise)]
+    size = rows.shape[1]
     together = rows.dtype == torch.float32 and rows.device.type == "cpu" and rows.stride(1) == 1
-    if together and len(keystreams) == len(sources) and rows.shape[1] <= _TOGETHER:
-        deviation = np.array(deviations, dtype=np.float64)[:, None]
-        _box_muller32(_words32(keystreams, rows.shape[1]), rows.numpy(), deviation)
+    if not together or len(keystreams) < len(sources) or not 0 < size <= _TOGETHER:
+        for source, row, deviation in zip(sources, rows, deviations, strict=True):
+            source.fill_(row, deviation)
         return
-    for source, row, deviation in zip(sources, rows, deviations, strict=True):
-        source.fill_(row, deviation)
+    values, column = rows.numpy(), np.array(deviations, dtype=np.float64)[:, None]
+    each = _TOGETHER // size
+    for start in range(0, len(values), each):
+        part = slice(start, start + each)
+        _box_muller32(_words32(keystreams[part], size), values[part], column[part])
 
 
 def _keystream(key: bytes) -> Keystream:
     # The counter may start at zero: a key is used for one stream only.
-    return Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
 
 
 def _normals64(keystream: Keystream, shape: torch.Size, standard_deviation: float) -> Tensor:
@@ -146,19 +152,19 @@ def _words32(keystreams: Sequence[Keystream], count: int) -> np.ndarray:
     zeros = bytes(8 * pairs)
     parts = [keystream.update(zeros) for keystream in keystreams]
     data = parts[0] if len(parts) == 1 else b"".join(parts)
-    return np.frombuffer(data, dtype="<i4").reshape(len(keystreams), 2, pairs)
+    return np.frombuffer(data, dtype="<u4").reshape(len(keystreams), 2, pairs)
 
 
 def _box_muller32(words: np.ndarray, into: np.ndarray, deviation: np.ndarray) -> None:
     """Turn words (rows, 2, pairs) into normals (rows, n) with the deviations (rows, 1) given."""
     pairs = words.shape[2]
-    radius = (words[:, 0] & 0x7FFFFFFF).astype(np.float32)
-    radius += np.float32(0.5)  # of (0, 2^31]: never log 0
-    radius *= np.float32(2.0**-31)
-    np.log(radius, out=radius)
-    radius *= np.asarray(-2.0 * deviation**2, dtype=np.float32)
+    radius = words[:, 0].astype(np.float32)
+    radius += np.float32(0.5)  # of (0, 2^32]: never log 0
+    radius *= np.float32(2.0**-32)
+    np.log2(radius, out=radius)  # takes two thirds of the time of log
+    radius *= np.asarray(-2.0 * math.log(2.0) * deviation**2, dtype=np.float32)
     np.sqrt(radius, out=radius)
-    angle = words[:, 1].astype(np.float32)
+    angle = words[:, 1].view("<i4").astype(np.float32)  # faster than from unsigned words
     angle *= np.float32(2.0 * np.pi * 2.0**-32)
     rest = into.shape[1] - pairs
     np.cos(angle, out=into[:, :pairs])
@@ -167,6 +173,7 @@ def _box_muller32(words: np.ndarray, into: np.ndarray, deviation: np.ndarray) ->
     into[:, pairs:] *= radius[:, :rest]
 
 
-_KEY_BYTES = 32
+_SEEDED_KEY_BYTES = 16  # AES-128 takes three quarters of the time of AES-256
+_SECURE_KEY_BYTES = 32
 _CHUNK = 1 << 20
-_TOGETHER = 1 << 15  # values whose uniforms and normals fit into the cache of a core
+_TOGETHER = 1 << 17  # values whose uniforms and normals fit into the cache of a core

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.alone import LoopGradients, VmapGradients
+from fedsim.clients.dp_sgd.chain import chain_of, loss_gradient, refuse_strayed
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
 from fedsim.clients.dp_sgd.example_gradients import (
     PerExampleGradients,
@@ -62,6 +63,7 @@ class BookKeeping(PerExampleGradients):
         super().__init__(model, loss, parameters=parameters)
         self.units = tuple(units)
         self._workspace = Workspace(self.parameters.tensors)
+        self._chain = None if units else chain_of(model, self.parameters.index)
 
     def _add(
         self,
@@ -73,7 +75,7 @@ class BookKeeping(PerExampleGradients):
         scale: float,
     ) -> LotStatistics:
         """As `add_clipped_sum` for n ≥ 1 examples, into one view for each parameter."""
-        n = len(features)
+        n = features.shape[0]
         uses = self.record(features, targets)
         with torch.no_grad():
             gradients = by_parameter(uses, self.parameters.tensors, self._workspace)
@@ -94,6 +96,10 @@ class BookKeeping(PerExampleGradients):
         Raises:
             UncoveredParameterError: a parameter was used in a way that no rule covers.
         """
+        if self._chain is not None and self._chain.undisturbed:
+            return self._chain.record(
+                features, lambda y: loss_gradient(self.loss, y, targets, self.parameters)
+            )
         tape = Tape(self.parameters.index, len(features))
         units = units_in_place(self.units, len(features), self.parameters)
         with torch.enable_grad(), units as recorded:
@@ -103,13 +109,7 @@ class BookKeeping(PerExampleGradients):
         leaves = [leaf for use in recorded for leaf in use.leaves]
         found = tape.backward(loss, (*leaves, *self.parameters.tensors))
         # A gradient that reaches a parameter itself came by a way that no use has seen.
-        strayed = found[len(leaves) :]
-        missed = [i for i, gradient in enumerate(strayed) if gradient is not None]
-        if missed:
-            names = ", ".join(self.parameters.names[i] for i in missed)
-            raise UncoveredParameterError(
-                f"book-keeping has no rule for how {names} is used", tuple(missed)
-            )
+        refuse_strayed(found[len(leaves) :], self.parameters)
         gradients = iter(found)
         return [*tape.uses, *(use.filled(gradients) for use in recorded)]
 

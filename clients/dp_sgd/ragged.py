@@ -39,12 +39,12 @@ class Run:
     start: int
     length: int
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Number of clients."""
         return self.clients.stop - self.clients.start
 
-    @property
+    @cached_property
     def padded(self) -> int:
         """Rows of each client, those included that only fill up."""
         return aligned(self.length)

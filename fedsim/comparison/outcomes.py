@@ -1,6 +1,5 @@
 """What became of every run, read from its directory."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 from fedsim.comparison.client_metrics import FILE as CLIENT_METRICS
 from fedsim.comparison.jobs import FINISHED, Job
 from fedsim.comparison.worker import RECORD
-from fedsim.run_directory import RunDirectory
+from fedsim.run_directory import RunDirectory, RunDirectoryError
 
 
 @dataclass(frozen=True)
@@ -108,5 +107,5 @@ def read_outcome(job: Job, out: Path, failure: str | None) -> Outcome:
 def _read(directory: RunDirectory, name: str, default: dict[str, Any]) -> dict[str, Any]:
     try:
         return directory.read_json(name)
-    except (FileNotFoundError, json.JSONDecodeError):  # the run did not get that far
+    except RunDirectoryError:  # the run did not get that far
         return default

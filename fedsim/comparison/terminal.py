@@ -27,6 +27,7 @@ from fedsim.comparison.wording import (
     p_text,
     seconds_text,
 )
+from fedsim.report.lines import say
 
 
 class ComparisonProgress:
@@ -101,9 +102,9 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
     """Print the table of a comparison and what is to be known about it."""
     console = console or Console()
     console.print(_table(result))
-    for note in (result.results.pairing.statement, *result.results.notes):
-        console.print(note, highlight=False, markup=False)
-    console.print(result.tuning.statement.strip(), highlight=False, markup=False)
+    notes = (result.results.pairing.statement, *result.results.notes)
+    for note in (*notes, result.tuning.statement.strip()):
+        say(console, note)
     report = result.path / "comparison.html"
     console.print(f"report: {report}", highlight=False, markup=False, soft_wrap=True)
 

@@ -22,27 +22,27 @@ class _Partition(Settings):
 class IidPartition(_Partition):
     """Equal shares of the shuffled data."""
 
-    scheme: Literal["iid"]
+    scheme: Literal["iid"] = Field(description="the kind of division")
 
 
 class DirichletPartition(_Partition):
     """Label skew: each class is divided by a Dirichlet(alpha) draw; small alpha, more skew."""
 
-    scheme: Literal["dirichlet"]
+    scheme: Literal["dirichlet"] = Field(description="the kind of division")
     alpha: float = Field(default=0.5, gt=0, description="evenness of the labels; small is uneven")
 
 
 class ShardsPartition(_Partition):
     """Pathological label skew: each client holds examples of a few classes only."""
 
-    scheme: Literal["shards"]
+    scheme: Literal["shards"] = Field(description="the kind of division")
     classes_per_client: int = Field(default=2, ge=1, description="classes on each client")
 
 
 class QuantityPartition(_Partition):
     """Size skew: min_examples for every client, the rest by a Dirichlet(alpha) draw."""
 
-    scheme: Literal["quantity"]
+    scheme: Literal["quantity"] = Field(description="the kind of division")
     alpha: float = Field(default=0.5, gt=0, description="evenness of the sizes; small is uneven")
 
 

@@ -7,10 +7,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedsim.deployment.errors import DeploymentError
-from fedsim.deployment.ledgers import LEDGER_TYPE, ledger_reply
+from fedsim.deployment.ledgers import LEDGER_TYPE, empty_ledger_reply, ledger_reply
 from fedsim.deployment.node_state import client_ledger, state_directory
 from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.federation import TaskSource
+from fedsim.nodes import num_helpers, with_helpers
 from fedsim.server.protocol import PARTITION
 from fedsim.shards import clients_elsewhere
 from fedsim.simulation.virtual_grid import failure
@@ -44,7 +45,9 @@ class NodeClient(ClientApp):
 
     def _answer(self, message: Message, context: Context) -> Message:
         loaded = load_experiment(self._directory / EXPERIMENT)
-        client = _client_number(loaded, context)
+        client = _node_number(loaded, context)
+        if client >= loaded.experiment.data.partition.num_clients:
+            return _helper(loaded, message, context)
         state = state_directory(context.node_config)
         ledger = client_ledger(state, loaded.experiment, client)
         if message.metadata.message_type == LEDGER_TYPE:
@@ -53,17 +56,26 @@ class NodeClient(ClientApp):
         return clients_elsewhere(source)(message, context)
 
 
-def _client_number(loaded: LoadedExperiment, context: Context) -> int:
-    """Return the client that this node is.
+def _helper(loaded: LoadedExperiment, message: Message, context: Context) -> Message:
+    """Answer as a helper, which has no data, no model and no ledger."""
+    if message.metadata.message_type == LEDGER_TYPE:
+        return empty_ledger_reply(message)
+    return with_helpers(ClientApp(), loaded.experiment)(message, context)
+
+
+def _node_number(loaded: LoadedExperiment, context: Context) -> int:
+    """Return the node that this is: a client, or, above those, a helper.
 
     Raises:
         DeploymentError: the node's configuration names none, or one that the experiment lacks.
     """
     number = context.node_config.get(PARTITION)
     clients = loaded.experiment.data.partition.num_clients
-    if not isinstance(number, int) or not 0 <= number < clients:
+    helpers = num_helpers(loaded.experiment)
+    if not isinstance(number, int) or not 0 <= number < clients + helpers:
+        parties = f"{clients} clients" + (f" and {helpers} helpers" if helpers else "")
         raise DeploymentError(
-            f"this SuperNode needs --node-config 'partition-id=K' with K from 0 to {clients - 1} "
-            f"({loaded.experiment.name!r} has {clients} clients), got {number!r}"
+            f"this SuperNode needs --node-config 'partition-id=K' with K from 0 to "
+            f"{clients + helpers - 1} ({loaded.experiment.name!r} has {parties}), got {number!r}"
         )
     return number

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from fedsim.deployment.errors import DeploymentError
 from fedsim.experiment import Experiment, LoadedExperiment, dump_experiment
+from fedsim.nodes import num_helpers
 
 PACKAGE = "fedsim_app"
 
@@ -58,7 +59,7 @@ class WrittenApp:
 
     Attributes:
         path: its directory.
-        clients: SuperNodes that it waits for.
+        clients: SuperNodes that it waits for: the clients, and the helpers of secure aggregation.
         data_file: the file that must be at this path on every node; None where there is none.
     """
 
@@ -95,7 +96,8 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
         target = package / plugin
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(loaded.base / plugin, target)
-    return WrittenApp(out, experiment.data.partition.num_clients, data_file)
+    nodes = experiment.data.partition.num_clients + num_helpers(experiment)
+    return WrittenApp(out, nodes, data_file)
 
 
 def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:

@@ -26,6 +26,11 @@ def ledger_reply(ledger: Path, request: Message) -> Message:
     return Message(RecordDict({LEDGER: ConfigRecord({_RECORDS: lines})}), reply_to=request)
 
 
+def empty_ledger_reply(request: Message) -> Message:
+    """Answer as a node that keeps no ledger."""
+    return Message(RecordDict({LEDGER: ConfigRecord({_RECORDS: []})}), reply_to=request)
+
+
 def collect_ledgers(grid: Grid, ledger: Path, *, timeout: float) -> None:
     """Ask every node for its ledger and complete the server's copy.
 

@@ -29,12 +29,13 @@ class DeployedEngine(Engine):
     """Executes a federation on the grid that Flower hands to a ServerApp."""
 
     patience = 600.0  # a SuperNode may start a process for every message
+    one_operator = False
 
     def __init__(self, grid: Grid, context: Context) -> None:
         self._grid = grid
         self._context = context
 
-    def execute(self, server_app: ServerApp, client_app: ClientApp, num_clients: int) -> None:
+    def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
         """Run `server_app` against the connected nodes, then fetch the clients' ledgers.
 
         The clients themselves run elsewhere; `client_app` says where the ledger's copy belongs.
@@ -84,7 +85,7 @@ class _Log:
         self._rounds = rounds
 
     def started(self, federation: Federation, path: Path) -> None:
-        logger.info("waiting for %d SuperNodes", federation.num_clients)
+        logger.info("waiting for %d SuperNodes", federation.num_nodes)
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
         figures = {

@@ -19,6 +19,7 @@ from fedsim.experiment.tree import Location, Node, from_python, is_broken, locat
 from fedsim.experiment.wording import value_text
 from fedsim.experiment.yaml_loader import parse_yaml
 from fedsim.models.settings import ModelSettings
+from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
 from fedsim.server.settings import FederationSettings
 
 _Section = TypeVar("_Section", bound=BaseModel)
@@ -144,5 +145,6 @@ def _valid_sections(raw: object, failed: set[object]) -> Sections:
         model=section("model", ModelSettings),
         federation=section("federation", FederationSettings),
         privacy=section("privacy", PrivacySettings),
+        secure_aggregation=section("secure_aggregation", SecureAggregationSettings),
         faults=_faults(raw, failed),
     )

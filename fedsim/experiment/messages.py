@@ -21,7 +21,6 @@ from fedsim.experiment.shapes import (
     place,
     wanted,
 )
-from fedsim.experiment.unsupported import unsupported_key
 from fedsim.experiment.wording import (
     KeyPath,
     any_of,
@@ -132,8 +131,6 @@ class _Translation:
     def _unknown_key(self, path: KeyPath, holder: Shape) -> str:
         """Return the message, and remember which missing key it explains."""
         section, key = path[:-1], str(path[-1])
-        if unsupported_key((*self._prefix, *path)):
-            return "not supported in this version; leave it out"
         if key == "<<":
             return "YAML 1.2 has no merge keys; write the keys out"
         elsewhere = self._misplaced(section, key)

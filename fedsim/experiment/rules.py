@@ -20,6 +20,7 @@ from fedsim.experiment.references import check_data_file, check_name, check_tabl
 from fedsim.experiment.wording import KeyPath, value_text
 from fedsim.models.catalog import LOSSES, MODELS
 from fedsim.models.settings import ModelSettings
+from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
 from fedsim.server.settings import FederationSettings
 
 
@@ -27,7 +28,8 @@ from fedsim.server.settings import FederationSettings
 class Sections:
     """The sections that are valid by themselves; None for those that are not.
 
-    `privacy` is None also where the file has no such section: no rule needs to know which.
+    `privacy` and `secure_aggregation` are None also where the file has no such section: no rule
+    needs to know which.
     """
 
     data: DataSettings | None
@@ -35,6 +37,7 @@ class Sections:
     federation: FederationSettings | None
     privacy: PrivacySettings | None
     faults: tuple[FaultSettings, ...] = ()
+    secure_aggregation: SecureAggregationSettings | None = None
 
 
 def check_rules(sections: Sections, base: Path) -> Iterator[Finding]:
@@ -52,6 +55,7 @@ def check_rules(sections: Sections, base: Path) -> Iterator[Finding]:
     yield from _check_weighting(sections)
     yield from _check_budgets(sections)
     yield from _check_faults(sections)
+    yield from _check_secure_aggregation(sections)
     if sections.privacy is not None:
         yield from _check_budget_files(sections.privacy, base)
 
@@ -138,6 +142,52 @@ def _check_faults(sections: Sections) -> Iterator[Finding]:
                 ("faults", position),
                 "a straggler is late for nothing: set federation.deadline, in seconds",
             )
+
+
+def _check_secure_aggregation(sections: Sections) -> Iterator[Finding]:
+    secure = sections.secure_aggregation
+    if secure is None or sections.federation is None or sections.data is None:
+        return
+    section: KeyPath = ("secure_aggregation",)
+    clients = sections.federation.clients_per_round or sections.data.partition.num_clients
+    if secure.min_clients > clients:
+        yield (
+            (*section, "min_clients"),
+            f"is {secure.min_clients}, but a round has {clients} clients: no sum could be opened; "
+            "ask more clients, or lower it",
+        )
+    if secure.threshold != "auto" and not clients // 2 < secure.threshold <= clients:
+        yield (
+            (*section, "threshold"),
+            f"must be above half of the {clients} clients of a round and at most all of them, got "
+            f"{secure.threshold}; use auto",
+        )
+    if sections.privacy is not None and sections.privacy.clipping == "adaptive":
+        yield (
+            ("privacy", "clipping"),
+            "adaptive would tell each client's learnt bound to the server, which "
+            "secure_aggregation is to hide; use clipping: flat, or leave secure_aggregation out",
+        )
+    if secure.metrics:
+        yield (
+            (*section, "metrics"),
+            "clients of an experiment file report no metrics; leave it out",
+        )
+    if secure.helper_key_fingerprints:
+        yield (
+            (*section, "helper_key_fingerprints"),
+            "helpers of an experiment file make new keys in every run, which no pin can name; "
+            "leave it out",
+        )
+    # Not above: numpy takes a while to import, and most files do without it.
+    from fedsim.server.secure_aggregation.encoding import FixedPointEncoder
+    from fedsim.server.secure_aggregation.errors import CapacityError
+
+    weighted = sections.federation.weighting == "examples"
+    try:
+        FixedPointEncoder.from_settings(secure, clients=clients, weighted=weighted)
+    except CapacityError as error:
+        yield section, f"the sum would not fit into the ring: {error}"
 
 
 def _check_budget_files(privacy: PrivacySettings, base: Path) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.data.settings import DataSettings
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
+from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
 from fedsim.server.settings import FederationSettings, Settings
 from fedsim.simulation.settings import RuntimeSettings
 
@@ -35,6 +36,10 @@ class Experiment(Settings):
     privacy: PrivacySettings | None = Field(
         default=None,
         description="example-level differential privacy in every client; null: none",
+    )
+    secure_aggregation: SecureAggregationSettings | None = Field(
+        default=None,
+        description="adds updates up so that nobody sees a single one; null: the server sees all",
     )
     faults: list[FaultSettings] = Field(
         default=[], description="faults of clients, injected to see what they do to a federation"

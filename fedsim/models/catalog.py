@@ -13,7 +13,7 @@ Width = Annotated[int, Field(ge=1)]
 class LogisticArgs(Settings):
     """`model.args` of `logistic`."""
 
-    bias: bool = True
+    bias: bool = Field(default=True, description="whether the layer has a bias")
 
 
 class MlpArgs(Settings):
@@ -22,7 +22,7 @@ class MlpArgs(Settings):
     hidden: list[Width] = Field(
         default=[32], min_length=1, description="width of each hidden layer"
     )
-    activation: Literal["relu", "tanh"] = "relu"
+    activation: Literal["relu", "tanh"] = Field(default="relu", description="between the layers")
 
 
 class CnnArgs(Settings):
@@ -32,7 +32,7 @@ class CnnArgs(Settings):
         default=[16, 32], min_length=1, description="output channels of each convolution"
     )
     hidden: int = Field(default=32, ge=1, description="width of the layer after the convolutions")
-    activation: Literal["relu", "tanh"] = "tanh"
+    activation: Literal["relu", "tanh"] = Field(default="tanh", description="between the layers")
 
 
 @dataclass(frozen=True)

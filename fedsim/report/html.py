@@ -97,6 +97,7 @@ def typeset(text: str) -> Markup:
     escaped = str(escape(text))
     escaped = re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped)
     escaped = escaped.replace("ε_k", "ε<sub>k</sub>")
+    escaped = escaped.replace("1 / ", "1\u00a0/\u00a0")
     return Markup(re.sub(r"([εδμzqC]) ([=≤]) ", "\\1\u00a0\\2\u00a0", escaped))
 
 

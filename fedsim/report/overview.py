@@ -63,7 +63,9 @@ def cards(contents: RunContents) -> list[Card]:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration in the two units that matter."""
+    """Return a duration in the two units that matter; less than 0.1 s in milliseconds."""
+    if seconds < 0.0995:
+        return f"{1000 * seconds:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

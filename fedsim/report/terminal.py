@@ -1,12 +1,13 @@
 """What a person sees in the terminal: progress on stderr, the result on stdout."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,10 +20,15 @@ from rich.table import Table
 
 from fedsim.federation import Federation
 from fedsim.planning import Plan, PlannedClient
-from fedsim.report.figures import epsilon_text, metric_text
+from fedsim.report.contents import RunContents, read_contents
+from fedsim.report.figures import delta_text, epsilon_text, metric_text
+from fedsim.report.lines import say
 from fedsim.run_directory import RunDirectory
+from fedsim.statement import Facts
+from fedsim.statement.sentence import counted, named, span
 
 _SHOWN_CLIENTS = 25
+_WIDEST = 1000
 
 
 class ProgressObserver:
@@ -45,9 +51,10 @@ class ProgressObserver:
         """Say what is about to run, and start the bar."""
         experiment = federation.experiment
         self._rounds = experiment.federation.rounds
-        self._console.print(_headline(federation), highlight=False)
+        for line in _headline(federation):
+            say(self._console, line)
         for warning in _warnings(federation):
-            self._console.print(f"[yellow]warning:[/yellow] {warning}", highlight=False)
+            say(self._console, f"warning: {warning}", style="yellow")
         if self._console.is_terminal:
             self._task = self._progress.add_task("round", total=self._rounds, figures="")
             self._progress.start()
@@ -57,12 +64,8 @@ class ProgressObserver:
         figures = _figures(row)
         for word, key in (("failed", "failed"), ("withdrew", "withdrawn")):
             for one in row[key]:
-                self._console.print(
-                    f"round {row['round']}: client {one['client']} {word}: {one['reason']}",
-                    style="yellow",
-                    highlight=False,
-                    markup=False,
-                )
+                text = f"round {row['round']}: client {one['client']} {word}: {one['reason']}"
+                say(self._console, text, style="yellow")
         if self._task is not None:
             self._progress.update(self._task, completed=row["round"], figures=figures)
         else:
@@ -75,35 +78,42 @@ class ProgressObserver:
 
 
 def print_result(directory: RunDirectory, console: Console | None = None) -> None:
-    """Print the summary and the privacy table of a run directory."""
+    """Print the summary and the privacy table of a run directory.
+
+    Guarantee: an ε is stated only where the privacy statement of the run states it.
+    """
     console = console or Console()
-    summary, privacy = directory.read_json("summary.json"), directory.read_json("privacy.json")
-    if privacy["accountant"] is not None:
-        console.print(_privacy_table(privacy["clients"]))
-    console.print(_summary_line(summary, privacy), highlight=False)
+    contents = read_contents(directory)
+    if contents.facts.private:
+        _print_table(console, _privacy_table(contents))
+    for line in _summary(contents):
+        say(console, line)
     console.print(f"report: {directory.report}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _headline(federation: Federation) -> str:
+def _headline(federation: Federation) -> list[str]:
+    """Return what is about to run, in public figures: private sizes are not among them."""
     experiment = federation.experiment
-    sizes = sorted(len(examples) for examples in federation.data.clients)
-    parts = [
-        f"[bold]{experiment.name}[/bold]: {federation.num_clients} clients with "
-        f"{sizes[0]}-{sizes[-1]} examples, {len(federation.data.test)} test examples, "
-        f"{experiment.federation.rounds} rounds of {experiment.local.steps} steps"
-    ]
+    first = (
+        f"{experiment.name}: {counted(federation.num_clients, 'client')} with "
+        f"{_sizes(federation)}, {len(federation.data.test):,} test examples, "
+        f"{counted(experiment.federation.rounds, 'round')} of "
+        f"{counted(experiment.local.steps, 'step')}"
+    )
     if federation.plans is None:
-        parts.append("no differential privacy")
-    else:
-        noise = sorted(plan.step.noise_multiplier for plan in federation.plans)
-        deltas = sorted({plan.delta for plan in federation.plans})
-        target = experiment.privacy.target_epsilon if experiment.privacy else None
-        goal = f"target ε = {target:g}" if target is not None else "given noise"
-        parts.append(
-            f"DP-SGD in every client: {goal} at δ = {deltas[-1]:g}, "
-            f"noise multiplier {noise[0]:.3g}-{noise[-1]:.3g}"
-        )
-    return "\n".join(parts)
+        return [first, "no differential privacy"]
+    noise = span([plan.step.noise_multiplier for plan in federation.plans], digits=3)
+    delta = delta_text(max(plan.delta for plan in federation.plans))
+    target = experiment.privacy.target_epsilon if experiment.privacy else None
+    goal = f"target ε = {target:g}" if target is not None else "given noise"
+    return [first, f"DP-SGD in every client: {goal} at δ = {delta}, noise multiplier {noise}"]
+
+
+def _sizes(federation: Federation) -> str:
+    privacy = federation.experiment.privacy
+    if privacy is not None and privacy.adjacency == "add_remove":
+        return f"{privacy.declared_examples:,} declared examples each"
+    return f"{span([len(examples) for examples in federation.data.clients])} examples"
 
 
 def _warnings(federation: Federation) -> list[str]:
@@ -133,14 +143,18 @@ def _figures(row: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def _privacy_table(clients: list[dict[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="Privacy spent by each client", title_justify="left")
-    headings = ["client", "examples", "z", "rounds", "steps", "δ", "ε", "ε (RDP)"]
+def _privacy_table(contents: RunContents) -> Table:
+    clients = contents.clients
+    one_delta = len({spend["delta"] for spend in clients}) == 1
     budgets = any(spend["target_epsilon"] is not None for spend in clients)
-    left = any(spend["withdrawn_round"] is not None for spend in clients)
-    headings += ["budget"] * budgets + ["left in"] * left
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    left = any(spend.get("withdrawn_round") is not None for spend in clients)
+    sizes = "declared" if contents.privacy["adjacency"] == "add_remove" else "examples"
+    table = _table(
+        "Privacy spent by each client",
+        ["client", sizes, "z", "rounds", "steps", *["δ"] * (not one_delta), "ε", "ε (RDP)"]
+        + ["budget"] * budgets
+        + ["left"] * left,
+    )
     ordered = sorted(clients, key=lambda spend: -_number(spend["epsilon"]))
     shown = sorted(ordered[:_SHOWN_CLIENTS], key=lambda spend: spend["client"])
     for spend in shown:
@@ -150,44 +164,85 @@ def _privacy_table(clients: list[dict[str, Any]]) -> Table:
             f"{spend['noise_multiplier']:.4g}",
             str(spend["rounds"]),
             str(spend["steps"]),
-            f"{spend['delta']:g}",
+            *[delta_text(spend["delta"])] * (not one_delta),
             epsilon_text(spend["epsilon"]),
             epsilon_text(spend["epsilon_rdp"]),
             *[_or_dash(spend["target_epsilon"])] * budgets,
-            *[_or_dash(spend["withdrawn_round"])] * left,
+            *[_or_dash(spend.get("withdrawn_round"))] * left,
         )
     notes = ["z: noise multiplier"]
+    if one_delta:
+        notes.append(f"δ = {delta_text(clients[0]['delta'])} for all")
     if left:
-        notes.append("left in: the round in which it withdrew")
+        notes.append("left: the round in which it withdrew")
     if len(clients) > len(shown):
-        notes.append(f"the {len(shown)} largest of {len(clients)}; clients.csv has all")
-    table.caption = "; ".join(notes)
+        notes.append(f"the {len(shown)} largest of {len(clients):,}; clients.csv has all")
+    table.caption = "\n".join(notes)
     return table
+
+
+def _table(title: str, numbers: list[str], *, texts: Sequence[str] = ()) -> Table:
+    """Return an empty table, narrow enough that ten columns of figures fit into 80 characters."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        caption_justify="left",
+        padding=(0, 1, 0, 0),
+    )
+    for heading in texts:
+        table.add_column(heading, overflow="fold")
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _print_table(console: Console, table: Table) -> None:
+    """Print a table without cutting a figure: closer together, or else wider than the terminal."""
+    if _width(console, table) > console.width:
+        table.padding = (0, 0, 0, 0)
+    console.print(table, width=max(_width(console, table), console.width), crop=False)
+
+
+def _width(console: Console, table: Table) -> int:
+    return Measurement.get(console, console.options.update(width=_WIDEST), table).maximum
 
 
 def _or_dash(value: float | None) -> str:
     return "–" if value is None else f"{value:g}"
 
 
-def _summary_line(summary: dict[str, Any], privacy: dict[str, Any]) -> str:
-    metrics = ", ".join(
-        f"{name.replace('_', ' ')} [bold]{metric_text(name, value)}[/bold]"
-        for name, value in summary.items()
-        if name.startswith("test_")
-    )
-    if privacy["accountant"] is None:
-        guarantee = "no differential privacy"
-    else:
-        epsilon = epsilon_text(privacy["system_epsilon"])
-        guarantee = f"every client within [bold]ε = {epsilon}[/bold] at δ = {summary['delta']:g}"
-    left = sum(client.get("withdrawn_round") is not None for client in privacy["clients"])
-    withdrew = f"; {left} of {len(privacy['clients'])} clients withdrew" if left else ""
+def _summary(contents: RunContents) -> list[str]:
+    """Return what became of the run, of the model, and of privacy, a line each."""
+    summary, lost = contents.summary, contents.facts.run.lost_updates if contents.facts.run else 0
     reason = f": {summary['reason']}" if summary["status"] == "stopped" else ""
-    return (
-        f"{summary['name']}: {summary['status']} after {summary['rounds']} rounds in "
-        f"{summary['seconds']:.1f} s{reason}; {metrics or 'no round finished'}; "
-        f"{guarantee}{withdrew}"
+    metrics = ", ".join(
+        f"{name.replace('_', ' ')} {metric_text(name, value)}"
+        for name, value in contents.metrics.items()
     )
+    left = len(contents.facts.withdrawn)
+    events = [f"{left} of {counted(len(contents.clients), 'client')} withdrew"] * bool(left)
+    events += [f"{counted(lost, 'update')} lost"] * bool(lost)
+    return [
+        f"{summary['name']}: {summary['status']} after {counted(summary['rounds'], 'round')} in "
+        f"{summary['seconds']:.1f} s{reason}",
+        metrics or "no round finished",
+        *[", ".join(events)] * bool(events),
+        guarantee_words(contents.facts),
+    ]
+
+
+def guarantee_words(facts: Facts) -> str:
+    """Return the guarantee of a run, or why there is none, in a few words."""
+    if not facts.private:
+        return "no differential privacy"
+    if facts.unbounded:
+        return f"no guarantee for the federation: ε = ∞ for {named(facts.unbounded)}"
+    if facts.objections:
+        return f"no guarantee: {facts.objections[0]}"
+    if not facts.released:
+        return "nothing was released, and nothing was spent"
+    return f"every client within ε = {epsilon_text(facts.epsilon)} at δ = {delta_text(facts.delta)}"
 
 
 def _number(epsilon: float | None) -> float:
@@ -197,12 +252,12 @@ def _number(epsilon: float | None) -> float:
 def print_plan(plan: Plan, console: Console | None = None) -> None:
     """Print what every client would spend, and what one changed setting would do."""
     console = console or Console()
-    table = Table(box=box.SIMPLE_HEAD, title="Planned for each client", title_justify="left")
-    headings = ["client", "examples", "q", "z", "rounds", "steps", "ε"]
     budgets = any(client.target_epsilon is not None for client in plan.clients)
-    headings += ["budget", "affords", "until"] * budgets
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    table = _table(
+        "Planned for each client",
+        ["client", "examples", "q", "z", "rounds", "steps", "ε"]
+        + ["budget", "affords", "until"] * budgets,
+    )
     ordered = sorted(plan.clients, key=lambda client: -client.epsilon)[:_SHOWN_CLIENTS]
     for client in sorted(ordered, key=lambda client: client.client):
         table.add_row(
@@ -219,33 +274,30 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     if budgets:
         notes.append("affords: rounds that the budget affords; until: its last round of training")
     if len(plan.clients) > len(ordered):
-        notes.append(f"the {len(ordered)} largest of {len(plan.clients)}; --json has all")
+        notes.append(f"the {len(ordered)} largest of {len(plan.clients):,}; --json has all")
     table.caption = "\n".join(notes)
-    console.print(table)
-    changes = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"What would change for the median client, {plan.median_client}",
-        title_justify="left",
+    _print_table(console, table)
+    changes = _table(
+        f"What would change for the median client, {plan.median_client}",
+        ["noise z", "steps", "ε at the end"],
+        texts=["change"],
     )
-    changes.add_column("change")
-    for heading in ("noise z", "steps", "ε at the end"):
-        changes.add_column(heading, justify="right")
     for one in plan.variations:
         changes.add_row(
             one.change, f"{one.noise_multiplier:.4g}", str(one.steps), epsilon_text(one.epsilon)
         )
-    console.print(changes)
+    _print_table(console, changes)
     goal = "" if plan.target_epsilon is None else f" (target {plan.target_epsilon:g})"
-    console.print(
-        f"largest ε = [bold]{epsilon_text(plan.system_epsilon)}[/bold]{goal} "
-        f"at δ = {plan.delta:g}; nothing was trained",
-        highlight=False,
+    say(
+        console,
+        f"largest ε = {epsilon_text(plan.system_epsilon)}{goal} at δ = {delta_text(plan.delta)}; "
+        "nothing was trained",
     )
 
 
 def _budget_cells(client: PlannedClient) -> list[str]:
     rounds = client.affordable_rounds
-    affords = "any number" if rounds is None else str(rounds)
+    affords = "any" if rounds is None else str(rounds)
     return [
         _or_dash(client.target_epsilon),
         "–" if client.target_epsilon is None else affords,

@@ -23,25 +23,27 @@ class EngineError(RuntimeError):
 class Engine(ABC):
     """Executes a federation. No engine changes its result.
 
-    `patience`: seconds in which all nodes must be there and have said who they are.
+    `patience`: seconds in which all nodes must be there and have said who they are;
+    `one_operator`: whether one party runs all of them.
     """
 
     patience: float = 60.0
+    one_operator: bool = True
 
     @abstractmethod
-    def execute(self, server_app: ServerApp, client_app: ClientApp, num_clients: int) -> None:
-        """Run `server_app` against `num_clients` nodes of `client_app` until it returns."""
+    def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
+        """Run `server_app` against `num_nodes` nodes of `client_app` until it returns."""
 
 
 class LocalEngine(Engine):
     """Everything in this process, one client after the other, without serialization."""
 
-    def execute(self, server_app: ServerApp, client_app: ClientApp, num_clients: int) -> None:
-        """Run `server_app` against `num_clients` nodes of `client_app` until it returns."""
+    def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
+        """Run `server_app` against `num_nodes` nodes of `client_app` until it returns."""
         keep_freed_memory()
         with frozen_objects(), server_identity(_RUN_ID):
             server_app(
-                LocalGrid(client_app, num_clients, run_id=_RUN_ID),
+                LocalGrid(client_app, num_nodes, run_id=_RUN_ID),
                 Context(
                     run_id=_RUN_ID, node_id=0, node_config={}, state=RecordDict(), run_config={}
                 ),
@@ -58,8 +60,8 @@ class FlowerEngine(Engine):
     def __init__(self, workers: int) -> None:
         self._workers = workers
 
-    def execute(self, server_app: ServerApp, client_app: ClientApp, num_clients: int) -> None:
-        """Run `server_app` against `num_clients` nodes of `client_app` until it returns.
+    def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
+        """Run `server_app` against `num_nodes` nodes of `client_app` until it returns.
 
         Raises:
             EngineError: Ray is not installed.
@@ -75,7 +77,7 @@ class FlowerEngine(Engine):
         run_simulation(
             server_app,
             client_app,
-            num_supernodes=num_clients,
+            num_supernodes=num_nodes,
             backend_config={
                 "init_args": {
                     "num_cpus": self._workers,

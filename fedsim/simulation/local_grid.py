@@ -24,7 +24,6 @@ from flwr.app import (
     Context,
     Error,
     Message,
-    MessageType,
     RecordDict,
 )
 from flwr.clientapp import ClientApp
@@ -32,6 +31,7 @@ from flwr.serverapp import Grid
 
 from fedsim.clients.many import ManyAnswers
 from fedsim.server.live_arrays import live_record
+from fedsim.simulation.answering import answers_of
 from fedsim.simulation.flower_internals import CLIENT_RAISED, empty_run, stamp, with_content
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class LocalGrid(Grid):
                 (_private_copy(message, live), self._contexts[message.metadata.dst_node_id])
                 for message in group
             ]
-            answers = self._answers(requests)
+            answers = answers_of(self._client_app, requests)
             for message, answer in zip(group, answers, strict=True):
                 yield self._reply(message, answer)
 
@@ -132,20 +132,10 @@ class LocalGrid(Grid):
         if group:
             yield group
 
-    def _answers(self, requests: list[tuple[Message, Context]]) -> Iterator[Message | Exception]:
-        app = self._client_app
-        if isinstance(app, ManyAnswers) and _is_train(requests[0][0]):
-            yield from app.answer_many(requests)
-            return
-        for message, context in requests:
-            try:
-                yield app(message, context)
-            except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
-                yield error
-
     def _execute(self, message: Message) -> Message:
         context = self._contexts[message.metadata.dst_node_id]
-        (answer,) = self._answers([(_private_copy(message, _LiveArrays()), context)])
+        request = _private_copy(message, _LiveArrays()), context
+        (answer,) = answers_of(self._client_app, [request])
         return self._reply(message, answer)
 
     def _reply(self, message: Message, answer: Message | Exception) -> Message:
@@ -170,10 +160,6 @@ class _LiveArrays:
             values = {name: array.numpy() for name, array in record.items()}
             self._last = record, live_record(values)
         return self._last[1].copy()
-
-
-def _is_train(message: Message) -> bool:
-    return message.metadata.message_type == MessageType.TRAIN
 
 
 def _private_copy(message: Message, live: _LiveArrays) -> Message:

@@ -55,8 +55,8 @@ class RayEngine(Engine):
         self._object_store = object_store
         self._replacement = replacement
 
-    def execute(self, server_app: ServerApp, client_app: ClientApp, num_clients: int) -> None:
-        """Run `server_app` against `num_clients` nodes of `client_app` until it returns.
+    def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
+        """Run `server_app` against `num_nodes` nodes of `client_app` until it returns.
 
         A `Sharded` app is divided, so that a worker holds the data of its own clients only.
         Whatever happens, no process of this run is left behind.
@@ -71,11 +71,11 @@ class RayEngine(Engine):
                 "or use engine: local"
             )
         clients = (
-            client_app if isinstance(client_app, Sharded) else Undivided(client_app, num_clients)
+            client_app if isinstance(client_app, Sharded) else Undivided(client_app, num_nodes)
         )
         from fedsim.simulation.ray_grid import RayGrid
 
-        grid = RayGrid(num_clients, run_id=_RUN_ID)
+        grid = RayGrid(num_nodes, run_id=_RUN_ID)
         server = Context(
             run_id=_RUN_ID, node_id=0, node_config={}, state=RecordDict(), run_config={}
         )

@@ -5,16 +5,19 @@ Everything here runs inside the actor; nothing here starts or stops one.
 
 import logging
 import platform
-import traceback
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import flwr
+import numpy as np
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 import fedsim
+from fedsim.server.live_arrays import is_live, live_record
+from fedsim.simulation.answering import answers_of
 from fedsim.simulation.flower_internals import with_content
 from fedsim.simulation.memory import keep_freed_memory
 from fedsim.simulation.ray_journal import RemoteJournal, ask
@@ -46,14 +49,49 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Answer:
-    """A client's reply, and its state after it: what a replacement would start from."""
+    """A client's reply, and its state after it: what a replacement would start from.
 
-    reply: Message
+    Attributes:
+        envelope: the reply without the arrays of `live`.
+        live: numbers that never leave one process otherwise, by record and name. Ray moves them as
+            they are; as a record they would be copied and parsed.
+        state: the client's state.
+    """
+
+    envelope: Message
+    live: Mapping[str, Mapping[str, np.ndarray]]
     state: RecordDict
+
+    @classmethod
+    def of(cls, reply: Message, state: RecordDict) -> Self:
+        """Return the answer that carries a reply."""
+        if reply.has_error():
+            return cls(reply, {}, state)
+        live = {
+            name: {key: array.numpy() for key, array in record.items()}
+            for name, record in reply.content.array_records.items()
+            if is_live(record)
+        }
+        rest = RecordDict({n: record for n, record in reply.content.items() if n not in live})
+        return cls(with_content(reply, rest), live, state)
+
+    def reply(self) -> Message:
+        """Return the reply."""
+        for name, values in self.live.items():
+            self.envelope.content[name] = live_record(values)
+        return self.envelope
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What came of one call: an answer to each message, and the seconds that they took."""
+
+    answers: tuple[Answer, ...]
+    seconds: float
 
 
 class ClientHost:
-    """Answers the messages of its clients, one after the other, on one thread.
+    """Answers the messages of its clients on one thread.
 
     Args:
         shard: makes the ClientApp of the clients.
@@ -67,33 +105,37 @@ class ClientHost:
         logging.getLogger("flwr").setLevel(logging.ERROR)
         self._contexts = {context.node_id: context for context in contexts}
         self._app = shard(None if keeper is None else RemoteJournal(keeper, ask))
-        self._shared: dict[str, Record] = {}
+        self._shared: dict[str, ArrayRecord] = {}
 
     def versions(self) -> dict[str, str]:
         """Return what must be the same on every machine for the same result."""
         return versions()
 
-    def answer(self, parcel: Parcel) -> Answer:
-        """Run the ClientApp for one message.
+    def answer(self, parcels: Sequence[Parcel]) -> Answers:
+        """Run the ClientApp for messages of one kind, to different clients.
 
-        A client's context keeps what it wrote before it raised: for a privacy account that is the
-        safe side.
+        An app that can answer many at once gets them at once. A client's context keeps what it
+        wrote before it raised: for a privacy account that is the safe side.
         """
-        message, context = self._open(parcel), self._contexts[parcel.node]
-        try:
-            reply = self._app(message, context)
-        except Exception as error:  # noqa: BLE001  whatever a client raises is that client's failure
-            logger.debug("node %d raised\n%s", parcel.node, traceback.format_exc())
-            reply = failure(message, f"{type(error).__name__}: {error}")
-        return Answer(reply, context.state)
+        started = time.perf_counter()
+        requests = [(self._open(parcel), self._contexts[parcel.node]) for parcel in parcels]
+        found = []
+        for request, answer in zip(requests, answers_of(self._app, requests), strict=True):
+            message, context = request
+            if isinstance(answer, Exception):
+                logger.debug("node %d raised", context.node_id, exc_info=answer)
+                answer = failure(message, f"{type(answer).__name__}: {answer}")
+            found.append(Answer.of(answer, context.state))
+        return Answers(tuple(found), time.perf_counter() - started)
 
     def _open(self, parcel: Parcel) -> Message:
         content = RecordDict()
         self._fetch(parcel.shared.values())
         for name, record in parcel.records.items():
             if record is None:
-                record = self._shared[parcel.shared[name].hex()]
-            content[name] = own_copy(record)
+                content[name] = self._shared[parcel.shared[name].hex()].copy()
+            else:
+                content[name] = own_copy(record)
         return with_content(parcel.envelope, content)
 
     def _fetch(self, references: Any) -> None:
@@ -103,7 +145,11 @@ class ClientHost:
             return
         import ray
 
-        self._shared = dict(zip(wanted, ray.get(list(wanted.values())), strict=True))
+        records = ray.get(list(wanted.values()))
+        self._shared = {
+            name: live_record({key: array.numpy() for key, array in record.items()})
+            for name, record in zip(wanted, records, strict=True)
+        }
 
 
 def versions() -> dict[str, str]:

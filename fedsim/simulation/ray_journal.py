@@ -43,7 +43,9 @@ class JournalKeeper:
         self._journal.append_all([charge for charge in charges if not self._is_written(charge)])
 
     def _is_written(self, charge: Charge) -> bool:
-        return any(one.hash == charge.hash for one in self._journal.history(charge.client))
+        there = self._journal.history(charge.client)
+        same_round = (one for one in reversed(there) if one.round_number == charge.round_number)
+        return any(one.hash == charge.hash for one in same_round)  # hashes are made when asked for
 
 
 class RemoteJournal:

@@ -3,6 +3,8 @@
 A worker that dies is replaced by one that gets the same clients with their last recorded states.
 What it had not answered is asked again: a client that was charged already recognises the request in
 the durable ledger and gives the same answer at no cost.
+
+Quick clients are asked in groups: a call to a worker costs as much as a small client's training.
 """
 
 import logging
@@ -10,20 +12,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import ray
 from flwr.app import Context, Message
 from ray.exceptions import RayError, RayTaskError
 
-from fedsim.simulation.ray_host import Answer, Parcel
+from fedsim.simulation.ray_host import Answers, Parcel
 from fedsim.simulation.virtual_grid import failure
 
 logger = logging.getLogger(__name__)
 
 Hire = Callable[[Sequence[Context]], Any]
 
-_AHEAD = 2  # requests at a worker: one to work on, one so that it never waits for the next
+_AHEAD = 2  # calls to a worker: one to work on, one so that it never waits for the next
+_CALL = 0.1  # seconds that a call should take, so that aggregation goes on beside training
+_MOST = 256  # requests in a call
 _ATTEMPTS = 3  # of one request whose worker dies over it
 _DEATHS_IN_A_ROW = 4  # of one worker that never answered in between
 _LOOK = 2.0  # seconds between looks at workers that do not start
@@ -33,6 +38,10 @@ _LOOK = 2.0  # seconds between looks at workers that do not start
 class _Job:
     parcel: Parcel
     attempts: int = 0
+
+    @property
+    def kind(self) -> str:
+        return self.parcel.envelope.metadata.message_type
 
 
 @dataclass
@@ -50,7 +59,8 @@ class Worker:
     hire: Hire
     actor: Any = None
     waiting: deque[_Job] = field(default_factory=deque)
-    running: dict[Any, _Job] = field(default_factory=dict)  # by reference, in order of execution
+    running: dict[Any, list[_Job]] = field(default_factory=dict)  # by call, in order of execution
+    group: dict[str, int] = field(default_factory=dict)  # requests in a call, by kind of message
     deaths: int = 0
     greeting: Any = None  # reference to the first answer of the process
     started: float = 0.0
@@ -78,9 +88,32 @@ class Worker:
         if not self.up:
             return [self.greeting] if self.waiting else []
         while self.waiting and len(self.running) < _AHEAD:
-            job = self.waiting.popleft()
-            self.running[self.actor.answer.remote(job.parcel)] = job
+            jobs = self._next_jobs()
+            self.running[self.actor.answer.remote([job.parcel for job in jobs])] = jobs
         return list(self.running)
+
+    def answered(self, jobs: Sequence[_Job], seconds: float) -> None:
+        """Learn from a call how many requests of its kind make a good one."""
+        self.deaths = 0
+        each = max(seconds / len(jobs), _CALL / _MOST)
+        self.group[jobs[0].kind] = max(1, int(_CALL / each))
+
+    def _next_jobs(self) -> list[_Job]:
+        """Take the next requests of one kind; one that was there when a worker died goes alone."""
+        jobs = [self.waiting.popleft()]
+        kind = jobs[0].kind
+        if jobs[0].attempts:
+            return jobs
+        most = min(self.group.get(kind, 1), _half(len(self.waiting) + 1))
+        while len(jobs) < most and self.waiting[0].kind == kind and not self.waiting[0].attempts:
+            jobs.append(self.waiting.popleft())
+        return jobs
+
+    def ask_again(self, jobs: Sequence[_Job]) -> None:
+        """Put first what was being worked on, one by one: it may be to blame."""
+        for job in jobs:
+            job.attempts += 1
+        self.waiting.extendleft(reversed(jobs))
 
     def forget(self) -> None:
         """Drop what is still asked of the process."""
@@ -134,29 +167,36 @@ class WorkerPool:
 
     def _collect(self, worker: Worker, reference: Any) -> Iterator[Message]:
         try:
-            answer: Answer | dict[str, str] = ray.get(reference)
+            found: Answers | dict[str, str] = ray.get(reference)
         except RayTaskError as error:  # the worker lives: the request itself could not be read
-            job = worker.running.pop(reference)
-            yield failure(job.parcel.envelope, f"{type(error.cause).__name__}: {error.cause}")
+            jobs = worker.running.pop(reference)
+            if len(jobs) == 1:
+                reason = f"{type(error.cause).__name__}: {error.cause}"
+                yield failure(jobs[0].parcel.envelope, reason)
+            else:
+                worker.ask_again(jobs)
         except RayError as error:
             yield from self._replace(worker, _in_one_line(error))
         else:
-            if not isinstance(answer, Answer):
+            if not isinstance(found, Answers):
                 worker.up = True
                 return
-            job = worker.running.pop(reference)
-            worker.deaths = 0
-            self._home[job.parcel.node][1].state = answer.state
-            yield answer.reply
+            jobs = worker.running.pop(reference)
+            worker.answered(jobs, found.seconds)
+            for job, answer in zip(jobs, found.answers, strict=True):
+                self._home[job.parcel.node][1].state = answer.state
+            for answer in found.answers:
+                yield answer.reply()
 
     def _replace(self, worker: Worker, reason: str) -> Iterator[Message]:
         """Start a new process; give up on requests that keep killing theirs."""
         worker.deaths += 1
-        jobs = list(worker.running.values())
+        calls = list(worker.running.values())
         worker.running.clear()
-        worker.waiting.extendleft(reversed(jobs))
-        for job in jobs[:1]:  # the one that was being worked on
-            job.attempts += 1
+        for jobs in reversed(calls[1:]):
+            worker.waiting.extendleft(reversed(jobs))
+        at_work = calls[0] if calls else []
+        worker.ask_again(at_work)
         logger.warning(
             "worker %d died and is replaced; its clients go on from their recorded states: %s",
             worker.number,
@@ -168,7 +208,7 @@ class WorkerPool:
             worker.deaths = 0
             while worker.waiting:
                 yield failure(worker.waiting.popleft().parcel.envelope, what)
-        elif jobs and jobs[0].attempts >= _ATTEMPTS:
+        elif at_work and at_work[0].attempts >= _ATTEMPTS:
             what = f"its worker died {_ATTEMPTS} times while answering: {reason}"
             yield failure(worker.waiting.popleft().parcel.envelope, what)
 
@@ -179,7 +219,7 @@ class WorkerPool:
             yield failure(worker.waiting.popleft().parcel.envelope, what)
 
     def _log_missing(self, timeout: float | None) -> None:
-        jobs = [job for w in self._workers for job in (*w.running.values(), *w.waiting)]
+        jobs = [job for w in self._workers for job in (*chain(*w.running.values()), *w.waiting)]
         nodes = sorted(self._home[job.parcel.node][1].node_config["partition-id"] for job in jobs)
         logger.warning("no reply within %s s from clients %s", timeout, nodes)
 
@@ -188,6 +228,11 @@ def _first_done(owners: dict[Any, Worker]) -> Any | None:
     """Return a reference that is done, or None if none was within a moment."""
     done, _ = ray.wait(list(owners), num_returns=1, timeout=_LOOK)
     return done[0] if done else None
+
+
+def _half(number: int) -> int:
+    """Return half of it, rounded up: a round should not end with one long call."""
+    return (number + 1) // 2
 
 
 def _in_one_line(error: Exception) -> str:

@@ -27,15 +27,14 @@ class RuntimeSettings(Settings):
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="where clients train; auto: CUDA where there is one"
     )
-    trackers: list[Literal["tensorboard", "mlflow", "wandb"]] = Field(
-        default=[],
-        description="who is told of every round beside rounds.jsonl; each is an extra of its name",
-    )
-
     cohort: Literal["auto", "off"] | Annotated[int, Field(ge=1)] = Field(
         default="auto",
         description="clients of one process that train together in stacked tensors; auto: as many "
         "as are faster than one by one",
+    )
+    trackers: list[Literal["tensorboard", "mlflow", "wandb"]] = Field(
+        default=[],
+        description="who is told of every round beside rounds.jsonl; each is an extra of its name",
     )
 
     @model_validator(mode="after")

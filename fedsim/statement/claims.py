@@ -6,6 +6,7 @@ from typing import Any
 from fedsim.report.figures import delta_text, epsilon_text, percent_up
 from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
 from fedsim.statement.profile import FALSE_POSITIVE_RATES
+from fedsim.statement.secure import hides_updates
 from fedsim.statement.sentence import Sentence, named
 
 
@@ -46,9 +47,13 @@ class Released(Sentence):
         mechanism = self.facts.mechanism
         learns = mechanism is not None and mechanism.clipping in COUNTING_CLIPPINGS
         bound = ", the clipping bound that it has learnt" if learns else ""
+        model, sums = "its model", "these"
+        if hides_updates(self.facts):
+            model, sums = "its model, masked for all but the sum,", "the sums of these"
         return (
-            f"A client's messages hold its model after every round that it is charged for{bound}, "
-            "its settings and its ledger. The server's global models are made from these alone. "
+            f"A client's messages hold {model} after every round that it is charged for{bound}, "
+            "its settings and its ledger. The server's global models are made from "
+            f"{sums} alone. "
             "Gradients of single examples, training losses and the sizes of the lots drawn stay in "
             "the client. Should it fail, the error message leaves it too."
         )

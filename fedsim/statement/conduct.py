@@ -186,31 +186,6 @@ class TuningDeclared(Sentence):
         return dict(self.facts.tuning or {})
 
 
-class SecureAggregation(Sentence):
-    """What secure aggregation adds, and what it does not."""
-
-    point, kind, title = "threat model", "fact", "Secure aggregation"
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Return whether secure aggregation ran."""
-        return facts.secure_aggregation is not None
-
-    @property
-    def text(self) -> str:
-        """The sentence in words."""
-        return (
-            f"Updates were aggregated securely ({_pairs(self.facts.secure_aggregation)}). That "
-            "hides single updates from a server that follows the protocol, and is not differential "
-            "privacy: no ε is lower for it."
-        )
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """What is recorded of it."""
-        return dict(self.facts.secure_aggregation or {})
-
-
 class Ledger(Sentence):
     """Where the spend is written, and its fingerprint."""
 
@@ -255,7 +230,6 @@ SENTENCES: tuple[type[Sentence], ...] = (
     NoTargets,
     Withdrawals,
     LostUpdates,
-    SecureAggregation,
     DataAccess,
     TuningDeclared,
     Ledger,

@@ -22,7 +22,7 @@ class NoAmplification(Sentence):
         """The sentence in words."""
         return (
             "No amplification by client selection, shuffling or secure aggregation is claimed: "
-            "none of them lowers an ε here."
+            "none of them lowers the guarantee."
         )
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedsim.statement import claims, conduct, guarantee, limits, mechanism
+from fedsim.statement import claims, conduct, guarantee, limits, mechanism, secure
 from fedsim.statement.facts import Facts
 from fedsim.statement.sentence import Sentence
 
@@ -13,8 +13,11 @@ SENTENCES: tuple[type[Sentence], ...] = (
     *claims.SETTING,
     *mechanism.SENTENCES,
     *claims.RESULT,
+    *secure.RESULT,
+    *secure.FACTS,
     *conduct.SENTENCES,
     *limits.SENTENCES,
+    *secure.LIMITS,
 )
 
 # What `in_words` joins: enough to quote an ε with.

@@ -51,13 +51,12 @@ class SecureAggregationReport:
         """Return the section `secure_aggregation` of a report as JSON values."""
         settings, encoder = self.settings, self.encoder
         hidden = settings.protocol != "quantized"
-        helpers = settings.aggregators - 1 if settings.protocol == "additive" else 0
         return {
             "protocol": settings.protocol,
             "implementation": IMPLEMENTATION,
             "parties": {
                 "leader": "server",
-                "helpers": helpers,
+                "helpers": settings.helpers,
                 "clients_sampled": self.clients_sampled,
                 "survivors_per_round": [self.survivors[key] for key in sorted(self.survivors)],
             },

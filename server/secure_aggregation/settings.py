@@ -66,6 +66,7 @@ class SecureAggregationSettings(Settings):
     )
     metrics: tuple[str, ...] = Field(
         default=(),
+        strict=False,  # a file has lists only
         description="sums over a client's examples that are added up inside the protocol",
     )
     prg: Literal["aes256_ctr", "chacha20"] = Field(
@@ -83,6 +84,7 @@ class SecureAggregationSettings(Settings):
     )
     helper_key_fingerprints: tuple[str, ...] = Field(
         default=(),
+        strict=False,
         description="SHA-256 of the helpers' public keys, in hex; clients refuse any other key",
     )
     threshold: int | Literal["auto"] = Field(
@@ -132,6 +134,11 @@ class SecureAggregationSettings(Settings):
         if len(set(self.metrics)) != len(self.metrics):
             raise ValueError(f"metrics must differ, got {list(self.metrics)}; remove the repeated")
         return self
+
+    @property
+    def helpers(self) -> int:
+        """Nodes beside server and clients that the protocol needs."""
+        return self.aggregators - 1 if self.protocol == "additive" else 0
 
     def _refuse(self, keys: dict[str, object], reader: str) -> None:
         for name, default in keys.items():

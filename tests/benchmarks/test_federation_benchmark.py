@@ -1,26 +1,101 @@
-"""The benchmark of federations runs; its sizes here are too small for its numbers to count."""
+"""The benchmark of federations: every contender does the work that it is timed for.
+
+Its sizes here are too small for its numbers to count.
+"""
 
 import json
+import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "federation.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not BENCHMARKS.exists(), reason="runs the scripts of a checkout"),
+]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not SCRIPT.exists(), reason="runs the script of a checkout")
-def test_it_measures_every_contender(tmp_path: Path) -> None:
-    out, plot = tmp_path / "out.json", tmp_path / "out.svg"
-    command = [sys.executable, str(SCRIPT), "--quick", "--json", str(out), "--plot", str(plot)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+def measure(folder: Path, mode: str, *contenders: str, **environment: str) -> tuple[list[Any], str]:
+    out = folder / "out.json"
+    options = ["--quick", "--json", str(out), "--plot", str(folder / "out.svg")]
+    result = subprocess.run(
+        [
+            sys.executable,
+            str(BENCHMARKS / "federation.py"),
+            *(*options, "--modes", mode),
+            "--contenders",
+            *contenders,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **environment},
+    )
     assert result.returncode == 0, result.stderr
-    rows = json.loads(out.read_text())["rows"]
-    assert len(rows) == 6
+    return json.loads(out.read_text())["rows"], result.stdout
+
+
+def test_it_measures_wall_and_processor_time_of_each(tmp_path: Path) -> None:
+    rows, printed = measure(tmp_path, "private", "bare", "fedsim")
+    assert [row["contender"] for row in rows] == ["bare", "fedsim"]
     for row in rows:
-        assert row["contender"] in result.stdout
-        assert row["client_rounds_per_second"] > 0
-        assert row["peak_megabytes"] > 10
-    assert plot.read_text().count("<svg") == 1
+        assert row["name"] in printed
+        assert 0 < row["processor"] < 1
+        assert 0 < row["wall"] < 10
+        assert row["megabytes"] > 10
+    assert rows[0]["processor_ratio"] == rows[0]["wall_ratio"] == 1
+    assert (tmp_path / "out.svg").read_text().count("<svg") == 1
+
+
+def test_who_is_not_installed_is_left_out_and_named(tmp_path: Path) -> None:
+    rows, printed = measure(tmp_path, "plain", "pfl", PFL_PYTHON=sys.executable)
+    assert rows == []
+    assert "pfl is left out: No module named 'pfl'" in printed
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`")
+def test_processes_that_a_contender_starts_are_counted(tmp_path: Path) -> None:
+    (row,), _ = measure(tmp_path, "plain", "fedsim-ray-2")
+    assert row["megabytes"] > 600, "two workers, each with torch, and Ray's own processes"
+    assert row["processor"] > 0
+
+
+@pytest.mark.skipif(
+    find_spec("ray") is None or find_spec("opacus") is None, reason="needs Ray and Opacus"
+)
+def test_flower_with_opacus_does_its_work(tmp_path: Path) -> None:
+    """The contender itself checks that every client answered and accounted for every step."""
+    (row,), _ = measure(tmp_path, "private", "flower-opacus")
+    assert row["private"]
+    assert 0 < row["wall"] < 10
+
+
+@pytest.mark.skipif(
+    "PFL_PYTHON" not in os.environ,
+    reason="PFL_PYTHON names no interpreter that has pfl-research",
+)
+def test_pfl_research_does_its_work(tmp_path: Path) -> None:
+    (row,), _ = measure(tmp_path, "plain", "pfl")
+    assert not row["private"]
+    assert 0 < row["wall"] < 10
+
+
+def test_a_goal_is_judged_by_the_rows() -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from contenders.goals import goals\n"
+        "row = dict(model='cnn', private=True, clients=20)\n"
+        "for slow in (1.6, 1.8):\n"
+        "    print(goals([dict(row, contender='fedsim-ray-1', name='one', wall=slow),\n"
+        "                 dict(row, contender='fedsim-ray-2', name='two', wall=1.0)]))\n"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code, str(BENCHMARKS)], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert "one / two = 1.60 of wall time (goal at least 1.7: NOT met)" in printed[0]
+    assert "one / two = 1.80 of wall time (goal at least 1.7: met)" in printed[1]

@@ -105,6 +105,16 @@ def test_client_metrics_are_the_final_model_on_each_clients_data_and_marked_priv
     assert "client_accuracy" not in (path / "rounds.jsonl").read_text()
 
 
+def test_without_client_metrics_none_are_expected(directory: Path) -> None:
+    source = directory / "compare.yaml"
+    text = source.read_text()
+    assert "client_metrics: true\n" in text
+    source.write_text(text.replace("client_metrics: true\n", "").replace("seeds: 2", "seeds: 1"))
+    result = fedsim.compare(source, out=directory / "out")
+    assert not result.failed
+    assert list((directory / "out").rglob("client_metrics.json")) == []
+
+
 def test_a_second_call_runs_nothing_and_says_the_same(compared: ComparisonResult) -> None:
     before = {path: path.stat().st_mtime_ns for path in compared.path.glob("runs/*/*/*")}
     started = time.monotonic()

@@ -147,6 +147,7 @@ privacy:
   accountant: pld
   on_exhausted: refuse
   clients: {}
+secure_aggregation: null
 faults: []
 runtime:
   engine: local

@@ -142,8 +142,8 @@ WRONG = {
     "rounds": "'rounds' is not an override; write key.path=value",
     "=3": "'' is not a key; write key.path=value",
     "a..b=3": "'a..b' is not a key; write key.path=value",
-    "secure_aggregation.protocol=additive": "secure_aggregation: not supported in this version; "
-    "leave it out",
+    "secure_aggregation.min_clients=11": "secure_aggregation.min_clients: is 11, but a round has "
+    "10 clients: no sum could be opened; ask more clients, or lower it",
     "federation.clients_per_round=11": "federation.clients_per_round: must be <= "
     "data.partition.num_clients (10), got 11",
     ".".join("a" * 5000) + "=1": "'a.a.a.a.a.a.a.a.a.a.a.a.a.a...a.a.a.a.a.a.a.a.a.a.a.a.a.a' "

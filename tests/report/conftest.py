@@ -189,6 +189,7 @@ def write_run(
     directory.create(
         experiment=EXPERIMENT.format(name=name, clients=len(spends), planned=planned),
         environment=_environment(),
+        inputs={},
     )
     for row in rows:
         directory.append_round(row)

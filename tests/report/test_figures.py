@@ -51,7 +51,10 @@ def test_an_attackers_success_is_rounded_up(share):
 
 
 def test_durations_have_the_units_that_matter():
-    assert [duration_text(s) for s in (4.936, 59.99, 252, 7265)] == [
+    assert [duration_text(s) for s in (0.0094, 0.0994, 0.0996, 4.936, 59.99, 252, 7265)] == [
+        "9 ms",
+        "99 ms",
+        "0.1 s",
         "4.9 s",
         "60.0 s",
         "4 min 12 s",

@@ -12,13 +12,14 @@ from fedsim.server.protocol import (
     CONFIG,
     METRICS,
     PRIVACY,
+    Identity,
     PrivacyStatement,
     ProtocolError,
     TrainReply,
     TrainRequest,
     Withdrawal,
     digest,
-    partition_of,
+    identity_of,
     roll_call_message,
     roll_call_reply,
     to_arrays,
@@ -63,7 +64,7 @@ def test_request_round_trip() -> None:
 
 def test_a_learnt_bound_travels_both_ways_to_the_bit() -> None:
     bound = 0.1 + 0.2
-    request = TrainRequest(4, to_arrays(ARRAYS_VALUE), bound).to_message(1001)
+    request = TrainRequest(4, to_arrays(ARRAYS_VALUE), clip_norm=bound).to_message(1001)
     assert TrainRequest.from_message(request).clip_norm == bound
     reply = TrainReply(to_arrays(ARRAYS_VALUE), 80, statement(), clip_norm=bound)
     assert TrainReply.from_message(reply.to_message(request)).clip_norm == bound
@@ -74,10 +75,10 @@ def test_a_learnt_bound_travels_both_ways_to_the_bit() -> None:
 def test_requests_with_other_bounds_are_other_requests() -> None:
     arrays = to_arrays(ARRAYS_VALUE)
     bounds = (None, 1.0, 1.0 + 2.0**-52, 2.0)
-    identities = [TrainRequest(4, arrays, bound).identity("model") for bound in bounds]
+    identities = [TrainRequest(4, arrays, clip_norm=bound).identity("model") for bound in bounds]
     assert len(set(identities)) == 4
     assert identities[0] == "model"
-    assert identities[1] == TrainRequest(4, arrays, 1.0).identity("model")
+    assert identities[1] == TrainRequest(4, arrays, clip_norm=1.0).identity("model")
 
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, math.nan, math.inf, 1, "1"])
@@ -157,11 +158,16 @@ def test_malformed_requests_are_refused() -> None:
         TrainRequest.from_message(message)
 
 
-def test_roll_call_tells_the_client() -> None:
+@pytest.mark.parametrize("identity", [Identity(6), Identity(0), Identity(1, "helper")])
+def test_roll_call_tells_who_a_node_is(identity: Identity) -> None:
     request = roll_call_message(1001)
-    assert partition_of(roll_call_reply(6, request)) == 6
-    with pytest.raises(ProtocolError, match="did not say which client"):
-        partition_of(Message(RecordDict(), reply_to=request))
+    assert identity_of(roll_call_reply(identity, request)) == identity
+    with pytest.raises(ProtocolError, match="did not say which client or helper"):
+        identity_of(Message(RecordDict(), reply_to=request))
+    reply = roll_call_reply(identity, request)
+    reply.content.config_records["identity"]["role"] = "spy"
+    with pytest.raises(ProtocolError, match="role 'spy'"):
+        identity_of(reply)
 
 
 def test_digest_tells_models_apart() -> None:

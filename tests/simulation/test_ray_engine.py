@@ -243,6 +243,36 @@ def test_too_many_workers_and_unstartable_clients_are_refused(cluster: None) -> 
         serve(lambda grid: None, Unreadable(), 1, workers=1)
 
 
+def test_quick_clients_are_asked_in_groups_and_a_killer_in_a_group_is_found(cluster: None) -> None:
+    """One call for many clients; after a death each is asked alone, and only one is to blame."""
+    calls: list[int] = []
+
+    def main(grid: Grid) -> None:
+        list(grid.send_and_receive(messages(grid)))
+        pool = grid._pool  # pyright: ignore[reportAttributeAccessIssue]
+        (worker,) = pool._workers
+        take = worker._next_jobs
+
+        def counted() -> Any:
+            jobs = take()
+            calls.append(len(jobs))
+            return jobs
+
+        worker._next_jobs = counted
+        first = by_client(iter(grid.send_and_receive(messages(grid))))
+        assert len(first) == sum(calls) == 12
+        assert len(calls) < 8
+        assert {metric(reply, "rounds") for reply in first.values()} == {2}
+        calls.clear()
+        second = by_client(iter(grid.send_and_receive(messages(grid, kill=4))))
+        assert [client for client, reply in second.items() if reply.has_error()] == [4]
+        assert "died 3 times while answering" in (second[4].error.reason or "")
+        others = {metric(second[c], "rounds") for c in second if c != 4}
+        assert others == {3}, "what a dead worker had not answered was not counted"
+
+    serve(main, strange_client(), 12, workers=1)
+
+
 PLUGIN = """\
 import os, signal
 import numpy as np, torch
@@ -302,7 +332,10 @@ def assert_same_result(one: Path, other: Path) -> None:
     ledgers = [sorted((run / "ledger.jsonl").read_text().splitlines()) for run in (one, other)]
     assert ledgers[0] == ledgers[1]
     rows = [
-        [{**json.loads(line), "seconds": 0} for line in (run / "rounds.jsonl").open()]
+        [
+            {**json.loads(line), "seconds": 0, "timeline": {}}
+            for line in (run / "rounds.jsonl").open()
+        ]
         for run in (one, other)
     ]
     assert rows[0] == rows[1]

@@ -46,7 +46,7 @@ def test_what_a_worker_appends_is_in_the_file(tmp_path: Path) -> None:
         first.hash,
         second.hash,
     ]
-    assert line.calls == ["history", "append_all", "append"], "the history is asked for once"
+    assert line.calls == ["history", "append_all", "append_all"], "the history is asked for once"
 
 
 def test_the_same_charge_again_is_written_once(tmp_path: Path) -> None:

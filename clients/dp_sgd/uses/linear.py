@@ -79,13 +79,18 @@ class LinearUse(Use):
             if index == self.bias:
                 into.add_(g.sum(0))
             else:
-                into.addmm_(g.t(), self.input.flatten(1))
+                into.addmm_(g.t(), _flat(self.input))
             return
         a, g = self._pair()
         scaled = (g * factors[:, None, None]).flatten(0, 1)
         parts = zip(scaled.split(_ROWS), a.flatten(0, 1).split(_ROWS), strict=True)
         for part_g, part_a in parts:
             into.addmm_(part_g.t(), part_a)
+
+    def sum_of(self, index: int) -> Tensor:
+        """Return Σ_i gradient_i, as a backward pass of torch does."""
+        g = self.output_gradient.flatten(0, -2)
+        return g.sum(0) if index == self.bias else torch.mm(g.t(), self.input.flatten(0, -2))
 
     @property
     def on_vectors(self) -> bool:
@@ -119,10 +124,8 @@ class LinearUse(Use):
     @property
     def _single(self) -> bool:
         """Whether each example is one vector."""
-        return (
-            self.output_gradient.numel()
-            == len(self.output_gradient) * self.output_gradient.shape[-1]
-        )
+        shape = self.output_gradient.shape
+        return len(shape) == 2 or shape[1:-1].numel() == 1
 
     @property
     def _little(self) -> bool:
@@ -132,7 +135,7 @@ class LinearUse(Use):
     def scaled_by(self, factors: Tensor) -> Tensor:
         """Return factor_i · g_i (n, out), computed once for weight and bias."""
         if self._scaled is None or self._scaled[0] is not factors:
-            scaled = self.output_gradient.flatten(1) * factors.unsqueeze(1)
+            scaled = _flat(self.output_gradient) * factors.unsqueeze(1)
             self._scaled = factors, scaled
         return self._scaled[1]
 
@@ -151,6 +154,10 @@ class LinearUse(Use):
         if values.ndim == 3:
             return values
         return values.reshape(len(values), values.shape[1:-1].numel(), values.shape[-1])
+
+
+def _flat(values: Tensor) -> Tensor:
+    return values if values.ndim == 2 else values.flatten(1)
 
 
 def _relative_rounding(g: Tensor) -> float:

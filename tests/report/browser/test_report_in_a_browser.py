@@ -74,6 +74,18 @@ def test_sorts_by_every_column_both_ways(make_run, page_of):
         assert sorted_now == 1
 
 
+def test_the_number_of_a_client_stands_beside_its_figures(make_run, page_of, private_client):
+    spends = [private_client(n, 100, 1.0 + n, 5) for n in range(3)]
+    spends[2]["withdrawn_round"] = 3  # with the largest ε: a note that takes several lines
+    page = page_of(make_run(clients=spends, rounds=5), width=700)
+    row = "document.querySelectorAll('#clients tbody tr')[2]"
+    tops = page.js(
+        f"[...{row}.children].map((e) => {{ const r = document.createRange();"
+        " r.selectNodeContents(e); return r.getBoundingClientRect().top; })"
+    )
+    assert max(tops) - min(tops) < 2
+
+
 def test_first_click_on_epsilon_shows_the_largest(make_run, page_of):
     directory = make_run(clients=30)
     page = page_of(directory)

@@ -1,0 +1,165 @@
+"""fedsim's engines: server, grid, messages, accounts and ledger on disk, all included."""
+
+import pickle
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from contenders.base import Contender, Work
+from contenders.turns import Turns
+from fedsim.experiment import load_experiment
+from fedsim.federation import Federation, assemble
+from fedsim.server.app import call_roll, run_round
+from fedsim.server.privacy_book import PrivacyBook
+from fedsim.server.strategies import FedAvg
+from fedsim.simulation.engines import engine_for
+from fedsim.simulation.flower_internals import server_identity
+from fedsim.simulation.local_grid import LocalGrid
+from fedsim.simulation.memory import frozen_objects, keep_freed_memory
+
+_PLUG_IN = """
+import numpy as np
+import pickle
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def load(seed=0):
+    x, y = np.load(HERE / "x.npy"), np.load(HERE / "y.npy")
+    return x, y, x[:64], y[:64]
+
+def build():
+    return pickle.loads((HERE / "model.pickle").read_bytes())
+"""
+
+
+class LocalEngine(Contender):
+    """The rounds of a federation in one process.
+
+    Args:
+        cohort: `runtime.cohort`.
+    """
+
+    def __init__(self, cohort: Literal["auto", "off"] = "auto") -> None:
+        self._cohort = cohort
+        self.name = "fedsim" if cohort == "auto" else "fedsim, one by one"
+
+    def prepare(self, work: Work) -> None:
+        """Get ready for the first round; not timed."""
+        keep_freed_memory()
+        self._open = ExitStack()
+        folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
+        federation = federation_of(work, folder, {"cohort": self._cohort})
+        self._open.enter_context(frozen_objects())
+        self._open.enter_context(server_identity(1))
+        app = federation.client_app(in_process=True, ledger=None)
+        self._server = _Server(federation, LocalGrid(app, work.clients))
+
+    def round(self) -> None:
+        """Do one round: every client is charged and trains, the server averages and accounts."""
+        self._server.round()
+
+    def close(self) -> None:
+        """Give back what `prepare` took."""
+        self._open.close()
+
+
+class RayWorkers(Contender):
+    """The rounds of a federation on worker processes.
+
+    Args:
+        workers: `runtime.workers`.
+    """
+
+    def __init__(self, workers: int) -> None:
+        import ray  # noqa: F401  left out without it
+
+        self._workers = workers
+        self.name = f"fedsim, ray, {workers} worker{'s' if workers > 1 else ''}"
+
+    def prepare(self, work: Work) -> None:
+        """Get ready for the first round; not timed."""
+        self._open = ExitStack()
+        folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
+        runtime = {"engine": "ray", "workers": self._workers}
+        federation = federation_of(work, folder, runtime)
+        clients = federation.client_app(in_process=False, ledger=folder / "ledger.jsonl")
+        engine = engine_for(federation.experiment.runtime)
+
+        def body(turns: Turns) -> None:
+            app = ServerApp()
+
+            @app.main()
+            def main(grid: Grid, context: Context) -> None:
+                server = _Server(federation, grid)
+                while turns.go_on():
+                    server.round()
+                    turns.done()
+
+            engine.execute(app, clients, work.clients)
+
+        self._turns = Turns(body)
+
+    def round(self) -> None:
+        """Do one round: every client is charged and trains, the server averages and accounts."""
+        self._turns.round()
+
+    def close(self) -> None:
+        """Give back what `prepare` took."""
+        self._turns.stop()
+        self._open.close()
+
+
+class _Server:
+    """The server of a federation, one round at a time."""
+
+    def __init__(self, federation: Federation, grid: Grid) -> None:
+        self._grid = grid
+        self._book = None if federation.plans is None else PrivacyBook("pld")
+        self._strategy = FedAvg(
+            settings=federation.experiment.federation,
+            participation=federation.participation,
+            roster=call_roll(grid, federation.num_clients, patience=60.0),
+            book=self._book,
+        )
+        self._arrays, self._round = federation.initial_arrays(), 0
+
+    def round(self) -> None:
+        """Do the next round."""
+        self._round += 1
+        result = run_round(
+            self._strategy, self._grid, self._round, self._arrays, lambda _: {}, self._book
+        )
+        if result.failed:
+            raise RuntimeError(f"clients failed: {result.failed[0].reason}")
+        self._arrays = result.arrays
+
+
+def federation_of(work: Work, folder: Path, runtime: Mapping[str, object]) -> Federation:
+    """Return the federation that does some work, with its ledger and its files in `folder`."""
+    work.save_data(folder)
+    (folder / "model.pickle").write_bytes(pickle.dumps(work.build()))
+    (folder / "work.py").write_text(_PLUG_IN)
+    content: dict[str, object] = {
+        "name": "benchmark",
+        "data": {
+            "dataset": "./work.py:load",
+            "partition": {"scheme": "iid", "num_clients": work.clients},
+        },
+        "model": {"name": "./work.py:build"},
+        "federation": {"rounds": 1000},
+        "local": {
+            "steps": work.steps,
+            "batch_size": work.batch,
+            "optimizer": {"name": "sgd", "lr": work.lr},
+        },
+        "runtime": {"device": "cpu", **runtime},
+    }
+    if work.private:
+        content["privacy"] = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
+    return assemble(load_experiment(content, base=folder), ledger=folder / "ledger.jsonl")

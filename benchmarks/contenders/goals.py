@@ -1,0 +1,61 @@
+"""What fedsim wants to be: ratios of time between two contenders, and whether they were reached."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One contender's time for a client's round over another's.
+
+    Attributes:
+        clock: wall or processor.
+        limit: the most that the ratio may be, or with `least` the least.
+    """
+
+    model: str
+    private: bool
+    one: str
+    other: str
+    limit: float
+    least: bool = False
+    clock: str = "processor"
+    clients: int | None = None
+
+    def lines(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        """Yield a line for each number of clients for which both were measured."""
+        times: dict[int, dict[str, Mapping[str, Any]]] = {}
+        for row in rows:
+            if (row["model"], row["private"]) == (self.model, self.private):
+                times.setdefault(row["clients"], {})[row["contender"]] = row
+        for clients, by in times.items():
+            if self.one not in by or self.other not in by or self.clients not in (None, clients):
+                continue
+            ratio = by[self.one][self.clock] / by[self.other][self.clock]
+            met = ratio >= self.limit if self.least else ratio <= self.limit
+            yield (
+                f"{self.model}, {clients} clients, {'private' if self.private else 'not private'}: "
+                f"{by[self.one]['name']} / {by[self.other]['name']} = {ratio:.2f} of {self.clock} "
+                f"time (goal {'at least' if self.least else 'at most'} {self.limit:g}: "
+                f"{'met' if met else 'NOT met'})"
+            )
+
+
+_GOALS = (
+    Goal("mlp", True, "fedsim", "bare", 1.6, clients=50),
+    Goal("cnn", True, "fedsim", "bare", 1.4, clients=50),
+    Goal("mlp", False, "fedsim", "bare", 1.15, clients=50),
+    Goal("cnn", False, "fedsim", "bare", 1.15, clients=50),
+    Goal("mlp", True, "flower-opacus", "fedsim", 30, least=True, clock="wall"),
+    Goal("cnn", True, "flower-opacus", "fedsim", 7, least=True, clock="wall"),
+    Goal("mlp", False, "pfl", "fedsim", 1, least=True),
+    Goal("cnn", False, "pfl", "fedsim", 1, least=True),
+    Goal("small", True, "fedsim-alone", "fedsim", 5, least=True, clients=1000),
+    Goal("cnn", True, "fedsim-ray-1", "fedsim-ray-2", 1.7, least=True, clock="wall"),
+)
+
+
+def goals(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each goal that the rows tell something about."""
+    return [line for goal in _GOALS for line in goal.lines(rows)]

@@ -1,0 +1,55 @@
+"""What an experiment reaches for when it runs: code that it executes and files that it reads.
+
+An experiment file may come from somebody else. Nothing of this is imported or opened here, so a
+person can look before anything happens.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsim.data.settings import FileDataset
+from fedsim.experiment.load import LoadedExperiment
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What an experiment names.
+
+    Attributes:
+        code: plug-ins that it runs, as they are written.
+        files: files that it reads, plug-in files included, with links resolved.
+        outside: those of `files` that are not below the experiment's directory.
+    """
+
+    code: tuple[str, ...]
+    files: tuple[Path, ...]
+    outside: tuple[Path, ...]
+
+    def lines(self) -> list[str]:
+        """Return it in words, a line for each kind; nothing for what built-in names cover."""
+        kinds = (
+            ("runs the code of", self.code),
+            ("reads", self.files),
+            ("outside of the experiment's directory", self.outside),
+        )
+        return [f"  {what}: {', '.join(map(str, names))}" for what, names in kinds if names]
+
+
+def footprint(loaded: LoadedExperiment) -> Footprint:
+    """Return what an experiment would execute and read."""
+    experiment = loaded.experiment
+    dataset = experiment.data.dataset
+    code = [name for name in (experiment.model.name, experiment.model.loss) if ":" in name]
+    named = []
+    if isinstance(dataset, FileDataset):
+        named.append(dataset.path)
+    elif ":" in dataset:
+        code.append(dataset)
+    if experiment.privacy is not None:
+        named += [one.csv for one in experiment.privacy.clients.values() if one.csv is not None]
+    sources = [name.rpartition(":")[0] for name in code]
+    named += [source for source in sources if source.endswith(".py")]
+    files = tuple((loaded.base / Path(name).expanduser()).resolve() for name in named)
+    home = loaded.base.resolve()
+    outside = tuple(path for path in files if not path.is_relative_to(home))
+    return Footprint(tuple(code), files, outside)

@@ -1,0 +1,63 @@
+"""What a run was made from, as digests: so that it is continued from the same, or not at all.
+
+An experiment file names data, plug-ins and tables by path, and what is there may change. A resumed
+run with other data would keep charges for examples that it no longer trains on.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from fedsim.data import Examples
+from fedsim.federation import Federation
+from fedsim.run_directory import RunDirectoryError
+from fedsim.server.protocol import digest
+
+_WHAT = {
+    "data": "the data, or how they are divided among the clients,",
+    "model": "the initial model",
+    "privacy": "a client's noise, δ or target",
+}
+
+
+def fingerprint(federation: Federation) -> dict[str, str]:
+    """Return the digests of the data, the initial model and every client's mechanism.
+
+    How many rounds are planned is no part of them.
+    """
+    examples = (federation.data.test, *federation.data.clients)
+    return {
+        "data": _sha256(part for each in examples for part in _bytes_of(each)),
+        "model": digest(federation.initial_arrays()),
+        "privacy": _sha256(
+            repr((plan.step, plan.delta, plan.target_epsilon, plan.secure_noise)).encode()
+            for plan in federation.plans or ()
+        ),
+    }
+
+
+def refuse_other_inputs(before: Mapping[str, str], federation: Federation) -> None:
+    """Check that a run is continued with what it was begun with.
+
+    Raises:
+        RunDirectoryError: something differs; the message names it.
+    """
+    for name, now in fingerprint(federation).items():
+        if before.get(name) != now:
+            raise RunDirectoryError(
+                f"{_WHAT[name]} changed since the run began, though the experiment names the same: "
+                "a run is continued as it was; start a new one in another --out"
+            )
+
+
+def _bytes_of(examples: Examples) -> Iterable[bytes]:
+    for array in (examples.features, examples.targets):
+        yield f"{array.dtype}{array.shape}".encode()
+        yield array.tobytes()
+
+
+def _sha256(parts: Iterable[bytes]) -> str:
+    state = hashlib.sha256()
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.hexdigest()

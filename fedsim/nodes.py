@@ -1,0 +1,62 @@
+"""The nodes of a federation: clients, and behind them the helpers of secure aggregation.
+
+Node number `num_clients` is helper 1. A helper is code of the server's side; that it runs in the
+same process as clients is part of the simulation.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedsim.clients.app import partition_of
+from fedsim.clients.many import ManyClientsApp, Request
+from fedsim.experiment import Experiment
+from fedsim.server.secure_helper import make_helper_app
+
+
+def num_helpers(experiment: Experiment) -> int:
+    """Return how many nodes are helpers."""
+    settings = experiment.secure_aggregation
+    return 0 if settings is None else settings.helpers
+
+
+def with_helpers(clients: ClientApp, experiment: Experiment) -> ClientApp:
+    """Return an app that is any node of the federation: a client, or a helper.
+
+    Without helpers, it is the clients' app itself.
+    """
+    settings = experiment.secure_aggregation
+    if settings is None or not settings.helpers:
+        return clients
+    first = experiment.data.partition.num_clients
+    helper = make_helper_app(settings, lambda context: partition_of(context) - first + 1)
+    kind = _ManyNodes if isinstance(clients, ManyClientsApp) else _Nodes
+    return kind(clients, helper, first)
+
+
+class _Nodes(ClientApp):
+    def __init__(self, clients: ClientApp, helper: ClientApp, num_clients: int) -> None:
+        super().__init__()
+        self._clients, self._helper = clients, helper
+        self._num_clients = num_clients
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message as the node that the context names."""
+        is_client = partition_of(context) < self._num_clients
+        return (self._clients if is_client else self._helper)(message, context)
+
+
+class _ManyNodes(_Nodes):
+    """As `_Nodes`, where clients can be asked together; helpers are never asked to train."""
+
+    _clients: ManyClientsApp
+
+    @property
+    def group_size(self) -> int:
+        """The most requests in one group."""
+        return self._clients.group_size
+
+    def answer_many(self, requests: Sequence[Request]) -> Iterator[Message | Exception]:
+        """Yield the clients' answers, in the order of the requests."""
+        return self._clients.answer_many(requests)

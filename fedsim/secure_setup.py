@@ -1,0 +1,42 @@
+"""Secure aggregation of an experiment, as far as all its parties must agree on it."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from fedsim.clients.secure_channel import SecureChannel
+from fedsim.experiment import Experiment
+from fedsim.server.secure_aggregation.encoding import FixedPointEncoder
+from fedsim.server.secure_aggregation.layout import TensorLayout
+from fedsim.server.secure_aggregation.payload import PayloadCodec
+
+
+def secure_channel(
+    experiment: Experiment, state: Mapping[str, Tensor], sizes: Sequence[int]
+) -> SecureChannel | None:
+    """Return how clients send their updates; None where they are sent in clear.
+
+    Args:
+        experiment: with or without `secure_aggregation`.
+        state: the model's names and tensors.
+        sizes: the examples of every client.
+
+    Raises:
+        ValueError: a client weighs more than `max_weight`.
+    """
+    settings = experiment.secure_aggregation
+    if settings is None:
+        return None
+    weighted = experiment.federation.weighting == "examples"
+    clients = experiment.federation.clients_per_round or len(sizes)
+    encoder = FixedPointEncoder.from_settings(settings, clients=clients, weighted=weighted)
+    if weighted and max(sizes) > encoder.max_weight:
+        raise ValueError(
+            f"client {sizes.index(max(sizes))} has {max(sizes)} examples, but "
+            f"secure_aggregation.max_weight is {encoder.max_weight}; raise it, or use "
+            "federation.weighting: uniform"
+        )
+    layout = TensorLayout.from_arrays({name: one.cpu().numpy() for name, one in state.items()})
+    return SecureChannel(
+        settings, PayloadCodec(encoder, layout, settings.metrics), weighted, experiment.seed
+    )

@@ -1,0 +1,139 @@
+"""The keys of a settings class as rows: key, values, default, meaning. Read off its JSON Schema."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedsim.server.settings import Settings
+
+Schema = dict[str, Any]
+
+_TYPES = {
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    "boolean": "true or false",
+    "null": "null",
+    "object": "mapping",
+    "array": "list",
+}
+_BOUNDS = (
+    ("exclusiveMinimum", "> {}"),
+    ("minimum", "≥ {}"),
+    ("exclusiveMaximum", "< {}"),
+    ("maximum", "≤ {}"),
+    ("maxLength", "at most {} characters"),
+    ("pattern", "`{}`"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One key.
+
+    Attributes:
+        key: its path, `privacy.clients.NAME.delta`; `[]` is an element of a list.
+        values: its type and range.
+        default: as YAML; "required" where there is none.
+        meaning: what it is for.
+        only_with: the choice that it belongs to, `scheme: dirichlet`; empty for all.
+    """
+
+    key: str
+    values: str
+    default: str
+    meaning: str
+    only_with: tuple[str, ...] = ()
+
+
+def rows_of(settings: type[Settings], path: str = "") -> list[Row]:
+    """Return every key of a settings class, those of its sections included."""
+    schema = settings.model_json_schema()
+    return list(_properties(schema, schema.get("$defs", {}), path))
+
+
+def _properties(schema: Schema, definitions: Schema, path: str) -> Iterator[Row]:
+    required = schema.get("required", ())
+    for name, one in schema.get("properties", {}).items():
+        key = f"{path}.{name}" if path else name
+        yield Row(
+            key=key,
+            values=_values(one, definitions),
+            default="required" if name in required else _default(one),
+            meaning=one.get("description") or _which(one),
+        )
+        yield from _inside(one, definitions, key)
+
+
+def _which(schema: Schema) -> str:
+    chosen = schema.get("discriminator", {}).get("propertyName")
+    return "" if chosen is None else f"which one is said by `{chosen}`"
+
+
+def _inside(schema: Schema, definitions: Schema, key: str) -> Iterator[Row]:
+    """Yield the keys below a key: of a section, a choice of sections, a list or a mapping."""
+    schema = _resolved(schema, definitions)
+    if "discriminator" in schema:
+        yield from _choices(schema, definitions, key)
+        return
+    for one in schema.get("anyOf", ()):
+        yield from _inside(one, definitions, key)
+    if "items" in schema:
+        yield from _inside(schema["items"], definitions, f"{key}[]")
+    if isinstance(schema.get("additionalProperties"), dict):
+        yield from _inside(schema["additionalProperties"], definitions, f"{key}.NAME")
+    yield from _properties(schema, definitions, key)
+
+
+def _choices(schema: Schema, definitions: Schema, key: str) -> Iterator[Row]:
+    """Yield the keys of sections of which one is chosen, equal ones once."""
+    name = schema["discriminator"]["propertyName"]
+    sections = [_resolved(one, definitions) for one in schema["oneOf"]]
+    found: dict[Row, list[str]] = {}
+    for section in sections:
+        values = section["properties"][name]
+        chosen = values.get("enum", [values.get("const")])
+        for row in _properties(section, definitions, key):
+            same = replace(row, values="") if row.key == f"{key}.{name}" else row
+            found.setdefault(same, []).extend(f"{name}: {value}" for value in chosen)
+    every = max(len(choices) for choices in found.values())
+    for row, choices in found.items():
+        if row.key == f"{key}.{name}":
+            names = " or ".join(f"`{choice.split(': ')[1]}`" for choice in choices)
+            yield replace(row, values=names)
+        else:
+            yield row if len(choices) == every else replace(row, only_with=tuple(choices))
+
+
+def _resolved(schema: Schema, definitions: Schema) -> Schema:
+    if "$ref" not in schema:
+        return schema
+    return definitions[schema["$ref"].rsplit("/", 1)[1]]
+
+
+def _values(schema: Schema, definitions: Schema) -> str:
+    schema = _resolved(schema, definitions)
+    parts = schema.get("anyOf") or schema.get("oneOf")
+    if parts:
+        return " or ".join(dict.fromkeys(_values(part, definitions) for part in parts))
+    if "const" in schema or "enum" in schema:
+        return " or ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
+    kind = _TYPES.get(schema.get("type", ""), "any")
+    if kind == "list":
+        kind = f"list of: {_values(schema['items'], definitions)}"
+    bounds = [text.format(_number(schema[key])) for key, text in _BOUNDS if key in schema]
+    return f"{kind} ({', '.join(bounds)})" if bounds else kind
+
+
+def _number(value: object) -> str:
+    return "2^63" if value == 2**63 else str(value)
+
+
+def _default(schema: Schema) -> str:
+    if "default" not in schema:
+        return "required"
+    value = schema["default"]
+    if isinstance(value, dict) and value:
+        return "its own defaults"
+    return f"`{value}`" if isinstance(value, str) else f"`{json.dumps(value)}`"

@@ -1,0 +1,262 @@
+"""What secure aggregation hid in a run, from whom, and what it does not change."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.aggregate_view import (
+    RoundView,
+    UploadTerms,
+    aggregate_view,
+    failed_conditions,
+)
+from fedsim.report.figures import delta_text, epsilon_text
+from fedsim.statement.facts import Facts
+from fedsim.statement.sentence import Sentence, counted, span
+
+_NOT_DP = (
+    "Secure aggregation is not differential privacy: every ε here is that of a client's own noise, "
+    "and none is lower for it."
+)
+_SAME = 1e-6  # relative: the same accountant on another machine
+_HIDING = ("additive", "secagg", "secagg_plus")
+
+
+def hides_updates(facts: Facts) -> bool:
+    """Return whether a protocol ran that hides single updates from the server."""
+    return (facts.secure_aggregation or {}).get("protocol") in _HIDING
+
+
+class SecureAggregation(Sentence):
+    """What the server saw, and what that rests on."""
+
+    point, kind, title = "threat model", "fact", "Secure aggregation"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Return whether a protocol ran that hides single updates."""
+        return hides_updates(facts)
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        return " ".join(
+            [
+                f"Updates were added up by the protocol {self.values.get('protocol')}: the server "
+                "saw the sum of weighted updates, the sum of weights, who took part and when, and "
+                "no single update.",
+                *_trust(self.values),
+                *_rounds(self.values),
+                *_exactness(self.values),
+                _NOT_DP,
+            ]
+        )
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """What is recorded of it."""
+        return dict(self.facts.secure_aggregation or {})
+
+
+class NothingHidden(Sentence):
+    """The control arm: the numbers of secure aggregation without its cryptography."""
+
+    point, kind, title = "threat model", "fact", "Secure aggregation without cryptography"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Return whether secure aggregation was asked for, and nothing was hidden."""
+        return facts.secure_aggregation is not None and not hides_updates(facts)
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        return (
+            f"Updates were quantised and added up in clear (protocol "
+            f"{self.values.get('protocol')}, a control arm): the server saw each of them. "
+            + _NOT_DP
+        )
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """What is recorded of it."""
+        return dict(self.facts.secure_aggregation or {})
+
+
+class PartiesOnOneHost(Sentence):
+    """A simulation has one operator, who could put all shares together."""
+
+    point, kind, title = "limit", "limit", "Non-collusion is simulated"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Return whether hiding rests on parties that one operator ran."""
+        recorded = facts.secure_aggregation or {}
+        return hides_updates(facts) and bool(recorded.get("simulated_non_collusion"))
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        return (
+            "All parties of secure aggregation ran in one simulation. The protocol was real, every "
+            "message of it; that its parties do not collude was simulated. It gives no protection "
+            "from clients that send false updates."
+        )
+
+
+class AggregateView(Sentence):
+    """The second, smaller figure: against somebody who sees sums only."""
+
+    point, kind, title = "result", "claim", "Against somebody who sees only the sums"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Return whether theorem B holds for what ran, and gives the recorded figure again."""
+        view, mechanism = _view(facts), facts.mechanism
+        if not (facts.bounded and hides_updates(facts)) or mechanism is None:
+            return False
+        epsilon, terms = view.get("epsilon"), _terms(view)
+        if not isinstance(epsilon, float) or terms is None or failed_conditions(terms):
+            return False
+        if (facts.secure_aggregation or {}).get("clipped") != 0:
+            return False
+        ran = (mechanism.sampling, mechanism.noise, mechanism.clipping)
+        if (terms.sampling, terms.noise, terms.clipping) != ran or epsilon > facts.epsilon:
+            return False
+        if not _is_of_its_client(view, facts):
+            return False
+        found = _recomputed(view, terms, mechanism.accountant, mechanism.adjacency)
+        return found is not None and found <= epsilon * (1 + _SAME)
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        view = self.values
+        return (
+            f"Against an adversary who {view['adversary']}, the largest ε is "
+            f"{epsilon_text(view['epsilon'])} at δ = {delta_text(view['delta'])} (theorem B: one "
+            "noisy step in a round, whose noise adds up over the clients of the sum; idealised to "
+            "real numbers). It is no replacement for the guarantee, which holds against everybody."
+        )
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """What is recorded of it."""
+        return _view(self.facts)
+
+
+class NoAggregateView(Sentence):
+    """Why hiding among others gives no smaller figure here."""
+
+    point, kind, title = "limit", "limit", "No smaller ε for hiding among others"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Return whether it is recorded that theorem B does not hold."""
+        return facts.private and _view(facts).get("epsilon") == "not_claimed"
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        return (
+            "For an adversary who sees only sums of updates, no smaller ε is claimed: "
+            f"{_view(self.facts).get('reason')}."
+        )
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """What is recorded of it."""
+        return _view(self.facts)
+
+
+def _trust(recorded: Mapping[str, Any]) -> list[str]:
+    trust = recorded.get("trust")
+    return [f"This rests on: {trust['privacy_requires']}."] if isinstance(trust, dict) else []
+
+
+def _rounds(recorded: Mapping[str, Any]) -> list[str]:
+    parties, rounds = recorded.get("parties"), recorded.get("rounds")
+    if not isinstance(parties, dict) or not isinstance(rounds, dict):
+        return []
+    survivors = parties["survivors_per_round"]
+    said = []
+    if survivors:
+        said = [f"{counted(len(survivors), 'sum')} of {span(survivors)} clients were opened."]
+    if rounds["aborted"]:
+        said.append(f"{counted(rounds['aborted'], 'round')} could not be opened and stay charged.")
+    return said
+
+
+def _exactness(recorded: Mapping[str, Any]) -> list[str]:
+    encoding = recorded.get("encoding")
+    if not isinstance(encoding, dict):
+        return []
+    return [
+        "Every mean equals that of the quantised updates bit for bit, and that of real numbers to "
+        f"within {delta_text(encoding['max_abs_error'])} in each coordinate."
+    ]
+
+
+def _view(facts: Facts) -> dict[str, Any]:
+    view = (facts.secure_aggregation or {}).get("aggregate_view")
+    return dict(view) if isinstance(view, dict) else {}
+
+
+def _terms(view: Mapping[str, Any]) -> UploadTerms | None:
+    try:
+        return UploadTerms(**view["terms"])
+    except (KeyError, TypeError):
+        return None
+
+
+def _is_of_its_client(view: Mapping[str, Any], facts: Facts) -> bool:
+    """Return whether the figure covers every round that its client was charged for, as charged."""
+    for client in facts.clients:
+        if client.client == view.get("client"):
+            own = (client.sampling_rate, client.delta)
+            rounds = view.get("noise_multipliers")
+            pairs = rounds if isinstance(rounds, list) else []
+            return (view.get("sampling_rate"), view.get("delta")) == own and (
+                sum(count for _, count in pairs) == client.rounds
+            )
+    return False
+
+
+def _recomputed(
+    view: Mapping[str, Any], terms: UploadTerms, accountant: str, adjacency: str
+) -> float | None:
+    try:
+        pairs = tuple((float(z), int(count)) for z, count in view["noise_multipliers"])
+        rate, delta = float(view["sampling_rate"]), float(view["delta"])
+        return _epsilon(terms, pairs, rate, delta, accountant, adjacency)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+@lru_cache(maxsize=16)
+def _epsilon(
+    terms: UploadTerms,
+    pairs: tuple[tuple[float, int], ...],
+    sampling_rate: float,
+    delta: float,
+    accountant: AccountantName,
+    adjacency: Adjacency,
+) -> float | None:
+    views = [
+        view for z, count in pairs for view in [RoundView(sensitivity=1.0, noise=(z,))] * count
+    ]
+    return aggregate_view(
+        terms,
+        views,
+        sampling_rate=sampling_rate,
+        delta=delta,
+        accountant=accountant,
+        adjacency=adjacency,
+    ).epsilon
+
+
+FACTS: tuple[type[Sentence], ...] = (SecureAggregation, NothingHidden)
+RESULT: tuple[type[Sentence], ...] = (AggregateView,)
+LIMITS: tuple[type[Sentence], ...] = (PartiesOnOneHost, NoAggregateView)

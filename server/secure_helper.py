@@ -1,0 +1,66 @@
+"""A helper node as a Flower ClientApp: it opens seeds that clients sealed to it, and sums them."""
+
+from collections.abc import Callable
+
+from flwr.app import ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+
+from fedsim.server.protocol import ROLL_CALL, Identity, roll_call_reply
+from fedsim.server.secure_aggregation import wire
+from fedsim.server.secure_aggregation.errors import SecureAggregationError
+from fedsim.server.secure_aggregation.helper import Helper, HelperState
+from fedsim.server.secure_aggregation.messages import CombineRequest, Hello
+from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
+from fedsim.server.secure_protocol import COMBINE, HELLO, answer, from_records
+
+STATE = "secagg-helper"
+
+
+def make_helper_app(
+    settings: SecureAggregationSettings, number_of: Callable[[Context], int]
+) -> ClientApp:
+    """Return the app of a node that is an aggregator beside the server.
+
+    Guarantee: what the helper remembers is written to `Context.state` before its answer leaves,
+    and errors are answered, not raised, since an engine may throw the state of an app away that
+    raised, and with it that a round was answered.
+
+    Args:
+        settings: the helper's own settings.
+        number_of: the number of the helper, ≥ 1, that a node is.
+    """
+    app = ClientApp()
+
+    @app.query(ROLL_CALL)
+    def roll_call(message: Message, context: Context) -> Message:
+        return roll_call_reply(Identity(number_of(context), "helper"), message)
+
+    @app.query(HELLO)
+    def hello(message: Message, context: Context) -> Message:
+        return _answered(
+            lambda helper: helper.hello(from_records(Hello, message.content)), message, context
+        )
+
+    @app.query(COMBINE)
+    def combine(message: Message, context: Context) -> Message:
+        return _answered(
+            lambda helper: helper.combine(from_records(CombineRequest, message.content)),
+            message,
+            context,
+        )
+
+    def _answered(ask: Callable[[Helper], object], message: Message, context: Context) -> Message:
+        try:
+            helper = Helper(helper=number_of(context), settings=settings, state=_state(context))
+            reply = ask(helper)
+            context.state[STATE] = ConfigRecord({**helper.state.to_record()})
+        except SecureAggregationError as error:
+            reply = wire.refuse(error)
+        return answer(reply, message)
+
+    return app
+
+
+def _state(context: Context) -> HelperState | None:
+    record = context.state.config_records.get(STATE)
+    return None if record is None else HelperState.from_record(dict(record))

@@ -1,0 +1,168 @@
+"""Chains: what they record is, to the bit, what a tape records; what is no chain is not taken."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.parametrizations import weight_norm
+
+from fedsim.clients.dp_sgd.chain import chain_of, loss_gradient
+from fedsim.clients.dp_sgd.clipping import FlatClipping
+from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.clients.dp_sgd.per_example import BookKeeping
+from fedsim.clients.settings import LocalSettings, SgdSettings
+from fedsim.clients.training import StreamKey, train_plain
+from fedsim.models.losses import cross_entropy
+
+
+def mlp() -> nn.Module:
+    layers = [nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 9, bias=False)]
+    return nn.Sequential(*layers, nn.Sequential(nn.Tanh(), nn.Linear(9, 7)), nn.Identity())
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, stride=(2, 1), padding=1),
+        nn.GroupNorm(2, 8),
+        nn.Sigmoid(),
+        nn.MaxPool2d((2, 3), stride=(1, 2)),
+        nn.Conv2d(8, 4, 2, groups=2, bias=False),
+        nn.GroupNorm(1, 4, affine=False),
+        nn.Flatten(),
+        nn.Linear(4 * 2 * 2, 7),
+    )
+
+
+def partly_frozen() -> nn.Module:
+    model = cnn()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in ("1.bias", "4.weight", "7.weight"))
+    return model
+
+
+def hooked() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 7))
+    model[1].register_forward_hook(lambda *_: None)
+    return model
+
+
+def tied() -> nn.Module:
+    shared = nn.Linear(64, 64)
+    return nn.Sequential(nn.Flatten(), shared, nn.ReLU(), shared)
+
+
+class Doubled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def changed() -> nn.Module:
+    layer = nn.Linear(64, 7)
+    layer.forward = lambda input: functional.linear(2 * input, layer.weight, layer.bias)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def lot() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(13, 1, 8, 8, generator=generator)
+    return x, torch.randint(0, 7, (13,), generator=generator)
+
+
+@pytest.mark.parametrize("make", [mlp, cnn, partly_frozen])
+def test_a_chain_records_what_a_tape_records(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, (x, y) = make(), lot()
+    by_chain = BookKeeping(model, cross_entropy)
+    by_tape = BookKeeping(model, lambda o, t: functional.cross_entropy(o, t, reduction="none"))
+    chain, by_tape._chain = by_chain._chain, None
+    assert chain is not None
+    ours = by_chain.record(x, y)
+    theirs = [use for use in by_tape.record(x, y) if use.parameters]
+    assert [use.parameters for use in ours] == [use.parameters for use in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one.output_gradient, other.output_gradient)  # type: ignore[attr-defined]
+        assert one.input.shape == other.input.shape  # type: ignore[attr-defined]
+        if one.needs_input:  # type: ignore[attr-defined]
+            assert torch.equal(one.input, other.input)  # type: ignore[attr-defined]
+    sums = []
+    for way in (by_chain, by_tape):
+        into = torch.zeros_like(way.parameters.data)
+        clipping = FlatClipping(0.5)
+        way.add_clipped_sum(x, y, clipping, clipping.groups(way.parameters), into)
+        sums.append(into)
+    assert torch.equal(*sums)
+    assert sums[0].any()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        hooked,
+        tied,
+        changed,
+        lambda: nn.Sequential(nn.Flatten(), Doubled(64, 7)),
+        lambda: nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 7)),
+        lambda: nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(64, 7))),
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding="same"), nn.Flatten()),
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), nn.Flatten()),
+    ],
+)
+def test_whatever_may_do_something_else_is_no_chain(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    assert chain_of(model, FlatParameters(model).index) is None
+
+
+def test_a_hook_that_comes_later_is_called() -> None:
+    gradients, (x, y) = BookKeeping(mlp(), cross_entropy), lot()
+    seen: list[object] = []
+    gradients.record(x, y)
+    model = gradients.model
+    assert isinstance(model, nn.Sequential)
+    handle = model[1].register_forward_hook(lambda module, args, output: seen.append(output))
+    gradients.record(x, y)
+    assert len(seen) == 1
+    handle.remove()
+    gradients.record(x, y)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cross_entropy_knows_its_gradient_to_the_bit(weighted: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+    outputs = 30 * torch.randn(33, 10, generator=generator)
+    outputs[0, 3], outputs[1, 0] = torch.inf, torch.nan
+    targets = torch.randint(0, 10, (33,), generator=generator)
+    targets[2] = -100  # torch's mark of a target that does not count
+    weights = torch.rand(33, generator=generator) if weighted else None
+    parameters = FlatParameters(nn.Linear(1, 1))
+
+    def by_torch(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
+    ours = loss_gradient(cross_entropy, outputs, targets, parameters, weights)
+    theirs = loss_gradient(by_torch, outputs, targets, parameters, weights)
+    assert ours is not None
+    assert theirs is not None
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    soft = torch.softmax(torch.randn(33, 10, generator=generator), 1)
+    ours = loss_gradient(cross_entropy, outputs[3:], soft[3:], parameters)
+    theirs = loss_gradient(by_torch, outputs[3:], soft[3:], parameters)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_plain_training_by_hand_is_plain_training_by_torch(momentum: float) -> None:
+    torch.manual_seed(0)
+    one, (x, y) = mlp(), lot()
+    other = copy.deepcopy(one)
+    hand = other[1].register_forward_hook(lambda *_: None)  # type: ignore[index]
+    optimizer = SgdSettings(name="sgd", lr=0.3, momentum=momentum)
+    settings = LocalSettings(steps=5, batch_size=4, optimizer=optimizer)
+    for model in (one, other):
+        train_plain(model, cross_entropy, x, y, settings, StreamKey(0, 1, 2))
+    hand.remove()
+    for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(ours, theirs)

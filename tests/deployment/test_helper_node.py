@@ -1,0 +1,97 @@
+"""A SuperNode behind the clients is a helper: no data, no ledger, and one answer a round."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from flwr.app import Context, Message, MessageType, RecordDict
+
+from fedsim.deployment.client_app import NodeClient
+from fedsim.deployment.flower_app import write_app
+from fedsim.deployment.ledgers import LEDGER_TYPE
+from fedsim.experiment import load_experiment
+from fedsim.server.protocol import Identity, identity_of, roll_call_message
+from fedsim.server.secure_aggregation.errors import ReplayError
+from fedsim.server.secure_aggregation.messages import (
+    CombineReply,
+    CombineRequest,
+    Hello,
+    HelloReply,
+)
+from fedsim.server.secure_protocol import COMBINE, HELLO, from_records, question
+from fedsim.simulation.flower_internals import server_identity
+
+EXPERIMENT = {
+    "name": "helped",
+    "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},
+    "model": {"name": "logistic"},
+    "federation": {"rounds": 1},
+    "local": {"steps": 1, "batch_size": 8},
+    "secure_aggregation": {"aggregators": 3},
+}
+
+
+@pytest.fixture(autouse=True)
+def _server() -> Iterator[None]:
+    with server_identity(1):
+        yield
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(EXPERIMENT))
+    return tmp_path
+
+
+def context(number: int, state: Path) -> Context:
+    config: dict[str, str | float] = {"partition-id": number, "state": str(state)}
+    return Context(run_id=1, node_id=5, node_config=config, state=RecordDict(), run_config={})
+
+
+def test_nodes_behind_the_clients_are_helpers(directory: Path, tmp_path: Path) -> None:
+    for number, helper in ((3, 1), (4, 2)):
+        reply = NodeClient(directory)(roll_call_message(5), context(number, tmp_path))
+        assert identity_of(reply) == Identity(helper, "helper")
+    refused = NodeClient(directory)(roll_call_message(5), context(5, tmp_path))
+    assert "K from 0 to 4 ('helped' has 3 clients and 2 helpers), got 5" in str(
+        refused.error.reason
+    )
+
+
+def test_a_helper_keeps_its_key_and_answers_errors(directory: Path, tmp_path: Path) -> None:
+    node, own = NodeClient(directory), context(3, tmp_path)
+    settings = load_experiment(directory / "experiment.yaml").experiment.secure_aggregation
+    assert settings is not None
+    hello = Hello(run_id="r", params=settings.digest(), min_clients=3)
+    first, again = (
+        from_records(HelloReply, node(question(HELLO, hello, 5), own).content) for _ in range(2)
+    )
+    assert first == again
+    request = CombineRequest(
+        run_id="another",
+        round_nonce=bytes(16),
+        server_round=1,
+        layout="",
+        model="",
+        length=3,
+        release=True,
+        clients=(0, 1, 2),
+        envelopes=(b"", b"", b""),
+    )
+    reply = node(question(COMBINE, request, 5), own)
+    assert not reply.has_error()
+    with pytest.raises(ReplayError, match="say hello first"):
+        from_records(CombineReply, reply.content)
+
+
+def test_a_helper_has_no_ledger_and_does_not_train(directory: Path, tmp_path: Path) -> None:
+    node, own = NodeClient(directory), context(3, tmp_path)
+    ledger = node(Message(RecordDict(), 5, LEDGER_TYPE), own)
+    assert ledger.content.config_records["ledger"]["records"] == []
+    assert node(Message(RecordDict(), 5, MessageType.TRAIN), own).has_error()
+
+
+def test_the_app_waits_for_clients_and_helpers(directory: Path, tmp_path: Path) -> None:
+    loaded = load_experiment(directory / "experiment.yaml")
+    assert write_app(loaded, tmp_path / "app").clients == 5

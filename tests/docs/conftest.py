@@ -1,0 +1,223 @@
+"""Runs a page of the documents: its files are written, its commands run, their output compared.
+
+A fenced block whose first line is a comment with a file's name, such as `# first.yaml`, is that
+file. A `console` block is commands, each after `$ `, and what they print on standard output (of
+a command that fails: on standard error, too). A line `...` stands for any lines. `$ echo $?` shows
+the exit code of the command before; every other command must end with 0.
+
+Tolerances: a number of seconds may be any; an accuracy may differ by 0.6 percentage points and a
+loss by 2 %, since other processors add numbers in another order. Everything else is exact.
+
+With WRITE_DOCS=1 in the environment, output that is not cut by `...` is written into the page
+where it differs. Read the difference before committing it.
+"""
+
+import math
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fedsim.cli import main
+
+ROOT = Path(__file__).parent.parent.parent
+ACCURACY, LOSS = 0.6, 0.02
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"^# (\S+\.(?:yaml|py|csv|toml))\b.*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A command, and what the page says that it prints."""
+
+    command: str
+    output: str
+
+
+def blocks_of(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield language and text of every fenced block."""
+    for found in _FENCE.finditer(page.read_text(encoding="utf-8")):
+        yield found[1], found[2]
+
+
+def commands_of(block: str) -> Iterator[Shown]:
+    """Yield the commands of a console block; what stands before the first is not one."""
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        command, _, output = part.partition("\n")
+        yield Shown(command, output)
+
+
+def differs(shown: str, printed: str) -> str | None:
+    """Return how a page differs from what was printed, or None where it does not."""
+    first, *rest = (part.split() for part in re.split(r"^ *\.\.\.$", shown, flags=re.MULTILINE))
+    actual = printed.split()
+    if not _same(first, actual[: len(first)]):
+        return f"the page shows\n{shown}\nand this was printed:\n{printed}"
+    if not rest and len(first) != len(actual):
+        return f"more was printed than the page shows:\n{printed}"
+    place = len(first)
+    for number, chunk in enumerate(rest, start=1):
+        last = len(actual) - len(chunk)
+        starts = range(place, last + 1) if number < len(rest) else range(max(place, last), last + 1)
+        found = next((at for at in starts if _same(chunk, actual[at : at + len(chunk)])), None)
+        if found is None:
+            return f"the page shows\n{' '.join(chunk)}\nand this was printed:\n{printed}"
+        place = found + len(chunk)
+    return None
+
+
+def _same(shown: list[str], printed: list[str]) -> bool:
+    return len(shown) == len(printed) and all(
+        _alike(one, other, before, after)
+        for one, other, before, after in zip(
+            shown, printed, ["", *shown], [*shown[1:], ""], strict=False
+        )
+    )
+
+
+def _alike(shown: str, printed: str, before: str, after: str) -> bool:
+    if shown == printed:
+        return True
+    one, other = _number(shown), _number(printed)
+    if one is None or other is None:
+        return False
+    if after.rstrip(",;:.") == "s":
+        return True
+    if shown.rstrip(",;").endswith("%") and printed.rstrip(",;").endswith("%"):
+        return abs(one - other) <= ACCURACY
+    return before.endswith("loss") and math.isclose(one, other, rel_tol=LOSS)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.rstrip(",;").rstrip("%"))
+    except ValueError:
+        return None
+
+
+@dataclass
+class Terminal:
+    """Runs commands in one directory: `fedsim` in this process, everything else in a shell."""
+
+    directory: Path
+    capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch
+    code: int = 0
+
+    def __call__(self, command: str) -> str:
+        """Return what the command prints; its exit code is in `code`."""
+        if command == "echo $?":
+            return f"{self.code}\n"
+        first, *arguments = shlex.split(command)
+        if first == "fedsim" and arguments[-2:-1] == [">"]:
+            printed, errors = self._fedsim(arguments[:-2])
+            (self.directory / arguments[-1]).write_text(printed, encoding="utf-8")
+            printed = ""
+        elif first == "fedsim":
+            printed, errors = self._fedsim(arguments)
+        else:
+            printed, errors = self._shell(command)
+        return printed + (errors if self.code else "")
+
+    def _fedsim(self, arguments: list[str]) -> tuple[str, str]:
+        self.monkeypatch.setattr(sys, "argv", ["fedsim", *arguments])
+        self.capsys.readouterr()
+        self.code = 0
+        try:
+            main()
+        except SystemExit as end:
+            self.code = end.code if isinstance(end.code, int) else 1
+        captured = self.capsys.readouterr()
+        return captured.out, captured.err
+
+    def _shell(self, command: str) -> tuple[str, str]:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=self.directory,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self.code = done.returncode
+        return done.stdout, done.stderr
+
+
+RunPage = Callable[[str], None]
+
+
+@pytest.fixture
+def terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Terminal:
+    """A terminal of 80 columns in an empty directory, with `experiments/` beside it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    return Terminal(tmp_path, capsys, monkeypatch)
+
+
+@pytest.fixture
+def run_page(terminal: Terminal) -> RunPage:
+    """Return a function that runs a page from its first line to its last."""
+
+    def run(name: str) -> None:
+        page = ROOT / name
+        wrong, commands = [], 0
+        for language, text in blocks_of(page):
+            header = _FILE.match(text)
+            if header is not None and language != "console":
+                (terminal.directory / header[1]).write_text(text, encoding="utf-8")
+            if language != "console":
+                continue
+            new, shown = text, list(commands_of(text))
+            assert shown, f"{name}: a console block without a command:\n{text}"
+            for one, following in zip(shown, [*shown[1:], None], strict=True):
+                printed = terminal(one.command)
+                commands += 1
+                asked = following is not None and following.command == "echo $?"
+                if terminal.code != 0 and one.command != "echo $?" and not asked:
+                    wrong.append(f"$ {one.command}\nended with {terminal.code}:\n{printed}")
+                elif (found := differs(one.output, printed)) is not None:
+                    wrong.append(f"$ {one.command}\n{found}")
+                    new = new.replace(_as_shown(one), _as_printed(one, printed), 1)
+            _write(page, text, new)
+        assert commands
+        assert not wrong, f"{name}:\n" + "\n\n".join(wrong)
+
+    return run
+
+
+def _as_shown(shown: Shown) -> str:
+    return f"$ {shown.command}\n{shown.output}"
+
+
+def _as_printed(shown: Shown, printed: str) -> str:
+    if re.search(r"^ *\.\.\.$", shown.output, re.MULTILINE):
+        return _as_shown(shown)  # what to leave out is for people to say
+    lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
+    return "\n".join([f"$ {shown.command}", *lines, ""])
+
+
+def _write(page: Path, old: str, new: str) -> None:
+    if os.environ.get("WRITE_DOCS") == "1":
+        text = page.read_text(encoding="utf-8")
+        page.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+@pytest.fixture(name="differs")
+def _differs() -> Callable[[str, str], str | None]:
+    return differs
+
+
+@pytest.fixture(name="blocks_of")
+def _blocks_of() -> Callable[[Path], Iterator[tuple[str, str]]]:
+    return blocks_of

@@ -1,0 +1,150 @@
+"""Every command of the README runs, and every figure in it is what the run prints."""
+
+import csv
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from fedsim.cli import cli
+from fedsim.comparison.statistics import holm, mean_interval, paired_difference
+from fedsim.comparison.wording import difference_text, interval_text, p_text
+from fedsim.report.figures import epsilon_text
+
+ROOT = Path(__file__).parent.parent.parent
+README = ROOT / "README.md"
+RECORDED = ROOT / "tests" / "comparison" / "compare_digits.csv"
+pytestmark = pytest.mark.skipif(not README.exists(), reason="reads the documents of a checkout")
+
+Blocks = Callable[[Path], Iterator[tuple[str, str]]]
+Differs = Callable[[str, str], str | None]
+
+
+class Terminal(Protocol):
+    code: int
+
+    def __call__(self, command: str) -> str: ...
+
+
+# What FILE, RUN and DIR in the README's table stand for here; runs are short, and in this order.
+COMMANDS = {
+    "run": "fedsim run experiments/digits_dp.yaml privacy=null seed=1 federation.rounds=1 --out r",
+    "run --resume": "fedsim run experiments/digits_dp.yaml privacy=null seed=1 federation.rounds=2"
+    " --out r --resume",
+    "plan": "fedsim plan experiments/digits_dp.yaml",
+    "validate": "fedsim validate experiments/digits_dp.yaml",
+    "report": "fedsim report r",
+    "verify": "fedsim verify r",
+    "deploy": "fedsim deploy experiments/digits_dp.yaml --out app",
+    "list": "fedsim list",
+    "schema": "fedsim schema",
+}
+
+
+def test_the_first_command_ends_as_shown(
+    terminal: Terminal, blocks_of: Blocks, differs: Differs
+) -> None:
+    blocks = list(blocks_of(README))
+    command = blocks[0][1].rsplit("/bin/", 1)[1].strip()
+    (shown,) = [text for language, text in blocks if not language and "every client" in text]
+    printed = terminal(f"{command} --out r")
+    assert differs(f"...\n{shown}...\n", printed) is None, printed
+    assert "report.html" in printed
+
+
+def test_every_command_of_the_table_works(terminal: Terminal) -> None:
+    rows = re.findall(r"^\| `fedsim (\w+)([^`]*)` \|", README.read_text(), re.MULTILINE)
+    names = [f"{name} --resume" if "--resume" in rest else name for name, rest in rows]
+    assert sorted(names) == sorted({*COMMANDS, "compare"})
+    assert {name.split()[0] for name in names} == set(cli.commands)
+    for name, command in COMMANDS.items():
+        printed = terminal(command)
+        assert terminal.code == 0, f"{name}: {printed}"
+        assert printed
+    assert (Path("app") / "pyproject.toml").exists()
+
+
+def test_the_own_model_runs(terminal: Terminal) -> None:
+    printed = terminal("fedsim run experiments/custom_model.yaml federation.rounds=1 --out r")
+    assert "custom-model: completed after 1 round in" in printed
+    (spent,) = re.findall(r"every client within ε = (\S+)", printed)
+    assert float(spent) <= 6.0
+
+
+def test_mistakes_are_shown_as_in_the_readme(
+    terminal: Terminal, blocks_of: Blocks, differs: Differs
+) -> None:
+    (block,) = [text for _, text in blocks_of(README) if text.startswith("$ fedsim validate")]
+    command, shown = block.removeprefix("$ ").split("\n", 1)
+    Path("exp.yaml").write_text(
+        "name: x\n"
+        "data:\n"
+        "  dataset: digits\n"
+        "  partition: {scheme: iid, num_clients: 2}\n"
+        "model:\n"
+        "  name: mlp\n"
+        "local: {steps: 1, batch_size: 8}\n"
+        "federation:\n"
+        "  round: 3\n"
+        "privacy:\n"
+        "  target_epsilon: 1.0\n"
+        "  delta: 1.0e-3\n"
+        "  max_grad_norm: -1\n"
+    )
+    assert differs(shown, terminal(command)) is None
+
+
+def recorded() -> dict[str, list[dict[str, str]]]:
+    with RECORDED.open() as file:
+        rows = list(csv.DictReader(file))
+    return {
+        name: [row for row in rows if row["variant"] == name]
+        for name in dict.fromkeys(row["variant"] for row in rows)
+    }
+
+
+def test_the_table_of_the_comparison_is_computed_from_the_recorded_runs() -> None:
+    values = {
+        name: [float(row["test_accuracy"]) for row in rows] for name, rows in recorded().items()
+    }
+    private = [name for name in values if name != "non-private"]
+    differences = {name: paired_difference(values[name], values["non-private"]) for name in private}
+    adjusted = holm([differences[name].t_p for name in private])
+    p_values = dict(zip(private, adjusted, strict=True))
+    shown = {
+        line.split()[0]: " ".join(line.split())
+        for line in README.read_text().splitlines()
+        if re.match(r"  (non-private|eps-\d) ", line)
+    }
+    assert set(shown) == {"non-private", "eps-8", "eps-1"}
+    for name, line in shown.items():
+        assert interval_text("test_accuracy", mean_interval(values[name])) in line
+        if name != "non-private":
+            difference = difference_text("test_accuracy", differences[name].estimate)
+            epsilon = epsilon_text(max(float(row["epsilon"]) for row in recorded()[name]))
+            assert f"{difference} {p_text(p_values[name])} " in line
+            assert f" ε ≤ {epsilon} " in line
+
+
+@pytest.mark.slow
+def test_the_recorded_runs_are_those_of_the_shipped_comparison(terminal: Terminal) -> None:
+    text = (ROOT / "experiments" / "compare_digits.yaml").read_text()
+    changes = {"base: ": "base: experiments/", "seeds: 5": "seeds: [0]", "client_metrics: true": ""}
+    for old, new in changes.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    Path("compare.yaml").write_text(text)
+    printed = terminal("fedsim compare compare.yaml --out c --quiet")
+    assert terminal.code == 0, printed
+    with Path("c/comparison.csv").open() as file:
+        found = {row["variant"]: row for row in csv.DictReader(file)}
+    for name, rows in recorded().items():
+        (row,) = [row for row in rows if row["seed"] == "0"]
+        # Two of 359 test images: other processors add numbers in another order.
+        assert float(found[name]["test_accuracy"]) == pytest.approx(
+            float(row["test_accuracy"]), abs=0.006
+        )
+        if row["epsilon"]:
+            assert float(found[name]["epsilon"]) == pytest.approx(float(row["epsilon"]), rel=1e-6)

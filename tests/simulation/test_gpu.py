@@ -1,0 +1,80 @@
+"""`device: auto` trains on the GPU where there is one; the result is the CPU's but for rounding."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import fedsim
+
+needs_cuda = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="this machine has no CUDA device to compare with the CPU"
+)
+PRIVATE = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
+
+
+def experiment(model: str, private: bool) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "name": "devices",
+        "data": {
+            "dataset": "digits",
+            "partition": {"scheme": "dirichlet", "num_clients": 6, "min_examples": 20},
+        },
+        "model": {"name": model},
+        "federation": {"rounds": 3},
+        "local": {"steps": 3, "batch_size": 16, "optimizer": {"name": "sgd", "lr": 0.3}},
+    }
+    return {**content, "privacy": PRIVATE} if private else content
+
+
+def outcome(
+    folder: Path, model: str, private: bool, **runtime: object
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The model after three rounds, and what each client spent."""
+    overrides = {f"runtime.{key}": value for key, value in runtime.items()}
+    run = fedsim.run(experiment(model, private), overrides=overrides, out=folder)
+    assert all(row["failed"] == [] for row in run.rounds)
+    spent = [] if run.privacy is None else [str(c.epsilon) for c in run.privacy.clients]
+    return load_file(folder / "model.safetensors"), spent
+
+
+@needs_cuda
+@pytest.mark.parametrize("private", [True, False], ids=["private", "plain"])
+@pytest.mark.parametrize("cohort", [4, "off"], ids=["cohorts", "one by one"])
+def test_the_gpu_gives_the_cpus_model_within_rounding(
+    tmp_path: Path, cohort: int | str, private: bool
+) -> None:
+    there, spent_there = outcome(tmp_path / "gpu", "mlp", private, device="auto", cohort=cohort)
+    here, spent_here = outcome(tmp_path / "cpu", "mlp", private, device="cpu", cohort=cohort)
+    assert spent_there == spent_here
+    for name, value in here.items():
+        np.testing.assert_allclose(there[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@needs_cuda
+def test_auto_is_the_gpu() -> None:
+    from fedsim.simulation.device import choose_device
+
+    assert choose_device("auto").type == "cuda"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused() -> None:
+    from fedsim.simulation.device import DeviceError, choose_device
+
+    assert choose_device("auto").type == "cpu"
+    with pytest.raises(DeviceError, match=r"no CUDA device; use auto or cpu"):
+        choose_device("cuda")
+
+
+def test_the_comparison_would_see_another_seed(tmp_path: Path) -> None:
+    """The tolerance is far below what different noise does: the test above can fail."""
+    one, _ = outcome(tmp_path / "one", "mlp", True, device="cpu")
+    other = fedsim.run(experiment("mlp", True), overrides={"seed": 1}, out=tmp_path / "other").path
+    values = load_file(other / "model.safetensors")
+    assert any(
+        not np.allclose(one[name], value, rtol=1e-3, atol=1e-4) for name, value in values.items()
+    )

@@ -1,0 +1,104 @@
+"""docs/reference.md is what the code says: nothing in it is typed by hand."""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pydantic import Field
+
+import fedsim
+from fedsim.cli import EXIT_CODES, cli
+from fedsim.experiment import json_schema
+from fedsim.reference import reference
+from fedsim.server.settings import Settings
+from fedsim.setting_tables import rows_of
+
+PAGE = Path(__file__).parent.parent / "docs" / "reference.md"
+
+
+@pytest.fixture(scope="module")
+def generated() -> str:
+    return reference()
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
+def test_the_page_is_what_the_generator_writes(generated: str) -> None:
+    assert PAGE.read_text(encoding="utf-8") == generated, (
+        "docs/reference.md is out of date: python -m fedsim.reference > docs/reference.md"
+    )
+
+
+def test_it_has_every_option_and_exit_code(generated: str) -> None:
+    for name, command in cli.commands.items():
+        (section,) = [
+            part for part in generated.split("\n### ") if part.startswith(f"`fedsim {name} ")
+        ]
+        for option in (one for one in command.params if one.param_type_name == "option"):
+            assert all(f"`{opt}" in section or f", {opt}" in section for opt in option.opts)
+    assert all(f"\n| {code} | {meaning} |" in generated for code, meaning in EXIT_CODES.items())
+
+
+def test_it_has_every_key_of_every_section(generated: str) -> None:
+    sections = json_schema()["$defs"]
+    assert isinstance(sections, dict)
+    names = {name for section in sections.values() for name in section.get("properties", {})}
+    assert len(names) > 40
+    assert [name for name in names if f".{name}` |" not in generated] == []
+
+
+def test_every_key_has_a_meaning(generated: str) -> None:
+    rows = [line.split(" | ") for line in generated.splitlines() if line.startswith("| `")]
+    keys = [row for row in rows if len(row) == 4]
+    assert len(keys) > 60
+    assert [row[0] for row in keys if not row[3].strip(" |")] == []
+
+
+def test_the_keys_of_files_are_those_of_a_run(generated: str, tmp_path: Path) -> None:
+    experiment = {
+        "name": "x",
+        "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 2}},
+        "model": {"name": "logistic"},
+        "federation": {"rounds": 1},
+        "local": {"steps": 1, "batch_size": 8},
+    }
+    path = fedsim.run(experiment, out=tmp_path / "run").path
+    for name in ("summary.json", "privacy.json", "environment.json"):
+        (line,) = [line for line in generated.splitlines() if line.startswith(f"| `{name}` |")]
+        assert all(f"`{key}`" in line for key in json.loads((path / name).read_text()))
+    (rounds,) = [line for line in generated.splitlines() if line.startswith("| `rounds.jsonl` |")]
+    for key in ("failed[].reason", "withdrawn[].client", "shortened[].steps"):
+        assert f"`{key}`" in rounds
+
+
+class _Round(Settings):
+    shape: Literal["round"] = Field(description="its shape")
+    radius: float = Field(gt=0, le=2.5, description="in metres")
+    holes: int = Field(default=1, ge=0, description="how many")
+
+
+class _Square(Settings):
+    shape: Literal["square"] = Field(description="its shape")
+    holes: int = Field(default=1, ge=0, description="how many")
+
+
+class _Box(Settings):
+    lid: _Round | _Square = Field(discriminator="shape", description="what closes it")
+    labels: dict[str, _Square] = Field(default={}, description="by name")
+    stickers: list[_Square] | None = Field(default=None, description="or none")
+
+
+def test_rows_name_ranges_defaults_choices_and_where_they_belong() -> None:
+    rows = [(row.key, row.values, row.default, row.only_with) for row in rows_of(_Box)]
+    assert rows == [
+        ("lid", "mapping", "required", ()),
+        ("lid.shape", "`round` or `square`", "required", ()),
+        ("lid.radius", "number (> 0, ≤ 2.5)", "required", ("shape: round",)),
+        ("lid.holes", "whole number (≥ 0)", "`1`", ()),
+        ("labels", "mapping", "`{}`", ()),
+        ("labels.NAME.shape", "`square`", "required", ()),
+        ("labels.NAME.holes", "whole number (≥ 0)", "`1`", ()),
+        ("stickers", "list of: mapping or null", "`null`", ()),
+        ("stickers[].shape", "`square`", "required", ()),
+        ("stickers[].holes", "whole number (≥ 0)", "`1`", ()),
+    ]
