@@ -154,8 +154,8 @@ runtime:
   workers: 1
   address: null
   device: auto
-  trackers: []
   cohort: auto
+  trackers: []
 """
     )
 
