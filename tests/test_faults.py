@@ -66,14 +66,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], fed
         (engine, private): fedsim.run(
             experiment(private=private, engine=engine), out=base / f"{engine}-{private}"
         )
-        for engine in ("local", "flower")
+        for engine in ("local", "flower", "ray")
         for private in (True, False)
     }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("private", [True, False])
-@pytest.mark.parametrize("engine", ["local", "flower"])
+@pytest.mark.parametrize("engine", ["local", "flower", "ray"])
 def test_the_fault_matrix(
     runs: dict[tuple[str, bool], fedsim.RunResult], kind: str, private: bool, engine: str
 ) -> None:
@@ -105,9 +105,11 @@ def test_the_fault_matrix(
 def test_faults_end_the_same_on_every_engine(
     runs: dict[tuple[str, bool], fedsim.RunResult], private: bool
 ) -> None:
-    one, other = runs["local", private].path, runs["flower", private].path
-    for name in ("model.safetensors", "privacy.json", "clients.csv"):
-        assert (one / name).read_bytes() == (other / name).read_bytes()
+    one = runs["local", private].path
+    for engine in ("flower", "ray"):
+        other = runs[engine, private].path
+        for name in ("model.safetensors", "privacy.json", "clients.csv"):
+            assert (one / name).read_bytes() == (other / name).read_bytes(), engine
 
 
 def test_a_run_with_faults_is_sound(runs: dict[tuple[str, bool], fedsim.RunResult]) -> None:
