@@ -19,6 +19,8 @@ report: runs/x/report.html
     [
         PRINTED,
         PRINTED.replace("1.5 s", "37.2 s"),
+        PRINTED.replace("1.5 s", "96 ms"),
+        PRINTED.replace("1.5 s", "2 min 4 s"),
         PRINTED.replace("90.8%", "90.3%"),
         PRINTED.replace("0.2758", "0.274"),
         PRINTED.replace("\n", "  \n  "),
@@ -41,6 +43,7 @@ def test_equal_up_to_declared_tolerances(differs: Differs, shown: str) -> None:
         PRINTED.replace("ε = 8", "ε = 7.99"),
         PRINTED.replace("0.001", "0.0011"),
         PRINTED.replace("1.5 s", "fast s"),
+        PRINTED.replace("1.5 s", "1.5"),
         PRINTED.splitlines()[0],
         "...\nevery client within ε = 8 at δ = 0.001\n",
         "every client within ε = 8 at δ = 0.001\n...\n",
