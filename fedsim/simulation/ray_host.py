@@ -22,7 +22,7 @@ from fedsim.simulation.flower_internals import with_content
 from fedsim.simulation.memory import keep_freed_memory
 from fedsim.simulation.ray_journal import RemoteJournal, ask
 from fedsim.simulation.sharding import Shard
-from fedsim.simulation.virtual_grid import Record, failure, own_copy
+from fedsim.simulation.virtual_grid import Record, failure
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class ClientHost:
             if record is None:
                 content[name] = self._shared[parcel.shared[name].hex()].copy()
             else:
-                content[name] = own_copy(record)
+                content[name] = record.copy()
         return with_content(parcel.envelope, content)
 
     def _fetch(self, references: Any) -> None:

@@ -97,12 +97,3 @@ class VirtualGrid(Grid):
 def failure(request: Message, reason: str) -> Message:
     """Return the reply of a client that failed."""
     return Message(Error(CLIENT_RAISED, reason), reply_to=request)
-
-
-def own_copy(record: Record) -> Record:
-    """Return a record that a client may write into; the arrays' bytes are shared."""
-    if isinstance(record, ArrayRecord):
-        return ArrayRecord(dict(record.items()))
-    if isinstance(record, MetricRecord):
-        return MetricRecord(dict(record.items()))
-    return ConfigRecord(dict(record.items()))
