@@ -96,41 +96,15 @@ def privacy_terms(
     make_accountant(accountant, adjacency=adjacency)  # refuses unknown names, listing the known
     if max_physical_batch is not None:
         _count("max_physical_batch", max_physical_batch, "the most examples in a forward pass")
-    if not 0.0 < target_delta < 1.0:
-        raise ValueError(f"target_delta must lie strictly between 0 and 1, got {target_delta!r}")
-    if target_delta * sample_size >= 1.0:
-        logger.warning(
-            "target_delta=%g is at least 1 / sample_size: releasing one whole example at random "
-            "would satisfy it; use a δ well below %g",
-            target_delta,
-            1.0 / sample_size,
-        )
-    drawn = (
-        ShuffledEpochs(math.ceil(sample_size / batch_size))
-        if sampling == "shuffle"
-        else PoissonSampling(batch_size / sample_size)
-    )
-    if adjacency not in drawn.adjacencies:
-        raise ValueError(
-            f"sampling={sampling!r} has a guarantee under {' and '.join(drawn.adjacencies)} "
-            f"adjacency only, got adjacency={adjacency!r}; use sampling='poisson'"
-        )
+    _check_delta(target_delta, sample_size)
+    drawn = _drawn(sampling, batch_size, sample_size, adjacency)
     planned = _planned_steps(
         noise_multiplier, target_epsilon, steps, epochs, sample_size / batch_size
     )
     if target_epsilon is None or planned is None:
         noise = _noise_multiplier(noise_multiplier)
     else:
-        # Shuffled lots are not amplified: an epoch costs one release about a known lot.
-        by_epoch = isinstance(drawn, ShuffledEpochs)
-        noise = calibrate_noise_multiplier(
-            target_epsilon=target_epsilon,
-            delta=target_delta,
-            sampling_rate=1.0 if by_epoch else drawn.share,
-            steps=math.ceil(planned / drawn.batches) if by_epoch else planned,
-            accountant=accountant,
-            adjacency=adjacency,
-        )
+        noise = _calibrated(drawn, planned, target_epsilon, target_delta, accountant, adjacency)
     return PrivacyTerms(
         batch_size=batch_size,
         sample_size=sample_size,
@@ -186,6 +160,54 @@ def _clipping_by_part(bounds: list[float], parameters: FlatParameters) -> Clippi
         f"max_grad_norm must have one bound for each of the {len(layers)} trainable layers "
         f"({', '.join(layers)}) or of the {len(parameters.names)} trainable tensors, "
         f"got {len(bounds)}"
+    )
+
+
+def _check_delta(target_delta: float, sample_size: int) -> None:
+    if not 0.0 < target_delta < 1.0:
+        raise ValueError(f"target_delta must lie strictly between 0 and 1, got {target_delta!r}")
+    if target_delta * sample_size >= 1.0:
+        logger.warning(
+            "target_delta=%g is at least 1 / sample_size: releasing one whole example at random "
+            "would satisfy it; use a δ well below %g",
+            target_delta,
+            1.0 / sample_size,
+        )
+
+
+def _drawn(
+    sampling: SamplingName, batch_size: int, sample_size: int, adjacency: Adjacency
+) -> PoissonSampling | ShuffledEpochs:
+    drawn = (
+        ShuffledEpochs(math.ceil(sample_size / batch_size))
+        if sampling == "shuffle"
+        else PoissonSampling(batch_size / sample_size)
+    )
+    if adjacency not in drawn.adjacencies:
+        raise ValueError(
+            f"sampling={sampling!r} has a guarantee under {' and '.join(drawn.adjacencies)} "
+            f"adjacency only, got adjacency={adjacency!r}; use sampling='poisson'"
+        )
+    return drawn
+
+
+def _calibrated(
+    drawn: PoissonSampling | ShuffledEpochs,
+    steps: int,
+    target_epsilon: float,
+    target_delta: float,
+    accountant: AccountantName,
+    adjacency: Adjacency,
+) -> float:
+    # Shuffled lots are not amplified: an epoch costs one release about a known lot.
+    by_epoch = isinstance(drawn, ShuffledEpochs)
+    return calibrate_noise_multiplier(
+        target_epsilon=target_epsilon,
+        delta=target_delta,
+        sampling_rate=1.0 if by_epoch else drawn.share,
+        steps=math.ceil(steps / drawn.batches) if by_epoch else steps,
+        accountant=accountant,
+        adjacency=adjacency,
     )
 
 

@@ -17,7 +17,8 @@ from fedsim.report.html import write_report
 from fedsim.resuming import refuse_changes
 from fedsim.run_directory import Checkpoint, RunDirectory, RunDirectoryError
 from fedsim.secure_summary import secure_summary
-from fedsim.server.app import FederationError, RoundResult, Start
+from fedsim.server.app import RoundError, RoundResult, Start
+from fedsim.server.errors import FederationError
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import to_arrays, to_numpy
 from fedsim.simulation.engines import Engine, LocalEngine, engine_for
@@ -184,7 +185,9 @@ class _Recorder:
             status, reason = "interrupted", "interrupted by the user"
         except FederationError as error:
             status, reason, failure = "failed", str(error), error
-            if error.result is not None:  # not checkpointed: a resumed run tries the round again
+            if isinstance(
+                error, RoundError
+            ):  # not checkpointed: a resumed run tries the round again
                 self._record(error.result)
         finally:
             if self._observer is not None:

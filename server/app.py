@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedsim.server.errors import FederationError
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
-from fedsim.server.protocol import Identity, Withdrawal, identity_of, roll_call_message
+from fedsim.server.protocol import Withdrawal
+from fedsim.server.roll_call import Roll, whole_roll
 from fedsim.server.secure_aggregation.payload import PayloadCodec
 from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
 from fedsim.server.secure_averaging import SecureAveraging
@@ -26,19 +28,6 @@ from fedsim.server.timeline import Timeline
 Metrics = Mapping[str, float]
 
 logger = logging.getLogger(__name__)
-
-_GONE = {3, 4, 5}  # Flower's error codes for a message or a node that is no longer there
-
-
-class FederationError(RuntimeError):
-    """The federation cannot go on; the message says why.
-
-    `result` is the round that failed, if it came to one.
-    """
-
-    def __init__(self, message: str, result: "RoundResult | None" = None) -> None:
-        super().__init__(message)
-        self.result = result
 
 
 @dataclass(frozen=True)
@@ -68,6 +57,14 @@ class RoundResult:
     aborted: str | None = None
     retried: int = 0
     clipped: int = 0
+
+
+class RoundError(FederationError):
+    """A round ended in a way that the federation cannot go on from; `result` is that round."""
+
+    def __init__(self, message: str, result: RoundResult) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,7 @@ def make_server_app(
             if result.aborted is None:
                 check_participants(result, settings.min_participants)
             elif secure is not None and secure.settings.on_abort == "raise":
-                raise FederationError(_given_up(result), result)
+                raise RoundError(_given_up(result), result)
             arrays = result.arrays
             on_round(result)
 
@@ -165,10 +162,10 @@ def check_participants(result: RoundResult, least: int) -> None:
     """Check that a round may count.
 
     Raises:
-        FederationError: clients failed, and fewer than `least` updates came.
+        RoundError: clients failed, and fewer than `least` updates came.
     """
     if result.failed and len(result.participants) < least:
-        raise FederationError(_too_few(result, least), result)
+        raise RoundError(_too_few(result, least), result)
 
 
 def _reason_to_stop(withdrawn: set[int], num_clients: int, stop_when_withdrawn: bool) -> str | None:
@@ -178,73 +175,6 @@ def _reason_to_stop(withdrawn: set[int], num_clients: int, stop_when_withdrawn: 
         names = ", ".join(str(client) for client in sorted(withdrawn)[:10])
         return f"the privacy budget of client {names} is spent (on_exhausted: stop)"
     return None
-
-
-@dataclass(frozen=True)
-class Roll:
-    """Who is there: the client, or the helper, that each node is, by node id."""
-
-    clients: Mapping[int, int]
-    helpers: Mapping[int, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, nodes: Mapping[int, Identity]) -> "Roll":
-        """Divide nodes by what they say they are."""
-
-        def numbers(role: str) -> dict[int, int]:
-            return {node: one.number for node, one in nodes.items() if one.role == role}
-
-        return cls(numbers("client"), numbers("helper"))
-
-
-def call_roll(grid: Grid, num_clients: int, *, patience: float) -> Mapping[int, int]:
-    """Wait for `num_clients` nodes and return the client of each, by node id; see `whole_roll`."""
-    return whole_roll(grid, num_clients, 0, patience=patience).clients
-
-
-def whole_roll(grid: Grid, num_clients: int, num_helpers: int, *, patience: float) -> Roll:
-    """Wait for all clients and helpers, and return who is who.
-
-    Waiting matters: Flower's simulation starts the server before its nodes exist, and a round with
-    the nodes that happen to be there would silently change who takes part. Nodes that are listed
-    but gone, such as a SuperNode before its restart, are passed over.
-
-    Raises:
-        FederationError: fewer nodes than parties within `patience` seconds, or two nodes are the
-            same client or helper.
-        ProtocolError: a node answers that it cannot take part, and why.
-    """
-    deadline = time.monotonic() + patience
-    expected = num_clients + num_helpers
-    there: dict[int, Identity] = {}
-    while len(there) < expected:
-        nodes = _wait_for_nodes(grid, expected, deadline, patience)
-        replies = grid.send_and_receive(
-            [roll_call_message(node) for node in nodes],
-            timeout=max(1.0, deadline - time.monotonic()),
-        )
-        there = {
-            reply.metadata.src_node_id: identity_of(reply)
-            for reply in replies
-            if not (reply.has_error() and reply.error.code in _GONE)
-        }
-        if len(there) < expected:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.5)
-    roll = Roll.of(there)
-    _check_all("client", roll.clients, range(num_clients))
-    _check_all("helper", roll.helpers, range(1, num_helpers + 1))
-    return roll
-
-
-def _check_all(role: str, found: Mapping[int, int], wanted: range) -> None:
-    if sorted(found.values()) != list(wanted):
-        numbers = f"{wanted.start}..{wanted.stop - 1}" if wanted else "none"
-        raise FederationError(
-            f"expected one node for each of the {role}s {numbers}, "
-            f"got {role}s {sorted(found.values())}"
-        )
 
 
 def _averaging(secure: SecureAggregation, roll: Roll) -> SecureAveraging:
@@ -297,18 +227,6 @@ def run_round(
         retried=outcome.retried,
         clipped=outcome.clipped,
     )
-
-
-def _wait_for_nodes(grid: Grid, num_clients: int, deadline: float, patience: float) -> list[int]:
-    while True:
-        nodes = sorted(grid.get_node_ids())
-        if len(nodes) >= num_clients:
-            return nodes
-        if time.monotonic() > deadline:
-            raise FederationError(
-                f"only {len(nodes)} of {num_clients} nodes connected within {patience:g} s"
-            )
-        time.sleep(0.05)
 
 
 def _too_few(result: RoundResult, least: int) -> str:

@@ -5,8 +5,8 @@ and with it its noise, can be planned. It is also known to the server: sampling 
 privacy amplification, and none is claimed.
 """
 
-from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 from fedsim.server.settings import FederationSettings
 from fedsim.server.streams import Purpose, stream
@@ -37,18 +37,20 @@ class Participation:
 
     def rounds_of(self, client: int) -> tuple[int, ...]:
         """Return the rounds that a client is scheduled for, ascending."""
-        rounds = range(1, self.rounds + 1)
-        if self.clients_per_round >= self.num_clients:
-            return tuple(rounds)
-        return tuple(number for number in rounds if client in self.in_round(number))
+        return self._schedule[client]
 
     def planned_rounds(self) -> tuple[int, ...]:
         """Return, for each client, the number of rounds it is scheduled for."""
+        return tuple(len(rounds) for rounds in self._schedule)
+
+    @cached_property
+    def _schedule(self) -> tuple[tuple[int, ...], ...]:
+        """Every client's rounds, from one pass over the rounds: a draw costs all clients' time."""
+        everybody = range(1, self.rounds + 1)
         if self.clients_per_round >= self.num_clients:
-            return (self.rounds,) * self.num_clients
-        counts = Counter(
-            client
-            for round_number in range(1, self.rounds + 1)
-            for client in self.in_round(round_number)
-        )
-        return tuple(counts[client] for client in range(self.num_clients))
+            return (tuple(everybody),) * self.num_clients
+        rounds: list[list[int]] = [[] for _ in range(self.num_clients)]
+        for round_number in everybody:
+            for client in self.in_round(round_number):
+                rounds[client].append(round_number)
+        return tuple(tuple(numbers) for numbers in rounds)

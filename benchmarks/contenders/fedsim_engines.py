@@ -14,8 +14,9 @@ from contenders.base import Contender, Work
 from contenders.turns import Turns
 from fedsim.experiment import load_experiment
 from fedsim.federation import Federation, assemble
-from fedsim.server.app import call_roll, run_round
+from fedsim.server.app import run_round
 from fedsim.server.privacy_book import PrivacyBook
+from fedsim.server.roll_call import call_roll
 from fedsim.server.strategies import FedAvg
 from fedsim.simulation.engines import engine_for
 from fedsim.simulation.flower_internals import server_identity

@@ -113,10 +113,7 @@ def _check_budgets(sections: Sections) -> Iterator[Finding]:
     if sections.privacy is None or sections.data is None:
         return
     clients = sections.data.partition.num_clients
-    rule = (
-        f"there is no such client; they are 0 to {clients - 1} "
-        f"(data.partition.num_clients is {clients})"
-    )
+    rule = _no_such_client(clients)
     for name, entry in sections.privacy.clients.items():
         path: KeyPath = ("privacy", "clients", name)
         if is_client(name) and int(name) >= clients:
@@ -131,17 +128,20 @@ def _check_faults(sections: Sections) -> Iterator[Finding]:
     for position, fault in enumerate(sections.faults):
         for place, client in enumerate(fault.clients or ()):
             if clients is not None and client >= clients:
-                yield (
-                    ("faults", position, "clients", place),
-                    f"there is no such client; they are 0 to {clients - 1} "
-                    f"(data.partition.num_clients is {clients})",
-                )
+                yield ("faults", position, "clients", place), _no_such_client(clients)
         no_deadline = sections.federation is not None and sections.federation.deadline is None
         if fault.kind == "straggler" and no_deadline:
             yield (
                 ("faults", position),
                 "a straggler is late for nothing: set federation.deadline, in seconds",
             )
+
+
+def _no_such_client(clients: int) -> str:
+    return (
+        f"there is no such client; they are 0 to {clients - 1} "
+        f"(data.partition.num_clients is {clients})"
+    )
 
 
 def _check_secure_aggregation(sections: Sections) -> Iterator[Finding]:

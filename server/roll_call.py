@@ -1,0 +1,91 @@
+"""Who is there: the roll call before the first round, which makes the map from nodes to parties."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flwr.serverapp import Grid
+
+from fedsim.server.errors import FederationError
+from fedsim.server.protocol import Identity, identity_of, roll_call_message
+
+_GONE = {3, 4, 5}  # Flower's error codes for a message or a node that is no longer there
+
+
+@dataclass(frozen=True)
+class Roll:
+    """Who is there: the client, or the helper, that each node is, by node id."""
+
+    clients: Mapping[int, int]
+    helpers: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, nodes: Mapping[int, Identity]) -> "Roll":
+        """Divide nodes by what they say they are."""
+
+        def numbers(role: str) -> dict[int, int]:
+            return {node: one.number for node, one in nodes.items() if one.role == role}
+
+        return cls(numbers("client"), numbers("helper"))
+
+
+def call_roll(grid: Grid, num_clients: int, *, patience: float) -> Mapping[int, int]:
+    """Wait for `num_clients` nodes and return the client of each, by node id; see `whole_roll`."""
+    return whole_roll(grid, num_clients, 0, patience=patience).clients
+
+
+def whole_roll(grid: Grid, num_clients: int, num_helpers: int, *, patience: float) -> Roll:
+    """Wait for all clients and helpers, and return who is who.
+
+    Waiting matters: Flower's simulation starts the server before its nodes exist, and a round with
+    the nodes that happen to be there would silently change who takes part. Nodes that are listed
+    but gone, such as a SuperNode before its restart, are passed over.
+
+    Raises:
+        FederationError: fewer nodes than parties within `patience` seconds, or two nodes are the
+            same client or helper.
+        ProtocolError: a node answers that it cannot take part, and why.
+    """
+    deadline = time.monotonic() + patience
+    expected = num_clients + num_helpers
+    there: dict[int, Identity] = {}
+    while len(there) < expected:
+        nodes = _wait_for_nodes(grid, expected, deadline, patience)
+        replies = grid.send_and_receive(
+            [roll_call_message(node) for node in nodes],
+            timeout=max(1.0, deadline - time.monotonic()),
+        )
+        there = {
+            reply.metadata.src_node_id: identity_of(reply)
+            for reply in replies
+            if not (reply.has_error() and reply.error.code in _GONE)
+        }
+        if len(there) < expected:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.5)
+    roll = Roll.of(there)
+    _check_all("client", roll.clients, range(num_clients))
+    _check_all("helper", roll.helpers, range(1, num_helpers + 1))
+    return roll
+
+
+def _check_all(role: str, found: Mapping[int, int], wanted: range) -> None:
+    if sorted(found.values()) != list(wanted):
+        numbers = f"{wanted.start}..{wanted.stop - 1}" if wanted else "none"
+        raise FederationError(
+            f"expected one node for each of the {role}s {numbers}, "
+            f"got {role}s {sorted(found.values())}"
+        )
+
+
+def _wait_for_nodes(grid: Grid, num_clients: int, deadline: float, patience: float) -> list[int]:
+    while True:
+        nodes = sorted(grid.get_node_ids())
+        if len(nodes) >= num_clients:
+            return nodes
+        if time.monotonic() > deadline:
+            raise FederationError(
+                f"only {len(nodes)} of {num_clients} nodes connected within {patience:g} s"
+            )
+        time.sleep(0.05)
