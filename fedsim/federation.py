@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from torch import nn
 
 from fedsim.accountant.journal import FileJournal
 from fedsim.client_tables import read_client_tables
-from fedsim.clients.account import PrivacyAccount
 from fedsim.clients.app import ClientTask
 from fedsim.clients.client_terms import ClientTerms, terms_of_clients
 from fedsim.clients.cohort_training import cohort_size, cohorts_agree
@@ -34,11 +33,11 @@ from fedsim.models.losses import resolve_loss
 from fedsim.models.metrics import Task, evaluate, task_for
 from fedsim.models.preflight import preflight
 from fedsim.nodes import with_helpers
+from fedsim.recorded_spend import RecordedSpend
 from fedsim.secure_setup import secure_channel
 from fedsim.server.app import RoundResult, SecureAggregation, Start, make_server_app
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
-from fedsim.server.protocol import PrivacyStatement
 from fedsim.shards import FederationClients
 from fedsim.simulation.device import choose_device
 
@@ -101,15 +100,18 @@ class Federation:
             secure=self.secure,
         )
 
-    def recorded_statements(self) -> list[PrivacyStatement]:
-        """Return what each client that was ever charged would say of its account now."""
+    def privacy_book(self) -> PrivacyBook | None:
+        """Return the server's book, with what a resumed run has spent; None without privacy."""
+        privacy = self.experiment.privacy
+        if privacy is None:
+            return None
         if self.plans is None or self.journal is None:
-            return []
-        accounts = (
-            PrivacyAccount.restore(RecordDict(), client=client, journal=self.journal)
-            for client in self.journal.clients()
-        )
-        return [account.statement(self.plans[account.client]) for account in accounts]
+            return PrivacyBook(privacy.accountant, privacy.adjacency)
+        spend = RecordedSpend(self.plans, self.journal)
+        book = PrivacyBook(privacy.accountant, privacy.adjacency, recorded=spend.statement)
+        for client in spend.clients():
+            book.look_up(client)
+        return book
 
     def test_metrics(self, arrays: ArrayRecord) -> dict[str, float]:
         """Return the metrics of a global model on the server's test set, as `test_...`."""

@@ -19,7 +19,6 @@ from fedsim.run_directory import Checkpoint, RunDirectory, RunDirectoryError
 from fedsim.secure_summary import secure_summary
 from fedsim.server.app import RoundError, RoundResult, Start
 from fedsim.server.errors import FederationError
-from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import to_arrays, to_numpy
 from fedsim.simulation.engines import Engine, LocalEngine, engine_for
 from fedsim.tracking.observing import with_trackers
@@ -198,18 +197,12 @@ class _Recorder:
         return result
 
     def _execute(self) -> None:
-        experiment = self._federation.experiment
         engine = self._engine
-        book = None
-        if experiment.privacy is not None:
-            book = PrivacyBook(experiment.privacy.accountant, experiment.privacy.adjacency)
-            for statement in self._federation.recorded_statements():
-                book.record(statement)
         server = self._federation.server_app(
             start=self._start,
             on_round=self._on_round,
             on_stop=self._on_stop,
-            book=book,
+            book=self._federation.privacy_book(),
             patience=engine.patience,
         )
         client = self._federation.client_app(

@@ -7,7 +7,7 @@ the end of a round and loses everything when one raises.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
@@ -210,7 +210,7 @@ def run_round(
     with timeline.part("evaluate"):
         metrics = evaluate(new_arrays)
     with timeline.part("account"):
-        epsilon = None if book is None else book.epsilon_max()
+        epsilon = None if book is None else _largest_epsilon(book, outcome.failed)
     return RoundResult(
         round_number=round_number,
         arrays=new_arrays,
@@ -227,6 +227,12 @@ def run_round(
         retried=outcome.retried,
         clipped=outcome.clipped,
     )
+
+
+def _largest_epsilon(book: PrivacyBook, failed: Iterable[Failure]) -> float | None:
+    for failure in failed:
+        book.look_up(failure.client)
+    return book.epsilon_max()
 
 
 def _too_few(result: RoundResult, least: int) -> str:

@@ -3,6 +3,8 @@
 The book never averages. The federation's guarantee is the largest ε of any client.
 """
 
+from collections.abc import Callable
+
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
@@ -10,11 +12,26 @@ from fedsim.server.protocol import PrivacyStatement, ProtocolError
 
 
 class PrivacyBook:
-    """Latest privacy statement and ε of every client that reported one."""
+    """Latest privacy statement and ε of every client that reported one.
 
-    def __init__(self, accountant: AccountantName, adjacency: Adjacency = "zero_out") -> None:
+    Args:
+        accountant: what ε is computed by.
+        adjacency: what it protects against.
+        recorded: what the durable ledger says of a client, None where it never was charged. Without
+            it, as for a server that is no simulation, a charge whose answer was lost is known when
+            the client answers next.
+    """
+
+    def __init__(
+        self,
+        accountant: AccountantName,
+        adjacency: Adjacency = "zero_out",
+        *,
+        recorded: Callable[[int], PrivacyStatement | None] | None = None,
+    ) -> None:
         self._accountant: AccountantName = accountant
         self._adjacency: Adjacency = adjacency
+        self._recorded = recorded
         self._statements: dict[int, PrivacyStatement] = {}
         # By ledger and δ: of the clients that spent the same, one is computed.
         self._epsilons: dict[tuple[str, float], float] = {}
@@ -36,6 +53,16 @@ class PrivacyBook:
                 f"client {statement.client} reports a ledger that does not extend its previous one"
             )
         self._statements[statement.client] = statement
+
+    def look_up(self, client: int) -> None:
+        """Take what the durable ledger says of a client whose answer was lost: it is spent.
+
+        What the client itself said later than the ledger's last record stays.
+        """
+        statement = None if self._recorded is None else self._recorded(client)
+        before = self._statements.get(client)
+        if statement is not None and (before is None or statement.rounds > before.rounds):
+            self.record(statement)
 
     def epsilon(self, client: int) -> float:
         """Return ε of one client at its own δ, from its ledger (∞ where it adds no noise)."""

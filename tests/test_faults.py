@@ -188,6 +188,20 @@ def test_rounds_without_participants_can_be_allowed(tmp_path: Path) -> None:
     )
 
 
+def test_what_lost_answers_have_cost_counts_at_once(tmp_path: Path) -> None:
+    """A round's largest ε has every charge in it, also of a client that was never heard of."""
+    privacy = {**PRIVACY, "clients": {"3": {"noise_multiplier": 0.6}}}
+    lost = [fault("dropout_after", clients=[3])]
+    result = fedsim.run(experiment(private=True, privacy=privacy, faults=lost), out=tmp_path / "r")
+    total = PrivacyLedger()
+    for charge, row in zip(
+        FileJournal(tmp_path / "r" / "ledger.jsonl").history(3), result.rounds, strict=True
+    ):
+        assert 3 not in row["participants"]
+        total.merge(charge.ledger)
+        assert row["epsilon_max"] == total.epsilon(1e-3, accountant="pld")
+
+
 def test_too_few_participants_end_the_run(tmp_path: Path) -> None:
     federation = {"rounds": 3, "min_participants": 10}
     faults = [{"kind": "nan", "rounds": [3], "clients": [0, 4, 7]}]

@@ -72,3 +72,20 @@ def test_an_extended_ledger_is_taken() -> None:
     book.record(statement(0, (EVENT, 7), (other, 3)))
     book.record(replace(statement(0, (EVENT, 7), (other, 4)), rounds=3))
     assert book.statements[0].steps == 11
+
+
+def test_a_lost_answer_is_looked_up_in_the_ledger() -> None:
+    said, ledger = statement(0, (EVENT, 5)), statement(0, (EVENT, 5), (EVENT, 5))
+    found = {0: ledger}
+    book = PrivacyBook("rdp", recorded=found.get)
+    book.record(said)
+    book.look_up(0)
+    book.look_up(1)  # never charged
+    assert book.statements == {0: ledger}
+    found[0] = said  # a copy of the ledger that is behind
+    book.look_up(0)
+    assert book.statements == {0: ledger}
+    book.record(ledger)
+    unaware = PrivacyBook("rdp")
+    unaware.look_up(0)
+    assert unaware.epsilon_max() is None
