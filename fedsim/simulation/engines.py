@@ -8,7 +8,7 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fedsim.simulation.flower_internals import server_identity
+from fedsim.simulation.flower_internals import kept_identity, server_identity
 from fedsim.simulation.local_grid import LocalGrid
 from fedsim.simulation.memory import frozen_objects, keep_freed_memory
 from fedsim.simulation.settings import RuntimeSettings
@@ -74,19 +74,20 @@ class FlowerEngine(Engine):
         from flwr.simulation import run_simulation
 
         logging.getLogger("flwr").setLevel(logging.ERROR)
-        run_simulation(
-            server_app,
-            client_app,
-            num_supernodes=num_nodes,
-            backend_config={
-                "init_args": {
-                    "num_cpus": self._workers,
-                    "logging_level": logging.ERROR,
-                    "log_to_driver": False,
+        with kept_identity():
+            run_simulation(
+                server_app,
+                client_app,
+                num_supernodes=num_nodes,
+                backend_config={
+                    "init_args": {
+                        "num_cpus": self._workers,
+                        "logging_level": logging.ERROR,
+                        "log_to_driver": False,
+                    },
+                    "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
                 },
-                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-            },
-        )
+            )
 
 
 def engine_for(settings: RuntimeSettings) -> Engine:

@@ -29,16 +29,22 @@ def with_content(message: Message, content: RecordDict) -> Message:
 
 @contextmanager
 def server_identity(run_id: int) -> Iterator[None]:
-    """Be the server task of a run: Flower refuses to make messages outside of one.
+    """Be the server task of a run: Flower refuses to make messages outside of one."""
+    from flwr.supercore.task_identity import TaskIdentity
 
-    The identity is global to the process in Flower; the previous one is put back.
-    """
+    with kept_identity():
+        TaskIdentity.run_id, TaskIdentity.task_id = run_id, 1
+        TaskIdentity.node_id = SUPERLINK_NODE_ID
+        yield
+
+
+@contextmanager
+def kept_identity() -> Iterator[None]:
+    """Put back, in the end, which task this process is: in Flower that is global."""
     from flwr.supercore.task_identity import TaskIdentity
 
     names = ("_run_id", "_task_id", "_node_id")
     before = {name: getattr(TaskIdentity, name) for name in names}
-    TaskIdentity.run_id, TaskIdentity.task_id = run_id, 1
-    TaskIdentity.node_id = SUPERLINK_NODE_ID
     try:
         yield
     finally:

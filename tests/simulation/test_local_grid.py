@@ -171,9 +171,7 @@ def test_push_and_pull() -> None:
 
 
 def test_the_servers_identity_is_put_back() -> None:
-    with pytest.raises(RuntimeError):
-        Message(RecordDict(), 1, MessageType.TRAIN)
-    with server_identity(7):
-        assert Message(RecordDict(), 1, MessageType.TRAIN).metadata.run_id == 7
-    with pytest.raises(RuntimeError):
-        Message(RecordDict(), 1, MessageType.TRAIN)
+    with server_identity(3):
+        with server_identity(7):
+            assert Message(RecordDict(), 1, MessageType.TRAIN).metadata.run_id == 7
+        assert Message(RecordDict(), 1, MessageType.TRAIN).metadata.run_id == 3
