@@ -1,10 +1,9 @@
-"""Reads datasets from .npz archives and .csv tables."""
+"""Reads datasets from files: .npz archives, .csv and .parquet tables."""
 
 import csv
 import re
 import zipfile
 from collections.abc import Iterable, Iterator
-from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,8 @@ from numpy.typing import NDArray
 
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
+from fedsim.data.naming import no_such, quoted
+from fedsim.data.parquet_file import read_parquet
 
 _WHOLE = re.compile(r"\d+", re.ASCII)
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -19,15 +20,15 @@ _FEATURE_NAMES = ("x", "features")
 
 
 def read_file(path: Path, target: str) -> Dataset:
-    """Read a dataset from a file; see `read_npz` and `read_csv`.
+    """Read a dataset from a file; see `read_npz`, `read_csv` and `read_parquet`.
 
     Raises:
         DataError: for a missing file, another kind of file, or unfit content.
     """
-    readers = {".npz": read_npz, ".csv": read_csv}
+    readers = {".npz": read_npz, ".csv": read_csv, ".parquet": read_parquet}
     reader = readers.get(path.suffix.lower())
     if reader is None:
-        raise DataError(f"data.dataset: {path} must be a .npz or .csv file")
+        raise DataError(f"data.dataset: {path} must be a .npz, .csv or .parquet file")
     if not path.is_file():
         raise DataError(
             f"data.dataset: no such file: {path}; the path is relative to the experiment file"
@@ -54,10 +55,10 @@ def read_npz(path: Path, target: str) -> Dataset:
         raise DataError(f"{path}: cannot be read as .npz without pickle: {error}") from error
     names = {"x_test", f"{target}_test"}
     if len(names & arrays.keys()) == 1:
-        raise DataError(f"{path}: a test set needs both of {_quoted(names)}, got only one")
+        raise DataError(f"{path}: a test set needs both of {quoted(names)}, got only one")
     test = [arrays.pop(name, None) for name in ("x_test", f"{target}_test")]
     if target not in arrays:
-        raise DataError(_no_such(path, "array", target, arrays))
+        raise DataError(no_such(path, "array", target, arrays))
     y = arrays.pop(target)
     x = arrays[_feature_array(path, list(arrays))]
     try:
@@ -74,7 +75,7 @@ def _feature_array(path: Path, names: list[str]) -> str:
         return named[0]
     raise DataError(
         f"{path}: the features must be the only array beside the target, or be named x or "
-        f"features; got {_quoted(names) or 'no other array'}"
+        f"features; got {quoted(names) or 'no other array'}"
     )
 
 
@@ -114,7 +115,7 @@ def _check_header(path: Path, header: list[str], target: str) -> int:
     if not header:
         raise DataError(f"{path}: is empty; the first row must name the columns")
     if target not in header:
-        raise DataError(_no_such(path, "column", target, header))
+        raise DataError(no_such(path, "column", target, header))
     if "" in header:
         raise DataError(
             f"{path}:1: column {header.index('') + 1} has no name; name it, or drop a row index"
@@ -177,14 +178,3 @@ def _number(cell: str) -> float | None:
     except ValueError:
         return None
     return value if abs(value) <= _FLOAT32_MAX and "_" not in cell else None
-
-
-def _no_such(path: Path, kind: str, name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    close = get_close_matches(name, names, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {_quoted(names[:10])}"
-    return f"{path}: no {kind} named {name!r}; {hint}"
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in sorted(names))

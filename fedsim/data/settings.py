@@ -10,8 +10,10 @@ from fedsim.server.settings import Settings
 class FileDataset(Settings):
     """A table or archive on disk."""
 
-    path: str = Field(description="file.npz or file.csv, relative to the experiment file")
-    target: str = Field(description="column (csv) or array (npz) to predict")
+    path: str = Field(
+        description="file.npz, file.csv or file.parquet, relative to the experiment file"
+    )
+    target: str = Field(description="column (csv, parquet) or array (npz) to predict")
 
 
 class _Partition(Settings):
@@ -57,7 +59,7 @@ class DataSettings(Settings):
 
     dataset: str | FileDataset = Field(
         description="a built-in name, package.module:function, ./file.py:function, or "
-        "{path: file.npz | file.csv, target: name}"
+        "{path: file.npz | file.csv | file.parquet, target: name}"
     )
     args: dict[str, Any] = Field(default={}, description="passed to a dataset function")
     test_fraction: float | None = Field(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedsim.experiment.wording import any_of, did_you_mean, shorten
 
-DATA_SUFFIXES = (".npz", ".csv")
+DATA_SUFFIXES = (".npz", ".csv", ".parquet")
 
 
 def check_name(name: str, kind: str, builtin: Collection[str], base: Path) -> str | None:
@@ -34,11 +34,8 @@ def check_name(name: str, kind: str, builtin: Collection[str], base: Path) -> st
 
 def check_data_file(path: str, base: Path) -> str | None:
     """Return what is wrong with the path of a data file, or None."""
-    suffixes = any_of(DATA_SUFFIXES)
-    if path.lower().endswith(".parquet"):
-        return f"'.parquet' is not supported in this version; use {suffixes}"
     if not path.lower().endswith(DATA_SUFFIXES):
-        return f"must end in {suffixes}, got {shorten(repr(path))}"
+        return f"must end in {any_of(DATA_SUFFIXES)}, got {shorten(repr(path))}"
     return _check_exists(path, base)
 
 

@@ -127,5 +127,5 @@ def test_csv_in_another_encoding_is_refused(tmp_path):
 def test_missing_and_unknown_files(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         read_file(tmp_path / "absent.csv", "y")
-    with pytest.raises(DataError, match=r"must be a \.npz or \.csv file"):
+    with pytest.raises(DataError, match=r"must be a \.npz, \.csv or \.parquet file"):
         read_file(tmp_path / "table.xlsx", "y")

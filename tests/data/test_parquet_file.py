@@ -1,0 +1,87 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from fedsim.data import parquet_file
+from fedsim.data.examples import DataError
+from fedsim.data.files import read_file
+
+
+def table(folder: Path, **columns: Any) -> Path:
+    path = folder / "table.parquet"
+    parquet.write_table(pa.table(columns), path)
+    return path
+
+
+def test_columns_become_features_and_text_becomes_classes(tmp_path: Path) -> None:
+    path = table(tmp_path, a=[1, -3, 2], kind=["red", "blue", "red"], b=[2.5, 1e2, 0.0])
+    train = read_file(path, "kind").train
+    assert train.features.dtype == np.float32
+    assert train.features.tolist() == [[1, 2.5], [-3, 100], [2, 0]]
+    assert train.targets.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("targets", "dtype"),
+    [
+        (pa.array([3, 0, 1], pa.int32()), np.int64),
+        (pa.array([3.0, 0.0, 1.0]), np.float32),
+        (pa.array([True, False, True]), np.int64),
+        (pa.array(["b", "a", "b"]).dictionary_encode(), np.int64),
+    ],
+)
+def test_the_type_of_the_target_decides(targets: Any, dtype: type, tmp_path: Path) -> None:
+    path = table(tmp_path, a=pa.array([True, False, True]), y=targets)
+    train = read_file(path, "y").train
+    assert train.targets.dtype == dtype
+    assert train.features.tolist() == [[1], [0], [1]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"a": [1.0, None], "y": [0, 1]}, "column 'a', row 2: the cell is empty"),
+        ({"a": [1.0, 2.0], "y": [None, 1]}, "column 'y', row 1: the cell is empty"),
+        ({"a": [1.0, float("nan")], "y": [0, 1]}, "column 'a', row 2: nan is not a finite number"),
+        ({"a": [1e300, 1.0], "y": [0, 1]}, "column 'a', row 1: 1e[+]300 is not a finite number"),
+        ({"a": ["x", "y"], "y": [0, 1]}, "column 'a' must be numeric, got string"),
+        ({"a": [[1], [2, 3]], "y": [0, 1]}, "column 'a' must be numeric, got list"),
+        ({"a": [1], "label": [0]}, "no column named 'y'; there are 'a', 'label'"),
+        ({"y": [1]}, "at least one column beside the target 'y'"),
+        ({"a": pa.array([], pa.int64()), "y": pa.array([], pa.int64())}, "there are no rows"),
+    ],
+)
+def test_unfit_tables_are_refused(columns: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = table(tmp_path, **columns)
+    with pytest.raises(DataError, match=message) as caught:
+        read_file(path, "y")
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    arrays = [pa.array([1]), pa.array([2]), pa.array([0])]
+    parquet.write_table(pa.Table.from_arrays(arrays, names=["a", "a", "y"]), path)
+    with pytest.raises(DataError, match="repeated: 'a'"):
+        read_file(path, "y")
+
+
+def test_what_is_no_parquet_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    path.write_text("a,y\n1,0\n")
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
+        read_file(path, "y")
+
+
+def test_without_pyarrow_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = table(tmp_path, a=[1], y=[0])
+    monkeypatch.setattr(parquet_file, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match=r"pip install 'fedsim-dp\[parquet\]'"):
+        read_file(path, "y")
