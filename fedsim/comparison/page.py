@@ -25,8 +25,8 @@ from fedsim.comparison.wording import (
     p_text,
     seconds_text,
 )
-from fedsim.report.figures import epsilon_text, metric_text
-from fedsim.report.overview import Card, duration_text
+from fedsim.report.figures import duration_text, epsilon_text, metric_text
+from fedsim.report.overview import Card
 from fedsim.run_directory import RunDirectory
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from fedsim.comparison.results import VariantResult
 from fedsim.comparison.statistics import Estimate
-from fedsim.report.figures import epsilon_text, metric_text
-from fedsim.report.overview import duration_text, metric_name
+from fedsim.report.figures import duration_text, epsilon_text, metric_text
+from fedsim.report.overview import metric_name
 
 _NOTHING = "–"
 

@@ -38,3 +38,15 @@ def metric_text(name: str, value: float | None) -> str:
     if value is None:
         return "not finite"
     return f"{value:.1%}" if name.endswith("accuracy") else f"{value:.4g}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in the two units that matter; less than 0.1 s in milliseconds."""
+    if seconds < 0.0995:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.report.contents import RunContents
-from fedsim.report.figures import delta_text, epsilon_text, metric_text
+from fedsim.report.figures import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.statement.sentence import counted
 
 MAX_INCIDENTS = 100
@@ -60,18 +60,6 @@ def cards(contents: RunContents) -> list[Card]:
         Card("Rounds", f"{contents.summary['rounds']:,}", _planned(contents)),
         Card("Time", duration_text(contents.summary["seconds"]), "wall clock"),
     ]
-
-
-def duration_text(seconds: float) -> str:
-    """Return a duration in the two units that matter; less than 0.1 s in milliseconds."""
-    if seconds < 0.0995:
-        return f"{1000 * seconds:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def incidents(contents: RunContents) -> list[Incident]:

@@ -21,7 +21,7 @@ from rich.table import Table
 from fedsim.federation import Federation
 from fedsim.planning import Plan, PlannedClient
 from fedsim.report.contents import RunContents, read_contents
-from fedsim.report.figures import delta_text, epsilon_text, metric_text
+from fedsim.report.figures import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.report.lines import say
 from fedsim.run_directory import RunDirectory
 from fedsim.statement import Facts
@@ -225,7 +225,7 @@ def _summary(contents: RunContents) -> list[str]:
     events += [f"{counted(lost, 'update')} lost"] * bool(lost)
     return [
         f"{summary['name']}: {summary['status']} after {counted(summary['rounds'], 'round')} in "
-        f"{summary['seconds']:.1f} s{reason}",
+        f"{duration_text(summary['seconds'])}{reason}",
         metrics or "no round finished",
         *[", ".join(events)] * bool(events),
         guarantee_words(contents.facts),

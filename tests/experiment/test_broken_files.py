@@ -189,7 +189,7 @@ BROKEN = [
     ("digits", "x.py", "4:3: data.dataset: unknown dataset 'x.py'; to use a function of the file write ./file.py:function"),
     ("digits", "3", "4:3: data.dataset: must be a string or a mapping with path and target, got 3"),
     ("digits", "[digits]", "4:3: data.dataset: must be a string or a mapping with path and target, got a list"),
-    ("digits", "{path: d.csv}", "4:3: data.dataset.target: missing; column (csv) or array (npz) to predict"),
+    ("digits", "{path: d.csv}", "4:3: data.dataset.target: missing; column (csv, parquet) or array (npz) to predict"),
     ("digits", "{path: d.csv, taget: y}", "4:26: data.dataset.taget: unknown key; did you mean 'target'?"),
     ("digits", "{path: d.csv, target: 3}", "4:26: data.dataset.target: must be a string, got 3"),
     ("digits", "{path: d.txt, target: y}", "4:13: data.dataset.path: must end in '.npz', '.csv' or '.parquet', got 'd.txt'"),
@@ -292,7 +292,7 @@ runtime: {engine: raye}
         "starting with a letter or a digit, got 'a b'",
         "exp.yaml:2:1: sed: unknown key; did you mean 'seed'?",
         "exp.yaml:3:1: name: duplicate key; it is already on line 1",
-        "exp.yaml:5:3: data.dataset.target: missing; column (csv) or array (npz) to predict",
+        "exp.yaml:5:3: data.dataset.target: missing; column (csv, parquet) or array (npz) to predict",
         "exp.yaml:6:31: data.partition.alpha: unknown key for scheme 'shards'; "
         "it belongs to 'dirichlet' or 'quantity'",
         "exp.yaml:9:19: model.args.hidden.0: must be >= 1, got -1",

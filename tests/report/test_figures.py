@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.report.client_table import aligned_epsilon
-from fedsim.report.figures import delta_text, epsilon_text, percent_up
-from fedsim.report.overview import duration_text
+from fedsim.report.figures import delta_text, duration_text, epsilon_text, percent_up
 
 epsilons = st.floats(min_value=0, max_value=1e12, allow_nan=False)
 
