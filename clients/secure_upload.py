@@ -61,7 +61,7 @@ class SecureUploader:
             reference: the model of the request.
             model_digest: digest of `reference`, computed by the client itself.
             weight: whole number from 1 to w_max.
-            metrics: a sum over the client's examples for each declared metric.
+            metrics: a mean over the client's examples for each declared metric.
             rng: the stream of stochastic rounding.
 
         Raises:

@@ -41,6 +41,7 @@ from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import PrivacyStatement
 from fedsim.shards import FederationClients
 from fedsim.simulation.device import choose_device
+from fedsim.train_metrics import TrainMetrics, check_train_metrics
 
 _PROBED = 64  # test examples on which training together is compared with training alone
 _TRIED = 3  # test examples on which the model is tried before anything is spent
@@ -99,7 +100,15 @@ class Federation:
             journal=self.journal,
             faults=FaultPlan(self.experiment.seed, tuple(self.experiment.faults)),
             secure=self.secure,
+            measure=self._train_metrics(client),
         )
+
+    def _train_metrics(self, client: int) -> TrainMetrics | None:
+        """Return the metrics that a client sends in the sum; none under privacy, without noise."""
+        declared = {} if self.secure is None else self.secure.settings.metrics
+        if not declared or self.plans is not None:
+            return None
+        return TrainMetrics(tuple(declared), self.loss, self.task, self.data.clients[client])
 
     def recorded_statements(self) -> list[PrivacyStatement]:
         """Return what each client that was ever charged would say of its account now."""
@@ -243,6 +252,9 @@ def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
         check_isolation(model, loss, features, targets)
         gradients = gradients_for(model, loss, features, targets)
     secure = secure_channel(experiment, model.state_dict(), [len(one) for one in data.clients])
+    if secure is not None:
+        few = data.test.take(np.arange(min(_TRIED, len(data.test))))  # public examples
+        check_train_metrics(secure.settings.metrics, model, loss, task, few)
     return Federation(
         experiment=experiment,
         base=loaded.base,

@@ -226,11 +226,14 @@ class _Recorder:
     def _record(self, result: RoundResult) -> None:
         row = _round_row(result)
         if self._federation.secure is not None:
+            declared = self._federation.secure.settings.metrics
+            row |= {name: result.client_metrics.get(name) for name in declared}
             row["secure_aggregation"] = {
                 "survivors": len(result.participants),
                 "aborted": result.aborted,
                 "retried": result.retried,
                 "clipped": result.clipped,
+                "clipped_metrics": result.clipped_metrics,
             }
         self._directory.append_round(row)
         if self._finished == result.round_number:

@@ -8,6 +8,7 @@ from fedsim.clients.secure_channel import SecureChannel
 from fedsim.experiment import Experiment
 from fedsim.server.secure_aggregation.encoding import FixedPointEncoder
 from fedsim.server.secure_aggregation.layout import TensorLayout
+from fedsim.server.secure_aggregation.metrics import MetricGrids
 from fedsim.server.secure_aggregation.payload import PayloadCodec
 
 
@@ -37,6 +38,7 @@ def secure_channel(
             "federation.weighting: uniform"
         )
     layout = TensorLayout.from_arrays({name: one.cpu().numpy() for name, one in state.items()})
+    metrics = MetricGrids.of(settings.metrics, encoder)
     return SecureChannel(
-        settings, PayloadCodec(encoder, layout, settings.metrics), weighted, experiment.seed
+        settings, PayloadCodec(encoder, layout, metrics), weighted, experiment.seed
     )

@@ -49,7 +49,9 @@ class RoundResult:
     cumulative ε of any client, None without privacy. `withdrawn` are the clients that left in this
     round; `shortened` has the steps of those that took fewer than asked. A round without
     participants leaves the model as it was, and so does one that was `aborted`, for that reason;
-    `retried` questions of secure aggregation were asked again, and `clipped` values clipped.
+    `retried` questions of secure aggregation were asked again, `clipped` values of updates were
+    clipped, and so were metrics of `clipped_metrics` clients. `client_metrics` are the means of
+    metrics that clients declared, over those in the sum.
     `timeline` divides `seconds` by `PARTS`. `clip_norms` has the bound that the clipping of each
     client has learnt so far, where it learns.
     """
@@ -68,6 +70,8 @@ class RoundResult:
     aborted: str | None = None
     retried: int = 0
     clipped: int = 0
+    clipped_metrics: int = 0
+    client_metrics: Metrics = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -296,6 +300,8 @@ def run_round(
         aborted=outcome.aborted,
         retried=outcome.retried,
         clipped=outcome.clipped,
+        clipped_metrics=outcome.clipped_metrics,
+        client_metrics=outcome.metrics,
     )
 
 

@@ -67,7 +67,7 @@ class SecureAveraging(Averaging[SealedReply]):
         Raises:
             RoundAbortedError: too few clients, or a helper cannot be had.
         """
-        self.retried, self.clipped, self._added, self._exchange = 0, 0, 0, None
+        self.retried, self._added, self._exchange = 0, 0, None
         if not clients:
             return None
         with _giving_up():
@@ -119,9 +119,14 @@ class SecureAveraging(Averaging[SealedReply]):
                 aggregate = exchange.open(self._reference)
         finally:
             self.retried += exchange.retried
-        self.clipped = aggregate.clipped
         self._exchange = None
-        return Averaged(to_arrays(aggregate.arrays), exchange.lost())
+        return Averaged(
+            to_arrays(aggregate.arrays),
+            exchange.lost(),
+            metrics=aggregate.metrics,
+            clipped=aggregate.clipped,
+            clipped_metrics=aggregate.clipped_metrics,
+        )
 
     @property
     def _current(self) -> Exchange:

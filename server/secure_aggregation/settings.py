@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -64,10 +64,10 @@ class SecureAggregationSettings(Settings):
     min_clients: int = Field(
         default=3, ge=2, description="fewest clients whose sum is opened; helpers enforce it too"
     )
-    metrics: tuple[str, ...] = Field(
-        default=(),
-        strict=False,  # a file has lists only
-        description="sums over a client's examples that are added up inside the protocol",
+    metrics: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default={},
+        description="names and bounds of means over a client's examples that are clipped to "
+        "[-bound, bound] and averaged inside the protocol",
     )
     prg: Literal["aes256_ctr", "chacha20"] = Field(
         default="aes256_ctr", description="keystream that stretches a seed to a mask"
@@ -131,8 +131,6 @@ class SecureAggregationSettings(Settings):
                 f"helper_key_fingerprints names {pins} keys, but {self.aggregators} aggregators "
                 f"have {self.aggregators - 1} helpers; give one for each, or none"
             )
-        if len(set(self.metrics)) != len(self.metrics):
-            raise ValueError(f"metrics must differ, got {list(self.metrics)}; remove the repeated")
         return self
 
     @property

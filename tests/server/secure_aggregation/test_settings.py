@@ -35,7 +35,8 @@ def test_every_key_is_described() -> None:
         ({"aggregators": 3, "helper_key_fingerprints": ("ab",)}, "give one for each"),
         ({"max_weight": 0}, "use auto"),
         ({"frac_bits": -1}, "use auto"),
-        ({"metrics": ("loss_sum", "loss_sum")}, "remove the repeated"),
+        ({"metrics": {"loss": 0.0}}, "greater than 0"),
+        ({"metrics": {"loss": float("inf")}}, "finite number"),
         ({"min_clients": 1}, "greater than or equal to 2"),
         ({"aggregators": 1}, "greater than or equal to 2"),
     ],
@@ -48,5 +49,6 @@ def test_senseless_combinations_are_refused_with_the_fix(keys: dict[str, Any], f
 def test_the_digest_changes_with_every_key_that_parties_must_share() -> None:
     plain = Settings().digest()
     assert Settings(value_bound=4.0).digest() != plain
-    assert Settings(metrics=("loss_sum",)).digest() != plain
+    declared = {Settings(metrics={"loss": bound}).digest() for bound in (1.0, 2.0)}
+    assert len({plain, *declared}) == 3
     assert Settings(combine_timeout_s=5.0).digest() == plain
