@@ -105,7 +105,7 @@ class AdditiveBench(Bench):
         super().__init__(size=size, clients=clients)
         self.helper = Helper(helper=1, settings=self.settings)
         hello = Hello(run_id="bench", params=self.settings.digest(), min_clients=2)
-        self.keys = {1: self.helper.hello(hello).public_key}
+        self.keys = {1: self.helper.hello(hello)}
         self._context = self.context()
         self.offer = self.leader().offer(self.keys)
         self.uploads = [self.upload(client) for client in range(clients)]

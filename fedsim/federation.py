@@ -183,7 +183,7 @@ class Federation:
         """Return the clients: sharing this object, or rebuilt from the experiment elsewhere."""
         if in_process:
             clients = ManyClientsApp(self.client_task, cohort_size=self._cohort_size())
-            return with_helpers(clients, self.experiment)
+            return with_helpers(clients, self.experiment, self.base)
         return FederationClients(
             self, TaskSource(self.experiment.model_dump_json(), self.base, ledger)
         )

@@ -52,7 +52,7 @@ class SecureAveraging(Averaging[SealedReply]):
         self._settings, self._codec = settings, codec
         self._clients, self._helpers = clients, helpers
         self._run_id = os.urandom(NONCE_BYTES).hex()
-        self._keys: dict[int, bytes] | None = None
+        self._hellos: dict[int, HelloReply] | None = None
         self._reference: Arrays | None = None
         self._exchange: Exchange | None = None
         self._added = 0
@@ -148,18 +148,18 @@ class SecureAveraging(Averaging[SealedReply]):
         )
         mail = Mail(grid, self._helpers)
         timeout, retries = settings.combine_timeout_s, settings.combine_retries
-        return SharedRound(leader, self._public_keys(mail), mail, timeout, retries)
+        return SharedRound(leader, self._greeted(mail), mail, timeout, retries)
 
-    def _public_keys(self, mail: Mail) -> dict[int, bytes]:
+    def _greeted(self, mail: Mail) -> dict[int, HelloReply]:
         """Return the helpers' keys of this run, which are asked for once."""
-        if self._keys is not None:
-            return self._keys
+        if self._hellos is not None:
+            return self._hellos
         hello = Hello(
             run_id=self._run_id,
             params=self._settings.digest(),
             min_clients=self._settings.min_clients,
         )
-        keys: dict[int, bytes] = {}
+        hellos: dict[int, HelloReply] = {}
         for helper, reply in mail.insist(
             HELLO,
             dict.fromkeys(self._helpers, hello),
@@ -172,9 +172,9 @@ class SecureAveraging(Averaging[SealedReply]):
                 raise ContextMismatchError(
                     f"helper {helper} answered as helper {reply.helper} of run {reply.run_id!r}"
                 )
-            keys[helper] = reply.public_key
-        self._keys = keys
-        return keys
+            hellos[helper] = reply
+        self._hellos = hellos
+        return hellos
 
     def _count(self, questions: int) -> None:
         self.retried += questions

@@ -18,6 +18,7 @@ from fedsim.server.secure_aggregation.leader import Leader
 from fedsim.server.secure_aggregation.masked_sum import MaskedSum
 from fedsim.server.secure_aggregation.messages import (
     CombineReply,
+    HelloReply,
     KeysReply,
     MaskedReply,
     RoundOffer,
@@ -137,21 +138,26 @@ class SharedRound(Exchange):
 
     Args:
         leader: this round's.
-        keys: the helpers' public keys.
+        hellos: what the helpers said of themselves.
         helpers: carries questions to helpers.
         timeout: seconds for an answer of a helper.
         retries: how often a silent helper is asked again.
     """
 
     def __init__(
-        self, leader: Leader, keys: Mapping[int, bytes], helpers: Mail, timeout: float, retries: int
+        self,
+        leader: Leader,
+        hellos: Mapping[int, HelloReply],
+        helpers: Mail,
+        timeout: float,
+        retries: int,
     ) -> None:
-        self._leader, self._keys, self._helpers = leader, keys, helpers
+        self._leader, self._hellos, self._helpers = leader, hellos, helpers
         self._timeout, self._retries = timeout, retries
 
     def offer(self) -> RoundOffer:
         """Return what clients need to know."""
-        return self._leader.offer(self._keys)
+        return self._leader.offer(self._hellos)
 
     def add(self, content: RecordDict, client: int) -> None:
         """Add the leader's share of a client."""

@@ -169,12 +169,6 @@ def _check_secure_aggregation(sections: Sections) -> Iterator[Finding]:
             "secure_aggregation is to hide; use clipping: flat, or leave secure_aggregation out",
         )
     yield from _check_metrics(secure.metrics, private=sections.privacy is not None)
-    if secure.helper_key_fingerprints:
-        yield (
-            (*section, "helper_key_fingerprints"),
-            "helpers of an experiment file make new keys in every run, which no pin can name; "
-            "leave it out",
-        )
     # Not above: numpy takes a while to import, and most files do without it.
     from fedsim.server.secure_aggregation.encoding import FixedPointEncoder
     from fedsim.server.secure_aggregation.errors import CapacityError

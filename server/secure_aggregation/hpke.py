@@ -1,6 +1,5 @@
 """Sealing small secrets to a public key: RFC 9180, X25519, HKDF-SHA256, AES-256-GCM, base mode."""
 
-import hashlib
 from collections.abc import Iterable
 from typing import Self
 
@@ -122,8 +121,3 @@ def check_distinct(keys: Iterable[bytes]) -> None:
                 f"the public key {key.hex()} occurs twice; each party needs its own"
             )
         seen.add(key)
-
-
-def fingerprint(public: bytes) -> str:
-    """Return the SHA-256 of a public key in hex, for pinning."""
-    return hashlib.sha256(public).hexdigest()

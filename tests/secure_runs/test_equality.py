@@ -18,6 +18,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "stochastic": {"rounding": "stochastic"},
     "parameters": {"payload": "parameters"},
 }
+METRICS = {"train_loss": 5.0, "train_accuracy": 1.0}
 _SAME_NUMBERS = ("ring_bits", "guard_bits", "max_weight", "value_bound", "rounding", "payload")
 
 
@@ -99,13 +100,22 @@ def test_secrets_are_fresh_in_a_seeded_run(lab: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", "flower"])
-@pytest.mark.parametrize("secure", [{"aggregators": 3}, {"protocol": "secagg"}], ids=str)
+@pytest.mark.parametrize(
+    ("secure", "private"),
+    [
+        ({"aggregators": 3}, True),
+        ({"protocol": "secagg", "metrics": METRICS}, False),
+    ],
+    ids=["additive, private", "secagg, metrics"],
+)
 def test_every_engine_has_the_same_result(
-    lab: Any, tmp_path: Path, engine: str, secure: dict[str, Any]
+    lab: Any, tmp_path: Path, engine: str, secure: dict[str, Any], private: bool
 ) -> None:
     pytest.importorskip("ray")
-    sections = {"privacy": lab.privacy, "faults": lab.faults}
+    sections = {"privacy": lab.privacy if private else None, "faults": lab.faults}
     local = lab.control(secure, **sections)
     other = lab.run(tmp_path, secure, runtime={"engine": engine, "workers": 2}, **sections)
     for name in ("model.safetensors", "privacy.json", "clients.csv"):
         assert (local.path / name).read_bytes() == (other.path / name).read_bytes(), name
+    for mine, yours in zip(local.rounds, other.rounds, strict=True):
+        assert [mine.get(name) for name in METRICS] == [yours.get(name) for name in METRICS]

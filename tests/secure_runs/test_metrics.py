@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-import fedsim
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.federation import assemble
 from fedsim.server.protocol import to_arrays
@@ -117,13 +116,3 @@ def test_metrics_that_there_are_not_are_refused_before_the_run(
     with pytest.raises(ValueError, match=said):
         lab.run(tmp_path / "r", {"metrics": metrics})
     assert not (tmp_path / "r").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "flower"])
-def test_every_engine_has_the_same_means(lab: Any, tmp_path: Path, engine: str) -> None:
-    pytest.importorskip("ray")
-    secure = {"aggregators": 3, "metrics": BOUNDS}
-    runtime = {"engine": engine, "workers": 2}
-    other = fedsim.run(lab.experiment(secure, runtime=runtime), out=tmp_path)
-    assert means(other) == means(lab.control(secure))

@@ -17,7 +17,7 @@ from fedsim.server.secure_aggregation.helper import Helper
 from fedsim.server.secure_aggregation.layout import TensorLayout
 from fedsim.server.secure_aggregation.leader import Leader
 from fedsim.server.secure_aggregation.masked_sum import MaskedSum
-from fedsim.server.secure_aggregation.messages import Hello, Upload
+from fedsim.server.secure_aggregation.messages import Hello, HelloReply, Upload
 from fedsim.server.secure_aggregation.metrics import MetricGrids
 from fedsim.server.secure_aggregation.payload import Aggregate, PayloadCodec
 from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
@@ -61,9 +61,9 @@ class Federation:
         }
         self.keys = {number: self.hello(helper) for number, helper in self.helpers.items()}
 
-    def hello(self, helper: Helper, run_id: str = "run", min_clients: int = 2) -> bytes:
+    def hello(self, helper: Helper, run_id: str = "run", min_clients: int = 2) -> HelloReply:
         params = self.settings.digest()
-        return helper.hello(Hello(run_id=run_id, params=params, min_clients=min_clients)).public_key
+        return helper.hello(Hello(run_id=run_id, params=params, min_clients=min_clients))
 
     def context(self, server_round: int = 1) -> RoundContext:
         return RoundContext(

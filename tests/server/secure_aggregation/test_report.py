@@ -48,5 +48,5 @@ def test_the_control_arm_claims_no_secrecy(protocol: str) -> None:
 
 def test_an_active_server_is_covered_only_by_pinned_keys() -> None:
     assert report().to_dict()["trust"]["active_server"] == "not_covered"
-    pinned = report(helper_key_fingerprints=("ab" * 32,)).to_dict()
+    pinned = report(helper_key_fingerprints=["ab" * 32]).to_dict()
     assert pinned["trust"]["active_server"] == "pinned_helper_keys"

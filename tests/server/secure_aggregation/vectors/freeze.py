@@ -53,7 +53,13 @@ def recorded_round() -> dict[str, Any]:
         params=settings.digest(),
         model="b" * 64,
     )
-    offer = RoundOffer(**vars(context), helpers=(1,), helper_keys=(key.public,))
+    offer = RoundOffer(
+        **vars(context),
+        helpers=(1,),
+        helper_keys=(key.public,),
+        helper_identities=(b"",),
+        helper_signatures=(b"",),
+    )
     sharing = AdditiveSharing(SeedExpander(settings.prg))
     shares, envelopes = [], []
     for client, payload in PAYLOADS.items():
