@@ -13,6 +13,7 @@ from fedsim.data import Examples
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.models.losses import PerExampleLoss
 from fedsim.models.metrics import Task, evaluate
+from fedsim.secure_setup import SecureSetupError
 
 _PREFIX = "train_"
 
@@ -52,7 +53,7 @@ def check_train_metrics(
         few: some public examples.
 
     Raises:
-        ValueError: a metric of another task; it names those that there are.
+        SecureSetupError: a metric of another task; it names those that there are.
     """
     if not names:
         return
@@ -60,7 +61,7 @@ def check_train_metrics(
     possible = [name for name in TRAIN_METRICS if name in found]
     for name in names:
         if name not in possible:
-            raise ValueError(
+            raise SecureSetupError(
                 f"secure_aggregation.metrics: this task has no {name!r}; choose from "
                 f"{', '.join(possible)}"
             )

@@ -7,6 +7,7 @@ import pytest
 from flwr.app import Message
 
 from fedsim.runs import RunFailedError
+from fedsim.secure_setup import SecureSetupError
 
 
 def test_an_upload_of_an_earlier_round_is_left_out(lab: Any, tmp_path: Path) -> None:
@@ -105,6 +106,6 @@ def test_nobody_is_charged_for_a_round_that_could_not_be_opened(lab: Any, tmp_pa
 def test_a_client_weighing_more_than_the_bound_is_found_before_the_run(
     lab: Any, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=r"aggregation\.max_weight is 100; raise it"):
+    with pytest.raises(SecureSetupError, match=r"aggregation\.max_weight is 100; raise it"):
         lab.run(tmp_path / "r", {"max_weight": 100})
     assert not (tmp_path / "r").exists()
