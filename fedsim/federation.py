@@ -39,6 +39,7 @@ from fedsim.server.app import RoundResult, SecureAggregation, Start, make_server
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import PrivacyStatement
+from fedsim.server.secure_openings import NO_OPENINGS, Openings
 from fedsim.shards import FederationClients
 from fedsim.simulation.device import choose_device
 from fedsim.train_metrics import TrainMetrics, check_train_metrics
@@ -134,6 +135,7 @@ class Federation:
         on_stop: Callable[[str], None],
         book: PrivacyBook | None,
         patience: float = 60.0,
+        openings: Openings = NO_OPENINGS,
     ) -> ServerApp:
         """Return the server of this federation, which waits `patience` seconds for its nodes."""
         privacy = self.experiment.privacy
@@ -150,7 +152,7 @@ class Federation:
             patience=patience,
             secure=None
             if self.secure is None
-            else SecureAggregation(self.secure.settings, self.secure.codec),
+            else SecureAggregation(self.secure.settings, self.secure.codec, openings),
         )
 
     def _cohort_size(self) -> int:

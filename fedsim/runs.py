@@ -20,6 +20,7 @@ from fedsim.secure_summary import secure_summary
 from fedsim.server.app import FederationError, RoundResult, Start
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import to_arrays, to_numpy
+from fedsim.server.secure_openings import Openings
 from fedsim.simulation.engines import Engine, LocalEngine, engine_for
 from fedsim.tracking.observing import with_trackers
 
@@ -208,6 +209,7 @@ class _Recorder:
             on_stop=self._on_stop,
             book=book,
             patience=engine.patience,
+            openings=Openings(self._directory.read_opening(), self._directory.write_opening),
         )
         client = self._federation.client_app(
             in_process=isinstance(engine, LocalEngine), ledger=self._directory.ledger

@@ -19,6 +19,7 @@ from fedsim.server.protocol import Identity, Withdrawal, identity_of, roll_call_
 from fedsim.server.secure_aggregation.payload import PayloadCodec
 from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
 from fedsim.server.secure_averaging import SecureAveraging
+from fedsim.server.secure_openings import Openings
 from fedsim.server.settings import FederationSettings
 from fedsim.server.strategies import Failure, FedAvg
 from fedsim.server.timeline import Timeline
@@ -90,10 +91,14 @@ class Start:
 
 @dataclass(frozen=True)
 class SecureAggregation:
-    """What the server needs to aggregate securely: the settings, and how payloads are laid out."""
+    """What the server needs to aggregate securely.
+
+    `codec` says how payloads are laid out, `openings` which sums an earlier process has opened.
+    """
 
     settings: SecureAggregationSettings
     codec: PayloadCodec
+    openings: Openings = field(default_factory=Openings)
 
 
 def make_server_app(
@@ -257,6 +262,7 @@ def _averaging(secure: SecureAggregation, roll: Roll) -> SecureAveraging:
         codec=secure.codec,
         clients={client: node for node, client in roll.clients.items()},
         helpers={helper: node for node, helper in roll.helpers.items()},
+        openings=secure.openings,
     )
 
 

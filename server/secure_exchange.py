@@ -1,7 +1,7 @@
 """The questions of one secure round on a grid: from the first upload to the opened sum."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -104,9 +104,14 @@ class Exchange(ABC):
 
     Attributes:
         retried: questions that were asked again.
+        before_opening: called with the clients whose sum is asked for next; may raise
+            SecureAggregationError.
     """
 
     retried: int = 0
+
+    def __init__(self, before_opening: Callable[[Iterable[int]], None]) -> None:
+        self.before_opening = before_opening
 
     @abstractmethod
     def offer(self) -> RoundOffer:
@@ -142,6 +147,7 @@ class SharedRound(Exchange):
         helpers: carries questions to helpers.
         timeout: seconds for an answer of a helper.
         retries: how often a silent helper is asked again.
+        before_opening: see `Exchange`.
     """
 
     def __init__(
@@ -149,9 +155,12 @@ class SharedRound(Exchange):
         leader: Leader,
         hellos: Mapping[int, HelloReply],
         helpers: Mail,
+        *,
         timeout: float,
         retries: int,
+        before_opening: Callable[[Iterable[int]], None],
     ) -> None:
+        super().__init__(before_opening)
         self._leader, self._hellos, self._helpers = leader, hellos, helpers
         self._timeout, self._retries = timeout, retries
 
@@ -169,6 +178,8 @@ class SharedRound(Exchange):
         """Combine with the helpers and open the sum."""
         while not self._leader.complete:
             asked = self._leader.requests()
+            if any(request.release for request in asked.values()):
+                self.before_opening(self._leader.clients)
             for _, reply in self._helpers.insist(
                 COMBINE,
                 asked,
@@ -195,7 +206,10 @@ class MaskedRound(Exchange):
     it is recovered by the others, down to the threshold.
     """
 
-    def __init__(self, server: MaskedSum, clients: Mail) -> None:
+    def __init__(
+        self, server: MaskedSum, clients: Mail, *, before_opening: Callable[[Iterable[int]], None]
+    ) -> None:
+        super().__init__(before_opening)
         self._server, self._clients = server, clients
         self._reasons: dict[int, str] = {}
         self._keyed: list[int] = []
@@ -216,7 +230,9 @@ class MaskedRound(Exchange):
         server = self._server
         self._stage(SHARES, server.rosters(), SharesReply, server.take_shares)
         self._stage(MASKED, server.mask_requests(), MaskedReply, server.take_masked)
-        self._stage(UNMASK, server.unmask_requests(), UnmaskReply, server.take_unmask)
+        requests = server.unmask_requests()
+        self.before_opening(server.clients)
+        self._stage(UNMASK, requests, UnmaskReply, server.take_unmask)
         return server.open(reference=reference)
 
     def lost(self) -> Mapping[int, str]:

@@ -14,6 +14,8 @@ from safetensors.numpy import load_file
 
 import fedsim
 from fedsim import runs
+from fedsim.experiment import load_experiment
+from fedsim.federation import assemble
 from fedsim.simulation.engines import LocalEngine
 from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
@@ -116,6 +118,10 @@ class Lab:
             out = self._directory / str(len(self._controls))
             self._controls[key] = self.run(out, secure, **sections)
         return self._controls[key]
+
+    def examples(self, client: int) -> Any:
+        """Return the examples of a client."""
+        return assemble(load_experiment(self.experiment({})), ledger=None).data.clients[client]
 
     @staticmethod
     def iid(clients: int) -> dict[str, Any]:
