@@ -4,7 +4,8 @@
 
 One process, one thread, contenders interleaved. Freed memory is kept in the process for all alike,
 as fedsim's engines do. Times are processor time: nobody waits, and a shared machine's other work
-does not count. Messages are passed as objects; transport is not measured.
+does not count. Messages are passed as objects; transport is not measured. Whole rounds are those of
+the local engine, with every message of it.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from flower_secagg import flower_round
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from interleaved import Timing, measure, print_ratios
+from whole_rounds import whole_rounds
 
 from fedsim.clients.masked_upload import MaskedUpload
 from fedsim.clients.secure_upload import SecureUploader
@@ -105,7 +107,7 @@ class AdditiveBench(Bench):
         super().__init__(size=size, clients=clients)
         self.helper = Helper(helper=1, settings=self.settings)
         hello = Hello(run_id="bench", params=self.settings.digest(), min_clients=2)
-        self.keys = {1: self.helper.hello(hello).public_key}
+        self.keys = {1: self.helper.hello(hello)}
         self._context = self.context()
         self.offer = self.leader().offer(self.keys)
         self.uploads = [self.upload(client) for client in range(clients)]
@@ -272,6 +274,20 @@ def against_flower(*, clients: int, size: int, drops: int, sampled: int) -> list
     ]
 
 
+def against_plain_rounds(*, quick: bool) -> list[Row]:
+    """Whole rounds of a federation whose local training takes a second, beside plain ones."""
+    sizes = {"width": 16, "clients": 3, "training": 0.01} if quick else _SECOND
+    found = whole_rounds(**sizes, rounds=3 if quick else 6, turns=1 if quick else 5)
+    print(
+        f"  {sizes['clients']} clients x {found.parameters:,} parameters, {found.steps} steps: "
+        f"plain {found.plain:.3f} s, additive {found.secure:.3f} s a round (processor time)"
+    )
+    return [Row("whole round over plain, 1 s of training", found.ratio, "x", 1.10)]
+
+
+_SECOND = {"width": 960, "clients": 10, "training": 1.0}
+
+
 def main() -> None:
     """Measure every case."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -291,6 +307,8 @@ def main() -> None:
     rows += against_flower(
         clients=clients, size=100 if quick else 10_000, drops=drops, sampled=1 if quick else 2
     )
+    print("\n(d) whole rounds")
+    rows += against_plain_rounds(quick=quick)
     print("\ngoals")
     for row in rows:
         row.show()

@@ -1,13 +1,13 @@
 """One client as a Flower ClientApp: the same code for every engine."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from flwr.app import ArrayRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.accountant.journal import Journal
 from fedsim.clients.account import BudgetExhaustedError, PrivacyAccount
@@ -39,7 +39,8 @@ class ClientTask:
     `bench` holds the model that clients of one process share and fill anew for each request.
     `privacy` None means training without differential privacy; with it, `gradients` computes the
     per-example gradients of that model under `loss`. `secure` None means that updates are sent in
-    clear.
+    clear. `measure` gives the metrics of a model on the client's examples that the experiment
+    declared; None: there are none, as always under privacy, whose noise does not cover them.
     """
 
     client: int
@@ -54,6 +55,7 @@ class ClientTask:
     journal: Journal | None
     faults: FaultPlan = NO_FAULTS
     secure: SecureChannel | None = None
+    measure: Callable[[nn.Module], Mapping[str, float]] | None = None
 
     def check_examples(self) -> None:
         """Check that there is something to train on, as far as that is public.
@@ -180,12 +182,13 @@ def sent(
     """
     if task.secure is None:
         return reply.to_message(message)
+    digest = task.bench.load(request.arrays)
+    metrics: Mapping[str, float] = {}
+    if task.measure is not None:
+        task.bench.restart()  # the model of the request, not the trained one
+        metrics = task.measure(task.bench.model)
     sealed = task.secure.seal(
-        task.client,
-        request,
-        reply,
-        model_digest=task.bench.load(request.arrays),
-        context=context,
+        task.client, request, reply, model_digest=digest, metrics=metrics, context=context
     )
     return sealed.to_message(message)
 

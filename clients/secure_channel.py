@@ -79,6 +79,7 @@ class SecureChannel:
         reply: TrainReply,
         *,
         model_digest: str,
+        metrics: Mapping[str, float],
         context: Context,
     ) -> SealedReply:
         """Return what may leave of a client's answer.
@@ -88,6 +89,7 @@ class SecureChannel:
             request: what it was asked.
             reply: its answer in clear.
             model_digest: digest of the request's model, computed by the client itself.
+            metrics: a mean over the client's examples for each declared metric.
             context: keeps what later stages need.
 
         Raises:
@@ -100,6 +102,7 @@ class SecureChannel:
             "reference": to_numpy(request.arrays),
             "model_digest": model_digest,
             "weight": reply.examples if self.weighted else 1,
+            "metrics": metrics,
             "rng": stream(
                 self.seed, Purpose.ROUNDING, client=client, round_number=request.round_number
             ),
@@ -153,6 +156,8 @@ def _without_values(error: SecureAggregationError) -> str:
     """Return an error in words that the server may read: without values, counts and weights."""
     tensor = error.detail.get("tensor")
     match error:
+        case NonFiniteUpdateError() if "metric" in error.detail:
+            what = f"metric {error.detail['metric']!r} is NaN or infinite; lower the learning rate"
         case NonFiniteUpdateError():
             what = f"array {tensor!r} has NaN or infinite values"
         case ValueOutOfRangeError():

@@ -13,9 +13,10 @@ from fedsim.server.secure_aggregation.additive import AdditiveSharing
 from fedsim.server.secure_aggregation.context import NONCE_BYTES
 from fedsim.server.secure_aggregation.digests import vector_tag
 from fedsim.server.secure_aggregation.encoding import Ring
-from fedsim.server.secure_aggregation.errors import ContextMismatchError, PublicKeyError
+from fedsim.server.secure_aggregation.errors import ContextMismatchError
 from fedsim.server.secure_aggregation.helper import seed_info
-from fedsim.server.secure_aggregation.hpke import check_distinct, fingerprint, seal
+from fedsim.server.secure_aggregation.hpke import check_distinct, seal
+from fedsim.server.secure_aggregation.identity import check_pinned
 from fedsim.server.secure_aggregation.layout import Arrays
 from fedsim.server.secure_aggregation.leader import share_info
 from fedsim.server.secure_aggregation.messages import RoundOffer, Upload
@@ -61,7 +62,7 @@ class SecureUploader:
             reference: the model of the request.
             model_digest: digest of `reference`, computed by the client itself.
             weight: whole number from 1 to w_max.
-            metrics: a sum over the client's examples for each declared metric.
+            metrics: a mean over the client's examples for each declared metric.
             rng: the stream of stochastic rounding.
 
         Raises:
@@ -152,10 +153,20 @@ class SecureUploader:
                 client=self.client,
             )
         check_distinct(offer.helper_keys)
-        pins = settings.helper_key_fingerprints
-        if pins and {fingerprint(key) for key in offer.helper_keys} != set(pins):
-            raise PublicKeyError(
-                "the helpers' keys are not the pinned ones; the server may have put in its own. "
-                "Check helper_key_fingerprints with the helpers",
+        if settings.helper_key_fingerprints:
+            self._check_pins(offer)
+
+    def _check_pins(self, offer: RoundOffer) -> None:
+        pins = dict(enumerate(self.settings.helper_key_fingerprints, start=1))
+        said = (offer.helpers, offer.helper_identities, offer.helper_signatures)
+        if set(offer.helpers) != set(pins) or len({len(one) for one in said}) != 1:
+            raise ContextMismatchError(
+                f"helpers {sorted(pins)} are pinned, but the server announced "
+                f"{list(offer.helpers)} with {len(offer.helper_signatures)} signatures; "
+                "nothing was uploaded",
+                round_number=offer.server_round,
                 client=self.client,
             )
+        params = self.settings.digest()
+        for hello in offer.hellos:
+            check_pinned(hello, pins[hello.helper], params=params, client=self.client)

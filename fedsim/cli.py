@@ -182,6 +182,32 @@ def deploy(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> No
         click.echo(f"not in it: {data}, which must be at this path on every node", err=True)
 
 
+@cli.command("helper-key")
+@click.argument("file", type=click.Path())
+@_as_json
+def helper_key(file: str, as_json: bool) -> None:
+    """Make the lasting key of a helper of secure aggregation in FILE, and print its fingerprint.
+
+    Of a key that is there already, only the fingerprint is printed. The file stays with the helper;
+    the fingerprint goes into secure_aggregation.helper_key_fingerprints, for clients to pin.
+    """
+    from fedsim.helper_keys import make_helper_key, read_helper_key
+    from fedsim.server.secure_aggregation.errors import PublicKeyError
+
+    path = Path(file)
+    made = not path.exists()
+    try:
+        key = make_helper_key(path) if made else read_helper_key(path)
+    except (OSError, PublicKeyError) as error:
+        _fail(str(error), WRONG_INPUT)
+    if as_json:
+        _print_json({"path": str(path), "fingerprint": key.fingerprint, "made": made})
+        return
+    click.echo(key.fingerprint)
+    if made:
+        click.echo(f"{path}: a new key; keep it on the machine of the helper", err=True)
+
+
 @cli.command()
 @click.argument("file", type=click.Path())
 @_overrides

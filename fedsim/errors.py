@@ -10,6 +10,7 @@ from fedsim.experiment import ExperimentError
 from fedsim.models.errors import ModelError
 from fedsim.plugins import PluginError
 from fedsim.run_directory import RunDirectoryError
+from fedsim.secure_setup import SecureSetupError
 from fedsim.simulation.device import DeviceError
 from fedsim.simulation.engines import EngineError
 from fedsim.tracking.observing import TrackerError
@@ -25,6 +26,7 @@ USER_ERRORS: tuple[type[Exception], ...] = (
     PluginError,
     PrivacyPlanError,
     RunDirectoryError,
+    SecureSetupError,
     TrackerError,
     UnsafeModelError,
 )

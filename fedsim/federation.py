@@ -38,8 +38,10 @@ from fedsim.secure_setup import secure_channel
 from fedsim.server.app import RoundResult, SecureAggregation, Start, make_server_app
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
+from fedsim.server.secure_openings import NO_OPENINGS, Openings
 from fedsim.shards import FederationClients
 from fedsim.simulation.device import choose_device
+from fedsim.train_metrics import TrainMetrics, check_train_metrics
 
 _PROBED = 64  # test examples on which training together is compared with training alone
 _TRIED = 3  # test examples on which the model is tried before anything is spent
@@ -98,7 +100,15 @@ class Federation:
             journal=self.journal,
             faults=FaultPlan(self.experiment.seed, tuple(self.experiment.faults)),
             secure=self.secure,
+            measure=self._train_metrics(client),
         )
+
+    def _train_metrics(self, client: int) -> TrainMetrics | None:
+        """Return the metrics that a client sends in the sum; none under privacy, without noise."""
+        declared = {} if self.secure is None else self.secure.settings.metrics
+        if not declared or self.plans is not None:
+            return None
+        return TrainMetrics(tuple(declared), self.loss, self.task, self.data.clients[client])
 
     def privacy_book(self) -> PrivacyBook | None:
         """Return the server's book, with what a resumed run has spent; None without privacy."""
@@ -127,6 +137,7 @@ class Federation:
         on_stop: Callable[[str], None],
         book: PrivacyBook | None,
         patience: float = 60.0,
+        openings: Openings = NO_OPENINGS,
     ) -> ServerApp:
         """Return the server of this federation, which waits `patience` seconds for its nodes."""
         privacy = self.experiment.privacy
@@ -143,7 +154,7 @@ class Federation:
             patience=patience,
             secure=None
             if self.secure is None
-            else SecureAggregation(self.secure.settings, self.secure.codec),
+            else SecureAggregation(self.secure.settings, self.secure.codec, openings),
         )
 
     def _cohort_size(self) -> int:
@@ -176,7 +187,7 @@ class Federation:
         """Return the clients: sharing this object, or rebuilt from the experiment elsewhere."""
         if in_process:
             clients = ManyClientsApp(self.client_task, cohort_size=self._cohort_size())
-            return with_helpers(clients, self.experiment)
+            return with_helpers(clients, self.experiment, self.base)
         return FederationClients(
             self, TaskSource(self.experiment.model_dump_json(), self.base, ledger)
         )
@@ -245,6 +256,9 @@ def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
         check_isolation(model, loss, features, targets)
         gradients = gradients_for(model, loss, features, targets)
     secure = secure_channel(experiment, model.state_dict(), [len(one) for one in data.clients])
+    if secure is not None:
+        few = data.test.take(np.arange(min(_TRIED, len(data.test))))  # public examples
+        check_train_metrics(secure.settings.metrics, model, loss, task, few)
     return Federation(
         experiment=experiment,
         base=loaded.base,

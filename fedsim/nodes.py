@@ -5,6 +5,7 @@ same process as clients is part of the simulation.
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -12,6 +13,8 @@ from flwr.clientapp import ClientApp
 from fedsim.clients.app import partition_of
 from fedsim.clients.many import ManyClientsApp, Request
 from fedsim.experiment import Experiment
+from fedsim.helper_keys import identity_of_helper
+from fedsim.server.secure_aggregation.identity import IdentityKey
 from fedsim.server.secure_helper import make_helper_app
 
 
@@ -21,16 +24,26 @@ def num_helpers(experiment: Experiment) -> int:
     return 0 if settings is None else settings.helpers
 
 
-def with_helpers(clients: ClientApp, experiment: Experiment) -> ClientApp:
+def with_helpers(clients: ClientApp, experiment: Experiment, base: Path) -> ClientApp:
     """Return an app that is any node of the federation: a client, or a helper.
 
-    Without helpers, it is the clients' app itself.
+    Without helpers, it is the clients' app itself. Relative paths of the experiment start at
+    `base`.
     """
     settings = experiment.secure_aggregation
     if settings is None or not settings.helpers:
         return clients
     first = experiment.data.partition.num_clients
-    helper = make_helper_app(settings, lambda context: partition_of(context) - first + 1)
+
+    def number_of(context: Context) -> int:
+        return partition_of(context) - first + 1
+
+    def identity_of(context: Context) -> IdentityKey | None:
+        return identity_of_helper(
+            settings, number_of(context), base=base, node_config=context.node_config
+        )
+
+    helper = make_helper_app(settings, number_of, identity_of)
     kind = _ManyNodes if isinstance(clients, ManyClientsApp) else _Nodes
     return kind(clients, helper, first)
 

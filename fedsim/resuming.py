@@ -6,20 +6,21 @@ from fedsim.experiment import Experiment
 from fedsim.run_directory import RunDirectoryError
 
 _MISSING = object()
+_MAY_CHANGE = ("runtime.", "secure_aggregation.on_abort", "secure_aggregation.combine_")
 
 
 def refuse_changes(before: Experiment, after: Experiment) -> None:
     """Check that a run may be continued as another experiment.
 
-    `runtime` may change, since it changes no result, and `federation.rounds` may grow where the
-    noise does not depend on it.
+    `runtime` may change, since it changes no result, so may what is done where a secure sum cannot
+    be opened, and `federation.rounds` may grow where the noise does not depend on it.
 
     Raises:
         RunDirectoryError: another key differs; it is named with both values.
     """
     found = differences(before.model_dump(mode="json"), after.model_dump(mode="json"), "")
     for key, (old, new) in found.items():
-        if key.startswith("runtime."):
+        if key.startswith(_MAY_CHANGE):
             continue
         if key == "federation.rounds":
             _check_rounds(after, old, new)

@@ -14,6 +14,8 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from fedsim.server.secure_openings import Opening
+
 CLIENT_COLUMNS = (
     "client",
     "examples",
@@ -29,6 +31,8 @@ CLIENT_COLUMNS = (
     "withdrawn_round",
     "clip_norm",
 )
+
+_OPENING = "checkpoint/opening.json"
 
 
 @dataclass(frozen=True)
@@ -203,6 +207,21 @@ class RunDirectory:
             arrays={name: arrays[name] for name in names},
             clip_norms={int(client): bound for client, bound in clip_norms.items()},
         )
+
+    def write_opening(self, opening: Opening) -> None:
+        """Write down whose sum is asked for next, in place of the round before."""
+        self.write_json(_OPENING, {"round": opening.round_number, "clients": list(opening.clients)})
+
+    def read_opening(self) -> Opening | None:
+        """Return the last sum that was asked for; None before the first.
+
+        Raises:
+            RunDirectoryError: the file was damaged.
+        """
+        if not (self.path / _OPENING).is_file():
+            return None
+        said = self.read_json(_OPENING)
+        return Opening(int(said["round"]), tuple(int(client) for client in said["clients"]))
 
     def forget_rounds_after(self, round_number: int) -> list[dict[str, Any]]:
         """Drop rows of rounds that were not checkpointed, and return the others."""

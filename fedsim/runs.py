@@ -20,6 +20,7 @@ from fedsim.secure_summary import secure_summary
 from fedsim.server.app import RoundError, RoundResult, Start
 from fedsim.server.errors import FederationError
 from fedsim.server.protocol import to_arrays, to_numpy
+from fedsim.server.secure_openings import Openings
 from fedsim.simulation.engines import Engine, LocalEngine, engine_for
 from fedsim.tracking.observing import with_trackers
 
@@ -204,6 +205,7 @@ class _Recorder:
             on_stop=self._on_stop,
             book=self._federation.privacy_book(),
             patience=engine.patience,
+            openings=Openings(self._directory.read_opening(), self._directory.write_opening),
         )
         client = self._federation.client_app(
             in_process=isinstance(engine, LocalEngine), ledger=self._directory.ledger
@@ -222,11 +224,14 @@ class _Recorder:
     def _record(self, result: RoundResult) -> None:
         row = _round_row(result)
         if self._federation.secure is not None:
+            declared = self._federation.secure.settings.metrics
+            row |= {name: result.client_metrics.get(name) for name in declared}
             row["secure_aggregation"] = {
                 "survivors": len(result.participants),
                 "aborted": result.aborted,
                 "retried": result.retried,
                 "clipped": result.clipped,
+                "clipped_metrics": result.clipped_metrics,
             }
         self._directory.append_round(row)
         if self._finished == result.round_number:

@@ -7,8 +7,14 @@ from torch import Tensor
 from fedsim.clients.secure_channel import SecureChannel
 from fedsim.experiment import Experiment
 from fedsim.server.secure_aggregation.encoding import FixedPointEncoder
+from fedsim.server.secure_aggregation.hpke import HpkeMissingError, check_hpke
 from fedsim.server.secure_aggregation.layout import TensorLayout
+from fedsim.server.secure_aggregation.metrics import MetricGrids
 from fedsim.server.secure_aggregation.payload import PayloadCodec
+
+
+class SecureSetupError(ValueError):
+    """Secure aggregation that cannot start here; the message is one line with the fix."""
 
 
 def secure_channel(
@@ -22,21 +28,27 @@ def secure_channel(
         sizes: the examples of every client.
 
     Raises:
-        ValueError: a client weighs more than `max_weight`.
+        SecureSetupError: a client weighs more than `max_weight`, or cryptography is too old.
     """
     settings = experiment.secure_aggregation
     if settings is None:
         return None
+    if settings.protocol != "quantized":
+        try:
+            check_hpke()
+        except HpkeMissingError as error:
+            raise SecureSetupError(str(error)) from error
     weighted = experiment.federation.weighting == "examples"
     clients = experiment.federation.clients_per_round or len(sizes)
     encoder = FixedPointEncoder.from_settings(settings, clients=clients, weighted=weighted)
     if weighted and max(sizes) > encoder.max_weight:
-        raise ValueError(
+        raise SecureSetupError(
             f"client {sizes.index(max(sizes))} has {max(sizes)} examples, but "
             f"secure_aggregation.max_weight is {encoder.max_weight}; raise it, or use "
             "federation.weighting: uniform"
         )
     layout = TensorLayout.from_arrays({name: one.cpu().numpy() for name, one in state.items()})
+    metrics = MetricGrids.of(settings.metrics, encoder)
     return SecureChannel(
-        settings, PayloadCodec(encoder, layout, settings.metrics), weighted, experiment.seed
+        settings, PayloadCodec(encoder, layout, metrics), weighted, experiment.seed
     )

@@ -31,7 +31,7 @@ _MADE_THERE = {"model", "bench", "loss", "gradients", "device", "journal", "data
 
 def clients_elsewhere(source: "TaskSource") -> ClientApp:
     """Return the clients of a federation that is assembled, when first asked, in this process."""
-    return with_helpers(make_client_app(source), source.settings)
+    return with_helpers(make_client_app(source), source.settings, source.base)
 
 
 class FederationClients(ClientApp):

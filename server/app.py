@@ -21,6 +21,7 @@ from fedsim.server.roll_call import Roll, whole_roll
 from fedsim.server.secure_aggregation.payload import PayloadCodec
 from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
 from fedsim.server.secure_averaging import SecureAveraging
+from fedsim.server.secure_openings import Openings
 from fedsim.server.settings import FederationSettings
 from fedsim.server.strategies import Failure, FedAvg
 from fedsim.server.timeline import Timeline
@@ -38,7 +39,9 @@ class RoundResult:
     cumulative ε of any client, None without privacy. `withdrawn` are the clients that left in this
     round; `shortened` has the steps of those that took fewer than asked. A round without
     participants leaves the model as it was, and so does one that was `aborted`, for that reason;
-    `retried` questions of secure aggregation were asked again, and `clipped` values clipped.
+    `retried` questions of secure aggregation were asked again, `clipped` values of updates were
+    clipped, and so were metrics of `clipped_metrics` clients. `client_metrics` are the means of
+    metrics that clients declared, over those in the sum.
     `timeline` divides `seconds` by `PARTS`. `clip_norms` has the bound that the clipping of each
     client has learnt so far, where it learns.
     """
@@ -57,6 +60,8 @@ class RoundResult:
     aborted: str | None = None
     retried: int = 0
     clipped: int = 0
+    clipped_metrics: int = 0
+    client_metrics: Metrics = field(default_factory=dict)
 
 
 class RoundError(FederationError):
@@ -83,10 +88,14 @@ class Start:
 
 @dataclass(frozen=True)
 class SecureAggregation:
-    """What the server needs to aggregate securely: the settings, and how payloads are laid out."""
+    """What the server needs to aggregate securely.
+
+    `codec` says how payloads are laid out, `openings` which sums an earlier process has opened.
+    """
 
     settings: SecureAggregationSettings
     codec: PayloadCodec
+    openings: Openings = field(default_factory=Openings)
 
 
 def make_server_app(
@@ -183,6 +192,7 @@ def _averaging(secure: SecureAggregation, roll: Roll) -> SecureAveraging:
         codec=secure.codec,
         clients={client: node for node, client in roll.clients.items()},
         helpers={helper: node for node, helper in roll.helpers.items()},
+        openings=secure.openings,
     )
 
 
@@ -226,6 +236,8 @@ def run_round(
         aborted=outcome.aborted,
         retried=outcome.retried,
         clipped=outcome.clipped,
+        clipped_metrics=outcome.clipped_metrics,
+        client_metrics=outcome.metrics,
     )
 
 

@@ -51,23 +51,27 @@ class Averaged:
     Attributes:
         arrays: the next model; None: it stays as it was.
         lost: clients whose update was taken and is not part of it after all, and why.
+        metrics: means of the metrics that clients declared.
+        clipped: values of updates that were clipped before they were averaged.
+        clipped_metrics: clients that clipped a metric.
     """
 
     arrays: ArrayRecord | None
     lost: Mapping[int, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    clipped: int = 0
+    clipped_metrics: int = 0
 
 
 class Averaging(ABC, Generic[A]):
     """Averages the updates of one round after another.
 
     Every client of a round is either added or skipped, once, between `begin` and `finish`.
-    `retried` counts the questions of the last round that had to be asked again, `clipped` the
-    values of its updates that were clipped.
+    `retried` counts the questions of the last round that had to be asked again.
     """
 
     name: str = ""
     retried: int = 0
-    clipped: int = 0
 
     @abstractmethod
     def begin(

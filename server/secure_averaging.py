@@ -1,7 +1,7 @@
 """Averaging without seeing any update: secure aggregation in place of a plain mean."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -23,6 +23,7 @@ from fedsim.server.secure_aggregation.messages import Hello, HelloReply
 from fedsim.server.secure_aggregation.payload import PayloadCodec
 from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
 from fedsim.server.secure_exchange import Exchange, Mail, MaskedRound, SharedRound, named
+from fedsim.server.secure_openings import Openings
 from fedsim.server.secure_protocol import HELLO, SECAGG, SealedReply, to_records
 
 
@@ -31,13 +32,15 @@ class SecureAveraging(Averaging[SealedReply]):
 
     Guarantee: a round ends with the exact mean over the clients in the sum, or is given up with a
     named error and leaves the model as it was. Every run, a resumed one too, has an id of its own,
-    and every attempt at a round a nonce of its own, so that no share is used twice.
+    and every attempt at a round a nonce of its own, so that no share is used twice; no attempt
+    opens a sum of other clients than an earlier one of the same round (`openings`).
 
     Args:
         settings: the protocol.
         codec: the payload.
         clients: the node of each client.
         helpers: the node of each helper.
+        openings: remembers which sums were opened, over restarts, too.
     """
 
     def __init__(
@@ -47,12 +50,15 @@ class SecureAveraging(Averaging[SealedReply]):
         codec: PayloadCodec,
         clients: Mapping[int, int],
         helpers: Mapping[int, int],
+        openings: Openings,
     ) -> None:
         self.name = f"secure aggregation by {settings.protocol}"
         self._settings, self._codec = settings, codec
         self._clients, self._helpers = clients, helpers
+        self._openings = openings
+        self._round = 0
         self._run_id = os.urandom(NONCE_BYTES).hex()
-        self._keys: dict[int, bytes] | None = None
+        self._hellos: dict[int, HelloReply] | None = None
         self._reference: Arrays | None = None
         self._exchange: Exchange | None = None
         self._added = 0
@@ -67,7 +73,8 @@ class SecureAveraging(Averaging[SealedReply]):
         Raises:
             RoundAbortedError: too few clients, or a helper cannot be had.
         """
-        self.retried, self.clipped, self._added, self._exchange = 0, 0, 0, None
+        self.retried, self._added, self._exchange = 0, 0, None
+        self._round = round_number
         if not clients:
             return None
         with _giving_up():
@@ -100,6 +107,12 @@ class SecureAveraging(Averaging[SealedReply]):
 
     def add(self, client: int, answer: SealedReply) -> None:
         """Take a client's share, or its public keys."""
+        admitted = self._openings.admitted(self._round)
+        if admitted is not None and client not in admitted:
+            raise InvalidUpdateError(
+                "it was not in the sum of this round that was asked for before the run was "
+                "interrupted, and joins again in the next round"
+            )
         try:
             self._current.add(answer.content, client)
         except SecureAggregationError as error:
@@ -119,9 +132,14 @@ class SecureAveraging(Averaging[SealedReply]):
                 aggregate = exchange.open(self._reference)
         finally:
             self.retried += exchange.retried
-        self.clipped = aggregate.clipped
         self._exchange = None
-        return Averaged(to_arrays(aggregate.arrays), exchange.lost())
+        return Averaged(
+            to_arrays(aggregate.arrays),
+            exchange.lost(),
+            metrics=aggregate.metrics,
+            clipped=aggregate.clipped,
+            clipped_metrics=aggregate.clipped_metrics,
+        )
 
     @property
     def _current(self) -> Exchange:
@@ -133,7 +151,7 @@ class SecureAveraging(Averaging[SealedReply]):
         settings, codec = self._settings, self._codec
         if settings.protocol.startswith("secagg"):
             server = MaskedSum(codec=codec, context=context, settings=settings, clients=clients)
-            return MaskedRound(server, Mail(grid, self._clients))
+            return MaskedRound(server, Mail(grid, self._clients), before_opening=self._opening)
         leader = Leader(
             codec=codec,
             context=context,
@@ -142,19 +160,28 @@ class SecureAveraging(Averaging[SealedReply]):
             min_clients=settings.min_clients,
         )
         mail = Mail(grid, self._helpers)
-        timeout, retries = settings.combine_timeout_s, settings.combine_retries
-        return SharedRound(leader, self._public_keys(mail), mail, timeout, retries)
+        return SharedRound(
+            leader,
+            self._greeted(mail),
+            mail,
+            timeout=settings.combine_timeout_s,
+            retries=settings.combine_retries,
+            before_opening=self._opening,
+        )
 
-    def _public_keys(self, mail: Mail) -> dict[int, bytes]:
+    def _opening(self, clients: Iterable[int]) -> None:
+        self._openings.about_to_open(self._round, clients)
+
+    def _greeted(self, mail: Mail) -> dict[int, HelloReply]:
         """Return the helpers' keys of this run, which are asked for once."""
-        if self._keys is not None:
-            return self._keys
+        if self._hellos is not None:
+            return self._hellos
         hello = Hello(
             run_id=self._run_id,
             params=self._settings.digest(),
             min_clients=self._settings.min_clients,
         )
-        keys: dict[int, bytes] = {}
+        hellos: dict[int, HelloReply] = {}
         for helper, reply in mail.insist(
             HELLO,
             dict.fromkeys(self._helpers, hello),
@@ -167,9 +194,9 @@ class SecureAveraging(Averaging[SealedReply]):
                 raise ContextMismatchError(
                     f"helper {helper} answered as helper {reply.helper} of run {reply.run_id!r}"
                 )
-            keys[helper] = reply.public_key
-        self._keys = keys
-        return keys
+            hellos[helper] = reply
+        self._hellos = hellos
+        return hellos
 
     def _count(self, questions: int) -> None:
         self.retried += questions

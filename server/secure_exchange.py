@@ -1,7 +1,7 @@
 """The questions of one secure round on a grid: from the first upload to the opened sum."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from fedsim.server.secure_aggregation.leader import Leader
 from fedsim.server.secure_aggregation.masked_sum import MaskedSum
 from fedsim.server.secure_aggregation.messages import (
     CombineReply,
+    HelloReply,
     KeysReply,
     MaskedReply,
     RoundOffer,
@@ -103,9 +104,14 @@ class Exchange(ABC):
 
     Attributes:
         retried: questions that were asked again.
+        before_opening: called with the clients whose sum is asked for next; may raise
+            SecureAggregationError.
     """
 
     retried: int = 0
+
+    def __init__(self, before_opening: Callable[[Iterable[int]], None]) -> None:
+        self.before_opening = before_opening
 
     @abstractmethod
     def offer(self) -> RoundOffer:
@@ -137,21 +143,30 @@ class SharedRound(Exchange):
 
     Args:
         leader: this round's.
-        keys: the helpers' public keys.
+        hellos: what the helpers said of themselves.
         helpers: carries questions to helpers.
         timeout: seconds for an answer of a helper.
         retries: how often a silent helper is asked again.
+        before_opening: see `Exchange`.
     """
 
     def __init__(
-        self, leader: Leader, keys: Mapping[int, bytes], helpers: Mail, timeout: float, retries: int
+        self,
+        leader: Leader,
+        hellos: Mapping[int, HelloReply],
+        helpers: Mail,
+        *,
+        timeout: float,
+        retries: int,
+        before_opening: Callable[[Iterable[int]], None],
     ) -> None:
-        self._leader, self._keys, self._helpers = leader, keys, helpers
+        super().__init__(before_opening)
+        self._leader, self._hellos, self._helpers = leader, hellos, helpers
         self._timeout, self._retries = timeout, retries
 
     def offer(self) -> RoundOffer:
         """Return what clients need to know."""
-        return self._leader.offer(self._keys)
+        return self._leader.offer(self._hellos)
 
     def add(self, content: RecordDict, client: int) -> None:
         """Add the leader's share of a client."""
@@ -163,6 +178,8 @@ class SharedRound(Exchange):
         """Combine with the helpers and open the sum."""
         while not self._leader.complete:
             asked = self._leader.requests()
+            if any(request.release for request in asked.values()):
+                self.before_opening(self._leader.clients)
             for _, reply in self._helpers.insist(
                 COMBINE,
                 asked,
@@ -189,7 +206,10 @@ class MaskedRound(Exchange):
     it is recovered by the others, down to the threshold.
     """
 
-    def __init__(self, server: MaskedSum, clients: Mail) -> None:
+    def __init__(
+        self, server: MaskedSum, clients: Mail, *, before_opening: Callable[[Iterable[int]], None]
+    ) -> None:
+        super().__init__(before_opening)
         self._server, self._clients = server, clients
         self._reasons: dict[int, str] = {}
         self._keyed: list[int] = []
@@ -210,7 +230,9 @@ class MaskedRound(Exchange):
         server = self._server
         self._stage(SHARES, server.rosters(), SharesReply, server.take_shares)
         self._stage(MASKED, server.mask_requests(), MaskedReply, server.take_masked)
-        self._stage(UNMASK, server.unmask_requests(), UnmaskReply, server.take_unmask)
+        requests = server.unmask_requests()
+        self.before_opening(server.clients)
+        self._stage(UNMASK, requests, UnmaskReply, server.take_unmask)
         return server.open(reference=reference)
 
     def lost(self) -> Mapping[int, str]:

@@ -9,6 +9,7 @@ from fedsim.server.protocol import ROLL_CALL, Identity, roll_call_reply
 from fedsim.server.secure_aggregation import wire
 from fedsim.server.secure_aggregation.errors import SecureAggregationError
 from fedsim.server.secure_aggregation.helper import Helper, HelperState
+from fedsim.server.secure_aggregation.identity import IdentityKey
 from fedsim.server.secure_aggregation.messages import CombineRequest, Hello
 from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
 from fedsim.server.secure_protocol import COMBINE, HELLO, answer, from_records
@@ -17,7 +18,9 @@ STATE = "secagg-helper"
 
 
 def make_helper_app(
-    settings: SecureAggregationSettings, number_of: Callable[[Context], int]
+    settings: SecureAggregationSettings,
+    number_of: Callable[[Context], int],
+    identity_of: Callable[[Context], IdentityKey | None] = lambda _: None,
 ) -> ClientApp:
     """Return the app of a node that is an aggregator beside the server.
 
@@ -28,6 +31,8 @@ def make_helper_app(
     Args:
         settings: the helper's own settings.
         number_of: the number of the helper, ≥ 1, that a node is.
+        identity_of: a node's lasting key, which signs the key of every run; read at the hello.
+            May raise SecureAggregationError, which is answered.
     """
     app = ClientApp()
 
@@ -38,20 +43,34 @@ def make_helper_app(
     @app.query(HELLO)
     def hello(message: Message, context: Context) -> Message:
         return _answered(
-            lambda helper: helper.hello(from_records(Hello, message.content)), message, context
+            lambda: Helper(
+                helper=number_of(context),
+                settings=settings,
+                state=_state(context),
+                identity=identity_of(context),
+            ),
+            lambda helper: helper.hello(from_records(Hello, message.content)),
+            message,
+            context,
         )
 
     @app.query(COMBINE)
     def combine(message: Message, context: Context) -> Message:
         return _answered(
+            lambda: Helper(helper=number_of(context), settings=settings, state=_state(context)),
             lambda helper: helper.combine(from_records(CombineRequest, message.content)),
             message,
             context,
         )
 
-    def _answered(ask: Callable[[Helper], object], message: Message, context: Context) -> Message:
+    def _answered(
+        restored: Callable[[], Helper],
+        ask: Callable[[Helper], object],
+        message: Message,
+        context: Context,
+    ) -> Message:
         try:
-            helper = Helper(helper=number_of(context), settings=settings, state=_state(context))
+            helper = restored()
             reply = ask(helper)
             context.state[STATE] = ConfigRecord({**helper.state.to_record()})
         except SecureAggregationError as error:

@@ -44,6 +44,8 @@ class RoundOutcome:
     aborted: str | None = None  # why the round was given up
     retried: int = 0  # questions that had to be asked again
     clipped: int = 0  # values of updates that were clipped before they were summed
+    clipped_metrics: int = 0  # clients that clipped a metric of theirs
+    metrics: Mapping[str, float] = field(default_factory=dict)  # means that clients declared
 
 
 class FedAvg(Strategy):
@@ -147,7 +149,9 @@ class FedAvg(Strategy):
             if client in self._learnt:
                 self.clip_norms[client] = self._learnt[client]
         self.outcome.retried = self._averaging.retried
-        self.outcome.clipped = self._averaging.clipped
+        self.outcome.metrics = averaged.metrics
+        self.outcome.clipped = averaged.clipped
+        self.outcome.clipped_metrics = averaged.clipped_metrics
         self.outcome.participants.sort()
         self.outcome.failed.sort(key=lambda failure: failure.client)
         self.outcome.withdrawn.sort(key=lambda withdrawal: withdrawal.client)

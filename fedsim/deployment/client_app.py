@@ -60,7 +60,7 @@ def _helper(loaded: LoadedExperiment, message: Message, context: Context) -> Mes
     """Answer as a helper, which has no data, no model and no ledger."""
     if message.metadata.message_type == LEDGER_TYPE:
         return empty_ledger_reply(message)
-    return with_helpers(ClientApp(), loaded.experiment)(message, context)
+    return with_helpers(ClientApp(), loaded.experiment, loaded.base)(message, context)
 
 
 def _node_number(loaded: LoadedExperiment, context: Context) -> int:

@@ -4,7 +4,7 @@ Each rule runs as soon as the sections it needs are valid, whatever is wrong in 
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.experiment.messages import Finding, findings
 from fedsim.experiment.references import check_data_file, check_name, check_table
 from fedsim.experiment.wording import KeyPath, value_text
-from fedsim.models.catalog import LOSSES, MODELS
+from fedsim.models.catalog import LOSSES, MODELS, TRAIN_METRICS
 from fedsim.models.settings import ModelSettings
 from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
 from fedsim.server.settings import FederationSettings
@@ -168,26 +168,33 @@ def _check_secure_aggregation(sections: Sections) -> Iterator[Finding]:
             "adaptive would tell each client's learnt bound to the server, which "
             "secure_aggregation is to hide; use clipping: flat, or leave secure_aggregation out",
         )
-    if secure.metrics:
-        yield (
-            (*section, "metrics"),
-            "clients of an experiment file report no metrics; leave it out",
-        )
-    if secure.helper_key_fingerprints:
-        yield (
-            (*section, "helper_key_fingerprints"),
-            "helpers of an experiment file make new keys in every run, which no pin can name; "
-            "leave it out",
-        )
+    yield from _check_metrics(secure.metrics, private=sections.privacy is not None)
     # Not above: numpy takes a while to import, and most files do without it.
     from fedsim.server.secure_aggregation.encoding import FixedPointEncoder
     from fedsim.server.secure_aggregation.errors import CapacityError
+    from fedsim.server.secure_aggregation.metrics import MetricGrids
 
     weighted = sections.federation.weighting == "examples"
     try:
-        FixedPointEncoder.from_settings(secure, clients=clients, weighted=weighted)
+        encoder = FixedPointEncoder.from_settings(secure, clients=clients, weighted=weighted)
+        MetricGrids.of(secure.metrics, encoder)
     except CapacityError as error:
         yield section, f"the sum would not fit into the ring: {error}"
+
+
+def _check_metrics(metrics: Mapping[str, float], *, private: bool) -> Iterator[Finding]:
+    section: KeyPath = ("secure_aggregation", "metrics")
+    if metrics and private:
+        yield (
+            section,
+            "means over private examples would leave the clients without noise, and no ε covers "
+            "them, nor their sum; leave metrics out, or leave privacy out",
+        )
+        return
+    for name in metrics:
+        if name not in TRAIN_METRICS:
+            known = ", ".join(TRAIN_METRICS)
+            yield (*section, name), f"no such metric; choose from {known}"
 
 
 def _check_budget_files(privacy: PrivacySettings, base: Path) -> Iterator[Finding]:

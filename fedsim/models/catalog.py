@@ -54,3 +54,6 @@ LOSSES = {
     "mse": "regression: squared error, averaged over the outputs of an example",
     "bce": "binary or multi-label: one logit per label, targets 0 or 1",
 }
+
+# Means over examples: what can be averaged over clients (R² cannot).
+TRAIN_METRICS = ("train_loss", "train_accuracy", "train_mse")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import Markup, escape
 
+from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.report import overview
 from fedsim.report.client_table import MAX_BARS, client_table, columns
 from fedsim.report.contents import RunContents, read_contents
@@ -131,6 +132,7 @@ def _curves(contents: RunContents) -> list[tuple[str, "Markup"]]:
     from fedsim.report.plots import draw_curve
 
     curves = [_metric_curve(contents, name) for name in _plotted_metrics(contents)]
+    curves += [_metric_curve(contents, name) for name in _train_metrics(contents)]
     if contents.facts.bounded:
         curves.append(_epsilon_curve(contents))
     drawings = [(curve.label, draw_curve(curve)) for curve in curves]
@@ -142,12 +144,19 @@ def _plotted_metrics(contents: RunContents) -> list[str]:
     return names[:1] + (["test_loss"] if "test_loss" in names[1:] else [])
 
 
+def _train_metrics(contents: RunContents) -> list[str]:
+    """Return the metrics that clients declared inside a secure sum."""
+    return [name for name in TRAIN_METRICS if any(name in row for row in contents.rounds)]
+
+
 def _metric_curve(contents: RunContents, name: str) -> "Curve":
     from fedsim.report.plots import Curve
 
+    kind = "loss" if name.endswith("loss") else "metric"
+    of_clients = name in TRAIN_METRICS
     return Curve(
-        name="loss" if name == "test_loss" else "metric",
-        label=f"Test {overview.metric_name(name)}",
+        name=f"train-{kind}" if of_clients else kind,
+        label=f"{'Train' if of_clients else 'Test'} {overview.metric_name(name)}",
         rounds=[row["round"] for row in contents.rounds],
         values=[row.get(name) for row in contents.rounds],
         text=lambda value: metric_text(name, value),

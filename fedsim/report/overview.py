@@ -47,7 +47,7 @@ class Phase:
 
 def metric_name(name: str) -> str:
     """Return a metric's name for people: `test_r2` is R²."""
-    short = name.removeprefix("test_")
+    short = name.removeprefix("test_").removeprefix("train_")
     return _METRIC_NAMES.get(short, short.replace("_", " "))
 
 

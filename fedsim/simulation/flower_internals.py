@@ -1,4 +1,4 @@
-"""The only place that touches Flower's private modules (checked against flwr 1.38 to 1.41)."""
+"""The only place that touches Flower's private modules (checked against flwr 1.40 and 1.41)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

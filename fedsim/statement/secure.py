@@ -45,8 +45,7 @@ class SecureAggregation(Sentence):
         return " ".join(
             [
                 f"Updates were added up by the protocol {self.values.get('protocol')}: the server "
-                "saw the sum of weighted updates, the sum of weights, who took part and when, and "
-                "no single update.",
+                f"saw {_sums(self.values)}, who took part and when, and no single update.",
                 *_trust(self.values),
                 *_rounds(self.values),
                 *_exactness(self.values),
@@ -169,6 +168,11 @@ class NoAggregateView(Sentence):
     def values(self) -> Mapping[str, Any]:
         """What is recorded of it."""
         return _view(self.facts)
+
+
+def _sums(recorded: Mapping[str, Any]) -> str:
+    sums = [f"the {one}" for one in recorded.get("server_view", ()) if one.startswith("sum of ")]
+    return ", ".join(sums) or "sums only"
 
 
 def _trust(recorded: Mapping[str, Any]) -> list[str]:

@@ -19,11 +19,13 @@ from fedsim.server.secure_aggregation.errors import (
     ContextMismatchError,
     DuplicateClientError,
     EnvelopeError,
+    PublicKeyError,
     ReplayError,
     TooFewClientsError,
     WireError,
 )
 from fedsim.server.secure_aggregation.hpke import SealingKey
+from fedsim.server.secure_aggregation.identity import IdentityKey
 from fedsim.server.secure_aggregation.messages import (
     CombineReply,
     CombineRequest,
@@ -98,8 +100,8 @@ class Helper:
         helper: this helper's number, ≥ 1 (the leader is 0).
         settings: its own settings; the leader can raise `min_clients` and change nothing else.
         state: what it remembers; None before the first hello.
-        private_key: 32 bytes of a lasting key, whose fingerprint clients can pin; None for a new
-            key in every run.
+        identity: a lasting key, which clients can pin and which signs the key of every run; None
+            for a helper that nobody can tell from another.
     """
 
     def __init__(
@@ -108,23 +110,26 @@ class Helper:
         helper: int,
         settings: SecureAggregationSettings,
         state: HelperState | None = None,
-        private_key: bytes | None = None,
+        identity: IdentityKey | None = None,
     ) -> None:
         self.helper = helper
         self.state = state or HelperState()
         self._settings = settings
-        self._private_key = private_key
+        self._identity = identity
         self._sharing = AdditiveSharing(SeedExpander(settings.prg))
 
     def hello(self, hello: Hello) -> HelloReply:
         """Begin a run, or return the key of the run that has begun.
 
-        An earlier run is over for good: its envelopes open no more, even under a lasting key.
+        Every run has a new key, also under a lasting identity: a helper that lost its memory has
+        lost the key to earlier envelopes with it, and an earlier run is over for good.
 
         Raises:
             ReplayError: a run that is over.
             ContextMismatchError: the leader's parameters are not the helper's own.
+            PublicKeyError: the helper is not the one that its own settings pin.
         """
+        self._check_pin()
         if hello.params != self._settings.digest():
             raise ContextMismatchError(
                 f"helper {self.helper} has parameters {self._settings.digest()[:12]}, the leader "
@@ -138,12 +143,18 @@ class Helper:
             over = (self.state.run_id,) if self.state.run_id else ()
             self.state = HelperState(
                 run_id=hello.run_id,
-                private_key=self._private_key or SealingKey.generate().to_bytes(),
+                private_key=SealingKey.generate().to_bytes(),
                 min_clients=max(hello.min_clients, self._settings.min_clients),
                 past=(*self.state.past, *over),
             )
         key = SealingKey.from_bytes(self.state.private_key)
-        return HelloReply(run_id=hello.run_id, helper=self.helper, public_key=key.public)
+        reply = HelloReply(run_id=hello.run_id, helper=self.helper, public_key=key.public)
+        if self._identity is None:
+            return reply
+        signature = self._identity.sign(
+            run_id=hello.run_id, helper=self.helper, params=hello.params, public_key=key.public
+        )
+        return replace(reply, identity=self._identity.public, signature=signature)
 
     def combine(self, request: CombineRequest) -> CombineReply:
         """Answer a request: rejected clients, or this helper's share of the sum.
@@ -169,6 +180,23 @@ class Helper:
             )
         self.state = replace(self.state, answered=request.server_round, question=question)
         return self._release(request, seeds)
+
+    def _check_pin(self) -> None:
+        """Say at once what every client would refuse."""
+        pins = self._settings.helper_key_fingerprints
+        if not pins:
+            return
+        if self._identity is None:
+            raise PublicKeyError(
+                f"helper {self.helper} has no lasting key, but helper_key_fingerprints pins "
+                f"{pins[self.helper - 1][:16]}...; give it the file of that key"
+            )
+        if self._identity.fingerprint != pins[self.helper - 1]:
+            raise PublicKeyError(
+                f"the lasting key of helper {self.helper} has the fingerprint "
+                f"{self._identity.fingerprint}, but helper_key_fingerprints pins "
+                f"{pins[self.helper - 1]}; give it the other file, or correct the pin everywhere"
+            )
 
     def _check(self, request: CombineRequest) -> None:
         where = {"round_number": request.server_round}

@@ -1,7 +1,7 @@
 """Sealing small secrets to a public key: RFC 9180, X25519, HKDF-SHA256, AES-256-GCM, base mode."""
 
-import hashlib
 from collections.abc import Iterable
+from importlib.metadata import version
 from typing import Self
 
 from cryptography.exceptions import InvalidTag
@@ -9,17 +9,29 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 try:
     from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
-except ImportError as error:
-    raise ImportError(
-        "secure aggregation needs HPKE, which this cryptography lacks: pip install -U flwr"
-    ) from error
+except ImportError:  # before 47; said by `check_hpke`, since averaging in clear can do without
+    _SUITE = None
+else:
+    _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 
 from fedsim.server.secure_aggregation.errors import EnvelopeError, PublicKeyError
 
 KEY_BYTES = 32
 OVERHEAD = 48  # encapsulated key and authentication tag
-_SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 _PROBE = X25519PrivateKey.from_private_bytes(bytes([1]) * 32)
+
+
+class HpkeMissingError(ValueError):
+    """The installed cryptography has no HPKE."""
+
+
+def check_hpke() -> None:
+    """Check that envelopes can be sealed here.
+
+    Raises:
+        HpkeMissingError: the installed cryptography is too old.
+    """
+    _suite()
 
 
 class SealingKey:
@@ -53,7 +65,7 @@ class SealingKey:
             EnvelopeError: damaged, sealed to another key, or for another context.
         """
         try:
-            return _SUITE.decrypt(envelope, self._private, info=info)
+            return _suite().decrypt(envelope, self._private, info=info)
         except InvalidTag:
             raise EnvelopeError(
                 "the envelope does not open: it was damaged, sealed to another key, or made for "
@@ -67,9 +79,11 @@ def seal(secret: bytes, public: bytes, *, info: bytes) -> bytes:
 
     Raises:
         PublicKeyError: the key is malformed or of low order.
+        HpkeMissingError: the installed cryptography is too old.
     """
+    suite = _suite()
     try:
-        return _SUITE.encrypt(secret, X25519PublicKey.from_public_bytes(public), info=info)
+        return suite.encrypt(secret, X25519PublicKey.from_public_bytes(public), info=info)
     except ValueError:
         raise _unusable(public, None) from None
 
@@ -101,6 +115,19 @@ def agree(private: bytes, public: bytes, *, owner: int | None = None) -> bytes:
         raise _unusable(public, owner) from None
 
 
+def _suite() -> "Suite":
+    if _SUITE is None:
+        raise _missing()
+    return _SUITE
+
+
+def _missing() -> HpkeMissingError:
+    return HpkeMissingError(
+        "secure_aggregation needs HPKE (RFC 9180), which came with cryptography 47; this is "
+        f"{version('cryptography')}: pip install 'flwr>=1.40' 'cryptography>=47'"
+    )
+
+
 def _unusable(public: bytes, owner: int | None) -> PublicKeyError:
     return PublicKeyError(
         f"{bytes(public).hex() or 'nothing'} is no usable X25519 public key; "
@@ -122,8 +149,3 @@ def check_distinct(keys: Iterable[bytes]) -> None:
                 f"the public key {key.hex()} occurs twice; each party needs its own"
             )
         seen.add(key)
-
-
-def fingerprint(public: bytes) -> str:
-    """Return the SHA-256 of a public key in hex, for pinning."""
-    return hashlib.sha256(public).hexdigest()

@@ -34,6 +34,7 @@ from fedsim.server.secure_aggregation.layout import Arrays
 from fedsim.server.secure_aggregation.messages import (
     CombineReply,
     CombineRequest,
+    HelloReply,
     RoundOffer,
     Upload,
 )
@@ -95,9 +96,10 @@ class Leader:
         """Whether every helper has answered."""
         return self._answered == set(self._helpers)
 
-    def offer(self, keys: Mapping[int, bytes]) -> RoundOffer:
-        """Return what clients need to know, with the public key of each helper."""
+    def offer(self, hellos: Mapping[int, HelloReply]) -> RoundOffer:
+        """Return what clients need to know, with what each helper said of itself."""
         context = self._context
+        said = [hellos[helper] for helper in self._helpers]
         return RoundOffer(
             run_id=context.run_id,
             round_nonce=context.round_nonce,
@@ -106,7 +108,9 @@ class Leader:
             params=context.params,
             model=context.model,
             helpers=self._helpers,
-            helper_keys=tuple(keys[helper] for helper in self._helpers),
+            helper_keys=tuple(one.public_key for one in said),
+            helper_identities=tuple(one.identity for one in said),
+            helper_signatures=tuple(one.signature for one in said),
         )
 
     def add(self, upload: Upload) -> None:

@@ -7,8 +7,7 @@ model: the server follows the protocol (semi-honest); clients check what a devia
 gain most from, see `fedsim.clients.masked_upload`.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -20,14 +19,12 @@ from fedsim.server.secure_aggregation.errors import (
     DuplicateClientError,
     LayoutMismatchError,
     ProtocolOrderError,
-    SecureAggregationError,
-    ShareMismatchError,
     ThresholdError,
     TooFewClientsError,
     WireError,
 )
 from fedsim.server.secure_aggregation.graph import NeighbourGraph
-from fedsim.server.secure_aggregation.hpke import SealingKey, check_distinct, checked_public_key
+from fedsim.server.secure_aggregation.hpke import check_distinct, checked_public_key
 from fedsim.server.secure_aggregation.layout import Arrays
 from fedsim.server.secure_aggregation.messages import (
     KeysReply,
@@ -39,22 +36,14 @@ from fedsim.server.secure_aggregation.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
-from fedsim.server.secure_aggregation.pairwise import PairwiseMasking, commitment, masked_info
+from fedsim.server.secure_aggregation.pairwise import masked_info
 from fedsim.server.secure_aggregation.payload import Aggregate, PayloadCodec
 from fedsim.server.secure_aggregation.prg import SeedExpander
+from fedsim.server.secure_aggregation.recovery import Recovery
 from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
-from fedsim.server.secure_aggregation.shamir import ShamirSharing
 
 _KEYS, _SHARES, _MASKED, _UNMASK = range(4)
 _STAGES = ("keys", "shares", "masked", "unmask")
-
-
-@dataclass(frozen=True)
-class _Recovered:
-    """Secrets put together from shares: self-mask seeds, and masking keys of the dead."""
-
-    seeds: dict[int, bytes]
-    keys: dict[int, bytes]
 
 
 class MaskedSum:
@@ -214,7 +203,7 @@ class MaskedSum:
         """
         self._advance(_MASKED)
         self._check_enough(len(self._masked))
-        self._check_recoverable()
+        self._recovery().check_possible()
         return {client: self._unmask_request(client) for client in self.clients}
 
     def take_unmask(self, reply: UnmaskReply) -> None:
@@ -247,10 +236,20 @@ class MaskedSum:
             raise ProtocolOrderError(
                 f"the round is at the stage {_STAGES[self._stage]}; call unmask_requests() first"
             )
-        recovered = self._recover()
         total = self._total.copy()
-        self._unmask(total, recovered)
+        self._recovery().remove(total, self._unmasked)
         return self._codec.decode(total, clients=len(self._masked), reference=reference)
+
+    def _recovery(self) -> Recovery:
+        return Recovery(
+            context=self._context,
+            graph=self.graph,
+            expander=SeedExpander(self._settings.prg),
+            keys=self._keys,
+            shares=self._shares,
+            paired=self._paired,
+            masked=self._masked,
+        )
 
     def _roster(self, graph: NeighbourGraph, client: int) -> Roster:
         holders = graph.holders(client)
@@ -281,23 +280,6 @@ class MaskedSum:
                 return alive
             alive -= short
 
-    def _check_recoverable(self) -> None:
-        for owner in sorted(self._masked | self._touched()):
-            have = len(self._masked & set(self.graph.holders(owner)))
-            if have < self.graph.threshold:
-                raise ThresholdError(
-                    "too few clients are left to recover its secret",
-                    have=have,
-                    need=self.graph.threshold,
-                    round_number=self._context.server_round,
-                    client=owner,
-                )
-
-    def _touched(self) -> set[int]:
-        """Return the dead whose masks are in the sum."""
-        dead = set(self._paired) - self._masked
-        return {one for one in dead if self._masked & set(self._paired[one])}
-
     def _mask_request(self, client: int) -> MaskRequest:
         senders = self._paired[client]
         envelopes = []
@@ -313,57 +295,6 @@ class MaskedSum:
             active=tuple(peer for peer in known if peer in self._masked),
             dead=tuple(peer for peer in known if peer not in self._masked),
         )
-
-    def _recover(self) -> _Recovered:
-        seed_shares: dict[int, dict[int, bytes]] = {client: {} for client in self._masked}
-        touched = self._touched()
-        key_shares: dict[int, dict[int, bytes]] = {client: {} for client in touched}
-        for holder, reply in sorted(self._unmasked.items()):
-            point = self.graph.point(holder)
-            for owner, share in zip(reply.active, reply.seed_shares, strict=True):
-                seed_shares[owner][point] = share
-            for owner, share in zip(reply.dead, reply.key_shares, strict=True):
-                key_shares[owner][point] = share
-        return _Recovered(
-            seeds={
-                one: self._secret(one, seed_shares[one], self._own_seed) for one in self._masked
-            },
-            keys={one: self._secret(one, key_shares[one], self._own_key) for one in touched},
-        )
-
-    def _secret(
-        self, owner: int, shares: dict[int, bytes], genuine: Callable[[int, bytes], bool]
-    ) -> bytes:
-        where = {"round_number": self._context.server_round, "client": owner}
-        try:
-            secret = ShamirSharing(self.graph.threshold).combine(shares)
-        except ThresholdError as error:
-            have, need = len(shares), self.graph.threshold
-            message = "too few clients are left to recover its secret"
-            raise ThresholdError(message, have=have, need=need, **where) from error
-        except SecureAggregationError as error:
-            raise ShareMismatchError(str(error), **where) from error
-        if not genuine(owner, secret):
-            raise ShareMismatchError(
-                "its recovered secret is not the one it committed to; a share was wrong", **where
-            )
-        return secret
-
-    def _own_seed(self, owner: int, seed: bytes) -> bool:
-        return commitment(self._context, owner, seed) == self._shares[owner].commitment
-
-    def _own_key(self, owner: int, private: bytes) -> bool:
-        return SealingKey.from_bytes(private).public == self._keys[owner].masking_key
-
-    def _unmask(self, total: Ring, recovered: _Recovered) -> None:
-        masking = PairwiseMasking(self._context, SeedExpander(self._settings.prg))
-        for client, seed in recovered.seeds.items():
-            masking.own(client, seed, remove=True)
-        for dead, private in recovered.keys.items():
-            for peer in self._paired[dead]:
-                if peer in self._masked:
-                    masking.pair(dead, private, peer, self._keys[peer].masking_key)
-        masking.apply(total)
 
     def _expect(
         self, client: int, stage: int, invited: Iterable[int], before: Iterable[int]

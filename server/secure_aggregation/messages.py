@@ -19,18 +19,24 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class HelloReply:
-    """Helper to leader: the key to which clients seal their seeds."""
+    """Helper to leader: the key of this run to which clients seal their seeds.
+
+    `identity` is the helper's lasting key and `signature` its word for `public_key`; both are b""
+    where the helper has no lasting key.
+    """
 
     run_id: str
     helper: int
     public_key: bytes
+    identity: bytes = b""
+    signature: bytes = b""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundOffer:
     """Leader to client, with the train request: everything a secure upload needs.
 
-    `helpers` and `helper_keys` belong together; both are empty where there are no helpers.
+    `helpers` and what is said of them belong together; all are empty where there are no helpers.
     """
 
     run_id: str
@@ -41,6 +47,23 @@ class RoundOffer:
     model: str
     helpers: tuple[int, ...]
     helper_keys: tuple[bytes, ...]
+    helper_identities: tuple[bytes, ...] = ()
+    helper_signatures: tuple[bytes, ...] = ()
+
+    @property
+    def hellos(self) -> tuple[HelloReply, ...]:
+        """What each helper said of itself, as far as the server tells the truth.
+
+        Raises:
+            ValueError: not one key, identity and signature for each helper.
+        """
+        said = (self.helpers, self.helper_keys, self.helper_identities, self.helper_signatures)
+        return tuple(
+            HelloReply(
+                run_id=self.run_id, helper=one, public_key=key, identity=own, signature=signature
+            )
+            for one, key, own, signature in zip(*said, strict=True)
+        )
 
     @property
     def context(self) -> RoundContext:

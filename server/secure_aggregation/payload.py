@@ -2,18 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.server.secure_aggregation.encoding import FixedPointEncoder, Ring
-from fedsim.server.secure_aggregation.errors import (
-    ShareMismatchError,
-    ValueOutOfRangeError,
-    ZeroWeightError,
-)
+from fedsim.server.secure_aggregation.errors import ShareMismatchError, ZeroWeightError
 from fedsim.server.secure_aggregation.layout import Arrays, TensorLayout
+from fedsim.server.secure_aggregation.metrics import NO_METRICS, MetricGrids
 
 
 @dataclass(frozen=True)
@@ -24,8 +20,9 @@ class Aggregate:
         arrays: the next model.
         weight: total weight W.
         clients: number of summed clients.
-        metrics: sums of the declared metrics.
+        metrics: weighted means of the declared metrics.
         clipped: coordinates that clients clipped; 0 under the policy "error".
+        clipped_metrics: clients that clipped a metric to its bound.
     """
 
     arrays: dict[str, NDArray]
@@ -33,35 +30,31 @@ class Aggregate:
     clients: int
     metrics: dict[str, float]
     clipped: int
+    clipped_metrics: int = 0
 
 
 @dataclass(frozen=True)
 class PayloadCodec:
-    """Builds [w q_1 … w q_d, metrics…, (clipped), w, 1] and reads the sum of such vectors.
+    """Builds [w q_1 … w q_d, w m_1 … w m_j, (clips), w, 1] and reads the sum of such vectors.
 
     The weight and the constant are part of the sum, so that nobody learns a single client's size
-    and everybody sees how many clients were summed. A metric is a sum over a client's examples
-    (`loss_sum`, `correct`): it is not weighted again, and |metric| ≤ w_max C.
+    and everybody sees how many clients were summed. Metrics are means over a client's examples,
+    clipped and weighted like its update.
 
     Attributes:
         encoder: fixed-point numbers.
         layout: the model.
-        metrics: names of the declared metrics, in order.
+        metrics: the declared metrics.
     """
 
     encoder: FixedPointEncoder
     layout: TensorLayout
-    metrics: tuple[str, ...] = ()
+    metrics: MetricGrids = NO_METRICS
 
     @property
     def length(self) -> int:
         """Ring elements of a payload: d + 2, the metrics, and one when clips are counted."""
         return self._body.stop + 2
-
-    @property
-    def metric_bound(self) -> float:
-        """The largest |metric| of one client: w_max C."""
-        return self.encoder.max_weight * self.encoder.value_bound
 
     def encode(
         self,
@@ -79,7 +72,7 @@ class PayloadCodec:
             arrays: the trained model.
             reference: the model of the request, subtracted in float64; None to send `arrays`.
             weight: w, a whole number from 1 to w_max.
-            metrics: a value for each declared metric.
+            metrics: a mean over the client's examples for each declared metric.
             rng: the stream of stochastic rounding.
             client: named in errors.
 
@@ -102,7 +95,7 @@ class PayloadCodec:
                 name=spec.name,
                 rng=rng,
             )
-        tail = self._metric_units(metrics or {}, client)
+        tail = self.metrics.encode(metrics or {}, weight, client=client)
         if self._counts_clips:
             tail.append(min(clipped, self.encoder.max_share))  # one client's room in the ring
         out[self.layout.size :].view(self.encoder.signed)[:] = [*tail, weight, 1]
@@ -128,13 +121,14 @@ class PayloadCodec:
         self._check(total, weight, count, clients)
         mean = self.encoder.decode(total[: self.layout.size], weight)
         sums = lifted[self.layout.size : -2].tolist()
-        scale = 2.0**-self.encoder.frac_bits
+        means, clipped_metrics = self.metrics.decode(sums[: self.metrics.length], weight)
         return Aggregate(
             arrays=self.layout.unflatten(mean, plus=reference),
             weight=weight,
             clients=count,
-            metrics={name: value * scale for name, value in zip(self.metrics, sums, strict=False)},
+            metrics=means,
             clipped=sums[-1] if self._counts_clips else 0,
+            clipped_metrics=clipped_metrics,
         )
 
     @property
@@ -143,24 +137,7 @@ class PayloadCodec:
 
     @property
     def _body(self) -> slice:
-        return slice(0, self.layout.size + len(self.metrics) + self._counts_clips)
-
-    def _metric_units(self, metrics: Mapping[str, float], client: int | None) -> list[int]:
-        if set(metrics) != set(self.metrics):
-            raise ValueError(
-                f"metrics must be exactly the declared {list(self.metrics)}, got {list(metrics)}"
-            )
-        units = []
-        for name in self.metrics:
-            value = metrics[name]
-            if not abs(value) <= self.metric_bound:
-                raise ValueOutOfRangeError(
-                    f"metric {name!r} is {value}, but |metric| must be at most max_weight x "
-                    f"value_bound = {self.metric_bound}; raise max_weight, or do not declare it",
-                    client=client,
-                )
-            units.append(round(Fraction(value) * 2**self.encoder.frac_bits))
-        return units
+        return slice(0, self.layout.size + self.metrics.length + self._counts_clips)
 
     def _check(self, total: Ring, weight: int, count: int, clients: int) -> None:
         if count != clients:

@@ -2,16 +2,23 @@
 
 import hashlib
 import json
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedsim.server.settings import Settings
 
-RUNTIME_KEYS = {"combine_timeout_s", "combine_retries", "on_abort", "helper_key_fingerprints"}
+RUNTIME_KEYS = {
+    "combine_timeout_s",
+    "combine_retries",
+    "on_abort",
+    "helper_key_fingerprints",
+    "helper_key_files",
+}
 _ADDITIVE_KEYS = {
     "aggregators": 2,
     "helper_key_fingerprints": (),
+    "helper_key_files": (),
     "combine_timeout_s": 60.0,
     "combine_retries": 2,
 }
@@ -64,10 +71,10 @@ class SecureAggregationSettings(Settings):
     min_clients: int = Field(
         default=3, ge=2, description="fewest clients whose sum is opened; helpers enforce it too"
     )
-    metrics: tuple[str, ...] = Field(
-        default=(),
-        strict=False,  # a file has lists only
-        description="sums over a client's examples that are added up inside the protocol",
+    metrics: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default={},
+        description="names and bounds of means over a client's examples that are clipped to "
+        "[-bound, bound] and averaged inside the protocol",
     )
     prg: Literal["aes256_ctr", "chacha20"] = Field(
         default="aes256_ctr", description="keystream that stretches a seed to a mask"
@@ -82,10 +89,16 @@ class SecureAggregationSettings(Settings):
         default="raise",
         description="after a round that cannot be opened: fail, or go on with the old model",
     )
-    helper_key_fingerprints: tuple[str, ...] = Field(
+    helper_key_fingerprints: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = Field(
+        default=(),
+        strict=False,  # a file has lists only
+        description="fingerprints of the helpers' lasting keys (`fedsim helper-key`), in the order "
+        "of the helpers; clients refuse any other key",
+    )
+    helper_key_files: tuple[str, ...] = Field(
         default=(),
         strict=False,
-        description="SHA-256 of the helpers' public keys, in hex; clients refuse any other key",
+        description="files of those keys, for helpers that run here; a SuperNode names its own",
     )
     threshold: int | Literal["auto"] = Field(
         default="auto",
@@ -125,14 +138,14 @@ class SecureAggregationSettings(Settings):
                 f"max_clients is {self.max_clients}, below min_clients {self.min_clients}: no "
                 "round could be opened; raise max_clients or lower min_clients"
             )
-        pins = len(self.helper_key_fingerprints)
-        if pins not in (0, self.aggregators - 1):
-            raise ValueError(
-                f"helper_key_fingerprints names {pins} keys, but {self.aggregators} aggregators "
-                f"have {self.aggregators - 1} helpers; give one for each, or none"
-            )
-        if len(set(self.metrics)) != len(self.metrics):
-            raise ValueError(f"metrics must differ, got {list(self.metrics)}; remove the repeated")
+        for name in ("helper_key_fingerprints", "helper_key_files"):
+            given = getattr(self, name)
+            if len(given) not in (0, self.aggregators - 1) or len(set(given)) != len(given):
+                raise ValueError(
+                    f"{name} names {len(given)} keys, {len(set(given))} of them different, but "
+                    f"{self.aggregators} aggregators have {self.aggregators - 1} helpers; give a "
+                    "different one for each, or none"
+                )
         return self
 
     @property

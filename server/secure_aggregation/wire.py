@@ -20,7 +20,7 @@ from fedsim.server.secure_aggregation.errors import (
 )
 from fedsim.server.secure_aggregation.messages import Refusal
 
-VERSION = 1
+VERSION = 2
 Scalar = bool | int | str | bytes
 Config = dict[str, Scalar | list[bool] | list[int] | list[str] | list[bytes]]
 T = TypeVar("T")

@@ -17,6 +17,6 @@ def test_it_runs_and_prints_every_goal() -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     rows = json.loads(result.stdout.splitlines()[-1])["rows"]
-    assert len(rows) == 7
+    assert len(rows) == 8
     assert all(row["value"] > 0.0 for row in rows)
     assert "scaled up from" in result.stdout

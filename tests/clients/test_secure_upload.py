@@ -16,7 +16,8 @@ from fedsim.server.secure_aggregation.errors import (
     PublicKeyError,
 )
 from fedsim.server.secure_aggregation.helper import seed_info
-from fedsim.server.secure_aggregation.hpke import SealingKey, fingerprint
+from fedsim.server.secure_aggregation.hpke import SealingKey
+from fedsim.server.secure_aggregation.identity import IdentityKey
 from fedsim.server.secure_aggregation.layout import TensorLayout
 from fedsim.server.secure_aggregation.messages import RoundOffer, Upload
 from fedsim.server.secure_aggregation.payload import PayloadCodec
@@ -101,10 +102,36 @@ def test_only_the_clients_own_settings_allow_an_upload_in_clear() -> None:
 
 
 def test_a_key_that_is_not_the_pinned_one_is_refused() -> None:
-    one = uploader(helper_key_fingerprints=(fingerprint(KEY.public),))
-    upload(one, offer(one.settings))
-    with pytest.raises(PublicKeyError, match="may have put in its own"):
-        upload(one, offer(one.settings, helper_keys=(SealingKey.generate().public,)))
+    """Not another key, nor one signed for another run, number or settings, nor by another."""
+    genuine, other = IdentityKey.generate(), IdentityKey.generate()
+    one = uploader(helper_key_fingerprints=[genuine.fingerprint])
+    about = {"run_id": "run", "helper": 1, "params": one.settings.digest()}
+
+    def announced(by: IdentityKey, sealing: bytes = KEY.public, **change: Any) -> RoundOffer:
+        signature = by.sign(public_key=KEY.public, **{**about, **change})
+        return offer(
+            one.settings,
+            helper_keys=(sealing,),
+            helper_identities=(by.public,),
+            helper_signatures=(signature,),
+        )
+
+    upload(one, announced(genuine))
+    with pytest.raises(PublicKeyError, match=r"client 3: helper 1 shows the key .* is pinned"):
+        upload(one, announced(other))
+    for forged in (
+        announced(genuine, sealing=SealingKey.generate().public),
+        announced(genuine, run_id="an earlier run"),
+        announced(genuine, helper=2),
+        announced(genuine, params="weaker"),
+        replace(announced(genuine), helper_signatures=(b"",)),
+        replace(announced(other), helper_identities=(genuine.public,)),
+    ):
+        with pytest.raises(PublicKeyError, match="is not signed by its pinned key"):
+            upload(one, forged)
+    for change in ({"helper_signatures": ()}, {"helpers": (2,)}):
+        with pytest.raises(ContextMismatchError, match="nothing was uploaded"):
+            upload(one, replace(announced(genuine), **change))
     two = uploader()
     with pytest.raises(PublicKeyError, match="low order"):
         upload(two, offer(two.settings, helper_keys=(bytes(32),)))

@@ -11,8 +11,10 @@ from fedsim.deployment.client_app import NodeClient
 from fedsim.deployment.flower_app import write_app
 from fedsim.deployment.ledgers import LEDGER_TYPE
 from fedsim.experiment import load_experiment
+from fedsim.helper_keys import make_helper_key
 from fedsim.server.protocol import Identity, identity_of, roll_call_message
 from fedsim.server.secure_aggregation.errors import ReplayError
+from fedsim.server.secure_aggregation.identity import check_pinned
 from fedsim.server.secure_aggregation.messages import (
     CombineReply,
     CombineRequest,
@@ -83,6 +85,18 @@ def test_a_helper_keeps_its_key_and_answers_errors(directory: Path, tmp_path: Pa
     assert not reply.has_error()
     with pytest.raises(ReplayError, match="say hello first"):
         from_records(CombineReply, reply.content)
+
+
+def test_a_nodes_own_configuration_names_its_lasting_key(directory: Path, tmp_path: Path) -> None:
+    """It wins over the file that the experiment names, which is of a simulation."""
+    key = make_helper_key(tmp_path / "node.key")
+    own = context(4, tmp_path)
+    own.node_config["helper-key"] = str(tmp_path / "node.key")
+    settings = load_experiment(directory / "experiment.yaml").experiment.secure_aggregation
+    assert settings is not None
+    hello = Hello(run_id="r", params=settings.digest(), min_clients=3)
+    said = from_records(HelloReply, NodeClient(directory)(question(HELLO, hello, 5), own).content)
+    check_pinned(said, key.fingerprint, params=settings.digest(), client=0)
 
 
 def test_a_helper_has_no_ledger_and_does_not_train(directory: Path, tmp_path: Path) -> None:

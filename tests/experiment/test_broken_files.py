@@ -129,8 +129,8 @@ BROKEN = [
     ("clients_per_round: 10", "clients_per_round: 11", "12:3: federation.clients_per_round: must be <= data.partition.num_clients (10), got 11"),
     ("seed: 7", "secure_aggregation: {min_clients: 11}", "2:22: secure_aggregation.min_clients: is 11, but a round has 10 clients: no sum could be opened; ask more clients, or lower it"),
     ("seed: 7", "secure_aggregation: {protocol: secagg, threshold: 5}", "2:40: secure_aggregation.threshold: must be above half of the 10 clients of a round and at most all of them, got 5; use auto"),
-    ("seed: 7", "secure_aggregation: {metrics: [loss]}", "2:22: secure_aggregation.metrics: clients of an experiment file report no metrics; leave it out"),
-    ("seed: 7", "secure_aggregation: {helper_key_fingerprints: [ab]}", "2:22: secure_aggregation.helper_key_fingerprints: helpers of an experiment file make new keys in every run, which no pin can name; leave it out"),
+    ("seed: 7", "secure_aggregation: {metrics: {train_loss: 4.0}}", "2:22: secure_aggregation.metrics: means over private examples would leave the clients without noise, and no ε covers them, nor their sum; leave metrics out, or leave privacy out"),
+    ("seed: 7", "secure_aggregation: {helper_key_files: [a.key, b.key]}", "2:1: secure_aggregation: helper_key_files names 2 keys, 2 of them different, but 2 aggregators have 1 helpers; give a different one for each, or none"),
     ("seed: 7", "secure_aggregation: {frac_bits: 60}", "2:1: secure_aggregation: the sum would not fit into the ring: 10 clients x weight 1 x bound 8.0 at frac_bits 60 need 67 bits, but a 64-bit ring with 8 guard bits holds 55; use frac_bits 32 or less, or auto"),
     ("seed: 7", "secure_aggregation: {protocol: secagg, aggregators: 3}", "2:1: secure_aggregation: aggregators is 3, but protocol: secagg does not read it; remove it, or use protocol: additive"),
     # not in this version

@@ -17,7 +17,8 @@ from fedsim.server.secure_aggregation.helper import Helper
 from fedsim.server.secure_aggregation.layout import TensorLayout
 from fedsim.server.secure_aggregation.leader import Leader
 from fedsim.server.secure_aggregation.masked_sum import MaskedSum
-from fedsim.server.secure_aggregation.messages import Hello, Upload
+from fedsim.server.secure_aggregation.messages import Hello, HelloReply, Upload
+from fedsim.server.secure_aggregation.metrics import MetricGrids
 from fedsim.server.secure_aggregation.payload import Aggregate, PayloadCodec
 from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
 
@@ -43,7 +44,8 @@ class Federation:
         encoder = FixedPointEncoder.from_settings(
             self.settings, clients=self.clients, weighted=True
         )
-        self.codec = PayloadCodec(encoder, self.layout, self.settings.metrics)
+        metrics = MetricGrids.of(self.settings.metrics, encoder)
+        self.codec = PayloadCodec(encoder, self.layout, metrics)
         self.updates: dict[int, dict[str, NDArray]] = {
             client: {
                 name: np.asarray(value + draw.normal(scale=0.1, size=value.shape), np.float32)
@@ -59,9 +61,9 @@ class Federation:
         }
         self.keys = {number: self.hello(helper) for number, helper in self.helpers.items()}
 
-    def hello(self, helper: Helper, run_id: str = "run", min_clients: int = 2) -> bytes:
+    def hello(self, helper: Helper, run_id: str = "run", min_clients: int = 2) -> HelloReply:
         params = self.settings.digest()
-        return helper.hello(Hello(run_id=run_id, params=params, min_clients=min_clients)).public_key
+        return helper.hello(Hello(run_id=run_id, params=params, min_clients=min_clients))
 
     def context(self, server_round: int = 1) -> RoundContext:
         return RoundContext(
@@ -180,12 +182,11 @@ def same(one: Aggregate, other: Aggregate) -> bool:
         and value.tobytes() == other.arrays[name].tobytes()
         for name, value in one.arrays.items()
     )
-    return arrays and (one.weight, one.clients, one.metrics, one.clipped) == (
-        other.weight,
-        other.clients,
-        other.metrics,
-        other.clipped,
-    )
+    return arrays and _said(one) == _said(other)
+
+
+def _said(aggregate: Aggregate) -> dict[str, Any]:
+    return {name: value for name, value in vars(aggregate).items() if name != "arrays"}
 
 
 @pytest.fixture(scope="session")

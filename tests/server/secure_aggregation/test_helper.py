@@ -13,12 +13,14 @@ from fedsim.server.secure_aggregation.errors import (
     AlreadyAnsweredError,
     ContextMismatchError,
     DuplicateClientError,
+    PublicKeyError,
     ReplayError,
     SecureAggregationError,
     TooFewClientsError,
     WireError,
 )
 from fedsim.server.secure_aggregation.helper import Helper, HelperState
+from fedsim.server.secure_aggregation.identity import IdentityKey
 from fedsim.server.secure_aggregation.messages import CombineReply, CombineRequest, Hello
 from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
 
@@ -146,19 +148,38 @@ def test_a_new_run_has_a_new_key_and_other_settings_are_refused(federation: Any)
 def test_a_lasting_key_does_not_bring_back_the_answers_of_a_run(federation: Any) -> None:
     """Its fingerprint can be pinned; forgetting and asking again must not give a second sum."""
     scene = federation()
-    helper = Helper(helper=1, settings=scene.settings, private_key=bytes(range(32)))
+    identity = IdentityKey.generate()
+    helper = Helper(helper=1, settings=scene.settings, identity=identity)
     scene.helpers, scene.keys = {1: helper}, {1: scene.hello(helper)}
     request = request_of(scene, range(6))
     helper.combine(request)
     fewer = replace(request, clients=request.clients[1:], envelopes=request.envelopes[1:])
-    assert scene.hello(helper, run_id="second") == scene.keys[1]
+    second = scene.hello(helper, run_id="second")
+    assert second.identity == scene.keys[1].identity == identity.public
+    assert second.public_key != scene.keys[1].public_key
     with pytest.raises(ReplayError, match="is over"):
         scene.hello(helper)
     assert helper.combine(replace(fewer, run_id="second")).rejected == fewer.clients
     state = HelperState.from_record(helper.state.to_record())
-    revived = Helper(helper=1, settings=scene.settings, state=state, private_key=bytes(range(32)))
+    revived = Helper(helper=1, settings=scene.settings, state=state, identity=identity)
     with pytest.raises(ReplayError, match="is over"):
         scene.hello(revived)
+    forgetful = Helper(helper=1, settings=scene.settings, identity=identity)  # its disk was lost
+    scene.hello(forgetful)
+    assert forgetful.combine(fewer).rejected == fewer.clients
+
+
+def test_a_helper_that_is_not_the_pinned_one_says_so_at_once() -> None:
+    keys = IdentityKey.generate(), IdentityKey.generate()
+    pins = [key.fingerprint for key in keys]
+    settings = SecureAggregationSettings(aggregators=3, helper_key_fingerprints=tuple(pins))
+    hello = Hello(run_id="run", params=settings.digest(), min_clients=2)
+    for number, key in enumerate(keys, start=1):
+        Helper(helper=number, settings=settings, identity=key).hello(hello)
+    with pytest.raises(PublicKeyError, match=r"helper 2 has no lasting key"):
+        Helper(helper=2, settings=settings).hello(hello)
+    with pytest.raises(PublicKeyError, match=rf"fingerprint {pins[0]}, but .* pins {pins[1]}"):
+        Helper(helper=2, settings=settings, identity=keys[0]).hello(hello)
 
 
 class HelperUnderAttack(RuleBasedStateMachine):

@@ -2,17 +2,25 @@
 
 import hashlib
 import hmac
+import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from fedsim.cli import cli, main
+from fedsim.server.secure_aggregation import hpke
 from fedsim.server.secure_aggregation.errors import EnvelopeError, PublicKeyError
 from fedsim.server.secure_aggregation.hpke import (
     OVERHEAD,
+    HpkeMissingError,
     SealingKey,
     agree,
     check_distinct,
+    check_hpke,
     checked_public_key,
     seal,
 )
@@ -139,3 +147,44 @@ def test_both_sides_agree_on_a_secret() -> None:
     secret = agree(one.to_bytes(), other.public)
     assert secret == agree(other.to_bytes(), one.public)
     assert secret != agree(other.to_bytes(), SealingKey.generate().public)
+
+
+def test_without_hpke_plain_runs_go_on_and_secure_ones_say_in_one_line_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As under cryptography 46, whose module `hpke` cannot be imported."""
+    monkeypatch.setattr(hpke, "_SUITE", None)
+    with pytest.raises(HpkeMissingError):
+        check_hpke()
+    file = tmp_path / "e.yaml"
+    text = """\
+name: e
+data: {dataset: digits, partition: {scheme: iid, num_clients: 3}}
+model: {name: logistic}
+federation: {rounds: 1}
+local: {steps: 1, batch_size: 8}
+"""
+    file.write_text(text)
+    plain = CliRunner().invoke(cli, ["run", str(file), "--out", str(tmp_path / "plain")])
+    assert plain.exit_code == 0
+    file.write_text(text + "secure_aggregation: {}\n")
+    monkeypatch.setattr(sys, "argv", ["fedsim", "run", str(file), "--out", str(tmp_path / "s")])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("pip install 'flwr>=1.40' 'cryptography>=47'")
+    assert not (tmp_path / "s").exists()
+
+
+def test_the_lower_bounds_of_the_package_are_versions_that_have_hpke() -> None:
+    project = Path(__file__).parents[3] / "pyproject.toml"
+    needs = tomllib.loads(project.read_text())["project"]["dependencies"]
+    bounds = dict(_bound(need) for need in needs)
+    assert bounds["cryptography"] >= (47,)
+    assert bounds["flwr"] >= (1, 40)  # the first that allows cryptography 47
+
+
+def _bound(need: str) -> tuple[str, tuple[int, ...]]:
+    name, _, low = need.partition(">=")
+    return name, tuple(int(part) for part in low.split(",")[0].split("."))

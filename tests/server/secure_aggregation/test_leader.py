@@ -40,7 +40,7 @@ def test_secure_equals_quantized_bit_for_bit(federation: Any, equal: Any, data: 
         max_weight=100,
         prg=data.draw(st.sampled_from(["aes256_ctr", "chacha20"])),
         rounding=data.draw(st.sampled_from(["nearest", "stochastic"])),
-        metrics=("loss_sum",),
+        metrics={"loss": 3.5, "accuracy": 100.0},
         shapes={"w": (data.draw(st.integers(0, 40)), 3), "b": ()},
     )
     survivors = data.draw(st.permutations(range(6)))[: data.draw(st.integers(3, 6))]

@@ -57,12 +57,9 @@ def test_a_sparse_graph_gives_the_same_sum(federation: Any, equal: Any) -> None:
 
 @pytest.mark.parametrize("ring", [32, 64])
 def test_secure_equals_quantized_bit_for_bit(federation: Any, equal: Any, ring: int) -> None:
-    scene = federation(
-        protocol="secagg", ring_bits=ring, guard_bits=1, max_weight=50, metrics=("loss_sum",)
-    )
-    control = federation(
-        protocol="quantized", ring_bits=ring, guard_bits=1, max_weight=50, metrics=("loss_sum",)
-    )
+    numbers = {"ring_bits": ring, "guard_bits": 1, "max_weight": 50, "metrics": {"loss": 3.5}}
+    scene = federation(protocol="secagg", **numbers)
+    control = federation(protocol="quantized", **numbers)
     assert equal(scene.masked().run(masks={2}), control.run([0, 1, 3, 4, 5]))
 
 

@@ -1,34 +1,72 @@
 """The payload: what goes in comes out of the sum, and a wrong sum does not come out at all."""
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedsim.server.secure_aggregation.errors import (
+    CapacityError,
     LayoutMismatchError,
+    NonFiniteUpdateError,
     ShareMismatchError,
-    ValueOutOfRangeError,
 )
+from fedsim.server.secure_aggregation.metrics import MetricGrids
 
 
-def test_metrics_and_weights_are_summed(federation: Any) -> None:
-    scene = federation(metrics=("correct", "loss_sum"))
+def test_metrics_are_averaged_by_weight(federation: Any) -> None:
+    scene = federation(metrics={"loss": 3.5, "accuracy": 100.0})  # 4 is above the bound of loss
     result = scene.plain([1, 2, 4])
-    assert result.metrics == {"correct": 7.0, "loss_sum": 7.0}
-    assert result.weight == scene.weights[1] + scene.weights[2] + scene.weights[4]
+    weights = [scene.weights[client] for client in (1, 2, 4)]
+    assert result.weight == sum(weights)
     assert result.clients == 3
+    wanted = {"accuracy": (1, 2, 4), "loss": (1, 2, 3.5)}
+    for name, values in wanted.items():
+        mean = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+        assert result.metrics[name] == pytest.approx(mean, rel=1e-15)
+    assert result.clipped_metrics == 1
 
 
-def test_a_metric_beyond_its_room_is_refused(federation: Any) -> None:
-    scene = federation(metrics=("loss_sum",), max_weight=100)
+@given(
+    bound=st.floats(1e-6, 1e9),
+    values=st.lists(st.floats(-1e10, 1e10), min_size=1, max_size=6),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_mean_of_metrics_is_exact_to_its_grid(
+    federation: Any, bound: float, values: list[float]
+) -> None:
+    """In rational numbers: clipping and rounding to nearest, and nothing else, at any bound."""
+    encoder = federation(clients=6).codec.encoder
+    grids = MetricGrids.of({"m": bound}, encoder)
+    assert 0 <= grids.grids[0].places <= encoder.frac_bits
+    weights = [3 + 7 * client for client in range(len(values))]
+    sums = [0, 0]
+    for value, weight in zip(values, weights, strict=True):
+        units = grids.encode({"m": value}, weight)
+        assert abs(units[0]) <= weight * encoder.max_value  # an honest sum passes the range check
+        sums = [one + more for one, more in zip(sums, units, strict=True)]
+    means, clipped = grids.decode(sums, sum(weights))
+    cut = [min(max(value, -bound), bound) for value in values]
+    exact = sum(Fraction(v) * w for v, w in zip(cut, weights, strict=True)) / sum(weights)
+    room = Fraction(1, 2 ** (grids.grids[0].places + 1)) + Fraction(math.ulp(means["m"]))
+    assert abs(Fraction(means["m"]) - exact) <= room
+    assert clipped == sum(abs(value) > bound for value in values)
+
+
+def test_bad_metrics_are_refused_by_name(federation: Any) -> None:
+    scene = federation(metrics={"loss": 8.0})
     keys = {"reference": scene.reference, "weight": 1}
-    scene.codec.encode(scene.updates[0], metrics={"loss_sum": 800.0}, **keys)
-    for value in (801.0, float("nan"), float("-inf")):
-        with pytest.raises(ValueOutOfRangeError, match="at most max_weight x value_bound = 800"):
-            scene.codec.encode(scene.updates[0], metrics={"loss_sum": value}, **keys)
+    for value in (float("nan"), float("-inf")):
+        with pytest.raises(NonFiniteUpdateError, match=r"client 3: metric 'loss' is"):
+            scene.codec.encode(scene.updates[0], metrics={"loss": value}, client=3, **keys)
     with pytest.raises(ValueError, match="exactly the declared"):
         scene.codec.encode(scene.updates[0], metrics={"other": 1.0}, **keys)
+    with pytest.raises(CapacityError, match="metric 'loss' with bound 1e\\+20 does not fit"):
+        federation(metrics={"loss": 1e20})
 
 
 def test_clipped_coordinates_are_counted_in_the_sum(federation: Any) -> None:

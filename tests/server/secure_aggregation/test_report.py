@@ -31,7 +31,6 @@ def test_it_is_json_and_counts_every_round() -> None:
         "reasons": {"3": "helper 2 is silent"},
     }
     assert facts["encoding"]["max_abs_error"] == one.encoder.max_abs_error
-    assert facts["exactness"]["verified_rounds"] == []
     assert facts["simulated_non_collusion"] is True
 
 
@@ -42,9 +41,12 @@ def test_the_control_arm_claims_no_secrecy(protocol: str) -> None:
     assert sees_all == (protocol == "quantized") == (facts["envelope"] is None)
     assert facts["trust"]["malicious_clients"] == "undetected"
     assert facts["parties"]["helpers"] == (1 if protocol == "additive" else 0)
+    assert not any("loss" in seen for seen in facts["server_view"])
+    declared = report(protocol=protocol, metrics={"train_loss": 3.0}).to_dict()["server_view"]
+    assert ("every train_loss" if sees_all else "sum of weighted train_loss") in declared
 
 
 def test_an_active_server_is_covered_only_by_pinned_keys() -> None:
     assert report().to_dict()["trust"]["active_server"] == "not_covered"
-    pinned = report(helper_key_fingerprints=("ab" * 32,)).to_dict()
+    pinned = report(helper_key_fingerprints=["ab" * 32]).to_dict()
     assert pinned["trust"]["active_server"] == "pinned_helper_keys"

@@ -23,7 +23,7 @@ def test_every_key_is_described() -> None:
     ("keys", "fix"),
     [
         ({"protocol": "secagg", "aggregators": 3}, "use protocol: additive"),
-        ({"protocol": "quantized", "helper_key_fingerprints": ("ab",)}, "use protocol: additive"),
+        ({"protocol": "quantized", "helper_key_files": ["k"]}, "use protocol: additive"),
         ({"protocol": "additive", "threshold": 4}, "use protocol: secagg"),
         ({"protocol": "secagg_plus", "threshold": 4}, "secagg_plus computes it"),
         ({"protocol": "secagg", "corrupt_fraction": 0.2}, "use protocol: secagg_plus"),
@@ -32,10 +32,13 @@ def test_every_key_is_described() -> None:
             "lower one of them",
         ),
         ({"min_clients": 5, "max_clients": 4}, "raise max_clients or lower min_clients"),
-        ({"aggregators": 3, "helper_key_fingerprints": ("ab",)}, "give one for each"),
+        ({"aggregators": 3, "helper_key_fingerprints": ["ab" * 32]}, "a different one for each"),
+        ({"aggregators": 3, "helper_key_files": ["a", "a"]}, "a different one for each"),
+        ({"helper_key_fingerprints": ["AB" * 32]}, "should match pattern"),
         ({"max_weight": 0}, "use auto"),
         ({"frac_bits": -1}, "use auto"),
-        ({"metrics": ("loss_sum", "loss_sum")}, "remove the repeated"),
+        ({"metrics": {"loss": 0.0}}, "greater than 0"),
+        ({"metrics": {"loss": float("inf")}}, "finite number"),
         ({"min_clients": 1}, "greater than or equal to 2"),
         ({"aggregators": 1}, "greater than or equal to 2"),
     ],
@@ -48,5 +51,6 @@ def test_senseless_combinations_are_refused_with_the_fix(keys: dict[str, Any], f
 def test_the_digest_changes_with_every_key_that_parties_must_share() -> None:
     plain = Settings().digest()
     assert Settings(value_bound=4.0).digest() != plain
-    assert Settings(metrics=("loss_sum",)).digest() != plain
+    declared = {Settings(metrics={"loss": bound}).digest() for bound in (1.0, 2.0)}
+    assert len({plain, *declared}) == 3
     assert Settings(combine_timeout_s=5.0).digest() == plain

@@ -1,0 +1,104 @@
+"""Whole rounds of a federation, in clear and under secure aggregation, in turns."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from fedsim.experiment import load_experiment
+from fedsim.federation import assemble
+from fedsim.server.app import RoundResult, Start
+from fedsim.simulation.engines import LocalEngine
+
+
+@dataclass(frozen=True)
+class WholeRounds:
+    """Processor seconds of a round, and what was trained in it.
+
+    Attributes:
+        plain: median of rounds in clear.
+        secure: median of rounds under additive sharing.
+        ratio: median of the ratios of neighbouring runs.
+        steps: local steps of a client.
+        parameters: of the model.
+    """
+
+    plain: float
+    secure: float
+    ratio: float
+    steps: int
+    parameters: int
+
+
+def whole_rounds(
+    *, width: int, clients: int, training: float, rounds: int, turns: int
+) -> WholeRounds:
+    """Measure rounds in which local training takes about `training` seconds in all.
+
+    Args:
+        width: of the two hidden layers of the model.
+        clients: clients of a round, one after the other on one thread.
+        training: seconds of processor time that a plain round should take.
+        rounds: rounds of a run; the first, which warms up, is not counted.
+        turns: runs of each.
+    """
+    few, more = 2, 10
+    short, probe = (_run(_experiment(width, clients, n, rounds, None)) for n in (few, more))
+    step = max((probe.seconds - short.seconds) / (more - few), 1e-6)
+    steps = max(1, round(training / step))
+    plain, secure = [], []
+    for _ in range(turns):
+        plain.append(_run(_experiment(width, clients, steps, rounds, None)).seconds)
+        secure.append(_run(_experiment(width, clients, steps, rounds, {})).seconds)
+    return WholeRounds(
+        statistics.median(plain),
+        statistics.median(secure),
+        statistics.median(s / p for p, s in zip(plain, secure, strict=True)),
+        steps,
+        probe.parameters,
+    )
+
+
+@dataclass(frozen=True)
+class _Measured:
+    seconds: float
+    parameters: int
+
+
+def _experiment(
+    width: int, clients: int, steps: int, rounds: int, secure: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    return {
+        "name": "whole-rounds",
+        "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": clients}},
+        "model": {"name": "mlp", "args": {"hidden": [width, width]}},
+        "federation": {"rounds": rounds, "weighting": "examples"},
+        "local": {"steps": steps, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.05}},
+        "secure_aggregation": secure,
+    }
+
+
+def _run(experiment: Mapping[str, Any]) -> _Measured:
+    """Run a federation without its run directory and return the median time of its rounds."""
+    with tempfile.TemporaryDirectory() as directory:
+        federation = assemble(load_experiment(experiment), ledger=Path(directory) / "ledger.jsonl")
+        ends: list[float] = []
+
+        def on_round(_: RoundResult) -> None:
+            ends.append(time.process_time())
+
+        def on_stop(reason: str) -> None:
+            raise RuntimeError(reason)
+
+        server = federation.server_app(
+            start=Start(federation.initial_arrays()), on_round=on_round, on_stop=on_stop, book=None
+        )
+        client = federation.client_app(in_process=True, ledger=None)
+        LocalEngine().execute(server, client, federation.num_nodes)
+    times = [end - start for start, end in pairwise(ends)]
+    size = sum(one.numel() for one in federation.model.parameters())
+    return _Measured(statistics.median(times), size)

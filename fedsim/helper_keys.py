@@ -1,0 +1,85 @@
+"""Lasting keys of helpers on disk: made once, each on the machine of its helper, and read there."""
+
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from fedsim.server.secure_aggregation.errors import PublicKeyError
+from fedsim.server.secure_aggregation.identity import IdentityKey
+from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
+
+HELPER_KEY = "helper-key"  # key of a SuperNode's --node-config
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def make_helper_key(path: Path) -> IdentityKey:
+    """Write a new key (PEM, PKCS 8) that only its owner can read, and return it.
+
+    Raises:
+        FileExistsError: there is a file already; a lost key cannot be made again.
+        OSError: it cannot be written.
+    """
+    key = IdentityKey.generate()
+    private = Ed25519PrivateKey.from_private_bytes(key.to_bytes())
+    text = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+        file.write(text)
+    return key
+
+
+def read_helper_key(path: Path) -> IdentityKey:
+    """Return the key in a file.
+
+    Raises:
+        PublicKeyError: no such file, no Ed25519 key, or one that other users can read.
+    """
+    try:
+        mode, text = path.stat().st_mode, path.read_bytes()
+    except OSError as error:
+        raise PublicKeyError(
+            f"the helper's key {path} cannot be read: {error.strerror}; `fedsim helper-key "
+            f"{path}` makes one"
+        ) from error
+    if sys.platform != "win32" and mode & _OTHERS:
+        raise PublicKeyError(f"the helper's key can be read by other users: chmod 600 {path}")
+    try:
+        private = load_pem_private_key(text, password=None)
+    except (ValueError, TypeError) as error:
+        raise PublicKeyError(f"{path} is no key of `fedsim helper-key`") from error
+    if not isinstance(private, Ed25519PrivateKey):
+        raise PublicKeyError(f"{path} is no key of `fedsim helper-key`: it is not Ed25519")
+    return IdentityKey(private)
+
+
+def identity_of_helper(
+    settings: SecureAggregationSettings,
+    helper: int,
+    *,
+    base: Path,
+    node_config: Mapping[str, object],
+) -> IdentityKey | None:
+    """Return the lasting key of a helper: that of its node, or of the experiment's file, or none.
+
+    Args:
+        settings: the helper's own.
+        helper: its number, ≥ 1.
+        base: where relative paths of the experiment start.
+        node_config: of the node; names no key in a simulation.
+
+    Raises:
+        PublicKeyError: the file cannot be used.
+    """
+    given = node_config.get(HELPER_KEY)
+    if given is None and settings.helper_key_files:
+        given = settings.helper_key_files[helper - 1]
+    return None if given is None else read_helper_key(base / Path(str(given)).expanduser())

@@ -1,0 +1,121 @@
+"""Whole runs have one result, with and without secure aggregation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsim.run_directory import RunDirectory
+from fedsim.verification import verify_run
+
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    **{f"additive-{k}": {"aggregators": k} for k in (2, 3, 4, 5)},
+    "secagg": {"protocol": "secagg"},
+    "secagg_plus": {"protocol": "secagg_plus"},
+    "additive-32": {"ring_bits": 32, "guard_bits": 1, "max_weight": 600, "value_bound": 1.0},
+    "stochastic": {"rounding": "stochastic"},
+    "parameters": {"payload": "parameters"},
+}
+METRICS = {"train_loss": 5.0, "train_accuracy": 1.0}
+_SAME_NUMBERS = ("ring_bits", "guard_bits", "max_weight", "value_bound", "rounding", "payload")
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_secure_equals_quantized_bit_for_bit(
+    lab: Any, tmp_path: Path, name: str, seed: int
+) -> None:
+    """P1, over whole runs: any protocol, any number of aggregators, some clients gone."""
+    numbers = {key: value for key, value in PROTOCOLS[name].items() if key in _SAME_NUMBERS}
+    sections = {"seed": seed, "faults": lab.faults, "privacy": lab.privacy if seed == 4 else None}
+    secure = lab.run(tmp_path, PROTOCOLS[name], **sections)
+    control = lab.control({**lab.quantized, **numbers}, **sections)
+    lab.same_result(secure, control)
+    assert [len(row["participants"]) for row in secure.rounds] == [lab.clients - 1] * 2
+    assert verify_run(RunDirectory(secure.path)).problems == ()
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_the_first_round_is_plain_averaging_within_the_printed_bound(
+    lab: Any, tmp_path: Path, weighting: str
+) -> None:
+    """P2; later rounds diverge as any two roundings do."""
+    federation = {"rounds": 1, "weighting": weighting}
+    plain = lab.model(lab.run(tmp_path / "plain", None, federation=federation).path)
+    secure = lab.run(tmp_path / "secure", {}, federation=federation)
+    said = json.loads((secure.path / "privacy.json").read_text())["secure_aggregation"]
+    bound = said["encoding"]["max_abs_error"]
+    assert 0 < bound < 2e-10
+    for name, value in lab.model(secure.path).items():
+        room = bound + np.spacing(np.abs(value))  # half an ulp for each of the two casts
+        assert (np.abs(value.astype(float) - plain[name]) <= room).all()
+
+
+@pytest.mark.pages
+def test_epsilon_is_that_of_the_clients_own_noise(lab: Any, tmp_path: Path) -> None:
+    privacy = {"target_epsilon": 4.0, "delta": 1e-3, "max_grad_norm": 0.5}
+    plain, secure = (
+        lab.run(tmp_path / name, section, privacy=privacy)
+        for name, section in (("plain", None), ("secure", {}))
+    )
+    assert (plain.path / "clients.csv").read_text() == (secure.path / "clients.csv").read_text()
+    statement = json.loads((secure.path / "privacy.json").read_text())["statement_points"]
+    said = " ".join(point["text"] for point in statement)
+    for words in (
+        "saw the sum of weighted updates",
+        "is not differential privacy",
+        "its model, masked for all but the sum,",
+        "Every mean equals that of the quantised updates bit for bit",
+        "2 sums of 6 clients were opened",
+        "All parties of secure aggregation ran in one simulation",
+        "local_steps > 1 (2 noisy steps in a round)",
+    ):
+        assert words in said
+    assert "saw the sum" in (secure.path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("cohort", ["off", 4])
+def test_clients_that_train_together_upload_the_same(lab: Any, tmp_path: Path, cohort: Any) -> None:
+    together = lab.run(tmp_path, {}, privacy=lab.privacy, runtime={"cohort": cohort})
+    lab.same_result(lab.control({}, privacy=lab.privacy), together)
+
+
+def test_secrets_are_fresh_in_a_seeded_run(lab: Any, tmp_path: Path) -> None:
+    """Two runs of one seed share the result and no byte of any share or envelope."""
+    wires = lab.wire(), lab.wire()
+    one, other = (lab.run(tmp_path / str(n), {}, wire) for n, wire in enumerate(wires))
+    lab.same_result(one, other)
+    shares = [
+        [
+            reply.content.array_records["secagg-arrays"]["share"].numpy()
+            for _, reply in wire.replies("train")
+        ]
+        for wire in wires
+    ]
+    for mine, yours in zip(*shares, strict=True):
+        assert not (mine == yours).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ray", "flower"])
+@pytest.mark.parametrize(
+    ("secure", "private"),
+    [
+        ({"aggregators": 3}, True),
+        ({"protocol": "secagg", "metrics": METRICS}, False),
+    ],
+    ids=["additive, private", "secagg, metrics"],
+)
+def test_every_engine_has_the_same_result(
+    lab: Any, tmp_path: Path, engine: str, secure: dict[str, Any], private: bool
+) -> None:
+    pytest.importorskip("ray")
+    sections = {"privacy": lab.privacy if private else None, "faults": lab.faults}
+    local = lab.control(secure, **sections)
+    other = lab.run(tmp_path, secure, runtime={"engine": engine, "workers": 2}, **sections)
+    for name in ("model.safetensors", "privacy.json", "clients.csv"):
+        assert (local.path / name).read_bytes() == (other.path / name).read_bytes(), name
+    for mine, yours in zip(local.rounds, other.rounds, strict=True):
+        assert [mine.get(name) for name in METRICS] == [yours.get(name) for name in METRICS]
