@@ -36,6 +36,8 @@ from fedsim.server.protocol import (
 class ClientTask:
     """Everything a client needs to train: its data, the model to fill, its settings.
 
+    `size` is its number of examples, and `data` gives their features and targets when it trains:
+    a task waiting for its turn holds no copy of them.
     `bench` holds the model that clients of one process share and fill anew for each request.
     `privacy` None means training without differential privacy; with it, `gradients` computes the
     per-example gradients of that model under `loss`. `secure` None means that updates are sent in
@@ -44,8 +46,8 @@ class ClientTask:
 
     client: int
     seed: int
-    features: Tensor
-    targets: Tensor
+    size: int
+    data: Callable[[], tuple[Tensor, Tensor]]
     bench: Workbench
     loss: PerExampleLoss
     gradients: PerExampleGradients | None
@@ -63,8 +65,7 @@ class ClientTask:
         Raises:
             ClientFailureError: the client has no examples.
         """
-        size = len(self.features) if self.privacy is None else self.privacy.examples
-        if size == 0:
+        if self.examples == 0:
             raise ClientFailureError("has no examples")
 
     def step(self, request: TrainRequest) -> DpSgdStep | None:
@@ -86,7 +87,7 @@ class ClientTask:
     @property
     def examples(self) -> int:
         """The number of examples that the client says it has."""
-        return self.privacy.examples if self.privacy else len(self.features)
+        return self.privacy.examples if self.privacy else self.size
 
 
 def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
@@ -197,7 +198,7 @@ def trained_reply(
     task.bench.load(request.arrays)
     task.bench.restart()
     key = StreamKey(task.seed, task.client, request.round_number)
-    data = (task.features, task.targets, task.local)
+    data = (*task.data(), task.local)
     steps = taken_steps(task, statement, fault)
     learnt, step = None, task.step(request)
     if task.privacy is None or step is None:

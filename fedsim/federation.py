@@ -1,8 +1,8 @@
 """An experiment assembled: data, model and plans become clients and a server."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import nn
 
 from fedsim.accountant.journal import FileJournal
 from fedsim.client_tables import read_client_tables
+from fedsim.client_tensors import ClientTensors, arranged
 from fedsim.clients.account import PrivacyAccount
 from fedsim.clients.app import ClientTask
 from fedsim.clients.client_terms import ClientTerms, terms_of_clients
@@ -69,6 +70,10 @@ class Federation:
     journal: FileJournal | None
     secure: SecureChannel | None = None
 
+    @cached_property
+    def _tensors(self) -> ClientTensors:
+        return ClientTensors(self.data.clients, self.device)
+
     @property
     def num_clients(self) -> int:
         """Number of clients."""
@@ -85,12 +90,11 @@ class Federation:
 
     def client_task(self, client: int) -> ClientTask:
         """Return what `client` needs to train."""
-        examples = self.data.clients[client]
         return ClientTask(
             client=client,
             seed=self.experiment.seed,
-            features=torch.from_numpy(examples.features).to(self.device),
-            targets=torch.from_numpy(examples.targets).to(self.device),
+            size=self.data.clients.size(client),
+            data=partial(self._tensors.of, client),
             bench=self.bench,
             loss=self.loss,
             gradients=self.gradients,
@@ -218,6 +222,9 @@ def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
     """
     experiment = loaded.experiment
     data = load_federated_data(experiment.data, seed=experiment.seed, base=loaded.base)
+    if experiment.runtime.engine != "ray":  # whose workers have the data of their clients in order
+        used = experiment.local.steps * experiment.local.batch_size
+        data = replace(data, clients=arranged(data.clients, used=used))
     loss = resolve_loss(experiment.model.loss, base=loaded.base)
     task = task_for(experiment.model.loss, data.test.targets, num_classes=data.num_classes)
     device = choose_device(experiment.runtime.device)
@@ -242,7 +249,7 @@ def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
         check_private_model(model, features)
         check_isolation(model, loss, features, targets)
         gradients = gradients_for(model, loss, features, targets)
-    secure = secure_channel(experiment, model.state_dict(), [len(one) for one in data.clients])
+    secure = secure_channel(experiment, model.state_dict(), data.clients.sizes)
     return Federation(
         experiment=experiment,
         base=loaded.base,
@@ -284,11 +291,11 @@ def _plans(
         plan_privacy(
             own.privacy,
             experiment.local,
-            examples=len(examples),
+            examples=examples,
             planned_rounds=planned_rounds,
             parameters=None if gradients is None else gradients.parameters,
         )
         for own, examples, planned_rounds in zip(
-            terms, data.clients, participation.planned_rounds(), strict=True
+            terms, data.clients.sizes, participation.planned_rounds(), strict=True
         )
     )

@@ -252,7 +252,7 @@ class _Recorder:
             secure_aggregation=secure,
             clip_norms=self._clip_norms,
         )
-        sizes = [len(examples) for examples in self._federation.data.clients]
+        sizes = self._federation.data.clients.sizes
         content = privacy.to_json() if privacy else not_private(sizes, secure)
         metrics = {
             name: value

@@ -6,6 +6,7 @@ from pathlib import Path
 from fedsim.data.examples import Examples
 from fedsim.data.partitions import partition
 from fedsim.data.settings import DataSettings
+from fedsim.data.shares import ClientShares
 from fedsim.data.sources import load_dataset
 from fedsim.data.splits import hold_out
 
@@ -15,14 +16,14 @@ class FederatedData:
     """The data of one experiment.
 
     Attributes:
-        clients: every client's training examples, by client number.
+        clients: every client's training examples, by client number, gathered when asked.
         test: the server's public test set, never on a client.
         num_classes: one more than the largest class in the whole dataset, which the experiment
             takes as publicly known; None if the targets are not classes 0, 1, 2, ...
         input_shape: shape of one example's features.
     """
 
-    clients: tuple[Examples, ...]
+    clients: ClientShares
     test: Examples
     num_classes: int | None
     input_shape: tuple[int, ...]
@@ -30,7 +31,7 @@ class FederatedData:
     @property
     def train_examples(self) -> int:
         """Number of training examples over all clients."""
-        return sum(len(client) for client in self.clients)
+        return sum(self.clients.sizes)
 
 
 def load_federated_data(settings: DataSettings, *, seed: int, base: Path) -> FederatedData:
@@ -46,12 +47,14 @@ def load_federated_data(settings: DataSettings, *, seed: int, base: Path) -> Fed
     """
     dataset = load_dataset(settings, seed=seed, base=base)
     train, test = hold_out(dataset, settings.test_fraction, seed=seed)
-    shares = partition(train.targets, settings.partition, seed)
+    shares = partition(dataset.train.targets[train], settings.partition, seed)
     return FederatedData(
-        clients=tuple(train.take(share) for share in shares),
+        clients=ClientShares(
+            dataset.train, {client: train[share] for client, share in enumerate(shares)}
+        ),
         test=test,
-        num_classes=_num_classes(train, test),
-        input_shape=train.input_shape,
+        num_classes=_num_classes(dataset.train, test),
+        input_shape=dataset.train.input_shape,
     )
 
 

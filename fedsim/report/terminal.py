@@ -113,7 +113,7 @@ def _sizes(federation: Federation) -> str:
     privacy = federation.experiment.privacy
     if privacy is not None and privacy.adjacency == "add_remove":
         return f"{privacy.declared_examples:,} declared examples each"
-    return f"{span([len(examples) for examples in federation.data.clients])} examples"
+    return f"{span(federation.data.clients.sizes)} examples"
 
 
 def _warnings(federation: Federation) -> list[str]:
