@@ -1,6 +1,6 @@
 """One client as a Flower ClientApp: the same code for every engine."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,6 +23,8 @@ from fedsim.clients.workbench import Workbench
 from fedsim.server.protocol import (
     PARTITION,
     ROLL_CALL,
+    EvaluateReply,
+    EvaluateRequest,
     Identity,
     PrivacyStatement,
     TrainReply,
@@ -30,6 +32,9 @@ from fedsim.server.protocol import (
     Withdrawal,
     roll_call_reply,
 )
+
+# Scores a model on the client's held-out examples: how many there are, and its metrics by name.
+Evaluate = Callable[[ArrayRecord], tuple[int, Mapping[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,8 @@ class ClientTask:
     a task waiting for its turn holds no copy of them.
     `bench` holds the model that clients of one process share and fill anew for each request.
     `privacy` None means training without differential privacy; with it, `gradients` computes the
-    per-example gradients of that model under `loss`. `secure` None means that updates are sent in
-    clear.
+    per-example gradients of that model under `loss`. `evaluate` scores a model on examples that
+    the client holds out; None: it refuses. `secure` None means that updates are sent in clear.
     """
 
     client: int
@@ -54,6 +59,7 @@ class ClientTask:
     local: LocalSettings
     privacy: PrivacyPlan | None
     journal: Journal | None
+    evaluate: Evaluate | None = None
     faults: FaultPlan = NO_FAULTS
     secure: SecureChannel | None = None
 
@@ -108,6 +114,15 @@ def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
             task = task_of(partition_of(context))
             try:
                 return answer(task, message, context)
+            except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
+                return failed_reply(error, message, private=task.privacy is not None)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        with one_thread():
+            task = task_of(partition_of(context))
+            try:
+                return evaluated(task, message)
             except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
                 return failed_reply(error, message, private=task.privacy is not None)
 
@@ -169,6 +184,25 @@ def answer(task: ClientTask, message: Message, context: Context) -> Message:
         return Withdrawal(task.client, str(error)).to_message(message)
     reply = trained_reply(task, request, statement, fault)
     return sent(task, request, reply, message, context)
+
+
+def evaluated(task: ClientTask, message: Message) -> Message:
+    """Score a model on the client's held-out examples and return what was found.
+
+    Guarantee: a client with a privacy plan, or whose updates are hidden, tells nothing, whoever
+    asks: its score is a release about its examples that nothing was charged for.
+
+    Raises:
+        ClientFailureError: the client does not evaluate, or a fault strikes it in this round.
+    """
+    if task.privacy is not None or task.secure is not None or task.evaluate is None:
+        raise ClientFailureError("does not tell how a model does on its examples")
+    request = EvaluateRequest.from_message(message)
+    fault = task.faults.of(task.client, request.round_number)
+    fault.before_charge()
+    fault.after_training()  # whoever is gone then does not answer now
+    examples, metrics = task.evaluate(request.arrays)
+    return EvaluateReply(examples, metrics, delay=fault.delay).to_message(message)
 
 
 def sent(

@@ -37,6 +37,7 @@ from fedsim.models.preflight import preflight
 from fedsim.nodes import with_helpers
 from fedsim.secure_setup import secure_channel
 from fedsim.server.app import RoundResult, SecureAggregation, Start, make_server_app
+from fedsim.server.evaluating import ClientEvaluation
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import PrivacyStatement
@@ -101,9 +102,25 @@ class Federation:
             local=self.experiment.local,
             privacy=None if self.plans is None else self.plans[client],
             journal=self.journal,
+            evaluate=None if self.data.held_out is None else partial(self._held_out, client),
             faults=FaultPlan(self.experiment.seed, tuple(self.experiment.faults)),
             secure=self.secure,
         )
+
+    def _held_out(self, client: int, arrays: ArrayRecord) -> tuple[int, dict[str, float]]:
+        """Return how many examples a client holds out, and the metrics of a model on them.
+
+        R² is left out: it compares with the mean of the examples it is computed on, so that the
+        average of clients' values is nobody's R².
+        """
+        held_out = self.data.held_out
+        if held_out is None or held_out.size(client) == 0:
+            return 0, {}
+        examples = held_out[client]
+        self.bench.load(arrays)
+        self.bench.restart()
+        found = evaluate(self.model, self.loss, self.task, examples)
+        return len(examples), {name: value for name, value in found.items() if name != "r2"}
 
     def recorded_statements(self) -> list[PrivacyStatement]:
         """Return what each client that was ever charged would say of its account now."""
@@ -146,6 +163,18 @@ class Federation:
             secure=None
             if self.secure is None
             else SecureAggregation(self.secure.settings, self.secure.codec),
+            evaluation=self._evaluation(),
+        )
+
+    def _evaluation(self) -> ClientEvaluation | None:
+        experiment = self.experiment
+        if experiment.evaluation is None:
+            return None
+        return ClientEvaluation(
+            experiment.evaluation,
+            experiment.seed,
+            experiment.federation.rounds,
+            experiment.federation.deadline,
         )
 
     def _cohort_size(self) -> int:
@@ -221,7 +250,12 @@ def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
             (DataError, ModelError, PluginError and UnsafeModelError are ValueErrors).
     """
     experiment = loaded.experiment
-    data = load_federated_data(experiment.data, seed=experiment.seed, base=loaded.base)
+    data = load_federated_data(
+        experiment.data,
+        seed=experiment.seed,
+        base=loaded.base,
+        holdout=None if experiment.evaluation is None else experiment.evaluation.holdout,
+    )
     if experiment.runtime.engine != "ray":  # whose workers have the data of their clients in order
         used = experiment.local.steps * experiment.local.batch_size
         data = replace(data, clients=arranged(data.clients, used=used))

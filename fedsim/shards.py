@@ -80,7 +80,12 @@ class FederationClients(ClientApp):
         data = federation.data
         here = [client for client in clients if client < len(data.clients)]  # the rest help
         few = data.test.take(np.arange(min(_PUBLIC, len(data.test))))
-        share = replace(data, clients=data.clients.only(here), test=few)
+        share = replace(
+            data,
+            clients=data.clients.only(here),
+            held_out=None if data.held_out is None else data.held_out.only(here),
+            test=few,
+        )
         return _FederationShard(type(federation), rest, share)
 
 
@@ -110,7 +115,7 @@ class _FederationShard:
         # Memory of its own: what Ray delivers is shared and cannot be written to.
         federation = self.kind(
             **self.rest,
-            data=replace(self.data, clients=self.data.clients.copied()),
+            data=self.data.copied(),
             model=model,
             bench=Workbench(model, parameters=None if gradients is None else gradients.parameters),
             loss=loss,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedsim.server.evaluating import ClientEvaluation, Evaluated
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import Identity, Withdrawal, identity_of, roll_call_message
@@ -27,6 +28,8 @@ Metrics = Mapping[str, float]
 
 logger = logging.getLogger(__name__)
 
+# A generous limit: it only has to end a run whose clients died silently.
+_LONG = 24 * 3600.0
 _GONE = {3, 4, 5}  # Flower's error codes for a message or a node that is no longer there
 
 
@@ -51,7 +54,8 @@ class RoundResult:
     participants leaves the model as it was, and so does one that was `aborted`, for that reason;
     `retried` questions of secure aggregation were asked again, and `clipped` values clipped.
     `timeline` divides `seconds` by `PARTS`. `clip_norms` has the bound that the clipping of each
-    client has learnt so far, where it learns.
+    client has learnt so far, where it learns. `evaluated` is what clients found of the model on
+    their held-out examples; None where nobody was asked.
     """
 
     round_number: int
@@ -68,6 +72,7 @@ class RoundResult:
     aborted: str | None = None
     retried: int = 0
     clipped: int = 0
+    evaluated: Evaluated | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,7 @@ def make_server_app(
     on_stop: Callable[[str], None] = logger.info,
     patience: float = 60.0,
     secure: SecureAggregation | None = None,
+    evaluation: ClientEvaluation | None = None,
 ) -> ServerApp:
     """Return the ServerApp that runs the whole federation.
 
@@ -121,6 +127,7 @@ def make_server_app(
             clients withdrew.
         patience: seconds to wait for all nodes, and for the replies of a round.
         secure: secure aggregation; None: the server sees every update.
+        evaluation: evaluation on clients' held-out examples; None: there is none.
 
     The app raises FederationError when not every node is there, when clients of a round failed and
     fewer than `settings.min_participants` updates came, or when a secure sum could not be opened
@@ -142,6 +149,7 @@ def make_server_app(
             withdrawn=start.withdrawn,
             clip_norms=start.clip_norms,
             averaging=None if secure is None else _averaging(secure, roll),
+            evaluation=evaluation,
         )
         strategy.summary()
         arrays = start.arrays
@@ -269,9 +277,8 @@ def run_round(
     with timeline.part("sample"):
         requests = strategy.configure_train(round_number, arrays, ConfigRecord(), grid)
     with timeline.part("aggregate"):
-        # A generous limit: it only has to end a run whose clients died silently.
         with timeline.part("train"):
-            replies = grid.send_and_receive(requests, timeout=24 * 3600)
+            replies = grid.send_and_receive(requests, timeout=_LONG)
         replies = timeline.waiting("train", replies)
         new_arrays, _ = strategy.aggregate_train(round_number, replies)
     outcome = strategy.outcome
@@ -279,6 +286,9 @@ def run_round(
         new_arrays = arrays
     with timeline.part("evaluate"):
         metrics = evaluate(new_arrays)
+        asked = strategy.configure_evaluate(round_number, new_arrays, ConfigRecord(), grid)
+        if asked := list(asked):
+            strategy.aggregate_evaluate(round_number, grid.send_and_receive(asked, timeout=_LONG))
     with timeline.part("account"):
         epsilon = None if book is None else book.epsilon_max()
     return RoundResult(
@@ -296,6 +306,7 @@ def run_round(
         aborted=outcome.aborted,
         retried=outcome.retried,
         clipped=outcome.clipped,
+        evaluated=strategy.evaluated,
     )
 
 

@@ -42,6 +42,18 @@ def hold_out(
     return train, dataset.train.rows(test)
 
 
+def held_out(
+    rows: NDArray[np.int64], fraction: float, *, seed: int, client: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Divide a client's rows into those that it trains on and those that it holds out.
+
+    It holds out `len(rows) * fraction` of them, rounded, and never the last one to train on.
+    """
+    number = min(round(len(rows) * fraction), max(len(rows) - 1, 0))
+    order = stream(seed, Purpose.HELD_OUT, client=client).permutation(len(rows))
+    return rows[np.sort(order[number:])], rows[np.sort(order[:number])]
+
+
 def split_indices(
     num_examples: int, test_fraction: float, *, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -139,15 +139,18 @@ def _curves(contents: RunContents) -> list[tuple[str, "Markup"]]:
 
 def _plotted_metrics(contents: RunContents) -> list[str]:
     names = list(contents.metrics)
-    return names[:1] + (["test_loss"] if "test_loss" in names[1:] else [])
+    loss = ["test_loss"] if "test_loss" in names[1:] else []
+    return names[:1] + loss + list(contents.client_metrics)[:1]
 
 
 def _metric_curve(contents: RunContents, name: str) -> "Curve":
     from fedsim.report.plots import Curve
 
+    held_out = name.startswith("clients_")
+    whose = "Clients' held-out" if held_out else "Test"
     return Curve(
-        name="loss" if name == "test_loss" else "metric",
-        label=f"Test {overview.metric_name(name)}",
+        name="held-out" if held_out else "loss" if name == "test_loss" else "metric",
+        label=f"{whose} {overview.metric_name(name)}",
         rounds=[row["round"] for row in contents.rounds],
         values=[row.get(name) for row in contents.rounds],
         text=lambda value: metric_text(name, value),

@@ -47,7 +47,7 @@ class Phase:
 
 def metric_name(name: str) -> str:
     """Return a metric's name for people: `test_r2` is R²."""
-    short = name.removeprefix("test_")
+    short = name.removeprefix("test_").removeprefix("clients_")
     return _METRIC_NAMES.get(short, short.replace("_", " "))
 
 
@@ -55,6 +55,7 @@ def cards(contents: RunContents) -> list[Card]:
     """Return the headline figures, the most important ones first."""
     return [
         _metric_card(contents),
+        *_held_out_cards(contents),
         _guarantee_card(contents),
         Card("Clients", f"{len(contents.clients):,}", _examples(contents)),
         Card("Rounds", f"{contents.summary['rounds']:,}", _planned(contents)),
@@ -94,6 +95,17 @@ def _metric_card(contents: RunContents) -> Card:
     (name, value), *others = contents.metrics.items()
     detail = ", ".join(f"{metric_name(key)} {metric_text(key, other)}" for key, other in others)
     return Card(f"Test {metric_name(name)}", metric_text(name, value), detail)
+
+
+def _held_out_cards(contents: RunContents) -> list[Card]:
+    """Return what clients found on their own held-out examples, where they evaluate."""
+    if not contents.client_metrics:
+        return []
+    (name, value), *_ = contents.client_metrics.items()
+    found = contents.rounds[-1].get("evaluated") or {"clients": (), "examples": 0}
+    who = counted(len(found["clients"]), "client")
+    detail = f"{found['examples']:,} held-out examples of {who}"
+    return [Card(f"Clients' {metric_name(name)}", metric_text(name, value), detail)]
 
 
 def _guarantee_card(contents: RunContents) -> Card:

@@ -148,6 +148,7 @@ privacy:
   on_exhausted: refuse
   clients: {}
 secure_aggregation: null
+evaluation: null
 faults: []
 runtime:
   engine: local
