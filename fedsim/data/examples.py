@@ -18,7 +18,7 @@ class Examples:
     """Features and targets of some examples, or of none.
 
     Attributes:
-        features: float32, (n, ...), finite.
+        features: float32, (n, ...), finite; or int64 (n, ...), tokens for an embedding.
         targets: int64 (n,) for classes, float32 (n,) or (n, k) for regression and for labels of
             which several may hold; finite.
 
@@ -26,7 +26,7 @@ class Examples:
         DataError: on creation, for arrays that are not as above.
     """
 
-    features: NDArray[np.float32]
+    features: NDArray[np.float32] | NDArray[np.int64]
     targets: NDArray[np.int64] | NDArray[np.float32]
 
     def __post_init__(self) -> None:
@@ -68,8 +68,8 @@ class Examples:
 
 
 def _check_arrays(features: object, targets: object) -> None:
-    if not (isinstance(features, np.ndarray) and features.dtype == np.float32):
-        raise DataError(f"features must be a float32 array, got {_kind(features)}")
+    if not (isinstance(features, np.ndarray) and features.dtype in (np.float32, np.int64)):
+        raise DataError(f"features must be a float32 or int64 array, got {_kind(features)}")
     if features.ndim < 2:
         raise DataError(
             f"features must have a row per example, got shape {features.shape}; "

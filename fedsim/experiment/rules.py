@@ -52,6 +52,7 @@ def check_rules(sections: Sections, base: Path) -> Iterator[Finding]:
         yield from _check_data(sections.data, base)
     if sections.model is not None:
         yield from _check_model(sections.model, base)
+    yield from _check_features(sections)
     yield from _check_participation(sections)
     yield from _check_weighting(sections)
     yield from _check_budgets(sections)
@@ -87,6 +88,20 @@ def _check_model(model: ModelSettings, base: Path) -> Iterator[Finding]:
         entry.args.model_validate(model.args)
     except ValidationError as error:
         yield from findings(error, model.args, entry.args, args)
+
+
+def _check_features(sections: Sections) -> Iterator[Finding]:
+    if sections.data is None or sections.data.features != "tokens":
+        return
+    path: KeyPath = ("data", "features")
+    if isinstance(sections.data.dataset, str) and sections.data.dataset in DATASETS:
+        yield path, f"{sections.data.dataset} has numbers and no tokens; leave features out"
+    if sections.model is not None and sections.model.name in MODELS:
+        yield (
+            path,
+            f"the built-in model {sections.model.name!r} computes with numbers; tokens need a "
+            "model of your own that begins with an embedding",
+        )
 
 
 def _check_participation(sections: Sections) -> Iterator[Finding]:

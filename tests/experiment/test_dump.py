@@ -100,6 +100,7 @@ seed: 7
 data:
   dataset: digits
   args: {}
+  features: numbers
   test_fraction: 0.2
   partition:
     num_clients: 10
