@@ -154,6 +154,12 @@ class FileJournal:
                 charges.append(Charge.from_line(file.readline().decode(), where=where))
         return tuple(charges)
 
+    def head(self, client: int) -> str:
+        """Return the hash of a client's last record, as its next one must name it."""
+        self._refresh()
+        chain = self._chains.get(client)
+        return GENESIS if chain is None else chain.head
+
     def clients(self) -> tuple[int, ...]:
         """Return the clients that were ever charged."""
         self._refresh()

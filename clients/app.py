@@ -23,6 +23,8 @@ from fedsim.clients.workbench import Workbench
 from fedsim.server.protocol import (
     PARTITION,
     ROLL_CALL,
+    EvaluateReply,
+    EvaluateRequest,
     Identity,
     PrivacyStatement,
     TrainReply,
@@ -31,28 +33,35 @@ from fedsim.server.protocol import (
     roll_call_reply,
 )
 
+# Scores a model on the client's held-out examples: how many there are, and its metrics by name.
+Evaluate = Callable[[ArrayRecord], tuple[int, Mapping[str, float]]]
+
 
 @dataclass(frozen=True)
 class ClientTask:
     """Everything a client needs to train: its data, the model to fill, its settings.
 
+    `size` is its number of examples, and `data` gives their features and targets when it trains:
+    a task waiting for its turn holds no copy of them.
     `bench` holds the model that clients of one process share and fill anew for each request.
     `privacy` None means training without differential privacy; with it, `gradients` computes the
-    per-example gradients of that model under `loss`. `secure` None means that updates are sent in
-    clear. `measure` gives the metrics of a model on the client's examples that the experiment
-    declared; None: there are none, as always under privacy, whose noise does not cover them.
+    per-example gradients of that model under `loss`. `evaluate` scores a model on examples that
+    the client holds out; None: it refuses. `secure` None means that updates are sent in clear.
+    `measure` gives the metrics of a model on the client's examples that the experiment declared;
+    None: there are none, as always under privacy, whose noise does not cover them.
     """
 
     client: int
     seed: int
-    features: Tensor
-    targets: Tensor
+    size: int
+    data: Callable[[], tuple[Tensor, Tensor]]
     bench: Workbench
     loss: PerExampleLoss
     gradients: PerExampleGradients | None
     local: LocalSettings
     privacy: PrivacyPlan | None
     journal: Journal | None
+    evaluate: Evaluate | None = None
     faults: FaultPlan = NO_FAULTS
     secure: SecureChannel | None = None
     measure: Callable[[nn.Module], Mapping[str, float]] | None = None
@@ -65,8 +74,7 @@ class ClientTask:
         Raises:
             ClientFailureError: the client has no examples.
         """
-        size = len(self.features) if self.privacy is None else self.privacy.examples
-        if size == 0:
+        if self.examples == 0:
             raise ClientFailureError("has no examples")
 
     def step(self, request: TrainRequest) -> DpSgdStep | None:
@@ -88,7 +96,7 @@ class ClientTask:
     @property
     def examples(self) -> int:
         """The number of examples that the client says it has."""
-        return self.privacy.examples if self.privacy else len(self.features)
+        return self.privacy.examples if self.privacy else self.size
 
 
 def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
@@ -109,6 +117,15 @@ def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
             task = task_of(partition_of(context))
             try:
                 return answer(task, message, context)
+            except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
+                return failed_reply(error, message, private=task.privacy is not None)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        with one_thread():
+            task = task_of(partition_of(context))
+            try:
+                return evaluated(task, message)
             except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
                 return failed_reply(error, message, private=task.privacy is not None)
 
@@ -172,6 +189,25 @@ def answer(task: ClientTask, message: Message, context: Context) -> Message:
     return sent(task, request, reply, message, context)
 
 
+def evaluated(task: ClientTask, message: Message) -> Message:
+    """Score a model on the client's held-out examples and return what was found.
+
+    Guarantee: a client with a privacy plan, or whose updates are hidden, tells nothing, whoever
+    asks: its score is a release about its examples that nothing was charged for.
+
+    Raises:
+        ClientFailureError: the client does not evaluate, or a fault strikes it in this round.
+    """
+    if task.privacy is not None or task.secure is not None or task.evaluate is None:
+        raise ClientFailureError("does not tell how a model does on its examples")
+    request = EvaluateRequest.from_message(message)
+    fault = task.faults.of(task.client, request.round_number)
+    fault.before_charge()
+    fault.after_training()  # whoever is gone then does not answer now
+    examples, metrics = task.evaluate(request.arrays)
+    return EvaluateReply(examples, metrics, delay=fault.delay).to_message(message)
+
+
 def sent(
     task: ClientTask, request: TrainRequest, reply: TrainReply, message: Message, context: Context
 ) -> Message:
@@ -200,7 +236,7 @@ def trained_reply(
     task.bench.load(request.arrays)
     task.bench.restart()
     key = StreamKey(task.seed, task.client, request.round_number)
-    data = (task.features, task.targets, task.local)
+    data = (*task.data(), task.local)
     steps = taken_steps(task, statement, fault)
     learnt, step = None, task.step(request)
     if task.privacy is None or step is None:

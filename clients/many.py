@@ -6,6 +6,7 @@ trained together changes no bit of any answer (`cohort_training` sees to that).
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,15 +78,9 @@ class Turn:
         key = StreamKey(task.seed, task.client, self.request.round_number)
         steps = taken_steps(task, self.statement, self.fault)
         if task.privacy is None:
-            return Trainee(task.features, task.targets, key, steps)
-        return Trainee(
-            task.features,
-            task.targets,
-            key,
-            steps,
-            task.step(self.request),
-            task.privacy.secure_noise,
-        )
+            return Trainee(*task.data(), key, steps)
+        secure = task.privacy.secure_noise
+        return Trainee(*task.data(), key, steps, task.step(self.request), secure)
 
     @property
     def kind(self) -> Hashable:
@@ -136,10 +131,9 @@ class ManyClientsApp(ClientApp):
         answer is the one that the client gives alone.
         """
         with one_thread():
-            turns = [self._turn(*request) for request in requests]
-            turns = _charged(turns)
-            for start in range(0, len(turns), self._cohort_size):
-                cohort = turns[start : start + self._cohort_size]
+            turns = deque(_charged([self._turn(*request) for request in requests]))
+            while turns:  # of those that trained, nothing is kept
+                cohort = [turns.popleft() for _ in range(min(self._cohort_size, len(turns)))]
                 _train_together([turn for turn in cohort if isinstance(turn, Turn)])
                 for turn in cohort:
                     yield _answer(turn) if isinstance(turn, Turn) else turn

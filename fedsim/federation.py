@@ -1,8 +1,8 @@
 """An experiment assembled: data, model and plans become clients and a server."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import nn
 
 from fedsim.accountant.journal import FileJournal
 from fedsim.client_tables import read_client_tables
+from fedsim.client_tensors import ClientTensors, arranged
 from fedsim.clients.app import ClientTask
 from fedsim.clients.client_terms import ClientTerms, terms_of_clients
 from fedsim.clients.cohort_training import cohort_size, cohorts_agree
@@ -36,6 +37,7 @@ from fedsim.nodes import with_helpers
 from fedsim.recorded_spend import RecordedSpend
 from fedsim.secure_setup import secure_channel
 from fedsim.server.app import RoundResult, SecureAggregation, Start, make_server_app
+from fedsim.server.evaluating import ClientEvaluation
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.secure_openings import NO_OPENINGS, Openings
@@ -70,6 +72,10 @@ class Federation:
     journal: FileJournal | None
     secure: SecureChannel | None = None
 
+    @cached_property
+    def _tensors(self) -> ClientTensors:
+        return ClientTensors(self.data.clients, self.device)
+
     @property
     def num_clients(self) -> int:
         """Number of clients."""
@@ -86,18 +92,18 @@ class Federation:
 
     def client_task(self, client: int) -> ClientTask:
         """Return what `client` needs to train."""
-        examples = self.data.clients[client]
         return ClientTask(
             client=client,
             seed=self.experiment.seed,
-            features=torch.from_numpy(examples.features).to(self.device),
-            targets=torch.from_numpy(examples.targets).to(self.device),
+            size=self.data.clients.size(client),
+            data=partial(self._tensors.of, client),
             bench=self.bench,
             loss=self.loss,
             gradients=self.gradients,
             local=self.experiment.local,
             privacy=None if self.plans is None else self.plans[client],
             journal=self.journal,
+            evaluate=None if self.data.held_out is None else partial(self._held_out, client),
             faults=FaultPlan(self.experiment.seed, tuple(self.experiment.faults)),
             secure=self.secure,
             measure=self._train_metrics(client),
@@ -109,6 +115,21 @@ class Federation:
         if not declared or self.plans is not None:
             return None
         return TrainMetrics(tuple(declared), self.loss, self.task, self.data.clients[client])
+
+    def _held_out(self, client: int, arrays: ArrayRecord) -> tuple[int, dict[str, float]]:
+        """Return how many examples a client holds out, and the metrics of a model on them.
+
+        R² is left out: it compares with the mean of the examples it is computed on, so that the
+        average of clients' values is nobody's R².
+        """
+        held_out = self.data.held_out
+        if held_out is None or held_out.size(client) == 0:
+            return 0, {}
+        examples = held_out[client]
+        self.bench.load(arrays)
+        self.bench.restart()
+        found = evaluate(self.model, self.loss, self.task, examples)
+        return len(examples), {name: value for name, value in found.items() if name != "r2"}
 
     def privacy_book(self) -> PrivacyBook | None:
         """Return the server's book, with what a resumed run has spent; None without privacy."""
@@ -155,6 +176,18 @@ class Federation:
             secure=None
             if self.secure is None
             else SecureAggregation(self.secure.settings, self.secure.codec, openings),
+            evaluation=self._evaluation(),
+        )
+
+    def _evaluation(self) -> ClientEvaluation | None:
+        experiment = self.experiment
+        if experiment.evaluation is None:
+            return None
+        return ClientEvaluation(
+            experiment.evaluation,
+            experiment.seed,
+            experiment.federation.rounds,
+            experiment.federation.deadline,
         )
 
     def _cohort_size(self) -> int:
@@ -230,7 +263,15 @@ def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
             (DataError, ModelError, PluginError and UnsafeModelError are ValueErrors).
     """
     experiment = loaded.experiment
-    data = load_federated_data(experiment.data, seed=experiment.seed, base=loaded.base)
+    data = load_federated_data(
+        experiment.data,
+        seed=experiment.seed,
+        base=loaded.base,
+        holdout=None if experiment.evaluation is None else experiment.evaluation.holdout,
+    )
+    if experiment.runtime.engine != "ray":  # whose workers have the data of their clients in order
+        used = experiment.local.steps * experiment.local.batch_size
+        data = replace(data, clients=arranged(data.clients, used=used))
     loss = resolve_loss(experiment.model.loss, base=loaded.base)
     task = task_for(experiment.model.loss, data.test.targets, num_classes=data.num_classes)
     device = choose_device(experiment.runtime.device)
@@ -255,7 +296,7 @@ def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
         check_private_model(model, features)
         check_isolation(model, loss, features, targets)
         gradients = gradients_for(model, loss, features, targets)
-    secure = secure_channel(experiment, model.state_dict(), [len(one) for one in data.clients])
+    secure = secure_channel(experiment, model.state_dict(), data.clients.sizes)
     if secure is not None:
         few = data.test.take(np.arange(min(_TRIED, len(data.test))))  # public examples
         check_train_metrics(secure.settings.metrics, model, loss, task, few)
@@ -300,11 +341,11 @@ def _plans(
         plan_privacy(
             own.privacy,
             experiment.local,
-            examples=len(examples),
+            examples=examples,
             planned_rounds=planned_rounds,
             parameters=None if gradients is None else gradients.parameters,
         )
         for own, examples, planned_rounds in zip(
-            terms, data.clients, participation.planned_rounds(), strict=True
+            terms, data.clients.sizes, participation.planned_rounds(), strict=True
         )
     )

@@ -6,6 +6,7 @@ run with other data would keep charges for examples that it no longer trains on.
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
 from fedsim.data import Examples
 from fedsim.federation import Federation
@@ -24,7 +25,8 @@ def fingerprint(federation: Federation) -> dict[str, str]:
 
     How many rounds are planned is no part of them.
     """
-    examples = (federation.data.test, *federation.data.clients)
+    data = federation.data
+    examples = chain([data.test], data.clients, data.held_out or ())
     return {
         "data": _sha256(part for each in examples for part in _bytes_of(each)),
         "model": digest(federation.initial_arrays()),

@@ -19,6 +19,7 @@ from fedsim.run_directory import Checkpoint, RunDirectory, RunDirectoryError
 from fedsim.secure_summary import secure_summary
 from fedsim.server.app import RoundError, RoundResult, Start
 from fedsim.server.errors import FederationError
+from fedsim.server.evaluating import Evaluated
 from fedsim.server.protocol import to_arrays, to_numpy
 from fedsim.server.secure_openings import Openings
 from fedsim.simulation.engines import Engine, LocalEngine, engine_for
@@ -43,7 +44,8 @@ class RunResult:
         path: the run directory.
         status: completed; stopped because privacy budgets are spent; interrupted by the user.
         reason: why it ended early; None if it completed.
-        metrics: final metrics of the global model on the test set, such as `test_accuracy`.
+        metrics: final metrics of the global model, on the test set (such as `test_accuracy`) and,
+            with `evaluation:`, on the clients' held-out examples (`clients_accuracy`).
         privacy: what every client spent; None in a federation without privacy.
         rounds: one mapping for each finished round, as in `rounds.jsonl`.
         seconds: wall-clock time of the rounds.
@@ -233,6 +235,8 @@ class _Recorder:
                 "clipped": result.clipped,
                 "clipped_metrics": result.clipped_metrics,
             }
+        if self._federation.experiment.evaluation is not None:
+            row |= _evaluation_figures(result.evaluated)
         self._directory.append_round(row)
         if self._finished == result.round_number:
             self._directory.write_checkpoint(
@@ -253,12 +257,12 @@ class _Recorder:
             secure_aggregation=secure,
             clip_norms=self._clip_norms,
         )
-        sizes = [len(examples) for examples in self._federation.data.clients]
+        sizes = self._federation.data.clients.sizes
         content = privacy.to_json() if privacy else not_private(sizes, secure)
         metrics = {
             name: value
             for name, value in (self._rows[-1] if self._rows else {}).items()
-            if name.startswith("test_")
+            if name.startswith(("test_", "clients_"))
         }
         directory = self._directory
         directory.write_model(to_numpy(self._arrays))
@@ -309,6 +313,20 @@ def _round_row(result: RoundResult) -> dict[str, Any]:
         "timeline": {part: round(seconds, 4) for part, seconds in result.timeline.items()},
         "epsilon_max": None if epsilon is None else finite_or_none(epsilon),
         "clip_norm": _spread(result.clip_norms.values()),
+    }
+
+
+def _evaluation_figures(found: Evaluated | None) -> dict[str, Any]:
+    """Return what clients found on held-out examples, as keys of a row."""
+    if found is None:
+        return {"evaluated": None}
+    return {
+        **{f"clients_{name}": finite_or_none(value) for name, value in found.metrics.items()},
+        "evaluated": {
+            "clients": list(found.clients),
+            "examples": found.examples,
+            "failed": [{"client": c, "reason": reason} for c, reason in found.failed.items()],
+        },
     }
 
 

@@ -1,9 +1,9 @@
 """A federation divided among processes: data and plans travel, model and loss are made there."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from fedsim.accountant.journal import Journal
 from fedsim.clients.app import make_client_app
 from fedsim.clients.dp_sgd.backend import gradients_for
 from fedsim.clients.workbench import Workbench
-from fedsim.data import Examples
+from fedsim.data import FederatedData
 from fedsim.models.build import build_model
 from fedsim.models.losses import resolve_loss
 from fedsim.nodes import num_helpers, with_helpers
@@ -64,8 +64,8 @@ class FederationClients(ClientApp):
         local = federation.experiment.local
         rounds = federation.participation.planned_rounds()
         clients = [
-            float(planned * local.steps * min(local.batch_size, len(examples)))
-            for planned, examples in zip(rounds, federation.data.clients, strict=True)
+            float(planned * local.steps * min(local.batch_size, size))
+            for planned, size in zip(rounds, federation.data.clients.sizes, strict=True)
         ]
         return clients + [0.0] * num_helpers(federation.experiment)  # nothing beside training
 
@@ -79,9 +79,13 @@ class FederationClients(ClientApp):
         }
         data = federation.data
         here = [client for client in clients if client < len(data.clients)]  # the rest help
-        own = _Own(len(data.clients), {client: data.clients[client] for client in here})
         few = data.test.take(np.arange(min(_PUBLIC, len(data.test))))
-        share = replace(data, clients=cast("tuple[Examples, ...]", own), test=few)
+        share = replace(
+            data,
+            clients=data.clients.only(here),
+            held_out=None if data.held_out is None else data.held_out.only(here),
+            test=few,
+        )
         return _FederationShard(type(federation), rest, share)
 
 
@@ -89,7 +93,7 @@ class FederationClients(ClientApp):
 class _FederationShard:
     kind: type["Federation"]
     rest: Mapping[str, Any]
-    data: Any
+    data: FederatedData
 
     def __call__(self, journal: Journal | None) -> ClientApp:
         """Assemble the part of the federation that these clients need."""
@@ -108,9 +112,10 @@ class _FederationShard:
             features = torch.from_numpy(self.data.test.features[:_TRIED].copy()).to(device)
             targets = torch.from_numpy(self.data.test.targets[:_TRIED].copy()).to(device)
             gradients = gradients_for(model, loss, features, targets)
+        # Memory of its own: what Ray delivers is shared and cannot be written to.
         federation = self.kind(
             **self.rest,
-            data=replace(self.data, clients=self.data.clients.copied()),
+            data=self.data.copied(),
             model=model,
             bench=Workbench(model, parameters=None if gradients is None else gradients.parameters),
             loss=loss,
@@ -119,31 +124,3 @@ class _FederationShard:
             journal=cast("Any", journal),
         )
         return federation.client_app(in_process=True, ledger=None)
-
-
-@dataclass(frozen=True)
-class _Own(Sequence[Examples]):
-    """The clients' examples, where only some are here; asking for another is an error."""
-
-    number: int
-    here: Mapping[int, Examples]
-
-    def __len__(self) -> int:
-        return self.number
-
-    @overload
-    def __getitem__(self, index: int) -> Examples: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Examples]: ...
-    def __getitem__(self, index: int | slice) -> Examples | Sequence[Examples]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(self.number))]
-        return self.here[index]
-
-    def __iter__(self) -> Iterator[Examples]:
-        return iter(self.here.values())
-
-    def copied(self) -> "_Own":
-        """Return it with memory of its own: what Ray delivers is shared and read-only."""
-        own = {c: Examples(e.features.copy(), e.targets.copy()) for c, e in self.here.items()}
-        return _Own(self.number, own)

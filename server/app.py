@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.server.errors import FederationError
+from fedsim.server.evaluating import ClientEvaluation, Evaluated
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import Withdrawal
@@ -30,6 +31,9 @@ Metrics = Mapping[str, float]
 
 logger = logging.getLogger(__name__)
 
+# A generous limit: it only has to end a run whose clients died silently.
+_LONG = 24 * 3600.0
+
 
 @dataclass(frozen=True)
 class RoundResult:
@@ -43,7 +47,8 @@ class RoundResult:
     clipped, and so were metrics of `clipped_metrics` clients. `client_metrics` are the means of
     metrics that clients declared, over those in the sum.
     `timeline` divides `seconds` by `PARTS`. `clip_norms` has the bound that the clipping of each
-    client has learnt so far, where it learns.
+    client has learnt so far, where it learns. `evaluated` is what clients found of the model on
+    their held-out examples; None where nobody was asked.
     """
 
     round_number: int
@@ -62,6 +67,7 @@ class RoundResult:
     clipped: int = 0
     clipped_metrics: int = 0
     client_metrics: Metrics = field(default_factory=dict)
+    evaluated: Evaluated | None = None
 
 
 class RoundError(FederationError):
@@ -111,6 +117,7 @@ def make_server_app(
     on_stop: Callable[[str], None] = logger.info,
     patience: float = 60.0,
     secure: SecureAggregation | None = None,
+    evaluation: ClientEvaluation | None = None,
 ) -> ServerApp:
     """Return the ServerApp that runs the whole federation.
 
@@ -127,6 +134,7 @@ def make_server_app(
             clients withdrew.
         patience: seconds to wait for all nodes, and for the replies of a round.
         secure: secure aggregation; None: the server sees every update.
+        evaluation: evaluation on clients' held-out examples; None: there is none.
 
     The app raises FederationError when not every node is there, when clients of a round failed and
     fewer than `settings.min_participants` updates came, or when a secure sum could not be opened
@@ -148,6 +156,7 @@ def make_server_app(
             withdrawn=start.withdrawn,
             clip_norms=start.clip_norms,
             averaging=None if secure is None else _averaging(secure, roll),
+            evaluation=evaluation,
         )
         strategy.summary()
         arrays = start.arrays
@@ -209,9 +218,8 @@ def run_round(
     with timeline.part("sample"):
         requests = strategy.configure_train(round_number, arrays, ConfigRecord(), grid)
     with timeline.part("aggregate"):
-        # A generous limit: it only has to end a run whose clients died silently.
         with timeline.part("train"):
-            replies = grid.send_and_receive(requests, timeout=24 * 3600)
+            replies = grid.send_and_receive(requests, timeout=_LONG)
         replies = timeline.waiting("train", replies)
         new_arrays, _ = strategy.aggregate_train(round_number, replies)
     outcome = strategy.outcome
@@ -219,6 +227,9 @@ def run_round(
         new_arrays = arrays
     with timeline.part("evaluate"):
         metrics = evaluate(new_arrays)
+        asked = strategy.configure_evaluate(round_number, new_arrays, ConfigRecord(), grid)
+        if asked := list(asked):
+            strategy.aggregate_evaluate(round_number, grid.send_and_receive(asked, timeout=_LONG))
     with timeline.part("account"):
         epsilon = None if book is None else _largest_epsilon(book, outcome.failed)
     return RoundResult(
@@ -238,6 +249,7 @@ def run_round(
         clipped=outcome.clipped,
         clipped_metrics=outcome.clipped_metrics,
         client_metrics=outcome.metrics,
+        evaluated=strategy.evaluated,
     )
 
 

@@ -6,6 +6,7 @@ when somebody asks. It cannot be changed, so that everybody in the process may s
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ class LiveArray(Array):
         values.flags.writeable = False
         self.__dict__.update(
             _values=values,
-            dtype=str(values.dtype),
+            dtype=_name(values.dtype),
             shape=tuple(values.shape),
             stype="numpy.ndarray",
         )
@@ -58,6 +59,12 @@ class LiveArray(Array):
         return ours == theirs
 
     __hash__ = None  # as Array's
+
+
+@lru_cache
+def _name(dtype: np.dtype[Any]) -> str:
+    """Return a type's name, which numpy takes longer to spell than to copy a small array."""
+    return str(dtype)
 
 
 def live_record(values: Mapping[str, np.ndarray]) -> ArrayRecord:

@@ -8,6 +8,7 @@ never among the metrics: strategies average metrics, and an averaged ε means no
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar
 
@@ -164,7 +165,7 @@ class TrainRequest:
         arrays = record_of(message.content, ARRAYS, ArrayRecord)
         config = record_of(message.content, CONFIG, ConfigRecord)
         if arrays is None or config is None:
-            raise ProtocolError(f"a train request needs the records {ARRAYS!r} and {CONFIG!r}")
+            raise ProtocolError(f"a request needs the records {ARRAYS!r} and {CONFIG!r}")
         round_number = config.get(ROUND)
         if not isinstance(round_number, int) or round_number < 1:
             raise ProtocolError(f"{CONFIG}.{ROUND} must be a whole number >= 1, got {round_number}")
@@ -216,6 +217,66 @@ class TrainReply:
         learnt = record_of(message.content, LEARNT, ConfigRecord)
         clip_norm = None if learnt is None else _clip_norm(learnt)
         return cls(arrays, examples, *read_side_records(message), clip_norm)
+
+
+@dataclass(frozen=True)
+class EvaluateRequest:
+    """The server's request: score the model after this round on held-out examples."""
+
+    round_number: int
+    arrays: ArrayRecord
+
+    def to_message(self, node_id: int) -> Message:
+        """Address the request to one node."""
+        config = ConfigRecord({ROUND: self.round_number})
+        content = RecordDict({ARRAYS: self.arrays, CONFIG: config})
+        return Message(content, node_id, MessageType.EVALUATE)
+
+    @classmethod
+    def from_message(cls, message: Message) -> Self:
+        """Read a request.
+
+        Raises:
+            ProtocolError: no arrays, or no whole-numbered round ≥ 1.
+        """
+        request = TrainRequest.from_message(message)
+        return cls(request.round_number, request.arrays)
+
+
+@dataclass(frozen=True)
+class EvaluateReply:
+    """What a client found: means over its held-out examples, and how many there are.
+
+    `delay` is how late it is, in simulated seconds.
+    """
+
+    examples: int
+    metrics: Mapping[str, float]
+    delay: float = 0.0
+
+    def to_message(self, request: Message) -> Message:
+        """Make the reply to `request`."""
+        metrics = MetricRecord({NUM_EXAMPLES: self.examples, **self.metrics})
+        content = RecordDict({METRICS: metrics, **side_records(None, self.delay)})
+        return Message(content, reply_to=request)
+
+    @classmethod
+    def from_message(cls, message: Message) -> Self:
+        """Read a reply.
+
+        Raises:
+            ProtocolError: a record is missing or malformed.
+        """
+        record = record_of(message.content, METRICS, MetricRecord)
+        if record is None:
+            raise ProtocolError(f"an evaluate reply needs the record {METRICS!r}")
+        metrics: dict[str, Any] = dict(record)
+        examples = metrics.pop(NUM_EXAMPLES, None)
+        if not isinstance(examples, int) or examples < 0:
+            raise ProtocolError(f"{METRICS}.{NUM_EXAMPLES} must be >= 0, got {examples}")
+        if not all(isinstance(value, float) for value in metrics.values()):
+            raise ProtocolError(f"{METRICS} must be numbers, got {metrics}")
+        return cls(examples, metrics, read_side_records(message)[1])
 
 
 def side_records(privacy: PrivacyStatement | None, delay: float) -> dict[str, ConfigRecord]:

@@ -39,3 +39,22 @@ class FederationSettings(Settings):
         default="uniform",
         description="weight of a client's update: equal, or its number of examples",
     )
+
+
+class EvaluationSettings(Settings):
+    """`evaluation:` in an experiment file: the global model on examples that clients hold out."""
+
+    holdout: float = Field(
+        default=0.2,
+        gt=0,
+        lt=1,
+        description="share of each client's examples that it never trains on",
+    )
+    every: int = Field(
+        default=1, ge=1, description="rounds between evaluations; the last is always evaluated"
+    )
+    clients: int | None = Field(
+        default=None,
+        ge=1,
+        description="clients that evaluate, chosen by the seed each time; null: all of them",
+    )

@@ -17,6 +17,7 @@ from fedsim.server.averaging import (
     PlainAveraging,
     RoundAbortedError,
 )
+from fedsim.server.evaluating import ClientEvaluation, Evaluated
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import ProtocolError, TrainRequest, Withdrawal
@@ -64,8 +65,10 @@ class FedAvg(Strategy):
         withdrawn: clients that withdrew before.
         averaging: adds the updates up; None: in clear.
         clip_norms: the bound that the clipping of each client has learnt before.
+        evaluation: who evaluates the model of a round on held-out examples; None: nobody.
 
     Attributes:
+        evaluated: what clients found of the last round's model; None where nobody was asked.
         clip_norms: as after the last round. A client whose update is not in the average goes on
             from the bound that it had, as if it had not been asked.
 
@@ -84,7 +87,11 @@ class FedAvg(Strategy):
         withdrawn: Iterable[int] = (),
         clip_norms: Mapping[int, float] | None = None,
         averaging: Averaging[Any] | None = None,
+        evaluation: ClientEvaluation | None = None,
     ) -> None:
+        self._evaluation = evaluation
+        self._asked_to_evaluate: list[int] = []
+        self.evaluated: Evaluated | None = None
         self._averaging = averaging or PlainAveraging(settings.weighting)
         self._deadline = settings.deadline
         self._participation = participation
@@ -160,14 +167,24 @@ class FedAvg(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask nobody: the global model is evaluated on the server's public test set."""
-        return []
+        """Ask the clients that evaluate the model of this round, where that is due."""
+        self.evaluated = None
+        if self._evaluation is None:
+            return []
+        requests = self._evaluation.requests(server_round, arrays, self._node_of)
+        self._asked_to_evaluate = [self._client_of[one.metadata.dst_node_id] for one in requests]
+        return requests
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return None, since no client was asked."""
-        return None
+        """Average what clients found; None where nobody was asked, or found anything."""
+        if self._evaluation is None or not self._asked_to_evaluate:
+            return None
+        self.evaluated = self._evaluation.averaged(
+            self._asked_to_evaluate, replies, self._client_of
+        )
+        return MetricRecord(dict(self.evaluated.metrics)) if self.evaluated.clients else None
 
     def _take(self, client: int, reply: Message) -> None:
         if reply.has_error():

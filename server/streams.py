@@ -27,6 +27,8 @@ class Purpose(IntEnum):
     EPOCH = 9  # keyed by the number of the epoch in place of the round
     SHARES = 10  # which clients belong to a group that is given as a share of all
     FAULT = 11
+    HELD_OUT = 12  # which of its examples a client never trains on
+    EVALUATION = 13  # who evaluates
     ROUNDING = 20  # stochastic rounding of secure aggregation
 
 

@@ -11,7 +11,7 @@ PARTS = {
     "sample": "choose who takes part and make the requests",
     "train": "wait for the replies of clients, which charge and train",
     "aggregate": "check the replies and add them up",
-    "evaluate": "the new global model on the test set",
+    "evaluate": "the new global model on the test set, and on what clients hold out",
     "account": "ε of every client",
 }
 

@@ -38,7 +38,9 @@ def experiment(privacy: dict[str, Any] | None) -> dict[str, Any]:
         "federation": {"rounds": 2, "clients_per_round": 3, "weighting": "examples"},
         "local": {"steps": 2, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.5}},
     }
-    return sections if privacy is None else {**sections, "privacy": privacy}
+    if privacy is None:
+        return {**sections, "evaluation": {"clients": 3}}
+    return {**sections, "privacy": privacy}
 
 
 def assert_same_run(one: Path, other: Path) -> None:

@@ -58,4 +58,33 @@ _GOALS = (
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line for each goal that the rows tell something about."""
-    return [line for goal in _GOALS for line in goal.lines(rows)]
+    return [line for goal in _GOALS for line in goal.lines(rows)] + _scale(rows)
+
+
+_MANY, _FEW = 10_000, 100
+_MOST_SECONDS, _MOST_MEGABYTES, _MOST_GROWTH = 30.0, 2000.0, 1.3
+
+
+def _scale(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what many small clients cost: a round, its memory, and each beside one of few."""
+    own = {
+        row["clients"]: row
+        for row in rows
+        if (row["model"], row["private"], row["contender"]) == ("small", True, "fedsim")
+    }
+    if _MANY not in own:
+        return []
+    many = own[_MANY]
+    figures = [
+        ("a round", many["wall"] * _MANY, _MOST_SECONDS, " s"),
+        ("peak memory", many["megabytes"], _MOST_MEGABYTES, " MB"),
+    ]
+    if _FEW in own:
+        growth = many["processor"] / own[_FEW]["processor"]
+        what = f"processor time of a client's round over that with {_FEW} clients"
+        figures.append((what, growth, _MOST_GROWTH, ""))
+    return [
+        f"small, {_MANY} clients, private: {many['name']}: {what} {value:.4g}{unit} "
+        f"(goal at most {limit:g}: {'met' if value <= limit else 'NOT met'})"
+        for what, value, limit, unit in figures
+    ]

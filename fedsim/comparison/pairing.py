@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ PARTS = {
 def pairing_digests(federation: "Federation") -> dict[str, str]:
     """Return a SHA-256 for each of `PARTS` of a federation that is about to run."""
     data = federation.data
-    examples = [*data.clients, data.test]
+    examples = chain(data.clients, [data.test], data.held_out or ())
     state = federation.model.state_dict()
     schedule = federation.participation
     rounds = range(1, federation.experiment.federation.rounds + 1)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from fedsim.data.examples import DataError, Examples
 
 _INT64_MAX = np.iinfo(np.int64).max
+_LARGEST_TOKEN = np.iinfo(np.int32).max  # as an embedding's rows are counted
 
 
 class Dataset(NamedTuple):
@@ -17,10 +18,13 @@ class Dataset(NamedTuple):
     test: Examples | None = None
 
 
-def to_dataset(x: Any, y: Any, x_test: Any = None, y_test: Any = None) -> Dataset:
+def to_dataset(
+    x: Any, y: Any, x_test: Any = None, y_test: Any = None, *, tokens: bool = False
+) -> Dataset:
     """Return a dataset from numpy arrays, torch tensors or nested lists.
 
-    Features of any real number type become float32 (pixels are not rescaled). Integer and boolean
+    Features of any real number type become float32 (pixels are not rescaled); with `tokens`, whole
+    numbers from 0 of any type become int64. Integer and boolean
     targets become int64, or float32 when an example has several; a column (n, 1) of them counts as
     (n,). Other real targets become float32. Text targets become classes numbered in sorted order,
     over training and test targets together.
@@ -29,12 +33,12 @@ def to_dataset(x: Any, y: Any, x_test: Any = None, y_test: Any = None) -> Datase
         DataError: for values that are not numeric or have unfit shapes.
     """
     if x_test is None and y_test is None:
-        return Dataset(Examples(_features(x, "x"), _targets(_array(y, "y"), "y")))
+        return Dataset(Examples(_features(x, "x", tokens), _targets(_array(y, "y"), "y")))
     if x_test is None or y_test is None:
         raise DataError("a test set must have both features and targets, got only one of them")
     classes, test_classes = _encode_together(_array(y, "y"), _array(y_test, "y_test"))
-    train = Examples(_features(x, "x"), _targets(classes, "y"))
-    test = Examples(_features(x_test, "x_test"), _targets(test_classes, "y_test"))
+    train = Examples(_features(x, "x", tokens), _targets(classes, "y"))
+    test = Examples(_features(x_test, "x_test", tokens), _targets(test_classes, "y_test"))
     _check_alike(train, test)
     return Dataset(train, test)
 
@@ -53,14 +57,27 @@ def _array(value: Any, what: str) -> NDArray[Any]:
         ) from error
 
 
-def _features(value: Any, what: str) -> NDArray[np.float32]:
+def _features(value: Any, what: str, tokens: bool) -> NDArray[np.float32] | NDArray[np.int64]:
     array = _array(value, what)
     if array.dtype.kind not in "biuf":
         raise DataError(
             f"{what} must be numeric, got {array.dtype} of shape {array.shape}; "
             "encode text and categories as numbers"
         )
-    return _float32(array)
+    return _tokens(array, what) if tokens else _float32(array)
+
+
+def _tokens(array: NDArray[Any], what: str) -> NDArray[np.int64]:
+    """Return whole numbers as int64; a table's cells come as float64, exact up to 2^53."""
+    wrong = (array < 0) | (array > _LARGEST_TOKEN)
+    if array.dtype.kind == "f":
+        wrong |= array != np.rint(array)
+    if wrong.any():
+        raise DataError(
+            f"data.features: tokens must be whole numbers from 0 to {_LARGEST_TOKEN}, got "
+            f"{array[wrong][0]} in {what}; leave features out for numbers"
+        )
+    return np.ascontiguousarray(array, dtype=np.int64)
 
 
 def _targets(array: NDArray[Any], what: str) -> NDArray[np.int64] | NDArray[np.float32]:

@@ -6,6 +6,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+_CHECKED_AT_ONCE = 1 << 22  # values
+
 
 class DataError(ValueError):
     """The data cannot be used as the experiment asks; the message is one line with the fix."""
@@ -16,7 +18,7 @@ class Examples:
     """Features and targets of some examples, or of none.
 
     Attributes:
-        features: float32, (n, ...), finite.
+        features: float32, (n, ...), finite; or int64 (n, ...), tokens for an embedding.
         targets: int64 (n,) for classes, float32 (n,) or (n, k) for regression and for labels of
             which several may hold; finite.
 
@@ -24,7 +26,7 @@ class Examples:
         DataError: on creation, for arrays that are not as above.
     """
 
-    features: NDArray[np.float32]
+    features: NDArray[np.float32] | NDArray[np.int64]
     targets: NDArray[np.int64] | NDArray[np.float32]
 
     def __post_init__(self) -> None:
@@ -34,15 +36,8 @@ class Examples:
                 f"features and targets must have one row per example, got {len(self.features)} "
                 f"rows of features and {len(self.targets)} targets"
             )
-        if len(self.features) == 0:
-            return  # a client may have none
         for name, array in (("features", self.features), ("targets", self.targets)):
-            wrong = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))
-            if wrong.size:
-                raise DataError(
-                    f"{name} must be finite float32 numbers; NaN or infinity in {wrong.size} of "
-                    f"{len(array)} examples, first in example {wrong[0]}"
-                )
+            _check_finite(name, array)
 
     def __len__(self) -> int:
         return len(self.features)
@@ -61,10 +56,20 @@ class Examples:
         """Return a copy of the examples at `indices`, in their order."""
         return type(self)(self.features[indices], self.targets[indices])
 
+    def rows(self, chosen: NDArray[np.integer] | slice) -> Self:
+        """Return some of the examples: a copy for row numbers, a view for a slice.
+
+        They are not checked again, so that it costs no more than reading them.
+        """
+        found = object.__new__(type(self))
+        object.__setattr__(found, "features", self.features[chosen])
+        object.__setattr__(found, "targets", self.targets[chosen])
+        return found
+
 
 def _check_arrays(features: object, targets: object) -> None:
-    if not (isinstance(features, np.ndarray) and features.dtype == np.float32):
-        raise DataError(f"features must be a float32 array, got {_kind(features)}")
+    if not (isinstance(features, np.ndarray) and features.dtype in (np.float32, np.int64)):
+        raise DataError(f"features must be a float32 or int64 array, got {_kind(features)}")
     if features.ndim < 2:
         raise DataError(
             f"features must have a row per example, got shape {features.shape}; "
@@ -79,6 +84,24 @@ def _check_arrays(features: object, targets: object) -> None:
         raise DataError(
             f"targets must have shape (n,), or (n, k) when they are float32, "
             f"got {targets.dtype} of shape {targets.shape}"
+        )
+
+
+def _check_finite(name: str, array: NDArray[np.generic]) -> None:
+    """Check a part at a time: the answers for all values take a quarter of their memory."""
+    if array.dtype.kind != "f" or len(array) == 0:
+        return
+    rows = max(1, _CHECKED_AT_ONCE * len(array) // array.size)
+    wrong = [
+        start + np.flatnonzero(~np.isfinite(part.reshape(len(part), -1)).all(axis=1))
+        for start in range(0, len(array), rows)
+        for part in (array[start : start + rows],)
+    ]
+    found = np.concatenate(wrong)
+    if found.size:
+        raise DataError(
+            f"{name} must be finite float32 numbers; NaN or infinity in {found.size} of "
+            f"{len(array)} examples, first in example {found[0]}"
         )
 
 

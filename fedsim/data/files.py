@@ -19,8 +19,8 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _FEATURE_NAMES = ("x", "features")
 
 
-def read_file(path: Path, target: str) -> Dataset:
-    """Read a dataset from a file; see `read_npz`, `read_csv` and `read_parquet`.
+def read_file(path: Path, target: str, *, tokens: bool = False) -> Dataset:
+    """Read a dataset from a file; for `tokens`, see `to_dataset`.
 
     Raises:
         DataError: for a missing file, another kind of file, or unfit content.
@@ -33,10 +33,10 @@ def read_file(path: Path, target: str) -> Dataset:
         raise DataError(
             f"data.dataset: no such file: {path}; the path is relative to the experiment file"
         )
-    return reader(path, target)
+    return reader(path, target, tokens=tokens)
 
 
-def read_npz(path: Path, target: str) -> Dataset:
+def read_npz(path: Path, target: str, *, tokens: bool = False) -> Dataset:
     """Read arrays saved by `numpy.savez`.
 
     `target` names the array of targets. The features are the only other array, or the one named
@@ -62,7 +62,7 @@ def read_npz(path: Path, target: str) -> Dataset:
     y = arrays.pop(target)
     x = arrays[_feature_array(path, list(arrays))]
     try:
-        return to_dataset(x, y, *test)
+        return to_dataset(x, y, *test, tokens=tokens)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
@@ -79,7 +79,7 @@ def _feature_array(path: Path, names: list[str]) -> str:
     )
 
 
-def read_csv(path: Path, target: str) -> Dataset:
+def read_csv(path: Path, target: str, *, tokens: bool = False) -> Dataset:
     """Read a table with a header row; every column but `target` is a numeric feature.
 
     The targets are classes if they are all text (numbered in sorted order) or all non-negative
@@ -99,7 +99,10 @@ def read_csv(path: Path, target: str) -> Dataset:
         raise DataError(f"{path}: cannot be read as UTF-8 comma-separated text: {error}") from error
     if not x:
         raise DataError(f"{path}: there are no rows below the header")
-    return to_dataset(np.array(x), _csv_targets(path, target, y, numbers))
+    try:
+        return to_dataset(np.array(x), _csv_targets(path, target, y, numbers), tokens=tokens)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 def _rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:

@@ -12,11 +12,12 @@ from fedsim.data.examples import DataError
 from fedsim.data.naming import no_such
 
 
-def read_parquet(path: Path, target: str) -> Dataset:
+def read_parquet(path: Path, target: str, *, tokens: bool = False) -> Dataset:
     """Read a Parquet table; every column but `target` is a numeric feature.
 
     Targets of text are classes (numbered in sorted order), whole numbers and booleans are classes
     as they are, other numbers are regressed on: the type of the column decides, not its values.
+    For `tokens`, see `to_dataset`.
 
     Raises:
         DataError: pyarrow is not installed, or naming file and column, for what is missing or not a
@@ -36,7 +37,7 @@ def read_parquet(path: Path, target: str) -> Dataset:
         raise DataError(f"{path}: there are no rows")
     x = np.stack([_feature(path, name, table.column(name)) for name in features], axis=1)
     try:
-        return to_dataset(x, _target(path, target, table.column(target)))
+        return to_dataset(x, _target(path, target, table.column(target)), tokens=tokens)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
@@ -57,7 +58,7 @@ def _table(path: Path) -> Any:
         raise DataError(f"{path}: cannot be read as Parquet: {reason}") from error
 
 
-def _feature(path: Path, name: str, column: Any) -> NDArray[np.float32]:
+def _feature(path: Path, name: str, column: Any) -> NDArray[Any]:
     values = _values(path, name, column)
     if values.dtype.kind not in "biuf":
         raise DataError(
@@ -65,15 +66,14 @@ def _feature(path: Path, name: str, column: Any) -> NDArray[np.float32]:
             "categories as numbers, or drop it"
         )
     with np.errstate(over="ignore"):
-        numbers = values.astype(np.float32)
-    wrong = np.flatnonzero(~np.isfinite(numbers))
+        wrong = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
     if wrong.size:
         row = int(wrong[0])
         raise DataError(
             f"{path}: column {name!r}, row {row + 1}: {values[row]} is not a finite number; mend "
             "or drop it"
         )
-    return numbers
+    return values
 
 
 def _target(path: Path, name: str, column: Any) -> NDArray[Any] | list[str]:

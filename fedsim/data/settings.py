@@ -62,6 +62,11 @@ class DataSettings(Settings):
         "{path: file.npz | file.csv | file.parquet, target: name}"
     )
     args: dict[str, Any] = Field(default={}, description="passed to a dataset function")
+    features: Literal["numbers", "tokens"] = Field(
+        default="numbers",
+        description="numbers: float32; tokens: whole numbers from 0, kept as int64, for a model of "
+        "your own that begins with an embedding",
+    )
     test_fraction: float | None = Field(
         default=None,
         gt=0,

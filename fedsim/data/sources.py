@@ -29,16 +29,18 @@ def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
     Raises:
         DataError: if the dataset is unknown or its content unfit.
     """
-    dataset = settings.dataset
+    dataset, tokens = settings.dataset, settings.features == "tokens"
     if isinstance(dataset, str) and ":" in dataset:
-        return _call(dataset, {"seed": seed, **settings.args}, base)
+        return _call(dataset, {"seed": seed, **settings.args}, base, tokens=tokens)
     if settings.args:
         raise DataError(
             f"data.args are for dataset functions; {_name(dataset)} takes none, "
             f"got {', '.join(settings.args)}"
         )
     if isinstance(dataset, FileDataset):
-        return read_file(base / Path(dataset.path).expanduser(), dataset.target)
+        return read_file(base / Path(dataset.path).expanduser(), dataset.target, tokens=tokens)
+    if tokens:
+        raise DataError(f"data.features: {dataset} has numbers and no tokens; leave features out")
     return _built_in(dataset)()
 
 
@@ -63,7 +65,7 @@ def _built_in(name: str) -> Callable[[], Dataset]:
     return loaders[name]
 
 
-def _call(reference: str, args: dict[str, Any], base: Path) -> Dataset:
+def _call(reference: str, args: dict[str, Any], base: Path, *, tokens: bool) -> Dataset:
     what = "data.dataset"
     try:
         load = resolve(reference, base=base, what=what)
@@ -80,7 +82,7 @@ def _call(reference: str, args: dict[str, Any], base: Path) -> Dataset:
         got = f"{len(parts)} values" if isinstance(parts, tuple | list) else type(parts).__name__
         raise DataError(f"{what} {reference!r}: must return {_RETURNS}, got {got}")
     try:
-        return to_dataset(*parts)
+        return to_dataset(*parts, tokens=tokens)
     except DataError as error:
         raise DataError(f"{what} {reference!r}: {error}") from error
 

@@ -12,8 +12,10 @@ DEFAULT_TEST_FRACTION = 0.2
 
 def hold_out(
     dataset: Dataset, test_fraction: float | None, *, seed: int
-) -> tuple[Examples, Examples]:
-    """Return (training examples, test examples).
+) -> tuple[NDArray[np.int64], Examples]:
+    """Return (row numbers of the training examples in `dataset.train`, test examples).
+
+    The training examples are not copied; the test examples are, unless they are all of a test set.
 
     Args:
         dataset: the data; its own test set is used where it brings one.
@@ -34,10 +36,22 @@ def hold_out(
                 "data.test_fraction must be left out for a dataset that brings its own test set, "
                 f"got {test_fraction}"
             )
-        return dataset.train, dataset.test
+        return np.arange(len(dataset.train)), dataset.test
     fraction = DEFAULT_TEST_FRACTION if test_fraction is None else test_fraction
     train, test = split_indices(len(dataset.train), fraction, seed=seed)
-    return dataset.train.take(train), dataset.train.take(test)
+    return train, dataset.train.rows(test)
+
+
+def held_out(
+    rows: NDArray[np.int64], fraction: float, *, seed: int, client: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Divide a client's rows into those that it trains on and those that it holds out.
+
+    It holds out `len(rows) * fraction` of them, rounded, and never the last one to train on.
+    """
+    number = min(round(len(rows) * fraction), max(len(rows) - 1, 0))
+    order = stream(seed, Purpose.HELD_OUT, client=client).permutation(len(rows))
+    return rows[np.sort(order[number:])], rows[np.sort(order[:number])]
 
 
 def split_indices(

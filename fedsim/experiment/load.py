@@ -20,7 +20,7 @@ from fedsim.experiment.wording import value_text
 from fedsim.experiment.yaml_loader import parse_yaml
 from fedsim.models.settings import ModelSettings
 from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
-from fedsim.server.settings import FederationSettings
+from fedsim.server.settings import EvaluationSettings, FederationSettings
 
 _Section = TypeVar("_Section", bound=BaseModel)
 
@@ -146,5 +146,6 @@ def _valid_sections(raw: object, failed: set[object]) -> Sections:
         federation=section("federation", FederationSettings),
         privacy=section("privacy", PrivacySettings),
         secure_aggregation=section("secure_aggregation", SecureAggregationSettings),
+        evaluation=section("evaluation", EvaluationSettings),
         faults=_faults(raw, failed),
     )

@@ -21,15 +21,15 @@ from fedsim.experiment.wording import KeyPath, value_text
 from fedsim.models.catalog import LOSSES, MODELS, TRAIN_METRICS
 from fedsim.models.settings import ModelSettings
 from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
-from fedsim.server.settings import FederationSettings
+from fedsim.server.settings import EvaluationSettings, FederationSettings
 
 
 @dataclass(frozen=True)
 class Sections:
     """The sections that are valid by themselves; None for those that are not.
 
-    `privacy` and `secure_aggregation` are None also where the file has no such section: no rule
-    needs to know which.
+    `privacy`, `secure_aggregation` and `evaluation` are None also where the file has no such
+    section: no rule needs to know which.
     """
 
     data: DataSettings | None
@@ -38,6 +38,7 @@ class Sections:
     privacy: PrivacySettings | None
     faults: tuple[FaultSettings, ...] = ()
     secure_aggregation: SecureAggregationSettings | None = None
+    evaluation: EvaluationSettings | None = None
 
 
 def check_rules(sections: Sections, base: Path) -> Iterator[Finding]:
@@ -51,11 +52,13 @@ def check_rules(sections: Sections, base: Path) -> Iterator[Finding]:
         yield from _check_data(sections.data, base)
     if sections.model is not None:
         yield from _check_model(sections.model, base)
+    yield from _check_features(sections)
     yield from _check_participation(sections)
     yield from _check_weighting(sections)
     yield from _check_budgets(sections)
     yield from _check_faults(sections)
     yield from _check_secure_aggregation(sections)
+    yield from _check_evaluation(sections)
     if sections.privacy is not None:
         yield from _check_budget_files(sections.privacy, base)
 
@@ -85,6 +88,20 @@ def _check_model(model: ModelSettings, base: Path) -> Iterator[Finding]:
         entry.args.model_validate(model.args)
     except ValidationError as error:
         yield from findings(error, model.args, entry.args, args)
+
+
+def _check_features(sections: Sections) -> Iterator[Finding]:
+    if sections.data is None or sections.data.features != "tokens":
+        return
+    path: KeyPath = ("data", "features")
+    if isinstance(sections.data.dataset, str) and sections.data.dataset in DATASETS:
+        yield path, f"{sections.data.dataset} has numbers and no tokens; leave features out"
+    if sections.model is not None and sections.model.name in MODELS:
+        yield (
+            path,
+            f"the built-in model {sections.model.name!r} computes with numbers; tokens need a "
+            "model of your own that begins with an embedding",
+        )
 
 
 def _check_participation(sections: Sections) -> Iterator[Finding]:
@@ -195,6 +212,30 @@ def _check_metrics(metrics: Mapping[str, float], *, private: bool) -> Iterator[F
         if name not in TRAIN_METRICS:
             known = ", ".join(TRAIN_METRICS)
             yield (*section, name), f"no such metric; choose from {known}"
+
+
+def _check_evaluation(sections: Sections) -> Iterator[Finding]:
+    if sections.evaluation is None:
+        return
+    section: KeyPath = ("evaluation",)
+    if sections.privacy is not None:
+        yield (
+            section,
+            "a client's score on its own examples is a release about them that no ε of this "
+            "experiment covers; leave evaluation out (evaluation=null): the server's test set is "
+            "public, and scores on it are free",
+        )
+    if sections.secure_aggregation is not None:
+        yield (
+            section,
+            "clients would tell their scores in clear, one by one, beside updates that "
+            "secure_aggregation hides; leave one of them out",
+        )
+    wanted = sections.evaluation.clients
+    clients = None if sections.data is None else sections.data.partition.num_clients
+    if wanted is not None and clients is not None and wanted > clients:
+        rule = f"must be <= data.partition.num_clients ({value_text(clients)})"
+        yield (*section, "clients"), f"{rule}, got {value_text(wanted)}"
 
 
 def _check_budget_files(privacy: PrivacySettings, base: Path) -> Iterator[Finding]:

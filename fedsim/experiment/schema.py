@@ -9,7 +9,7 @@ from fedsim.data.settings import DataSettings
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
 from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
-from fedsim.server.settings import FederationSettings, Settings
+from fedsim.server.settings import EvaluationSettings, FederationSettings, Settings
 from fedsim.simulation.settings import RuntimeSettings
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -40,6 +40,11 @@ class Experiment(Settings):
     secure_aggregation: SecureAggregationSettings | None = Field(
         default=None,
         description="adds updates up so that nobody sees a single one; null: the server sees all",
+    )
+    evaluation: EvaluationSettings | None = Field(
+        default=None,
+        description="the global model on examples that clients hold out, without differential "
+        "privacy only; null: on the server's test set alone",
     )
     faults: list[FaultSettings] = Field(
         default=[], description="faults of clients, injected to see what they do to a federation"

@@ -52,8 +52,16 @@ class RunContents:
     @property
     def metrics(self) -> dict[str, float | None]:
         """The final metrics on the test set, the one to look at first in front."""
-        found = {name: value for name, value in self.summary.items() if name.startswith("test_")}
-        order = ("test_accuracy", "test_r2", "test_mse")
+        return self._metrics("test_")
+
+    @property
+    def client_metrics(self) -> dict[str, float | None]:
+        """As `metrics`, on the clients' held-out examples; empty where they do not evaluate."""
+        return self._metrics("clients_")
+
+    def _metrics(self, where: str) -> dict[str, float | None]:
+        found = {name: value for name, value in self.summary.items() if name.startswith(where)}
+        order = [f"{where}{name}" for name in ("accuracy", "r2", "mse")]
         first = [name for name in order if name in found]
         rest = [name for name in found if name not in order]
         return {name: found[name] for name in first + rest}

@@ -141,7 +141,8 @@ def _curves(contents: RunContents) -> list[tuple[str, "Markup"]]:
 
 def _plotted_metrics(contents: RunContents) -> list[str]:
     names = list(contents.metrics)
-    return names[:1] + (["test_loss"] if "test_loss" in names[1:] else [])
+    loss = ["test_loss"] if "test_loss" in names[1:] else []
+    return names[:1] + loss + list(contents.client_metrics)[:1]
 
 
 def _train_metrics(contents: RunContents) -> list[str]:
@@ -153,10 +154,14 @@ def _metric_curve(contents: RunContents, name: str) -> "Curve":
     from fedsim.report.plots import Curve
 
     kind = "loss" if name.endswith("loss") else "metric"
-    of_clients = name in TRAIN_METRICS
+    whose, figure = "Test", kind
+    if name in TRAIN_METRICS:
+        whose, figure = "Train", f"train-{kind}"
+    elif name.startswith("clients_"):
+        whose, figure = "Clients' held-out", "held-out"
     return Curve(
-        name=f"train-{kind}" if of_clients else kind,
-        label=f"{'Train' if of_clients else 'Test'} {overview.metric_name(name)}",
+        name=figure,
+        label=f"{whose} {overview.metric_name(name)}",
         rounds=[row["round"] for row in contents.rounds],
         values=[row.get(name) for row in contents.rounds],
         text=lambda value: metric_text(name, value),

@@ -1,6 +1,7 @@
 """What stands around the guarantee: headline figures, incidents, environment."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class Phase:
 
 def metric_name(name: str) -> str:
     """Return a metric's name for people: `test_r2` is R²."""
-    short = name.removeprefix("test_").removeprefix("train_")
+    short = re.sub("^(test|train|clients)_", "", name)
     return _METRIC_NAMES.get(short, short.replace("_", " "))
 
 
@@ -55,6 +56,7 @@ def cards(contents: RunContents) -> list[Card]:
     """Return the headline figures, the most important ones first."""
     return [
         _metric_card(contents),
+        *_held_out_cards(contents),
         _guarantee_card(contents),
         Card("Clients", f"{len(contents.clients):,}", _examples(contents)),
         Card("Rounds", f"{contents.summary['rounds']:,}", _planned(contents)),
@@ -82,6 +84,17 @@ def _metric_card(contents: RunContents) -> Card:
     (name, value), *others = contents.metrics.items()
     detail = ", ".join(f"{metric_name(key)} {metric_text(key, other)}" for key, other in others)
     return Card(f"Test {metric_name(name)}", metric_text(name, value), detail)
+
+
+def _held_out_cards(contents: RunContents) -> list[Card]:
+    """Return what clients found on their own held-out examples, where they evaluate."""
+    if not contents.client_metrics:
+        return []
+    (name, value), *_ = contents.client_metrics.items()
+    found = contents.rounds[-1].get("evaluated") or {"clients": (), "examples": 0}
+    who = counted(len(found["clients"]), "client")
+    detail = f"{found['examples']:,} held-out examples of {who}"
+    return [Card(f"Clients' {metric_name(name)}", metric_text(name, value), detail)]
 
 
 def _guarantee_card(contents: RunContents) -> Card:

@@ -66,6 +66,9 @@ class ProgressObserver:
             for one in row[key]:
                 text = f"round {row['round']}: client {one['client']} {word}: {one['reason']}"
                 say(self._console, text, style="yellow")
+        for one in (row.get("evaluated") or {"failed": ()})["failed"]:
+            text = f"round {row['round']}: client {one['client']} did not evaluate: {one['reason']}"
+            say(self._console, text, style="yellow")
         if self._task is not None:
             self._progress.update(self._task, completed=row["round"], figures=figures)
         else:
@@ -113,7 +116,7 @@ def _sizes(federation: Federation) -> str:
     privacy = federation.experiment.privacy
     if privacy is not None and privacy.adjacency == "add_remove":
         return f"{privacy.declared_examples:,} declared examples each"
-    return f"{span([len(examples) for examples in federation.data.clients])} examples"
+    return f"{span(federation.data.clients.sizes)} examples"
 
 
 def _warnings(federation: Federation) -> list[str]:
@@ -137,6 +140,11 @@ def _figures(row: Mapping[str, Any]) -> str:
         f"{name.removeprefix('test_')} {metric_text(name, value)}"
         for name, value in row.items()
         if name.startswith("test_") and name != "test_loss"
+    ]
+    parts += [
+        f"{name.replace('_', ' ')} {metric_text(name, value)}"
+        for name, value in row.items()
+        if name.startswith("clients_") and name != "clients_loss"
     ]
     if row["epsilon_max"] is not None:
         parts.append(f"ε ≤ {epsilon_text(row['epsilon_max'])}")
@@ -227,9 +235,18 @@ def _summary(contents: RunContents) -> list[str]:
         f"{summary['name']}: {summary['status']} after {counted(summary['rounds'], 'round')} in "
         f"{duration_text(summary['seconds'])}{reason}",
         metrics or "no round finished",
+        *_held_out_line(contents),
         *[", ".join(events)] * bool(events),
         guarantee_words(contents.facts),
     ]
+
+
+def _held_out_line(contents: RunContents) -> list[str]:
+    figures = ", ".join(
+        f"{name.removeprefix('clients_')} {metric_text(name, value)}"
+        for name, value in contents.client_metrics.items()
+    )
+    return [f"on clients' held-out examples: {figures}"] * bool(figures)
 
 
 def guarantee_words(facts: Facts) -> str:

@@ -16,6 +16,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 import fedsim
+from fedsim.clients.app import partition_of
 from fedsim.server.live_arrays import is_live, live_record
 from fedsim.simulation.answering import answers_of
 from fedsim.simulation.flower_internals import with_content
@@ -104,7 +105,8 @@ class ClientHost:
         keep_freed_memory()
         logging.getLogger("flwr").setLevel(logging.ERROR)
         self._contexts = {context.node_id: context for context in contexts}
-        self._app = shard(None if keeper is None else RemoteJournal(keeper, ask))
+        clients = [partition_of(context) for context in contexts]
+        self._app = shard(None if keeper is None else RemoteJournal(keeper, ask, clients))
         self._shared: dict[str, ArrayRecord] = {}
 
     def versions(self) -> dict[str, str]:

@@ -26,6 +26,10 @@ class JournalKeeper:
         """Return every charge of a client, oldest first."""
         return self._journal.history(client)
 
+    def histories(self, clients: Sequence[int]) -> dict[int, tuple[Charge, ...]]:
+        """Return every charge of each of the clients."""
+        return {client: self._journal.history(client) for client in clients}
+
     def append(self, charge: Charge) -> None:
         """Write a charge and force it to disk.
 
@@ -43,6 +47,8 @@ class JournalKeeper:
         self._journal.append_all([charge for charge in charges if not self._is_written(charge)])
 
     def _is_written(self, charge: Charge) -> bool:
+        if charge.previous == self._journal.head(charge.client):
+            return False  # it continues the chain: nobody need read the client's whole history
         there = self._journal.history(charge.client)
         same_round = (one for one in reversed(there) if one.round_number == charge.round_number)
         return any(one.hash == charge.hash for one in same_round)  # hashes are made when asked for
@@ -58,15 +64,22 @@ class RemoteJournal:
     Args:
         keeper: handle of the actor.
         ask: sends a method of the handle its argument and waits for the answer.
+        clients: those of the worker; their histories are asked for together, when one is needed.
     """
 
-    def __init__(self, keeper: Any, ask: Callable[[Any, object], Any]) -> None:
+    def __init__(
+        self, keeper: Any, ask: Callable[[Any, object], Any], clients: Sequence[int] = ()
+    ) -> None:
         self._keeper = keeper
         self._ask = ask
+        self._first = list(clients)
         self._known: dict[int, tuple[Charge, ...]] = {}
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
         """Return the charges of a client after its first `after` ones, oldest first."""
+        if client in self._first:
+            asked, self._first = self._first, []
+            self._known |= self._ask(self._keeper.histories, asked)
         if client not in self._known:
             self._known[client] = self._ask(self._keeper.history, client)
         return self._known[client][after:]

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 Hire = Callable[[Sequence[Context]], Any]
 
 _AHEAD = 2  # calls to a worker: one to work on, one so that it never waits for the next
-_CALL = 0.1  # seconds that a call should take, so that aggregation goes on beside training
+_CALL = 0.2  # seconds that a call should take, so that aggregation goes on beside training
 _MOST = 256  # requests in a call
 _ATTEMPTS = 3  # of one request whose worker dies over it
 _DEATHS_IN_A_ROW = 4  # of one worker that never answered in between
@@ -104,7 +104,7 @@ class Worker:
         kind = jobs[0].kind
         if jobs[0].attempts:
             return jobs
-        most = min(self.group.get(kind, 1), _half(len(self.waiting) + 1))
+        most = _calls_size(len(self.waiting) + 1, self.group.get(kind, 1))
         while len(jobs) < most and self.waiting[0].kind == kind and not self.waiting[0].attempts:
             jobs.append(self.waiting.popleft())
         return jobs
@@ -230,9 +230,20 @@ def _first_done(owners: dict[Any, Worker]) -> Any | None:
     return done[0] if done else None
 
 
-def _half(number: int) -> int:
-    """Return half of it, rounded up: a round should not end with one long call."""
-    return (number + 1) // 2
+def _calls_size(waiting: int, good: int) -> int:
+    """Return how many of the waiting requests to put into the next call.
+
+    Half of them at most, so that a round does not end with a long call whose replies all come at
+    once; but no crumbs: a call and its charge to the ledger cost a few milliseconds on the server's
+    side, whatever is in it.
+
+    Args:
+        waiting: requests, at least one.
+        good: how many make a good call.
+    """
+    if waiting <= good / 2:
+        return waiting
+    return min(good, (waiting + 1) // 2)
 
 
 def _in_one_line(error: Exception) -> str:

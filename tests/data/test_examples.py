@@ -26,7 +26,7 @@ def test_regression_targets_may_have_columns():
         (X, Y[:2], "3 rows of features and 2 targets"),
         (X[:, 0], Y, "reshape"),
         (X[:, :0], Y, "at least one feature"),
-        (X.astype(np.float64), Y, "float32 array, got float64"),
+        (X.astype(np.float64), Y, "float32 or int64 array, got float64"),
         (X.tolist(), Y, "got list"),
         (X, Y.astype(np.int32), "got int32"),
         (X, Y[:, None], r"got int64 of shape \(3, 1\)"),

@@ -63,6 +63,14 @@ def test_unfit_tables_are_refused(columns: dict[str, Any], message: str, tmp_pat
     assert "\n" not in str(caught.value)
 
 
+def test_tokens_stay_whole(tmp_path: Path) -> None:
+    large = 2**24 + 1  # which float32 cannot hold
+    path = table(tmp_path, a=[1, large], b=pa.array([2, 0], pa.uint8()), y=[0, 1])
+    features = read_file(path, "y", tokens=True).train.features
+    assert features.dtype == np.int64
+    assert features.tolist() == [[1, 2], [large, 0]]
+
+
 def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     arrays = [pa.array([1]), pa.array([2]), pa.array([0])]

@@ -100,6 +100,7 @@ seed: 7
 data:
   dataset: digits
   args: {}
+  features: numbers
   test_fraction: 0.2
   partition:
     num_clients: 10
@@ -148,6 +149,7 @@ privacy:
   on_exhausted: refuse
   clients: {}
 secure_aggregation: null
+evaluation: null
 faults: []
 runtime:
   engine: local

@@ -80,3 +80,38 @@ def test_a_worker_whose_client_was_charged_elsewhere_is_refused(tmp_path: Path) 
     with pytest.raises(JournalError, match="does not continue"):
         stale.append(charge(2))
     assert [c.round_number for c in stale.history(1)] == [1]
+
+
+def test_histories_of_a_workers_clients_are_asked_for_together(tmp_path: Path) -> None:
+    keeper, line = JournalKeeper(tmp_path / "ledger.jsonl"), Line()
+    keeper.append_all([charge(1, client=client) for client in range(4)])
+    journal = RemoteJournal(keeper, line, clients=range(3))
+    for client in (0, 2, 1):
+        assert [c.hash for c in journal.history(client)] == [charge(1, client=client).hash]
+    assert line.calls == ["histories"]
+    assert len(journal.history(3)) == 1
+    assert line.calls == ["histories", "history"]
+
+
+def test_a_charge_that_goes_on_costs_no_look_at_what_was_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every round would read all rounds before it."""
+    keeper, head, before = JournalKeeper(tmp_path / "ledger.jsonl"), GENESIS, GENESIS
+    asked: list[int] = []
+    history = FileJournal.history
+    monkeypatch.setattr(
+        FileJournal,
+        "history",
+        lambda self, client: (asked.append(client), history(self, client))[1],
+    )
+    for round_number in range(1, 6):
+        before, one = head, charge(round_number, head)
+        keeper.append(one)
+        head = one.hash
+    assert asked == []
+    keeper.append(charge(5, before))
+    assert asked == [1]
+    assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 5
+    assert FileJournal(tmp_path / "ledger.jsonl").head(1) == head
+    assert FileJournal(tmp_path / "ledger.jsonl").head(2) == GENESIS

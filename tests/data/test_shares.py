@@ -1,0 +1,141 @@
+"""Clients' examples are gathered when asked: one dataset in memory, whatever the clients."""
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedsim
+from fedsim.client_tensors import ClientTensors, arranged
+from fedsim.data import DataError, Examples, load_federated_data
+from fedsim.data.settings import DataSettings
+from fedsim.data.shares import ClientShares
+
+
+def numbered(n: int, width: int = 3) -> Examples:
+    x = np.arange(n * width, dtype=np.float32).reshape(n, width)
+    return Examples(x, np.arange(n) % 5)
+
+
+@st.composite
+def divided(draw: st.DrawFn) -> tuple[Examples, dict[int, np.ndarray]]:
+    n = draw(st.integers(1, 30))
+    owner = np.array(draw(st.lists(st.integers(-1, 4), min_size=n, max_size=n)))
+    return numbered(n), {client: np.flatnonzero(owner == client) for client in range(5)}
+
+
+@given(divided(), st.sets(st.integers(0, 4)))
+def test_everybody_gets_their_own_rows_packed_or_not(
+    case: tuple[Examples, dict[int, np.ndarray]], here: set[int]
+) -> None:
+    source, rows = case
+    shares = ClientShares(source, rows)
+    some = shares.only(sorted(here))
+    assert shares.sizes == [len(rows[client]) for client in range(5)]
+    assert len(some) == len(shares) == 5
+    for client in range(5):
+        expected = source.take(rows[client])
+        np.testing.assert_array_equal(shares[client].features, expected.features)
+        np.testing.assert_array_equal(shares[client].targets, expected.targets)
+        if client in here:
+            for packed in (some, some.copied()):
+                np.testing.assert_array_equal(packed[client].features, expected.features)
+                np.testing.assert_array_equal(packed[client].targets, expected.targets)
+        else:
+            with pytest.raises(KeyError, match=f"client {client} are in another process"):
+                _ = some[client]
+    assert [len(one) for one in some] == [len(rows[client]) for client in sorted(here)]
+
+
+def test_what_is_gathered_is_the_clients_alone() -> None:
+    shares = ClientShares(numbered(6), {0: np.array([1, 3]), 1: np.array([0, 5])})
+    shares[0].features[:] = -1
+    assert shares[0].features.min() >= 0
+    with pytest.raises(IndexError):
+        _ = shares[2]
+    assert len(shares[-1]) == 2
+
+
+def test_dividing_a_dataset_copies_nothing(tmp_path: Path) -> None:
+    """numpy tells tracemalloc what it allocates; a copy would take as much as the dataset."""
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nX = np.ones((40_000, 100), dtype=np.float32)\n"
+        "def load(seed=0):\n    return X, np.arange(len(X)) % 7, X[:10], np.arange(10) % 7\n"
+    )
+    settings = DataSettings.model_validate(
+        {"dataset": "./mine.py:load", "partition": {"scheme": "iid", "num_clients": 2_000}}
+    )
+    load_federated_data(settings, seed=0, base=tmp_path)  # imports the module with the data
+    tracemalloc.start()
+    try:
+        data = load_federated_data(settings, seed=0, base=tmp_path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    dataset = 40_000 * 100 * 4
+    assert len(data.clients) == 2_000
+    assert peak < 0.5 * dataset
+
+
+def test_large_clients_get_views_of_one_array_in_their_order() -> None:
+    shares = ClientShares(numbered(40), {0: np.arange(0, 40, 2), 1: np.arange(1, 40, 2)})
+    assert arranged(shares, used=5) is shares, "20 examples of which a round uses 5 are gathered"
+    packed = arranged(shares, used=4)
+    assert packed[0].features.base is packed[1].features.base is not None
+    for client in range(2):
+        np.testing.assert_array_equal(packed[client].features, shares[client].features)
+
+
+def test_data_on_disk_stay_there_and_change_no_bit(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((300, 6), dtype=np.float32)
+    np.save(tmp_path / "x.npy", x)
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nfrom pathlib import Path\n"
+        "def load(seed=0, mode=None):\n"
+        "    x = np.load(Path(__file__).parent / 'x.npy', mmap_mode=mode)\n"
+        "    return x, (np.asarray(x[:, 0]) > 0).astype(np.int64)\n"
+    )
+    experiment = {
+        "name": "disk",
+        "data": {
+            "dataset": "./mine.py:load",
+            "args": {"mode": "r"},
+            "partition": {"scheme": "iid", "num_clients": 3},
+        },
+        "model": {"name": "mlp", "args": {"hidden": [4]}},
+        "federation": {"rounds": 2},
+        "local": {"steps": 2, "batch_size": 4},
+        "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5},
+    }
+    settings = DataSettings.model_validate(experiment["data"])
+    mapped = load_federated_data(settings, seed=0, base=tmp_path).clients
+    assert not mapped.in_memory
+    assert arranged(mapped, used=1) is mapped
+    models = []
+    for mode in ("r", None):
+        overrides = {"data.args": {"mode": mode}}
+        out = tmp_path / f"run-{mode}"
+        fedsim.run(experiment, overrides=overrides, base=tmp_path, out=out)
+        models.append((out / "model.safetensors").read_bytes())
+    assert models[0] == models[1]
+
+
+def test_tensors_are_made_when_asked_and_not_kept_on_the_cpu() -> None:
+    shares = ClientShares(numbered(6), {0: np.array([1, 3]), 1: np.array([0, 5])})
+    tensors = ClientTensors(shares, torch.device("cpu"))
+    features, targets = tensors.of(1)
+    assert torch.equal(features, torch.from_numpy(shares[1].features))
+    assert torch.equal(targets, torch.from_numpy(shares[1].targets))
+    assert tensors.of(1)[0].data_ptr() != features.data_ptr()
+
+
+def test_wrong_numbers_are_found_in_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsim.data.examples._CHECKED_AT_ONCE", 4)
+    x = np.ones((11, 3), dtype=np.float32)
+    x[[2, 10], 1] = np.nan
+    with pytest.raises(DataError, match="in 2 of 11 examples, first in example 2"):
+        Examples(x, np.arange(11))
