@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.chain import chain_of, loss_gradient
+from fedsim.clients.dp_sgd.chain import chain_of
 from fedsim.clients.dp_sgd.cohort_uses import CohortUse, cohort_use
+from fedsim.clients.dp_sgd.loss_gradient import loss_gradient
 from fedsim.clients.dp_sgd.lot_factors import LotStatistics, lot_norms, row_factors
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import NoiseSource, fill_rows_

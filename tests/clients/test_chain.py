@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
-from fedsim.clients.dp_sgd.chain import chain_of, loss_gradient
+from fedsim.clients.dp_sgd.chain import chain_of
 from fedsim.clients.dp_sgd.clipping import FlatClipping
+from fedsim.clients.dp_sgd.loss_gradient import loss_gradient
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example import BookKeeping
 from fedsim.clients.settings import LocalSettings, SgdSettings
