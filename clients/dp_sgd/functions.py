@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 _aten = torch.ops.aten
+_MANY_CHANNELS = 16  # a vector of AVX-512
 
 
 class Function(Protocol):
@@ -98,6 +99,13 @@ class MaxPool2d:
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
         """Return the output, and what `backward` needs of this pass."""
+        if x.ndim == 4 and x.shape[1] >= _MANY_CHANNELS and x.device.type == "cpu":
+            # torch's kernel for this layout compares all channels at once, the other one number by
+            # number with a branch that nothing predicts: with both copies a fifth of the time.
+            last = x.contiguous(memory_format=torch.channels_last)
+            found = _aten.max_pool2d_with_indices.default(last, *self._options)
+            y, places = (part.contiguous() for part in found)
+            return y, (x, places)
         y, places = _aten.max_pool2d_with_indices.default(x, *self._options)
         return y, (x, places)
 
