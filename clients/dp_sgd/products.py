@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 
 # Products of (m, k) and (k, n) with m · k · n below this are left to torch. Within a step, where
-# noise and parameters fill the cache, oneDNN gains nothing there (with k = 784 and n = 128: a loss
-# at 32 rows, even at 48, twice as fast from 128 on). It also has to write code for each new shape,
-# which takes a third of a millisecond, and lots have many lengths.
-FEWEST = 6_000_000
+# other work fills the caches, oneDNN gains nothing there (with k = 784 and n = 128: a loss at 32
+# rows, even at 64, twice as fast from 128 on). It also has to write code for each new shape, which
+# takes a third of a millisecond, and lots have many lengths.
+FEWEST = 10_000_000
 
 _Linear = Callable[[Tensor, Tensor, Tensor | None, str, list[float], str], Tensor]
 

@@ -173,9 +173,9 @@ class Ragged:
         for run in self.runs:
             if run.count == 1:
                 for k, rows in run.each(repeats):
-                    into[k] += values[rows].sum(0)
+                    into[k].add_(values[rows].sum(0))
             else:
-                into[run.clients] += run.of(values, repeats).sum(1)
+                into[run.clients].add_(run.of(values, repeats).sum(1))
 
     def per_row(self, values: Tensor) -> Tensor:
         """Return one value for each client (clients, ...) as one for each row (rows, ...)."""
