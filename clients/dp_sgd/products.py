@@ -1,9 +1,9 @@
 """Products of matrices by the library that is fast on this machine.
 
-torch multiplies on the CPU by MKL, which leaves AVX-512 unused on processors that are not Intel's.
-oneDNN, which torch brings along for convolutions, does use it, and takes half the time on an AMD
-EPYC. Which of both takes a product is a function of the machine and of the product's shape, so a
-result has the same bits on every engine of one machine; between machines, MKL's differ anyway.
+torch multiplies on the CPU by MKL. On an AMD EPYC with AVX-512, oneDNN, which torch brings along for
+convolutions, takes half the time for large products. Which of both takes a product is a function of
+the machine and of the product's shape, so a result has the same bits on every engine of one
+machine; between kinds of processors, MKL's differ anyway.
 """
 
 from collections.abc import Callable
