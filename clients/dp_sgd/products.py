@@ -1,9 +1,9 @@
 """Products of matrices by the library that is fast on this machine.
 
-torch multiplies on the CPU by MKL. On an AMD EPYC with AVX-512, oneDNN, which torch brings along for
-convolutions, takes half the time for large products. Which of both takes a product is a function of
-the machine and of the product's shape, so a result has the same bits on every engine of one
-machine; between kinds of processors, MKL's differ anyway.
+torch multiplies on the CPU by MKL. On an AMD EPYC with AVX-512, oneDNN, which torch brings along
+for convolutions, takes half the time for large products. Which of both takes a product is a
+function of the machine and of the product's shape, so a result has the same bits on every engine of
+one machine; between kinds of processors, MKL's differ anyway.
 """
 
 from collections.abc import Callable
