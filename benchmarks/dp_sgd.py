@@ -25,6 +25,7 @@ from fedsim.clients.dp_sgd.cohort import Member, PrivateCohort
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import SeededNoise
 from fedsim.clients.dp_sgd.per_example import PerExampleGradients, VmapGradients
+from fedsim.clients.dp_sgd.products import add_product, affine, product
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.optimizers import Sgd
 from fedsim.clients.settings import SgdSettings
@@ -164,6 +165,8 @@ def contenders(make_model: Callable[[], nn.Module], x: Tensor, y: Tensor) -> dic
         "fedsim": fedsim_step(by_book_keeping, make_model(), x, y),
         "fedsim, vmap": fedsim_step(by_vmap, make_model(), x, y),
     }
+    if make_model is mlp:
+        found["noise, products alone"] = floor(len(x))
     try:
         import opacus  # noqa: F401
     except ImportError:
@@ -217,6 +220,7 @@ def measure_cohort(*, quick: bool, clients: int = 10, batch: int = 16) -> None:
             [fedsim_step(by_book_keeping, mlp(), x, y) for _ in range(clients)]
         ),
         "noise alone": noise_alone(clients * 101_770),
+        "noise, products alone": floor(batch, clients),
     }
     timings = measure(steps, repetitions=2 if quick else 40, calls=1, clock=time.process_time)
     title = f"{clients} clients with an MLP each, batch {batch}"
@@ -227,6 +231,35 @@ def noise_alone(size: int) -> Step:
     """What the noise of a step costs by itself."""
     values, noise = torch.zeros(size), SeededNoise(np.random.default_rng(0))
     return lambda: noise.fill_(values, 1.0)
+
+
+def floor(batch: int, clients: int = 1) -> Step:
+    """What no private step of the MLP can do without: its noise, and two products of each layer.
+
+    The first layer's inputs need no gradient, so that there are two products of it and three of the
+    other one. Nothing is clipped, gathered, activated or updated.
+    """
+    noise = SeededNoise(np.random.default_rng(0))
+    parts = [
+        [
+            (torch.randn(out, width), torch.randn(batch, width), torch.randn(batch, out))
+            for width, out in ((784, 128), (128, 10))
+        ]
+        for _ in range(clients)
+    ]
+    gradients = torch.zeros(clients, 101_770)
+
+    def step() -> None:
+        for layers, flat in zip(parts, gradients, strict=True):
+            noise.fill_(flat, 1.0)
+            start = 0
+            for w, x, g in layers:
+                affine(x, w, None)
+                add_product(flat[start : start + w.numel()].view(w.shape), g.t(), x)
+                start += w.numel()
+            product(layers[1][2], layers[1][0])
+
+    return step
 
 
 def main() -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.chain import chain_of, known_gradient
+from fedsim.clients.dp_sgd.chain import chain_of
+from fedsim.clients.dp_sgd.loss_gradient import known_gradient
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise, secret_stream
 from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss

@@ -229,16 +229,18 @@ def clipped(norms: Tensor, bounds: Tensor) -> Tensor:
         norms: (n, m).
         bounds: (m,), or one row for each example (n, m).
     """
-    room = bounds * _ROUNDING_ROOM
-    return _none_where_not_finite(torch.where(norms > room, room / norms, 1.0), norms)
+    # Where a norm is 0 the quotient is infinite, and 1 after all.
+    factors = (bounds * _ROUNDING_ROOM / norms).clamp_(max=1.0)
+    return _none_where_not_finite(factors, norms)
 
 
 def _none_where_not_finite(factors: Tensor, norms: Tensor) -> Tensor:
     """Set the factors of every example to 0 that is not finite in some group."""
-    finite = torch.isfinite(norms)
-    if norms.shape[1] > 1:
-        finite = finite.all(1, keepdim=True)
-    return torch.where(finite, factors, 0.0)
+    # A bound over infinity is 0 by itself; what is no number came of NaN, or of 0 over 0.
+    factors.nan_to_num_(nan=0.0)
+    if norms.shape[1] == 1:
+        return factors
+    return factors.masked_fill_(~torch.isfinite(norms).all(1, keepdim=True), 0.0)
 
 
 def _by_layer(names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.chain import chain_of, loss_gradient
+from fedsim.clients.dp_sgd.chain import chain_of
 from fedsim.clients.dp_sgd.cohort_uses import CohortUse, cohort_use
+from fedsim.clients.dp_sgd.loss_gradient import loss_gradient
 from fedsim.clients.dp_sgd.lot_factors import LotStatistics, lot_norms, row_factors
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import NoiseSource, fill_rows_
@@ -92,6 +93,9 @@ class Cohort(ABC):
         stacked = first.new_zeros(len(members), aligned(first.numel()))
         stacked[:, : self.size] = first
         self.values: Tensor = stacked
+        tensors = self._parameters.tensors
+        slices = self._parameters.slices(range(len(tensors)))
+        self._places = [(at, p.shape) for at, p in zip(slices, tensors, strict=True)]
         self._together = self.size <= _FEW_VALUES
         self._chain = chain_of(model, self._parameters.index)
 
@@ -182,11 +186,7 @@ class Cohort(ABC):
 
     def _by_parameter(self, stacked: Tensor) -> list[Tensor]:
         """Return each parameter's part (clients, *shape) of (clients, size), as views."""
-        places = self._parameters.slices(range(len(self._parameters.tensors)))
-        return [
-            stacked[:, at].unflatten(1, parameter.shape)
-            for at, parameter in zip(places, self._parameters.tensors, strict=True)
-        ]
+        return [stacked[:, at].view(len(stacked), *shape) for at, shape in self._places]
 
 
 class PrivateCohort(Cohort):

@@ -15,8 +15,8 @@ from torch import Tensor
 class Keystream(Protocol):
     """What a stream cipher makes of zeros: bytes that only its key tells from random ones."""
 
-    def update(self, data: bytes) -> bytes:
-        """Return as many bytes of the stream as `data` has, which is zeros."""
+    def update_into(self, data: memoryview, buf: memoryview) -> int:
+        """Write as many bytes of the stream as `data` has, which is zeros; return how many."""
         ...
 
 
@@ -116,7 +116,7 @@ def fill_rows_(sources: Sequence[NoiseSource], rows: Tensor, deviations: Sequenc
     each = _TOGETHER // size
     for start in range(0, len(values), each):
         part = slice(start, start + each)
-        _box_muller32(_words32(keystreams[part], size), values[part], column[part])
+        _fill_together(keystreams[part], values[part], column[part])
 
 
 def _keystream(key: bytes) -> Keystream:
@@ -130,7 +130,8 @@ def _normals64(keystream: Keystream, shape: torch.Size, standard_deviation: floa
     for start in range(0, len(normals), _CHUNK):  # bounds the memory of the uniforms
         part = normals[start : start + _CHUNK]
         pairs = -(-len(part) // 2)
-        words = np.frombuffer(keystream.update(bytes(16 * pairs)), dtype="<u8")
+        words = np.empty(2 * pairs, dtype="<u8")
+        _write_stream(keystream, words)
         uniforms = (words >> np.uint64(11)) * 2.0**-53  # in [0, 1), 53 bits, exact
         radius = np.sqrt(-2.0 * np.log(uniforms[:pairs] + 2.0**-53))  # of (0, 1]: never log 0
         angle = 2.0 * np.pi * uniforms[pairs:]
@@ -143,28 +144,45 @@ def _fill32(keystream: Keystream, values: np.ndarray, standard_deviation: float)
     """Fill `values` (n,) with normals in float32, in parts that stay in the processor's cache."""
     for start in range(0, len(values), _TOGETHER):
         part = values[start : start + _TOGETHER]
-        _box_muller32(_words32([keystream], len(part)), part[None], np.array(standard_deviation))
+        _fill_together([keystream], part[None], np.array(standard_deviation))
 
 
-def _words32(keystreams: Sequence[Keystream], count: int) -> np.ndarray:
-    """Return 32-bit words (keystreams, 2, pairs) for `count` normals from each keystream."""
-    pairs = -(-count // 2)
-    zeros = bytes(8 * pairs)
-    parts = [keystream.update(zeros) for keystream in keystreams]
-    data = parts[0] if len(parts) == 1 else b"".join(parts)
-    return np.frombuffer(data, dtype="<u4").reshape(len(keystreams), 2, pairs)
+def _fill_together(
+    keystreams: Sequence[Keystream], rows: np.ndarray, deviation: np.ndarray
+) -> None:
+    """Fill rows (keystreams, n) with normals in float32 of the deviations (keystreams, 1) given.
+
+    The uniforms are written where the normals go: less memory has to pass through the cache.
+    """
+    words = rows.view("<u4")
+    if rows.shape[1] % 2:  # normals come in pairs
+        words = np.empty((len(rows), rows.shape[1] + 1), dtype="<u4")
+    for keystream, row in zip(keystreams, words, strict=True):
+        _write_stream(keystream, row)
+    _box_muller32(words, rows, deviation)
+
+
+def _write_stream(keystream: Keystream, words: np.ndarray) -> None:
+    """Overwrite `words` (n,) with the next bytes of a keystream."""
+    into = words.view(np.uint8).data
+    for start in range(0, len(into), len(_ZEROS)):
+        part = into[start : start + len(_ZEROS)]
+        keystream.update_into(_ZEROS[: len(part)], part)
 
 
 def _box_muller32(words: np.ndarray, into: np.ndarray, deviation: np.ndarray) -> None:
-    """Turn words (rows, 2, pairs) into normals (rows, n) with the deviations (rows, 1) given."""
-    pairs = words.shape[2]
-    radius = words[:, 0].astype(np.float32)
+    """Turn words (rows, 2 · pairs) into normals (rows, n) with the deviations (rows, 1) given.
+
+    `into` may be the memory of the words.
+    """
+    pairs = words.shape[1] // 2
+    radius = words[:, :pairs].astype(np.float32)
+    angle = words[:, pairs:].view("<i4").astype(np.float32)  # faster than from unsigned words
     radius += np.float32(0.5)  # of (0, 2^32]: never log 0
     radius *= np.float32(2.0**-32)
     np.log2(radius, out=radius)  # takes two thirds of the time of log
     radius *= np.asarray(-2.0 * math.log(2.0) * deviation**2, dtype=np.float32)
     np.sqrt(radius, out=radius)
-    angle = words[:, 1].view("<i4").astype(np.float32)  # faster than from unsigned words
     angle *= np.float32(2.0 * np.pi * 2.0**-32)
     rest = into.shape[1] - pairs
     np.cos(angle, out=into[:, :pairs])
@@ -177,3 +195,4 @@ _SEEDED_KEY_BYTES = 16  # AES-128 takes three quarters of the time of AES-256
 _SECURE_KEY_BYTES = 32
 _CHUNK = 1 << 20
 _TOGETHER = 1 << 17  # values whose uniforms and normals fit into the cache of a core
+_ZEROS = memoryview(bytes(1 << 17))  # encrypted part by part: they stay in the cache

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.alone import LoopGradients, VmapGradients
-from fedsim.clients.dp_sgd.chain import chain_of, loss_gradient, refuse_strayed
+from fedsim.clients.dp_sgd.chain import chain_of
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
 from fedsim.clients.dp_sgd.example_gradients import (
     PerExampleGradients,
     PerExampleLoss,
     UncoveredParameterError,
 )
+from fedsim.clients.dp_sgd.loss_gradient import loss_gradient, refuse_strayed
 from fedsim.clients.dp_sgd.lot_factors import LotStatistics
 from fedsim.clients.dp_sgd.module_use import Unit, units_in_place
 from fedsim.clients.dp_sgd.parameters import FlatParameters

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.clients.dp_sgd.products import add_product, affine, is_special, product
+
 ALIGNMENT = 16  # of rows and of values: 64 bytes in float32, 128 in float64
 
 # torch multiplies batches of matrices of fewer products than this by a loop of its own, whose sums
@@ -54,6 +56,12 @@ class Run:
         first, each = self.start * repeats, self.padded * repeats
         block = values[first : first + self.count * each].view(self.count, each, -1)
         return block[:, : self.length * repeats]
+
+    def each(self, repeats: int) -> Iterator[tuple[int, slice]]:
+        """Yield every client and its own rows of (rows · t, n)."""
+        for number, client in enumerate(range(self.clients.start, self.clients.stop)):
+            start = (self.start + number * self.padded) * repeats
+            yield client, slice(start, start + self.length * repeats)
 
 
 @dataclass(frozen=True)
@@ -96,14 +104,13 @@ class Ragged:
             right: (clients, m, n).
             out: (rows · t, n).
         """
-        repeats = len(left) // self.rows
+        repeats, (m, n) = len(left) // self.rows, right.shape[1:]
         for run in self.runs:
-            a, b, c = run.of(left, repeats), right[run.clients], run.of(out, repeats)
-            if _single(run, a, c):
-                for k in range(run.count):
-                    torch.mm(a[k], b[k], out=c[k])
+            if _one_by_one(run, left, run.length * repeats, m, n):
+                for k, rows in run.each(repeats):
+                    product(left[rows], right[k], out=out[rows])
             else:
-                torch.bmm(a, b, out=c)
+                torch.bmm(run.of(left, repeats), right[run.clients], out=run.of(out, repeats))
 
     def affine(self, x: Tensor, w: Tensor, b: Tensor | None, out: Tensor) -> None:
         """Write x_k W_kᵀ + b_k of every client into its rows of `out`.
@@ -117,15 +124,14 @@ class Ragged:
         if b is None:
             self.products(x, w.transpose(1, 2), out)
             return
-        repeats = len(x) // self.rows
+        repeats, (n, m) = len(x) // self.rows, w.shape[1:]
         for run in self.runs:
-            rows, c = run.of(x, repeats), run.of(out, repeats)
-            matrices, shifts = w[run.clients].transpose(1, 2), b[run.clients]
-            if _single(run, rows, c):
-                for k in range(run.count):
-                    torch.addmm(shifts[k], rows[k], matrices[k], out=c[k])
+            if _one_by_one(run, x, run.length * repeats, m, n):
+                for k, rows in run.each(repeats):
+                    affine(x[rows], w[k], b[k], out=out[rows])
             else:
-                torch.baddbmm(shifts.unsqueeze(1), rows, matrices, out=c)
+                shifts, matrices = b[run.clients].unsqueeze(1), w[run.clients].transpose(1, 2)
+                torch.baddbmm(shifts, run.of(x, repeats), matrices, out=run.of(out, repeats))
 
     def add_outer(self, left: Tensor, right: Tensor, into: Tensor) -> None:
         """Add left_kᵀ · right_k of every client to `into[k]`.
@@ -135,13 +141,13 @@ class Ragged:
             right: (rows · t, n).
             into: (clients, m, n).
         """
-        repeats = len(left) // self.rows
+        repeats, (m, n) = len(left) // self.rows, into.shape[1:]
         for run in self.runs:
-            a, b = run.of(left, repeats).transpose(1, 2), run.of(right, repeats)
-            if _single(run, a, b):
-                for k in range(run.count):
-                    into[run.clients.start + k].addmm_(a[k], b[k])
+            if _one_by_one(run, left, m, run.length * repeats, n):
+                for k, rows in run.each(repeats):
+                    add_product(into[k], left[rows].t(), right[rows])
             else:
+                a, b = run.of(left, repeats).transpose(1, 2), run.of(right, repeats)
                 into[run.clients].baddbmm_(a, b)
 
     def outer(self, left: Tensor, right: Tensor, out: Tensor) -> None:
@@ -150,15 +156,14 @@ class Ragged:
         Not the same as adding to zeros, and not to be written anywhere: alone, such a product goes
         to freshly allocated memory, and the library sums in another order elsewhere.
         """
-        m, n = out.shape[1:]
-        repeats = len(left) // self.rows
+        repeats, (m, n) = len(left) // self.rows, out.shape[1:]
         for run in self.runs:
-            a, b = run.of(left, repeats).transpose(1, 2), run.of(right, repeats)
             fresh = out.new_empty(run.count, aligned(m * n))[:, : m * n].view(run.count, m, n)
-            if _single(run, a, b):
-                for k in range(run.count):
-                    torch.mm(a[k], b[k], out=fresh[k])
+            if _one_by_one(run, left, m, run.length * repeats, n):
+                for own, (_, rows) in zip(fresh, run.each(repeats), strict=True):
+                    product(left[rows].t(), right[rows], out=own)
             else:
+                a, b = run.of(left, repeats).transpose(1, 2), run.of(right, repeats)
                 torch.bmm(a, b, out=fresh)
             out[run.clients] = fresh
 
@@ -166,7 +171,11 @@ class Ragged:
         """Add the sum of every client's rows of `values` (rows · t, n) to `into[k]` (n,)."""
         repeats = len(values) // self.rows
         for run in self.runs:
-            into[run.clients] += run.of(values, repeats).sum(1)
+            if run.count == 1:
+                for k, rows in run.each(repeats):
+                    into[k].add_(values[rows].sum(0))
+            else:
+                into[run.clients].add_(run.of(values, repeats).sum(1))
 
     def per_row(self, values: Tensor) -> Tensor:
         """Return one value for each client (clients, ...) as one for each row (rows, ...)."""
@@ -187,9 +196,7 @@ class Ragged:
     def each(self) -> Iterator[tuple[int, slice]]:
         """Yield every client that has rows, and these."""
         for run in self.runs:
-            for number in range(run.count):
-                start = run.start + number * run.padded
-                yield run.clients.start + number, slice(start, start + run.length)
+            yield from run.each(1)
 
 
 def aligned(count: int) -> int:
@@ -197,6 +204,6 @@ def aligned(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
-def _single(run: Run, left: Tensor, right: Tensor) -> bool:
-    """Tell whether products (count, m, n) · (count, n, p) must be taken one by one."""
-    return run.count == 1 or left.shape[1] * left.shape[2] * right.shape[2] < _FEWEST_PRODUCTS
+def _one_by_one(run: Run, like: Tensor, m: int, k: int, n: int) -> bool:
+    """Tell whether products (count, m, k) · (count, k, n) must be taken one by one."""
+    return run.count == 1 or m * k * n < _FEWEST_PRODUCTS or is_special(like, m, k, n)

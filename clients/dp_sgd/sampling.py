@@ -161,7 +161,7 @@ class PoissonSampling(IndependentLots):
 
     def lot(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
         """Return the indices of one lot, ascending; its length is random."""
-        return np.flatnonzero(generator.random(num_examples) < self.rate)
+        return (generator.random(num_examples) < self.rate).nonzero()[0]
 
     def event(self, mechanism: Event) -> PoissonSampled:
         """Return the event of one step that applies `mechanism` to a lot."""

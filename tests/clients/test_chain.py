@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
-from fedsim.clients.dp_sgd.chain import chain_of, loss_gradient
+from fedsim.clients.dp_sgd.chain import chain_of
 from fedsim.clients.dp_sgd.clipping import FlatClipping
+from fedsim.clients.dp_sgd.functions import MaxPool2d
+from fedsim.clients.dp_sgd.loss_gradient import loss_gradient
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example import BookKeeping
 from fedsim.clients.settings import LocalSettings, SgdSettings
@@ -33,6 +35,17 @@ def cnn() -> nn.Module:
         nn.GroupNorm(1, 4, affine=False),
         nn.Flatten(),
         nn.Linear(4 * 2 * 2, 7),
+    )
+
+
+def pooled() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1, padding=1),
+        nn.MaxPool2d((3, 2), ceil_mode=True),
+        nn.Flatten(),
+        nn.Linear(16 * 3 * 4, 7),
     )
 
 
@@ -71,7 +84,7 @@ def lot() -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, 7, (13,), generator=generator)
 
 
-@pytest.mark.parametrize("make", [mlp, cnn, partly_frozen])
+@pytest.mark.parametrize("make", [mlp, cnn, pooled, partly_frozen])
 def test_a_chain_records_what_a_tape_records(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     model, (x, y) = make(), lot()
@@ -151,6 +164,21 @@ def test_cross_entropy_knows_its_gradient_to_the_bit(weighted: bool) -> None:
     ours = loss_gradient(cross_entropy, outputs[3:], soft[3:], parameters)
     theirs = loss_gradient(by_torch, outputs[3:], soft[3:], parameters)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("channels", [3, 16, 33])
+def test_pooling_finds_the_places_that_torch_finds(channels: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(5, channels, 9, 8, generator=generator).relu_()  # zeros: places are tied
+    x[0, :, 3, 4], x[1, :, 5, 5], x[2, 0] = torch.nan, torch.inf, -torch.inf
+    leaf = x.clone().requires_grad_()
+    expected, places = functional.max_pool2d(leaf, 3, 2, 1, return_indices=True)
+    pool = MaxPool2d(nn.MaxPool2d(3, 2, 1))
+    found, kept = pool.forward(x)
+    assert torch.equal(kept[1], places)
+    torch.testing.assert_close(found, expected.detach(), rtol=0, atol=0, equal_nan=True)
+    g = torch.randn(expected.shape, generator=generator)
+    assert torch.equal(pool.backward(g, kept), torch.autograd.grad(expected, leaf, g)[0])
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

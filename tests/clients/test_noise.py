@@ -116,8 +116,9 @@ def test_seeded_noise_is_finite_at_the_ends_of_its_uniforms() -> None:
         def __init__(self, byte: bytes) -> None:
             self.byte = byte
 
-        def update(self, data: bytes) -> bytes:
-            return self.byte * len(data)
+        def update_into(self, data: memoryview, buf: memoryview) -> int:
+            buf[:] = self.byte * len(data)
+            return len(data)
 
     source = SeededNoise(stream(1))
     source.keystream = Constant(b"\x00")
@@ -247,8 +248,9 @@ def test_secure_noise_reaches_where_24_bits_do_not(monkeypatch: pytest.MonkeyPat
         def __init__(self, byte: bytes) -> None:
             self.byte = byte
 
-        def update(self, data: bytes) -> bytes:
-            return self.byte * len(data)
+        def update_into(self, data: memoryview, buf: memoryview) -> int:
+            buf[:] = self.byte * len(data)
+            return len(data)
 
     source = SecureNoise()
     drawn(source, 1)

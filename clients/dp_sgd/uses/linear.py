@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from fedsim.clients.dp_sgd.products import add_product, affine, product
 from fedsim.clients.dp_sgd.uses.base import ALL, Use, add_rows
 from fedsim.clients.dp_sgd.uses.norms import (
     BUDGET,
@@ -49,11 +49,11 @@ class LinearUse(Use):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output."""
-        return functional.linear(x, self._w, self.b)
+        return affine(x, self._w, self.b)
 
     def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
         """Return the gradient with respect to the input; of x only the shape may be read."""
-        return g @ self._w
+        return product(g, self._w)
 
     def squared_norms_of(self, index: int) -> Tensor:
         """Return the squared gradient norms, float64 (n,): never below those of what is added."""
@@ -79,18 +79,18 @@ class LinearUse(Use):
             if index == self.bias:
                 into.add_(g.sum(0))
             else:
-                into.addmm_(g.t(), _flat(self.input))
+                add_product(into, g.t(), _flat(self.input))
             return
         a, g = self._pair()
         scaled = (g * factors[:, None, None]).flatten(0, 1)
         parts = zip(scaled.split(_ROWS), a.flatten(0, 1).split(_ROWS), strict=True)
         for part_g, part_a in parts:
-            into.addmm_(part_g.t(), part_a)
+            add_product(into, part_g.t(), part_a)
 
     def sum_of(self, index: int) -> Tensor:
         """Return Σ_i gradient_i, as a backward pass of torch does."""
         g = self.output_gradient.flatten(0, -2)
-        return g.sum(0) if index == self.bias else torch.mm(g.t(), self.input.flatten(0, -2))
+        return g.sum(0) if index == self.bias else product(g.t(), self.input.flatten(0, -2))
 
     @property
     def on_vectors(self) -> bool:
