@@ -47,6 +47,8 @@ def footprint(loaded: LoadedExperiment) -> Footprint:
         code.append(dataset)
     if experiment.privacy is not None:
         named += [one.csv for one in experiment.privacy.clients.values() if one.csv is not None]
+    if experiment.secure_aggregation is not None:
+        named += experiment.secure_aggregation.helper_key_files
     sources = [name.rpartition(":")[0] for name in code]
     named += [source for source in sources if source.endswith(".py")]
     files = tuple((loaded.base / Path(name).expanduser()).resolve() for name in named)

@@ -6,7 +6,10 @@ objective that the federation minimises.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.data import Examples
@@ -35,9 +38,22 @@ class TrainMetrics:
     examples: Examples
 
     def __call__(self, model: nn.Module) -> Mapping[str, float]:
-        """Return the means over the client's examples; the model's modes are restored."""
-        found = evaluate(model, self.loss, self.task, self.examples)
+        """Return the means over the client's examples; the model's modes are restored.
+
+        Guarantee: the same bits on every engine.
+        """
+        own = Examples(_aligned(self.examples.features), _aligned(self.examples.targets))
+        found = evaluate(model, self.loss, self.task, own)
         return {name: found[name.removeprefix(_PREFIX)] for name in self.names}
+
+
+def _aligned(values: NDArray[Any]) -> NDArray[Any]:
+    """Return a copy that begins where torch lets tensors begin.
+
+    Matrix products go other ways through memory aligned otherwise, and each engine has put a
+    client's examples somewhere else.
+    """
+    return torch.from_numpy(values).clone().numpy()
 
 
 def check_train_metrics(

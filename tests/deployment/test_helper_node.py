@@ -106,6 +106,14 @@ def test_a_helper_has_no_ledger_and_does_not_train(directory: Path, tmp_path: Pa
     assert node(Message(RecordDict(), 5, MessageType.TRAIN), own).has_error()
 
 
+def test_a_helpers_key_stays_out_of_the_app(directory: Path, tmp_path: Path) -> None:
+    for name in ("a.key", "b.key"):
+        make_helper_key(directory / name)
+    files = {"secure_aggregation.helper_key_files": ["a.key", "b.key"]}
+    app = write_app(load_experiment(directory / "experiment.yaml", files), tmp_path / "app")
+    assert not list(app.path.rglob("*.key"))
+
+
 def test_the_app_waits_for_clients_and_helpers(directory: Path, tmp_path: Path) -> None:
     loaded = load_experiment(directory / "experiment.yaml")
     assert write_app(loaded, tmp_path / "app").clients == 5

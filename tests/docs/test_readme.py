@@ -38,6 +38,7 @@ COMMANDS = {
     "report": "fedsim report r",
     "verify": "fedsim verify r",
     "deploy": "fedsim deploy experiments/digits_dp.yaml --out app",
+    "helper-key": "fedsim helper-key helper.key",
     "list": "fedsim list",
     "schema": "fedsim schema",
 }
@@ -55,7 +56,7 @@ def test_the_first_command_ends_as_shown(
 
 
 def test_every_command_of_the_table_works(terminal: Terminal) -> None:
-    rows = re.findall(r"^\| `fedsim (\w+)([^`]*)` \|", README.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `fedsim ([\w-]+)([^`]*)` \|", README.read_text(), re.MULTILINE)
     names = [f"{name} --resume" if "--resume" in rest else name for name, rest in rows]
     assert sorted(names) == sorted({*COMMANDS, "compare"})
     assert {name.split()[0] for name in names} == set(cli.commands)

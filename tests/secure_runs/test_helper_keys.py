@@ -8,6 +8,8 @@ from click.testing import CliRunner
 from flwr.app import ConfigRecord, Message
 
 from fedsim.cli import cli
+from fedsim.experiment import load_experiment
+from fedsim.footprint import footprint
 from fedsim.helper_keys import make_helper_key, read_helper_key
 from fedsim.runs import RunFailedError
 from fedsim.server.secure_aggregation.errors import PublicKeyError
@@ -95,6 +97,13 @@ def test_the_command_makes_a_key_once_and_prints_its_fingerprint(tmp_path: Path)
     refused = CliRunner().invoke(cli, ["helper-key", str(path)])
     assert refused.exit_code == 2
     assert f"chmod 600 {path}" in refused.stderr
+
+
+def test_the_files_of_keys_are_among_those_that_an_experiment_reads(
+    lab: Any, pinned: dict[str, Any]
+) -> None:
+    read = footprint(load_experiment(lab.experiment(pinned))).files
+    assert {str(path) for path in read} == set(pinned["helper_key_files"])
 
 
 def test_what_is_no_key_is_refused(tmp_path: Path) -> None:

@@ -1,15 +1,19 @@
 """Declared metrics: the mean over clients comes out of the sum, and no client's goes in clear."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from fedsim.data import Examples
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.federation import assemble
 from fedsim.server.protocol import to_arrays
+from fedsim.train_metrics import TrainMetrics
 
 BOUNDS = {"train_loss": 5.0, "train_accuracy": 1.0}
 PROTOCOLS: list[dict[str, Any]] = [
@@ -59,6 +63,22 @@ def test_means_are_those_of_the_clients_own_measurements(
             mean = sum(s * one for s, one in zip(sizes, column, strict=True)) / sum(sizes)
             assert value == pytest.approx(mean, rel=1e-6)  # float32 losses, batched otherwise
     assert [row["secure_aggregation"]["clipped_metrics"] for row in result.rounds] == [0, 0]
+
+
+def test_metrics_do_not_depend_on_where_the_examples_lie_in_memory(lab: Any) -> None:
+    federation = assemble(load_experiment(lab.experiment({"metrics": BOUNDS})), ledger=None)
+    measure = federation.client_task(0).measure
+    assert isinstance(measure, TrainMetrics)
+    found = set()
+    for offset in range(0, 64, 4):
+        features = measure.examples.features
+        room = np.empty(features.nbytes + 128, np.uint8)
+        start = -room.ctypes.data % 64 + offset
+        moved = room[start : start + features.nbytes].view(np.float32).reshape(features.shape)
+        moved[:] = features
+        examples = Examples(moved, measure.examples.targets)
+        found.add(tuple(replace(measure, examples=examples)(federation.model).values()))
+    assert len(found) == 1
 
 
 def test_what_is_clipped_is_counted_and_a_lost_round_has_no_mean(lab: Any, tmp_path: Path) -> None:
