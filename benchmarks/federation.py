@@ -30,8 +30,8 @@ from contenders.stage import LeftOutError, Stage
 _LEAST_TURN = 0.1  # seconds; shorter rounds are done several at once
 _COPIES = 4  # of the data that a contender may hold while it gets ready
 _FEWEST_TURNS = 2
-# Rounds of more would only take longer, and their data would not fit (10 GB of 10,000 MLP clients).
-_MOST_CLIENTS = {"mlp": 1000, "cnn": 200}
+# Rounds of more would only take longer, and their data would not fit (9 GB of 10,000 MLP clients).
+_MOST_CLIENTS = {"mlp": 300, "cnn": 100}
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ def measure(work: Work, keys: list[str], turns: int, seconds: float) -> list[Row
     """
     with ExitStack() as open_stages:
         stages: dict[str, tuple[Stage, Work, int]] = {}
+        started = {}
         for key in keys:
             own = part_of(work, key)
             if work.private not in CONTENDERS[key].modes:
@@ -93,7 +94,12 @@ def measure(work: Work, keys: list[str], turns: int, seconds: float) -> list[Row
                 print(f"  {key} is left out: its data, {own.megabytes:.0f} MB, do not fit")
                 continue
             try:
-                stage = open_stages.enter_context(Stage(key, own))
+                started[key] = open_stages.enter_context(Stage(key, own)), own
+            except LeftOutError as reason:
+                print(f"  {key} is left out: {reason}")
+        for key, (stage, own) in started.items():
+            try:
+                stage.wait()
             except LeftOutError as reason:
                 print(f"  {key} is left out: {reason}")
                 continue
@@ -103,9 +109,9 @@ def measure(work: Work, keys: list[str], turns: int, seconds: float) -> list[Row
             stages[key] = stage, own, max(1, ceil(_LEAST_TURN / took))
         seen: dict[str, list[tuple[float, float]]] = {key: [] for key in stages}
         memory = dict.fromkeys(stages, 0.0)
-        started = time.perf_counter()
+        begin = time.perf_counter()
         for turn in range(turns):
-            if turn >= _FEWEST_TURNS and time.perf_counter() - started > seconds:
+            if turn >= _FEWEST_TURNS and time.perf_counter() - begin > seconds:
                 break
             for key, (stage, own, rounds) in stages.items():
                 took = stage.rounds(rounds)
@@ -233,11 +239,11 @@ def main() -> None:
                 rows += found
                 for row in found:
                     print(row.line(), flush=True)
+                if options.json:
+                    content = {"machine": machine(), "rows": [asdict(row) for row in rows]}
+                    options.json.write_text(json.dumps(content, indent=1))
     for line in goals([asdict(row) for row in rows]):
         print(line)
-    if options.json:
-        content = {"machine": machine(), "rows": [asdict(row) for row in rows]}
-        options.json.write_text(json.dumps(content, indent=1))
     if options.plot and rows:
         plot(rows, options.plot)
 

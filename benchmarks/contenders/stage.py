@@ -20,15 +20,14 @@ class LeftOutError(RuntimeError):
 
 
 class Stage:
-    """One contender, ready for its rounds.
+    """One contender, getting ready for its rounds; others can be started meanwhile.
 
     Args:
         key: its name in `CONTENDERS`.
         work: what it does in each round.
 
     Raises:
-        LeftOutError: what it needs is not installed.
-        RuntimeError: it failed.
+        LeftOutError: no interpreter is named that it is installed for.
     """
 
     def __init__(self, key: str, work: Any) -> None:
@@ -45,7 +44,16 @@ class Stage:
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         )
-        self.name: str = self._answer()["name"]
+        self.name = key
+
+    def wait(self) -> None:
+        """Wait until it is ready, and learn its name.
+
+        Raises:
+            LeftOutError: what it needs is not installed.
+            RuntimeError: it failed.
+        """
+        self.name = self._answer()["name"]
 
     def rounds(self, number: int) -> dict[str, float]:
         """Have rounds done; return `wall` and `processor` seconds, and `megabytes`."""

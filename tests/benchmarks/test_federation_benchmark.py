@@ -99,3 +99,23 @@ def test_a_goal_is_judged_by_the_rows() -> None:
     ).stdout.splitlines()
     assert "one / two = 1.60 of wall time (goal at least 1.7: NOT met)" in printed[0]
     assert "one / two = 1.80 of wall time (goal at least 1.7: met)" in printed[1]
+
+
+def test_many_small_clients_are_judged_by_time_memory_and_growth() -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from contenders.goals import goals\n"
+        "row = dict(model='small', private=True, contender='fedsim', name='fedsim')\n"
+        "few = dict(row, clients=100, wall=1e-3, processor=1e-3, megabytes=400)\n"
+        "many = dict(row, clients=10000, wall=2e-3, processor=1.2e-3, megabytes=500)\n"
+        "print(*goals([few, many]), *goals([few, dict(many, megabytes=3000)]), sep='\\n')\n"
+        "print(len(goals([few])))\n"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code, str(BENCHMARKS)], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert "a round 20 s (goal at most 30: met)" in printed[0]
+    assert "peak memory 500 MB (goal at most 2000: met)" in printed[1]
+    assert "with 100 clients 1.2 (goal at most 1.3: met)" in printed[2]
+    assert "peak memory 3000 MB (goal at most 2000: NOT met)" in printed[4]
+    assert printed[6] == "0"
