@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 
 from fedsim.experiment import load_experiment
-from fedsim.federation import assemble
-from fedsim.run_directory import Checkpoint, RunDirectory
+from fedsim.federation.assembly import assemble
+from fedsim.runs.directory import Checkpoint, RunDirectory
 from fedsim.server.app import RoundResult, Start, run_round
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.protocol import to_numpy

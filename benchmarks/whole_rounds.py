@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.experiment import load_experiment
-from fedsim.federation import assemble
+from fedsim.federation.assembly import assemble
 from fedsim.server.app import RoundResult, Start
 from fedsim.simulation.engines import LocalEngine
 

@@ -62,9 +62,9 @@ def run(
     """
     from fedsim.profiling import profiled
     from fedsim.report.terminal import ProgressObserver, print_result
-    from fedsim.run_directory import RunDirectory
-    from fedsim.runs import RunFailedError
-    from fedsim.runs import run as run_experiment
+    from fedsim.runs.directory import RunDirectory
+    from fedsim.runs.running import RunFailedError
+    from fedsim.runs.running import run as run_experiment
 
     observer = None if quiet else ProgressObserver()
     try:
@@ -94,7 +94,7 @@ def plan(file: str, overrides: tuple[str, ...], plot: str | None, as_json: bool)
     Exit code 3 where a privacy budget would not let it run.
     """
     from fedsim.experiment import load_experiment
-    from fedsim.planning import plan_experiment
+    from fedsim.planning.projection import plan_experiment
     from fedsim.report.terminal import print_plan
 
     planned = plan_experiment(load_experiment(file, overrides))
@@ -117,7 +117,7 @@ def report(directory: str, as_json: bool) -> None:
     """Print the result of the run directory RUN and write its report.html anew."""
     from fedsim.report.html import write_report
     from fedsim.report.terminal import print_result
-    from fedsim.run_directory import RunDirectory
+    from fedsim.runs.directory import RunDirectory
 
     run_directory = RunDirectory.open(Path(directory))
     write_report(run_directory)
@@ -141,8 +141,8 @@ def verify(directory: str, as_json: bool) -> None:
     Exit code 1 and one line for each thing that does not fit.
     """
     from fedsim.report.figures import epsilon_text
-    from fedsim.run_directory import RunDirectory
-    from fedsim.verification import verify_run
+    from fedsim.runs.directory import RunDirectory
+    from fedsim.runs.verification import verify_run
 
     found = verify_run(RunDirectory.open(Path(directory)))
     if as_json:
@@ -191,7 +191,7 @@ def helper_key(file: str, as_json: bool) -> None:
     Of a key that is there already, only the fingerprint is printed. The file stays with the helper;
     the fingerprint goes into secure_aggregation.helper_key_fingerprints, for clients to pin.
     """
-    from fedsim.helper_keys import make_helper_key, read_helper_key
+    from fedsim.federation.helper_keys import make_helper_key, read_helper_key
     from fedsim.server.secure_aggregation.errors import PublicKeyError
 
     path = Path(file)
@@ -218,7 +218,7 @@ def validate(file: str, overrides: tuple[str, ...], as_json: bool) -> None:
     Says which code it would run and which files it would read.
     """
     from fedsim.experiment import load_experiment
-    from fedsim.footprint import footprint
+    from fedsim.planning.footprint import footprint
 
     loaded = load_experiment(file, overrides)
     experiment = loaded.experiment

@@ -7,10 +7,10 @@ from fedsim.comparison.results import ComparisonError
 from fedsim.data import DataError
 from fedsim.deployment.errors import DeploymentError
 from fedsim.experiment import ExperimentError
+from fedsim.federation.secure_setup import SecureSetupError
 from fedsim.models.errors import ModelError
 from fedsim.plugins import PluginError
-from fedsim.run_directory import RunDirectoryError
-from fedsim.secure_setup import SecureSetupError
+from fedsim.runs.directory import RunDirectoryError
 from fedsim.simulation.device import DeviceError
 from fedsim.simulation.engines import EngineError
 from fedsim.tracking.observing import TrackerError

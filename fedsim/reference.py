@@ -19,7 +19,7 @@ from fedsim.cli import EXIT_CODES, cli
 from fedsim.comparison.settings import ComparisonSettings
 from fedsim.experiment import Experiment
 from fedsim.models.catalog import MODELS
-from fedsim.run_directory import CLIENT_COLUMNS
+from fedsim.runs.directory import CLIENT_COLUMNS
 from fedsim.setting_tables import Row, rows_of
 
 _HEAD = """\

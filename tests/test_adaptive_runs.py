@@ -13,11 +13,11 @@ from fedsim.clients import app
 from fedsim.clients.account import ChargeRefusedError
 from fedsim.clients.failures import ClientFailureError
 from fedsim.experiment import load_experiment
-from fedsim.federation import assemble
-from fedsim.run_directory import RunDirectory
+from fedsim.federation.assembly import assemble
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.verification import verify_run
 from fedsim.server.protocol import TrainReply, TrainRequest, digest
 from fedsim.simulation.flower_internals import server_identity
-from fedsim.verification import verify_run
 
 PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5, "clipping": "adaptive"}
 OWN = {"1": {"max_grad_norm": 2.0}, "3": {"noise_multiplier": 0.7}}

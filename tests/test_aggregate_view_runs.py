@@ -9,10 +9,10 @@ import pytest
 
 import fedsim
 from fedsim.accountant.aggregate_view import RoundView, UploadTerms, aggregate_view
-from fedsim.run_directory import RunDirectory
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.verification import verify_run
 from fedsim.statement import UnsupportedClaimError, read_facts
 from fedsim.statement.secure import AggregateView, NoAggregateView
-from fedsim.verification import verify_run
 
 CLIENTS, ROUNDS = 4, 3
 HOLDS: dict[str, Any] = {

@@ -14,9 +14,9 @@ from fedsim.accountant import PrivacyLedger
 from fedsim.clients.plan import PrivacyBudgetError, delta_of
 from fedsim.clients.settings import PrivacySettings
 from fedsim.experiment import load_experiment
-from fedsim.planning import plan_experiment
-from fedsim.run_directory import RunDirectory
-from fedsim.verification import verify_run
+from fedsim.planning.projection import plan_experiment
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.verification import verify_run
 
 TARGETS = {client: 0.5 + 7.5 * client / 19 for client in range(20)}
 EXPERIMENT: dict[str, Any] = {

@@ -18,7 +18,7 @@ from fedsim.clients import app
 from fedsim.clients.failures import ClientFailureError
 from fedsim.data.splits import held_out
 from fedsim.experiment import ExperimentError, load_experiment
-from fedsim.federation import Federation, assemble
+from fedsim.federation.assembly import Federation, assemble
 from fedsim.server.protocol import EvaluateRequest
 from fedsim.simulation.flower_internals import server_identity
 

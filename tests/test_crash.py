@@ -16,7 +16,7 @@ import pytest
 
 import fedsim
 from fedsim.accountant.journal import FileJournal
-from fedsim.run_directory import RunDirectory
+from fedsim.runs.directory import RunDirectory
 
 MOMENTS = 100
 EXPERIMENT: dict[str, Any] = {
@@ -45,7 +45,7 @@ NURSERY = """
 import gc, json, os, sys
 from pathlib import Path
 import sklearn.datasets, torch
-import fedsim, fedsim.runs, fedsim.federation, fedsim.report.html, fedsim.report.plots
+import fedsim, fedsim.runs.running, fedsim.report.html, fedsim.report.plots
 torch.set_num_threads(1)
 experiment = json.load(open("experiment.json"))
 print("ready", flush=True)
@@ -61,7 +61,7 @@ for line in sys.stdin:
     _, status = os.waitpid(child, 0)
     print(os.waitstatus_to_exitcode(status), flush=True)
     if not warm:
-        fedsim.report.html.write_report(fedsim.run_directory.RunDirectory(Path(out)))
+        fedsim.report.html.write_report(fedsim.runs.directory.RunDirectory(Path(out)))
         gc.freeze()
         warm = True
 """

@@ -11,9 +11,9 @@ from safetensors.numpy import load_file
 import fedsim
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.journal import FileJournal, total_of
-from fedsim.run_directory import RunDirectory
-from fedsim.runs import RunFailedError
-from fedsim.verification import verify_run
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.running import RunFailedError
+from fedsim.runs.verification import verify_run
 
 ROUND, ROUNDS, STEPS = 2, 3, 2
 # kind: (reason in rounds.jsonl, whether the round stays charged); None: the client takes part

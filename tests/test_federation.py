@@ -16,8 +16,8 @@ import fedsim
 from fedsim.clients import app, many
 from fedsim.clients.training import StreamKey
 from fedsim.experiment import load_experiment
-from fedsim.federation import Federation, assemble
-from fedsim.runs import RunFailedError
+from fedsim.federation.assembly import Federation, assemble
+from fedsim.runs.running import RunFailedError
 
 Mapping = dict[str, Any]
 

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import fedsim
-from fedsim.run_directory import RunDirectoryError
+from fedsim.runs.directory import RunDirectoryError
 
 # A model that notes the largest batch that it was trained on.
 MODEL = """

@@ -9,7 +9,7 @@ import pytest
 import fedsim
 from fedsim.clients.plan import PrivacyPlanError
 from fedsim.experiment import load_experiment
-from fedsim.planning import Plan, plan_experiment
+from fedsim.planning.projection import Plan, plan_experiment
 
 EXPERIMENT: dict[str, Any] = {
     "name": "plan",

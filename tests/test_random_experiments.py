@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import fedsim
 from fedsim.errors import USER_ERRORS
-from fedsim.run_directory import RunDirectory
-from fedsim.runs import RunFailedError, RunResult
-from fedsim.verification import verify_run
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.running import RunFailedError, RunResult
+from fedsim.runs.verification import verify_run
 
 SAME = ("model.safetensors", "privacy.json", "clients.csv", "ledger.jsonl")
 ADJACENCIES = {

@@ -9,7 +9,7 @@ import pytest
 
 import fedsim
 from fedsim.clients import app
-from fedsim.run_directory import RunDirectoryError
+from fedsim.runs.directory import RunDirectoryError
 
 EXPERIMENT: dict[str, Any] = {
     "name": "resume",

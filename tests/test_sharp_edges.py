@@ -11,7 +11,7 @@ from torch import nn
 import fedsim
 from fedsim.clients.safety import UnsafeModelError, check_private_model
 from fedsim.experiment import load_experiment
-from fedsim.planning import plan_experiment
+from fedsim.planning.projection import plan_experiment
 from fedsim.statement.facts import ADJACENCIES
 
 ROOT = Path(__file__).parent.parent

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.run_directory import RunDirectory
-from fedsim.verification import verify_run
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.verification import verify_run
 
 EXPERIMENT: dict[str, Any] = {
     "name": "verify",

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from contenders.base import Contender, Work
 from contenders.turns import Turns
 from fedsim.experiment import load_experiment
-from fedsim.federation import Federation, assemble
+from fedsim.federation.assembly import Federation, assemble
 from fedsim.server.app import run_round
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.roll_call import call_roll

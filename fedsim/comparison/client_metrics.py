@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from fedsim.models.metrics import evaluate
 
 if TYPE_CHECKING:
-    from fedsim.federation import Federation
-    from fedsim.run_directory import RunDirectory
+    from fedsim.federation.assembly import Federation
+    from fedsim.runs.directory import RunDirectory
 
 FILE = "client_metrics.json"
 WARNING = (

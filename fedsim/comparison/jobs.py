@@ -13,7 +13,7 @@ from fedsim.comparison.fingerprint import fingerprint
 from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.worker import RECORD
 from fedsim.experiment import LoadedExperiment
-from fedsim.run_directory import RunDirectoryError
+from fedsim.runs.directory import RunDirectoryError
 
 Action = Literal["reuse", "run", "resume"]
 

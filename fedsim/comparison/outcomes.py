@@ -8,7 +8,7 @@ from typing import Any
 from fedsim.comparison.client_metrics import FILE as CLIENT_METRICS
 from fedsim.comparison.jobs import FINISHED, Job
 from fedsim.comparison.worker import RECORD
-from fedsim.run_directory import RunDirectory, RunDirectoryError
+from fedsim.runs.directory import RunDirectory, RunDirectoryError
 
 
 @dataclass(frozen=True)

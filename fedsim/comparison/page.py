@@ -27,7 +27,7 @@ from fedsim.comparison.wording import (
 )
 from fedsim.report.figures import duration_text, epsilon_text, metric_text
 from fedsim.report.overview import Card
-from fedsim.run_directory import RunDirectory
+from fedsim.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from markupsafe import Markup

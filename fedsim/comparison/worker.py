@@ -56,9 +56,9 @@ def _execute(job: Mapping[str, Any], send: News) -> str:
 
     from fedsim.comparison.client_metrics import write_client_metrics
     from fedsim.experiment import load_experiment
-    from fedsim.federation import assemble
-    from fedsim.run_directory import RunDirectory
-    from fedsim.runs import run
+    from fedsim.federation.assembly import assemble
+    from fedsim.runs.directory import RunDirectory
+    from fedsim.runs.running import run
 
     torch.set_num_threads(1)
     path = Path(job["directory"])
@@ -90,7 +90,7 @@ class _Watcher:
     def started(self, federation: Any, path: Path) -> None:
         """Write `comparison_run.json`: without it nobody could tell whose run this is."""
         from fedsim.comparison.pairing import pairing_digests
-        from fedsim.run_directory import RunDirectory
+        from fedsim.runs.directory import RunDirectory
 
         self.federation = federation
         content = {"schema": 1, **self._record, "pairing": pairing_digests(federation)}

@@ -9,7 +9,7 @@ import yaml
 
 from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.results import Results
-from fedsim.run_directory import RunDirectory
+from fedsim.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from fedsim.comparison.compare import ComparisonResult

@@ -10,10 +10,10 @@ from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.ledgers import LEDGER_TYPE, empty_ledger_reply, ledger_reply
 from fedsim.deployment.node_state import client_ledger, state_directory
 from fedsim.experiment import LoadedExperiment, load_experiment
-from fedsim.federation import TaskSource
-from fedsim.nodes import num_helpers, with_helpers
+from fedsim.federation.assembly import TaskSource
+from fedsim.federation.nodes import num_helpers, with_helpers
+from fedsim.federation.shards import clients_elsewhere
 from fedsim.server.protocol import PARTITION
-from fedsim.shards import clients_elsewhere
 from fedsim.simulation.virtual_grid import failure
 
 logger = logging.getLogger("flwr")

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from fedsim.deployment.errors import DeploymentError
 from fedsim.experiment import Experiment, LoadedExperiment, dump_experiment
-from fedsim.nodes import num_helpers
+from fedsim.federation.nodes import num_helpers
 
 PACKAGE = "fedsim_app"
 

@@ -14,9 +14,9 @@ from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.ledgers import collect_ledgers
 from fedsim.deployment.node_state import state_directory
 from fedsim.experiment import load_experiment
-from fedsim.federation import Federation
-from fedsim.run_directory import RunDirectory
-from fedsim.runs import run
+from fedsim.federation.assembly import Federation
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.running import run
 from fedsim.simulation.engines import Engine
 from fedsim.simulation.sharding import Sharded
 

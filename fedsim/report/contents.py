@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from fedsim.run_directory import RunDirectory
+from fedsim.runs.directory import RunDirectory
 from fedsim.statement import Facts, RunFacts, read_facts
 
 

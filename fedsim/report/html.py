@@ -21,7 +21,7 @@ from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.figures import delta_text, epsilon_text, metric_text, percent_up
 from fedsim.report.points import guarantees, limits, points, warnings
 from fedsim.report.recompute import recipe
-from fedsim.run_directory import RunDirectory
+from fedsim.runs.directory import RunDirectory
 from fedsim.statement import Facts, statement_of
 
 if TYPE_CHECKING:

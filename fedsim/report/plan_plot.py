@@ -5,8 +5,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fedsim.planning import Plan
-from fedsim.run_directory import RunDirectoryError
+from fedsim.planning.projection import Plan
+from fedsim.runs.directory import RunDirectoryError
 
 
 def write_plan_plot(plan: Plan, path: Path) -> None:

@@ -18,12 +18,12 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedsim.federation import Federation
-from fedsim.planning import Plan, PlannedClient
+from fedsim.federation.assembly import Federation
+from fedsim.planning.projection import Plan, PlannedClient
 from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.figures import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.report.lines import say
-from fedsim.run_directory import RunDirectory
+from fedsim.runs.directory import RunDirectory
 from fedsim.statement import Facts
 from fedsim.statement.sentence import counted, named, span
 

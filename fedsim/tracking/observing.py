@@ -13,8 +13,8 @@ from fedsim.tracking.tensorboard import TensorBoardTracker
 from fedsim.tracking.wandb import WandbTracker
 
 if TYPE_CHECKING:
-    from fedsim.federation import Federation
-    from fedsim.runs import RunObserver
+    from fedsim.federation.assembly import Federation
+    from fedsim.runs.running import RunObserver
 
 _log = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from fedsim.client_tables import read_client_tables
 from fedsim.clients.client_terms import ClientTerms, terms_of_clients
 from fedsim.clients.plan import PrivacyPlanError
 from fedsim.clients.settings import PrivacySettings
 from fedsim.data import DataError
+from fedsim.federation.client_tables import read_client_tables
 
 
 def terms(

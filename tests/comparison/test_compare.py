@@ -18,8 +18,8 @@ from fedsim.comparison.client_metrics import WARNING
 from fedsim.comparison.compare import ComparisonResult
 from fedsim.comparison.jobs import plan_jobs
 from fedsim.comparison.load import load_comparison
-from fedsim.run_directory import RunDirectory, RunDirectoryError
-from fedsim.verification import verify_run
+from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.verification import verify_run
 
 LONG = 60  # rounds
 FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
@@ -85,7 +85,7 @@ def test_client_metrics_are_the_final_model_on_each_clients_data_and_marked_priv
     compared: ComparisonResult,
 ) -> None:
     from fedsim.experiment import load_experiment
-    from fedsim.federation import assemble
+    from fedsim.federation.assembly import assemble
 
     path = compared.path / "runs" / "plain" / "seed-0"
     content = json.loads((path / "client_metrics.json").read_text())

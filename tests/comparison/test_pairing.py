@@ -6,7 +6,7 @@ import pytest
 
 from fedsim.comparison.pairing import PARTS, check_pairing, pairing_digests
 from fedsim.experiment import load_experiment
-from fedsim.federation import assemble
+from fedsim.federation.assembly import assemble
 
 
 def digests(directory: Path, **overrides: object) -> dict[str, str]:

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedsim
-from fedsim.client_tensors import ClientTensors, arranged
 from fedsim.data import DataError, Examples, load_federated_data
 from fedsim.data.settings import DataSettings
 from fedsim.data.shares import ClientShares
+from fedsim.federation.client_tensors import ClientTensors, arranged
 
 
 def numbered(n: int, width: int = 3) -> Examples:

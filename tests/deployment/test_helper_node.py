@@ -11,7 +11,7 @@ from fedsim.deployment.client_app import NodeClient
 from fedsim.deployment.flower_app import write_app
 from fedsim.deployment.ledgers import LEDGER_TYPE
 from fedsim.experiment import load_experiment
-from fedsim.helper_keys import make_helper_key
+from fedsim.federation.helper_keys import make_helper_key
 from fedsim.server.protocol import Identity, identity_of, roll_call_message
 from fedsim.server.secure_aggregation.errors import ReplayError
 from fedsim.server.secure_aggregation.identity import check_pinned

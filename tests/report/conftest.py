@@ -15,7 +15,7 @@ from scipy.optimize import root_scalar
 
 import fedsim
 from fedsim.accountant.gaussian import gaussian_epsilon
-from fedsim.run_directory import RunDirectory
+from fedsim.runs.directory import RunDirectory
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.reading import ledger_digest
 

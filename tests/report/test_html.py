@@ -14,7 +14,7 @@ from fedsim.report.client_table import COLUMNS, ClientTable, aligned_epsilon
 from fedsim.report.contents import read_contents
 from fedsim.report.figures import epsilon_text
 from fedsim.report.html import write_report
-from fedsim.run_directory import RunDirectory, RunDirectoryError
+from fedsim.runs.directory import RunDirectory, RunDirectoryError
 
 INLINE = {"b", "code", "sub", "a"}
 VOID = {"meta", "br", "hr", "img", "link", "input"}

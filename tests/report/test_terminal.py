@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fedsim.experiment import load_experiment
-from fedsim.federation import assemble
-from fedsim.planning import plan_experiment
+from fedsim.federation.assembly import assemble
+from fedsim.planning.projection import plan_experiment
 from fedsim.report.lines import lines_of
 from fedsim.report.terminal import ProgressObserver, print_plan, print_result
 

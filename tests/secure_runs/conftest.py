@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 import fedsim
 from fedsim import runs
 from fedsim.experiment import load_experiment
-from fedsim.federation import assemble
+from fedsim.federation.assembly import assemble
 from fedsim.simulation.engines import LocalEngine
 from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from fedsim.runs import RunFailedError
-from fedsim.secure_setup import SecureSetupError
+from fedsim.federation.secure_setup import SecureSetupError
+from fedsim.runs.running import RunFailedError
 
 
 def test_an_upload_of_an_earlier_round_is_left_out(lab: Any, tmp_path: Path) -> None:

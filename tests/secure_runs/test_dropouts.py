@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.runs import RunFailedError
+from fedsim.runs.running import RunFailedError
 
 
 @pytest.mark.parametrize("aggregators", [2, 3])

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.run_directory import RunDirectory
-from fedsim.verification import verify_run
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.verification import verify_run
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
     **{f"additive-{k}": {"aggregators": k} for k in (2, 3, 4, 5)},

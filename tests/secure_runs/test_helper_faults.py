@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 import fedsim
-from fedsim.runs import RunFailedError
+from fedsim.runs.running import RunFailedError
 from fedsim.server.protocol import to_arrays
 
 

@@ -9,9 +9,9 @@ from flwr.app import ConfigRecord, Message
 
 from fedsim.cli import cli
 from fedsim.experiment import load_experiment
-from fedsim.footprint import footprint
-from fedsim.helper_keys import make_helper_key, read_helper_key
-from fedsim.runs import RunFailedError
+from fedsim.federation.helper_keys import make_helper_key, read_helper_key
+from fedsim.planning.footprint import footprint
+from fedsim.runs.running import RunFailedError
 from fedsim.server.secure_aggregation.errors import PublicKeyError
 from fedsim.server.secure_aggregation.hpke import SealingKey
 from fedsim.server.secure_aggregation.identity import IdentityKey

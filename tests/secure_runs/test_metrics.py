@@ -11,9 +11,9 @@ import torch
 
 from fedsim.data import Examples
 from fedsim.experiment import ExperimentError, load_experiment
-from fedsim.federation import assemble
+from fedsim.federation.assembly import assemble
+from fedsim.federation.train_metrics import TrainMetrics
 from fedsim.server.protocol import to_arrays
-from fedsim.train_metrics import TrainMetrics
 
 BOUNDS = {"train_loss": 5.0, "train_accuracy": 1.0}
 PROTOCOLS: list[dict[str, Any]] = [

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Message
 
 import fedsim
-from fedsim.runs import RunFailedError
+from fedsim.runs.running import RunFailedError
 from fedsim.server.secure_aggregation.payload import PayloadCodec
 
 

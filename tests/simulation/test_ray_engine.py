@@ -431,13 +431,13 @@ def test_nothing_is_left_running(tmp_path: Path, end: signal.Signals | None) -> 
     settings["runtime"] = {"engine": "ray", "workers": 2}
     (tmp_path / "e.yaml").write_text(json.dumps(settings))
     code = (
-        "import sys; from pathlib import Path; import fedsim.runs\n"
+        "import sys; from pathlib import Path; import fedsim.runs.running\n"
         "class Fails:\n"
         "    def started(self, *_): ...\n"
         "    def ended(self): ...\n"
         "    def round_finished(self, row):\n"
         "        if Path('fail').exists(): raise OSError('disk full')\n"
-        "fedsim.runs.run('e.yaml', out='r', observer=Fails())\n"
+        "fedsim.runs.running.run('e.yaml', out='r', observer=Fails())\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.data import Examples
+from fedsim.federation.secure_setup import SecureSetupError
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.models.losses import PerExampleLoss
 from fedsim.models.metrics import Task, evaluate
-from fedsim.secure_setup import SecureSetupError
 
 _PREFIX = "train_"
 

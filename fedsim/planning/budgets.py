@@ -6,7 +6,7 @@ from math import ceil
 
 from fedsim.clients.budget import epsilon_of
 from fedsim.clients.plan import PrivacyBudgetError, PrivacyPlan
-from fedsim.federation import Federation
+from fedsim.federation.assembly import Federation
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from fedsim.clients.app import partition_of
 from fedsim.clients.many import ManyClientsApp, Request
 from fedsim.experiment import Experiment
-from fedsim.helper_keys import identity_of_helper
+from fedsim.federation.helper_keys import identity_of_helper
 from fedsim.server.secure_aggregation.identity import IdentityKey
 from fedsim.server.secure_helper import make_helper_app
 

@@ -15,14 +15,14 @@ from fedsim.clients.app import make_client_app
 from fedsim.clients.dp_sgd.backend import gradients_for
 from fedsim.clients.workbench import Workbench
 from fedsim.data import FederatedData
+from fedsim.federation.nodes import num_helpers, with_helpers
 from fedsim.models.build import build_model
 from fedsim.models.losses import resolve_loss
-from fedsim.nodes import num_helpers, with_helpers
 from fedsim.simulation.device import choose_device
 from fedsim.simulation.sharding import Shard
 
 if TYPE_CHECKING:
-    from fedsim.federation import Federation, TaskSource
+    from fedsim.federation.assembly import Federation, TaskSource
 
 _TRIED = 3  # the public examples on which a worker chooses how to compute gradients
 _PUBLIC = 64  # those that travel; training together is tried on them

@@ -17,7 +17,7 @@ from fedsim.accountant import EpochShuffled, PrivacyLedger, RandomAllocation
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.journal import GENESIS, FileJournal, JournalError, total_of
-from fedsim.run_directory import RunDirectory
+from fedsim.runs.directory import RunDirectory
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.reading import ledger_digest
 

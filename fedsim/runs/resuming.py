@@ -3,7 +3,7 @@
 from typing import Any
 
 from fedsim.experiment import Experiment
-from fedsim.run_directory import RunDirectoryError
+from fedsim.runs.directory import RunDirectoryError
 
 _MISSING = object()
 _MAY_CHANGE = ("runtime.", "secure_aggregation.on_abort", "secure_aggregation.combine_")

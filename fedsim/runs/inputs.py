@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 
 from fedsim.data import Examples
-from fedsim.federation import Federation
-from fedsim.run_directory import RunDirectoryError
+from fedsim.federation.assembly import Federation
+from fedsim.runs.directory import RunDirectoryError
 from fedsim.server.protocol import digest
 
 _WHAT = {

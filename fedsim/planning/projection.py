@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
-from fedsim.budgets import last_round, refuse_overspending
 from fedsim.clients.budget import affordable_steps, epsilon_of
 from fedsim.clients.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError, plan_privacy
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.experiment import LoadedExperiment
-from fedsim.federation import Federation, assemble
-from fedsim.privacy_summary import finite_or_none
+from fedsim.federation.assembly import Federation, assemble
+from fedsim.planning.budgets import last_round, refuse_overspending
+from fedsim.runs.privacy_summary import finite_or_none
 
 _POINTS = 12  # of each client's curve
 _LONGEST = 100  # times the planned run: a budget that affords more is called unlimited

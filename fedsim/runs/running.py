@@ -7,16 +7,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from fedsim.budgets import refuse_overspending
-from fedsim.environment import describe_environment
+from fedsim.planning.budgets import refuse_overspending
+from fedsim.runs.environment import describe_environment
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
-from fedsim.federation import Federation, assemble
-from fedsim.inputs import fingerprint, refuse_other_inputs
-from fedsim.privacy_summary import PrivacySummary, finite_or_none, not_private, summarise_privacy
+from fedsim.federation.assembly import Federation, assemble
+from fedsim.runs.inputs import fingerprint, refuse_other_inputs
+from fedsim.runs.privacy_summary import PrivacySummary, finite_or_none, not_private, summarise_privacy
 from fedsim.report.html import write_report
-from fedsim.resuming import refuse_changes
-from fedsim.run_directory import Checkpoint, RunDirectory, RunDirectoryError
-from fedsim.secure_summary import secure_summary
+from fedsim.runs.resuming import refuse_changes
+from fedsim.runs.directory import Checkpoint, RunDirectory, RunDirectoryError
+from fedsim.runs.secure_summary import secure_summary
 from fedsim.server.app import RoundError, RoundResult, Start
 from fedsim.server.errors import FederationError
 from fedsim.server.evaluating import Evaluated

@@ -13,8 +13,6 @@ from flwr.serverapp import ServerApp
 from torch import nn
 
 from fedsim.accountant.journal import FileJournal
-from fedsim.client_tables import read_client_tables
-from fedsim.client_tensors import ClientTensors, arranged
 from fedsim.clients.app import ClientTask
 from fedsim.clients.client_terms import ClientTerms, terms_of_clients
 from fedsim.clients.cohort_training import cohort_size, cohorts_agree
@@ -29,21 +27,23 @@ from fedsim.clients.secure_channel import SecureChannel
 from fedsim.clients.workbench import Workbench
 from fedsim.data import FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
+from fedsim.federation.client_tables import read_client_tables
+from fedsim.federation.client_tensors import ClientTensors, arranged
+from fedsim.federation.nodes import with_helpers
+from fedsim.federation.recorded_spend import RecordedSpend
+from fedsim.federation.secure_setup import secure_channel
+from fedsim.federation.shards import FederationClients
+from fedsim.federation.train_metrics import TrainMetrics, check_train_metrics
 from fedsim.models.build import build_model
 from fedsim.models.losses import resolve_loss
 from fedsim.models.metrics import Task, evaluate, task_for
 from fedsim.models.preflight import preflight
-from fedsim.nodes import with_helpers
-from fedsim.recorded_spend import RecordedSpend
-from fedsim.secure_setup import secure_channel
 from fedsim.server.app import RoundResult, SecureAggregation, Start, make_server_app
 from fedsim.server.evaluating import ClientEvaluation
 from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.secure_openings import NO_OPENINGS, Openings
-from fedsim.shards import FederationClients
 from fedsim.simulation.device import choose_device
-from fedsim.train_metrics import TrainMetrics, check_train_metrics
 
 _PROBED = 64  # test examples on which training together is compared with training alone
 _TRIED = 3  # test examples on which the model is tried before anything is spent

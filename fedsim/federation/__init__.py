@@ -1,0 +1,1 @@
+"""The one place that assembles both sides of a federation from an experiment."""

@@ -1,0 +1,1 @@
+"""What an experiment would spend, run and read, said before anything is trained."""
