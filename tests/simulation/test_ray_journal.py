@@ -97,7 +97,7 @@ def test_a_charge_that_goes_on_costs_no_look_at_what_was_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else every round would read all rounds before it."""
-    keeper, head, before = JournalKeeper(tmp_path / "ledger.jsonl"), GENESIS, GENESIS
+    keeper, one = JournalKeeper(tmp_path / "ledger.jsonl"), charge(1)
     asked: list[int] = []
     history = FileJournal.history
     monkeypatch.setattr(
@@ -105,13 +105,13 @@ def test_a_charge_that_goes_on_costs_no_look_at_what_was_before(
         "history",
         lambda self, client: (asked.append(client), history(self, client))[1],
     )
-    for round_number in range(1, 6):
-        before, one = head, charge(round_number, head)
+    keeper.append(one)
+    for round_number in range(2, 6):
+        one = charge(round_number, one.hash)
         keeper.append(one)
-        head = one.hash
     assert asked == []
-    keeper.append(charge(5, before))
+    keeper.append(charge(5, one.previous))
     assert asked == [1]
     assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 5
-    assert FileJournal(tmp_path / "ledger.jsonl").head(1) == head
+    assert FileJournal(tmp_path / "ledger.jsonl").head(1) == one.hash
     assert FileJournal(tmp_path / "ledger.jsonl").head(2) == GENESIS
