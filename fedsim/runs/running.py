@@ -7,15 +7,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from fedsim.planning.budgets import refuse_overspending
-from fedsim.runs.environment import describe_environment
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
 from fedsim.federation.assembly import Federation, assemble
-from fedsim.runs.inputs import fingerprint, refuse_other_inputs
-from fedsim.runs.privacy_summary import PrivacySummary, finite_or_none, not_private, summarise_privacy
+from fedsim.planning.budgets import refuse_overspending
 from fedsim.report.html import write_report
-from fedsim.runs.resuming import refuse_changes
 from fedsim.runs.directory import Checkpoint, RunDirectory, RunDirectoryError
+from fedsim.runs.environment import describe_environment
+from fedsim.runs.inputs import fingerprint, refuse_other_inputs
+from fedsim.runs.privacy_summary import (
+    PrivacySummary,
+    finite_or_none,
+    not_private,
+    summarise_privacy,
+)
+from fedsim.runs.resuming import refuse_changes
 from fedsim.runs.secure_summary import secure_summary
 from fedsim.server.app import RoundError, RoundResult, Start
 from fedsim.server.errors import FederationError

@@ -13,9 +13,9 @@ from flwr.serverapp import Grid, ServerApp
 from safetensors.numpy import load_file
 
 import fedsim
-from fedsim import runs
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
+from fedsim.runs import running
 from fedsim.simulation.engines import LocalEngine
 from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
@@ -172,4 +172,4 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 def _no_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the page out, which takes four fifths of a small run, except where it is read."""
     if "pages" not in request.keywords:
-        monkeypatch.setattr(runs, "write_report", lambda _: None)
+        monkeypatch.setattr(running, "write_report", lambda _: None)
