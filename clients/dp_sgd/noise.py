@@ -4,20 +4,12 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-
-class Keystream(Protocol):
-    """What a stream cipher makes of zeros: bytes that only its key tells from random ones."""
-
-    def update_into(self, data: memoryview, buf: memoryview) -> int:
-        """Write as many bytes of the stream as `data` has, which is zeros; return how many."""
-        ...
+from fedsim.clients.dp_sgd.keystream import Keystream
 
 
 class NoiseSource(ABC):
@@ -44,7 +36,7 @@ class SeededNoise(NoiseSource):
     """
 
     def __init__(self, stream: np.random.Generator) -> None:
-        self.keystream = _keystream(stream.bytes(_SEEDED_KEY_BYTES))
+        self.keystream = Keystream(stream.bytes(_SEEDED_KEY_BYTES))
 
     def fill_(self, values: Tensor, standard_deviation: float) -> Tensor:
         """Fill `values` in place with independent N(0, standard_deviation²) and return it."""
@@ -82,7 +74,7 @@ class SecureNoise(NoiseSource):
 
     def _start(self) -> None:
         """Start a keystream; after a fork the parent's key would give both the same noise."""
-        self._keystream = _keystream(os.urandom(_SECURE_KEY_BYTES))
+        self._keystream = Keystream(os.urandom(_SECURE_KEY_BYTES))
         self._process = os.getpid()
 
 
@@ -119,11 +111,6 @@ def fill_rows_(sources: Sequence[NoiseSource], rows: Tensor, deviations: Sequenc
         _fill_together(keystreams[part], values[part], column[part])
 
 
-def _keystream(key: bytes) -> Keystream:
-    # The counter may start at zero: a key is used for one stream only.
-    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-
-
 def _normals64(keystream: Keystream, shape: torch.Size, standard_deviation: float) -> Tensor:
     """Return normals of the given shape in float64, by Box-Muller from 53-bit uniforms."""
     normals = np.empty(shape.numel())
@@ -131,7 +118,7 @@ def _normals64(keystream: Keystream, shape: torch.Size, standard_deviation: floa
         part = normals[start : start + _CHUNK]
         pairs = -(-len(part) // 2)
         words = np.empty(2 * pairs, dtype="<u8")
-        _write_stream(keystream, words)
+        keystream.write(words.view(np.uint8).data)
         uniforms = (words >> np.uint64(11)) * 2.0**-53  # in [0, 1), 53 bits, exact
         radius = np.sqrt(-2.0 * np.log(uniforms[:pairs] + 2.0**-53))  # of (0, 1]: never log 0
         angle = 2.0 * np.pi * uniforms[pairs:]
@@ -158,16 +145,8 @@ def _fill_together(
     if rows.shape[1] % 2:  # normals come in pairs
         words = np.empty((len(rows), rows.shape[1] + 1), dtype="<u4")
     for keystream, row in zip(keystreams, words, strict=True):
-        _write_stream(keystream, row)
+        keystream.write(row.view(np.uint8).data)
     _box_muller32(words, rows, deviation)
-
-
-def _write_stream(keystream: Keystream, words: np.ndarray) -> None:
-    """Overwrite `words` (n,) with the next bytes of a keystream."""
-    into = words.view(np.uint8).data
-    for start in range(0, len(into), len(_ZEROS)):
-        part = into[start : start + len(_ZEROS)]
-        keystream.update_into(_ZEROS[: len(part)], part)
 
 
 def _box_muller32(words: np.ndarray, into: np.ndarray, deviation: np.ndarray) -> None:
@@ -195,4 +174,3 @@ _SEEDED_KEY_BYTES = 16  # AES-128 takes three quarters of the time of AES-256
 _SECURE_KEY_BYTES = 32
 _CHUNK = 1 << 20
 _TOGETHER = 1 << 17  # values whose uniforms and normals fit into the cache of a core
-_ZEROS = memoryview(bytes(1 << 17))  # encrypted part by part: they stay in the cache

@@ -12,6 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from fedsim.clients.dp_sgd import noise as noise_module
+from fedsim.clients.dp_sgd.keystream import Keystream
 from fedsim.clients.dp_sgd.noise import (
     NoiseSource,
     SecureNoise,
@@ -111,15 +112,18 @@ def test_every_bit_of_the_key_counts() -> None:
             assert abs(correlation(base, noise(bytes(other)))) < 5
 
 
+class Constant(Keystream):
+    """The end of all keystreams."""
+
+    def __init__(self, byte: bytes) -> None:
+        super().__init__(bytes(16))
+        self.byte = byte
+
+    def write(self, into: memoryview) -> None:
+        into[:] = self.byte * len(into)
+
+
 def test_seeded_noise_is_finite_at_the_ends_of_its_uniforms() -> None:
-    class Constant:
-        def __init__(self, byte: bytes) -> None:
-            self.byte = byte
-
-        def update_into(self, data: memoryview, buf: memoryview) -> int:
-            buf[:] = self.byte * len(data)
-            return len(data)
-
     source = SeededNoise(stream(1))
     source.keystream = Constant(b"\x00")
     assert drawn(source, 2)[0].item() == pytest.approx(np.sqrt(66 * np.log(2)))
@@ -243,14 +247,6 @@ def test_secure_noise_in_chunks_is_one_stream(monkeypatch: pytest.MonkeyPatch) -
 
 def test_secure_noise_reaches_where_24_bits_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest uniform gives 8.57 standard deviations, the largest 0; nothing is infinite."""
-
-    class Constant:
-        def __init__(self, byte: bytes) -> None:
-            self.byte = byte
-
-        def update_into(self, data: memoryview, buf: memoryview) -> int:
-            buf[:] = self.byte * len(data)
-            return len(data)
 
     source = SecureNoise()
     drawn(source, 1)
