@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
@@ -31,10 +30,10 @@ from fedsim.federation.client_tables import read_client_tables
 from fedsim.federation.client_tensors import ClientTensors, arranged
 from fedsim.federation.nodes import with_helpers
 from fedsim.federation.recorded_spend import RecordedSpend
+from fedsim.federation.replica import PROBED, TRIED, first_public, initial_model, tensors_of
 from fedsim.federation.secure_setup import secure_channel
 from fedsim.federation.shards import FederationClients
 from fedsim.federation.train_metrics import TrainMetrics, check_train_metrics
-from fedsim.models.build import build_model
 from fedsim.models.losses import resolve_loss
 from fedsim.models.metrics import Task, evaluate, task_for
 from fedsim.models.preflight import preflight
@@ -44,9 +43,6 @@ from fedsim.server.participation import Participation
 from fedsim.server.privacy_book import PrivacyBook
 from fedsim.server.secure_openings import NO_OPENINGS, Openings
 from fedsim.simulation.device import choose_device
-
-_PROBED = 64  # test examples on which training together is compared with training alone
-_TRIED = 3  # test examples on which the model is tried before anything is spent
 
 
 @dataclass(frozen=True)
@@ -76,6 +72,10 @@ class Federation:
     def _tensors(self) -> ClientTensors:
         return ClientTensors(self.data.clients, self.device)
 
+    @cached_property
+    def _faults(self) -> FaultPlan:
+        return FaultPlan(self.experiment.seed, tuple(self.experiment.faults))
+
     @property
     def num_clients(self) -> int:
         """Number of clients."""
@@ -104,7 +104,7 @@ class Federation:
             privacy=None if self.plans is None else self.plans[client],
             journal=self.journal,
             evaluate=None if self.data.held_out is None else partial(self._held_out, client),
-            faults=FaultPlan(self.experiment.seed, tuple(self.experiment.faults)),
+            faults=self._faults,
             secure=self.secure,
             measure=self._train_metrics(client),
         )
@@ -114,7 +114,8 @@ class Federation:
         declared = {} if self.secure is None else self.secure.settings.metrics
         if not declared or self.plans is not None:
             return None
-        return TrainMetrics(tuple(declared), self.loss, self.task, self.data.clients[client])
+        examples = partial(self.data.clients.__getitem__, client)
+        return TrainMetrics(tuple(declared), self.loss, self.task, examples)
 
     def _held_out(self, client: int, arrays: ArrayRecord) -> tuple[int, dict[str, float]]:
         """Return how many examples a client holds out, and the metrics of a model on them.
@@ -204,14 +205,14 @@ class Federation:
             self.experiment.runtime.cohort,
             private=self.plans is not None,
         )
-        few = self.data.test.take(np.arange(min(_PROBED, len(self.data.test))))  # public examples
+        features, targets = tensors_of(first_public(self.data, PROBED), self.device)
         agree = size > 1 and cohorts_agree(
             self.bench,
             self.loss,
             self.gradients,
             self.experiment.local,
-            torch.from_numpy(few.features).to(self.device),
-            torch.from_numpy(few.targets).to(self.device),
+            features,
+            targets,
             None if self.plans is None else self.plans[0].step,
         )
         return size if agree else 1
@@ -275,30 +276,21 @@ def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
     loss = resolve_loss(experiment.model.loss, base=loaded.base)
     task = task_for(experiment.model.loss, data.test.targets, num_classes=data.num_classes)
     device = choose_device(experiment.runtime.device)
-    model = build_model(
-        experiment.model,
-        input_shape=data.input_shape,
-        num_outputs=task.num_outputs,
-        seed=experiment.seed,
-        base=loaded.base,
-    )
+    model = initial_model(experiment, data, task, base=loaded.base)
     preflight(model, loss, task, data.test)
     participation = Participation.of(
         experiment.federation, num_clients=len(data.clients), seed=experiment.seed
     )
     terms = _terms(loaded, len(data.clients))
     model = model.to(device)
-    gradients = None
+    gradients, few = None, first_public(data, TRIED)
     if experiment.privacy is not None:
-        few = data.test.take(np.arange(min(_TRIED, len(data.test))))  # public examples
-        features = torch.from_numpy(few.features).to(device)
-        targets = torch.from_numpy(few.targets).to(device)
+        features, targets = tensors_of(few, device)
         check_private_model(model, features)
         check_isolation(model, loss, features, targets)
         gradients = gradients_for(model, loss, features, targets)
     secure = secure_channel(experiment, model.state_dict(), data.clients.sizes)
     if secure is not None:
-        few = data.test.take(np.arange(min(_TRIED, len(data.test))))  # public examples
         check_train_metrics(secure.settings.metrics, model, loss, task, few)
     return Federation(
         experiment=experiment,

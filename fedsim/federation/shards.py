@@ -5,8 +5,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -16,7 +14,7 @@ from fedsim.clients.dp_sgd.backend import gradients_for
 from fedsim.clients.workbench import Workbench
 from fedsim.data import FederatedData
 from fedsim.federation.nodes import num_helpers, with_helpers
-from fedsim.models.build import build_model
+from fedsim.federation.replica import PROBED, TRIED, first_public, initial_model, tensors_of
 from fedsim.models.losses import resolve_loss
 from fedsim.simulation.device import choose_device
 from fedsim.simulation.sharding import Shard
@@ -24,8 +22,6 @@ from fedsim.simulation.sharding import Shard
 if TYPE_CHECKING:
     from fedsim.federation.assembly import Federation, TaskSource
 
-_TRIED = 3  # the public examples on which a worker chooses how to compute gradients
-_PUBLIC = 64  # those that travel; training together is tried on them
 _MADE_THERE = {"model", "bench", "loss", "gradients", "device", "journal", "data"}
 
 
@@ -79,12 +75,11 @@ class FederationClients(ClientApp):
         }
         data = federation.data
         here = [client for client in clients if client < len(data.clients)]  # the rest help
-        few = data.test.take(np.arange(min(_PUBLIC, len(data.test))))
         share = replace(
             data,
             clients=data.clients.only(here),
             held_out=None if data.held_out is None else data.held_out.only(here),
-            test=few,
+            test=first_public(data, PROBED),
         )
         return _FederationShard(type(federation), rest, share)
 
@@ -100,18 +95,11 @@ class _FederationShard:
         experiment, base = self.rest["experiment"], self.rest["base"]
         device = choose_device(experiment.runtime.device)
         loss = resolve_loss(experiment.model.loss, base=base)
-        model = build_model(
-            experiment.model,
-            input_shape=self.data.input_shape,
-            num_outputs=self.rest["task"].num_outputs,
-            seed=experiment.seed,
-            base=base,
-        ).to(device)
+        model = initial_model(experiment, self.data, self.rest["task"], base=base).to(device)
         gradients = None
         if experiment.privacy is not None:
-            features = torch.from_numpy(self.data.test.features[:_TRIED].copy()).to(device)
-            targets = torch.from_numpy(self.data.test.targets[:_TRIED].copy()).to(device)
-            gradients = gradients_for(model, loss, features, targets)
+            few = first_public(self.data, TRIED)
+            gradients = gradients_for(model, loss, *tensors_of(few, device))
         # Memory of its own: what Ray delivers is shared and cannot be written to.
         federation = self.kind(
             **self.rest,

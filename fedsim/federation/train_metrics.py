@@ -4,7 +4,7 @@ They are those of the model that a round starts from: their mean over clients, b
 objective that the federation minimises.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,26 +23,27 @@ _PREFIX = "train_"
 
 @dataclass(frozen=True)
 class TrainMetrics:
-    """Measures a model on the examples of one client; picklable, as everything of a client's task.
+    """Measures a model on the examples of one client.
 
     Attributes:
         names: the declared metrics, such as `train_loss`.
         loss: one value per example.
         task: says how outputs are scored.
-        examples: the client's own.
+        examples: returns the client's own; gathered when they are measured and not before.
     """
 
     names: tuple[str, ...]
     loss: PerExampleLoss
     task: Task
-    examples: Examples
+    examples: Callable[[], Examples]
 
     def __call__(self, model: nn.Module) -> Mapping[str, float]:
         """Return the means over the client's examples; the model's modes are restored.
 
         Guarantee: the same bits on every engine.
         """
-        own = Examples(_aligned(self.examples.features), _aligned(self.examples.targets))
+        gathered = self.examples()
+        own = Examples(_aligned(gathered.features), _aligned(gathered.targets))
         found = evaluate(model, self.loss, self.task, own)
         return {name: found[name.removeprefix(_PREFIX)] for name in self.names}
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +70,15 @@ def test_metrics_do_not_depend_on_where_the_examples_lie_in_memory(lab: Any) -> 
     federation = assemble(load_experiment(lab.experiment({"metrics": BOUNDS})), ledger=None)
     measure = federation.client_task(0).measure
     assert isinstance(measure, TrainMetrics)
-    found = set()
+    found, own = set(), measure.examples()
     for offset in range(0, 64, 4):
-        features = measure.examples.features
+        features = own.features
         room = np.empty(features.nbytes + 128, np.uint8)
         start = -room.ctypes.data % 64 + offset
         moved = room[start : start + features.nbytes].view(np.float32).reshape(features.shape)
         moved[:] = features
-        examples = Examples(moved, measure.examples.targets)
-        found.add(tuple(replace(measure, examples=examples)(federation.model).values()))
+        there = partial(Examples, moved, own.targets)
+        found.add(tuple(replace(measure, examples=there)(federation.model).values()))
     assert len(found) == 1
 
 
