@@ -1,6 +1,7 @@
 """Adaptive clipping over rounds: the bound is public state of the server, and costs no privacy."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedsim.clients.failures import ClientFailureError
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.running import RunObserver
 from fedsim.runs.verification import verify_run
 from fedsim.server.protocol import TrainReply, TrainRequest, digest
 from fedsim.simulation.flower_internals import server_identity
@@ -48,21 +50,6 @@ def bounds(path: Path) -> dict[int, float]:
     checkpoint = RunDirectory(path).read_checkpoint()
     assert checkpoint is not None
     return dict(checkpoint.clip_norms)
-
-
-class StopAfter:
-    """An observer that interrupts the run when a round is finished."""
-
-    def __init__(self, round_number: int) -> None:
-        self._round = round_number
-
-    def started(self, federation: object, path: Path) -> None: ...
-
-    def round_finished(self, row: Any) -> None:
-        if row["round"] == self._round:
-            raise KeyboardInterrupt
-
-    def ended(self) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +125,12 @@ def test_empty_lots_learn_from_noise_alone(tmp_path: Path, cohort: str) -> None:
         assert outcome(tmp_path / "auto") == outcome(tmp_path / "alone")
 
 
-def test_interrupted_and_resumed_equals_uninterrupted(whole: Path, tmp_path: Path) -> None:
+def test_interrupted_and_resumed_equals_uninterrupted(
+    stop_after: Callable[[int], RunObserver], whole: Path, tmp_path: Path
+) -> None:
     for stop in (1, 3):
         out = tmp_path / f"stopped-{stop}"
-        assert fedsim.run(experiment(), out=out, observer=StopAfter(stop)).status == "interrupted"
+        assert fedsim.run(experiment(), out=out, observer=stop_after(stop)).status == "interrupted"
         fedsim.run(experiment(), out=out, resume=True)
         assert outcome(out) == outcome(whole)
 

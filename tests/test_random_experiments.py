@@ -6,6 +6,7 @@ nobody would write down.
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 import fedsim
 from fedsim.errors import USER_ERRORS
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.running import RunFailedError, RunResult
+from fedsim.runs.running import RunFailedError, RunObserver, RunResult
 from fedsim.runs.verification import verify_run
 
 SAME = ("model.safetensors", "privacy.json", "clients.csv", "ledger.jsonl")
@@ -129,21 +130,6 @@ def experiments(draw: st.DrawFn) -> dict[str, Any]:
     return experiment
 
 
-class StopAfter:
-    """An observer that interrupts the run when a round is finished."""
-
-    def __init__(self, round_number: int) -> None:
-        self._round = round_number
-
-    def started(self, federation: object, path: Path) -> None: ...
-
-    def round_finished(self, row: Any) -> None:
-        if row["round"] == self._round:
-            raise KeyboardInterrupt
-
-    def ended(self) -> None: ...
-
-
 @pytest.mark.slow
 @settings(
     max_examples=40,
@@ -153,7 +139,7 @@ class StopAfter:
 )
 @given(experiment=experiments(), stop=st.integers(1, 3))
 def test_every_combination_keeps_the_promises_or_is_refused(
-    tmp_path: Path, experiment: dict[str, Any], stop: int
+    stop_after: Callable[[int], RunObserver], tmp_path: Path, experiment: dict[str, Any], stop: int
 ) -> None:
     """Cohorts change no bit, resuming changes nothing, ε is verified, and no budget is exceeded."""
     base = tmp_path / "runs"
@@ -173,7 +159,7 @@ def test_every_combination_keeps_the_promises_or_is_refused(
     for spend in result.privacy.clients if result.privacy else ():
         if spend.target_epsilon is not None and spend.epsilon is not None:
             assert spend.epsilon <= spend.target_epsilon
-    ended(experiment, base / "resumed", observer=StopAfter(stop))
+    ended(experiment, base / "resumed", observer=stop_after(stop))
     ended(experiment, base / "resumed", resume=True)
     assert_same(base / "whole", base / "resumed")
 

@@ -1,6 +1,7 @@
 """A run that is interrupted continues to the same end, and never un-spends."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import fedsim
 from fedsim.clients import app
 from fedsim.runs.directory import RunDirectoryError
+from fedsim.runs.running import RunObserver
 
 EXPERIMENT: dict[str, Any] = {
     "name": "resume",
@@ -23,21 +25,6 @@ EXPERIMENT: dict[str, Any] = {
     "privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5},
 }
 SAME = ("model.safetensors", "privacy.json", "clients.csv", "ledger.jsonl", "experiment.yaml")
-
-
-class StopAfter:
-    """An observer that interrupts the run when a round is finished."""
-
-    def __init__(self, round_number: int) -> None:
-        self._round = round_number
-
-    def started(self, federation: object, path: Path) -> None: ...
-
-    def round_finished(self, row: Any) -> None:
-        if row["round"] == self._round:
-            raise KeyboardInterrupt
-
-    def ended(self) -> None: ...
 
 
 def assert_equal_runs(one: Path, other: Path) -> None:
@@ -55,12 +42,14 @@ def assert_equal_runs(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_interrupted_and_resumed_equals_uninterrupted(tmp_path: Path, private: bool) -> None:
+def test_interrupted_and_resumed_equals_uninterrupted(
+    stop_after: Callable[[int], RunObserver], tmp_path: Path, private: bool
+) -> None:
     experiment = EXPERIMENT if private else {**EXPERIMENT, "privacy": None}
     fedsim.run(experiment, out=tmp_path / "whole")
     for stop in (1, 3, 5):
         out = tmp_path / f"stopped-{stop}"
-        assert fedsim.run(experiment, out=out, observer=StopAfter(stop)).status == "interrupted"
+        assert fedsim.run(experiment, out=out, observer=stop_after(stop)).status == "interrupted"
         result = fedsim.run(experiment, out=out, resume=True)
         assert [row["round"] for row in result.rounds] == [1, 2, 3, 4, 5, 6]
         assert_equal_runs(tmp_path / "whole", out)
@@ -115,14 +104,16 @@ def test_more_rounds_where_the_noise_does_not_depend_on_them(tmp_path: Path) -> 
     ],
 )
 def test_a_changed_experiment_is_not_continued(
-    tmp_path: Path, change: dict[str, Any], message: str
+    stop_after: Callable[[int], RunObserver], tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    fedsim.run(EXPERIMENT, out=tmp_path / "r", observer=StopAfter(1))
+    fedsim.run(EXPERIMENT, out=tmp_path / "r", observer=stop_after(1))
     with pytest.raises(RunDirectoryError, match=message):
         fedsim.run(EXPERIMENT, overrides=change, out=tmp_path / "r", resume=True)
 
 
-def test_data_that_changed_under_the_same_name_are_not_continued_with(tmp_path: Path) -> None:
+def test_data_that_changed_under_the_same_name_are_not_continued_with(
+    stop_after: Callable[[int], RunObserver], tmp_path: Path
+) -> None:
     def write(seed: int) -> None:
         numbers = np.random.default_rng(seed)
         x, y = numbers.normal(size=(200, 3)).astype(np.float32), numbers.integers(0, 2, 200)
@@ -134,7 +125,7 @@ def test_data_that_changed_under_the_same_name_are_not_continued_with(tmp_path: 
     }
     experiment = {**EXPERIMENT, "data": data}
     write(1)
-    fedsim.run(experiment, base=tmp_path, out=tmp_path / "r", observer=StopAfter(1))
+    fedsim.run(experiment, base=tmp_path, out=tmp_path / "r", observer=stop_after(1))
     write(2)
     with pytest.raises(RunDirectoryError, match="the data, or how they are divided"):
         fedsim.run(experiment, base=tmp_path, out=tmp_path / "r", resume=True)

@@ -1,5 +1,6 @@
 """A run that was cut off goes on to the same result, and opens no second sum."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,26 +8,17 @@ import pytest
 from flwr.app import Message
 
 import fedsim
-from fedsim.runs.running import RunFailedError
+from fedsim.runs.running import RunFailedError, RunObserver
 from fedsim.server.secure_aggregation.payload import PayloadCodec
 
 
 @pytest.mark.parametrize("protocol", ["additive", "secagg"])
 def test_an_interrupted_run_resumes_to_the_same_result(
-    lab: Any, tmp_path: Path, protocol: str
+    lab: Any, stop_after: Callable[[int], RunObserver], tmp_path: Path, protocol: str
 ) -> None:
-    class Stop:
-        def started(self, federation: object, path: Path) -> None: ...
-
-        def round_finished(self, row: Any) -> None:
-            if row["round"] == 1:
-                raise KeyboardInterrupt
-
-        def ended(self) -> None: ...
-
     secure = lab.experiment({"protocol": protocol}, privacy=lab.privacy, federation={"rounds": 3})
     whole = lab.control({"protocol": protocol}, privacy=lab.privacy, federation={"rounds": 3})
-    assert fedsim.run(secure, out=tmp_path / "r", observer=Stop()).status == "interrupted"
+    assert fedsim.run(secure, out=tmp_path / "r", observer=stop_after(1)).status == "interrupted"
     result = fedsim.run(secure, out=tmp_path / "r", resume=True)
     lab.same_result(whole, result)
     assert (whole.path / "privacy.json").read_bytes() == (result.path / "privacy.json").read_bytes()
