@@ -191,11 +191,11 @@ def cohort_step(model: nn.Module, x: Tensor, y: Tensor, clients: int) -> Step:
     ]
 
     cohort = PrivateCohort(model, cross_entropy, members)
-    into, optimizer = torch.empty_like(cohort.values), Sgd(SgdSettings(name="sgd", lr=0.01))
+    optimizer = Sgd(SgdSettings(name="sgd", lr=0.01))
 
     def step() -> None:
-        cohort.gradient(into)
-        optimizer.step([cohort.values], [into])
+        for rows, gradient in cohort.gradients():
+            optimizer.step([cohort.values[rows]], [gradient])
 
     return step
 

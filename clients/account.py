@@ -21,6 +21,7 @@ from fedsim.accountant.journal import GENESIS, Charge, Journal
 from fedsim.clients.failures import ClientFailureError
 from fedsim.clients.plan import PrivacyPlan
 from fedsim.server.protocol import PrivacyStatement, record_of
+from fedsim.server.records import config_record
 
 STATE = "privacy-account"
 
@@ -77,7 +78,7 @@ class PrivacyAccount:
 
     def save(self, state: RecordDict) -> None:
         """Write the account into the client's `Context.state`."""
-        state[STATE] = ConfigRecord(
+        state[STATE] = config_record(
             {
                 "client": self.client,
                 "ledger": self.spent,

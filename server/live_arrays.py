@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
+from fedsim.server.records import array_record
+
 
 class LiveArray(Array):
     """An `Array` around numbers in memory; read-only.
@@ -69,10 +71,7 @@ def _name(dtype: np.dtype[Any]) -> str:
 
 def live_record(values: Mapping[str, np.ndarray]) -> ArrayRecord:
     """Return a record of live arrays, in the given order; `values` are taken over."""
-    record = ArrayRecord()
-    for name, value in values.items():
-        record[name] = LiveArray(value)
-    return record
+    return array_record({name: LiveArray(value) for name, value in values.items()})
 
 
 def is_live(record: ArrayRecord) -> bool:

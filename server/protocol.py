@@ -24,6 +24,7 @@ from flwr.app import (
 )
 
 from fedsim.accountant import PrivacyLedger
+from fedsim.server.records import config_record, metric_record, record_dict
 
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 
@@ -89,7 +90,7 @@ class PrivacyStatement:
         }
         if self.target_epsilon is not None:
             fields["target-epsilon"] = self.target_epsilon
-        return ConfigRecord(fields)
+        return config_record(fields)
 
     @classmethod
     def from_record(cls, record: ConfigRecord) -> Self:
@@ -147,10 +148,10 @@ class TrainRequest:
 
     def to_message(self, node_id: int) -> Message:
         """Address the request to one node."""
-        config = ConfigRecord({ROUND: self.round_number})
+        config = config_record({ROUND: self.round_number})
         if self.clip_norm is not None:
             config[CLIP_NORM] = self.clip_norm
-        content = RecordDict({ARRAYS: self.arrays, CONFIG: config})
+        content = record_dict({ARRAYS: self.arrays, CONFIG: config})
         if self.offer is not None:
             content[OFFER] = self.offer
         return Message(content, node_id, MessageType.TRAIN)
@@ -189,15 +190,15 @@ class TrainReply:
 
     def to_message(self, request: Message) -> Message:
         """Make the reply to `request`."""
-        content = RecordDict(
+        content = record_dict(
             {
                 ARRAYS: self.arrays,
-                METRICS: MetricRecord({NUM_EXAMPLES: self.examples}),
+                METRICS: metric_record({NUM_EXAMPLES: self.examples}),
                 **side_records(self.privacy, self.delay),
             }
         )
         if self.clip_norm is not None:
-            content[LEARNT] = ConfigRecord({CLIP_NORM: self.clip_norm})
+            content[LEARNT] = config_record({CLIP_NORM: self.clip_norm})
         return Message(content, reply_to=request)
 
     @classmethod
@@ -228,8 +229,8 @@ class EvaluateRequest:
 
     def to_message(self, node_id: int) -> Message:
         """Address the request to one node."""
-        config = ConfigRecord({ROUND: self.round_number})
-        content = RecordDict({ARRAYS: self.arrays, CONFIG: config})
+        config = config_record({ROUND: self.round_number})
+        content = record_dict({ARRAYS: self.arrays, CONFIG: config})
         return Message(content, node_id, MessageType.EVALUATE)
 
     @classmethod
@@ -256,8 +257,8 @@ class EvaluateReply:
 
     def to_message(self, request: Message) -> Message:
         """Make the reply to `request`."""
-        metrics = MetricRecord({NUM_EXAMPLES: self.examples, **self.metrics})
-        content = RecordDict({METRICS: metrics, **side_records(None, self.delay)})
+        metrics = metric_record({NUM_EXAMPLES: self.examples, **self.metrics})
+        content = record_dict({METRICS: metrics, **side_records(None, self.delay)})
         return Message(content, reply_to=request)
 
     @classmethod
@@ -285,7 +286,7 @@ def side_records(privacy: PrivacyStatement | None, delay: float) -> dict[str, Co
     if privacy is not None:
         records[PRIVACY] = privacy.to_record()
     if delay:
-        records[TIMING] = ConfigRecord({DELAY: delay})
+        records[TIMING] = config_record({DELAY: delay})
     return records
 
 
@@ -313,8 +314,8 @@ class Withdrawal:
 
     def to_message(self, request: Message) -> Message:
         """Make the reply to `request`."""
-        fields = ConfigRecord({"client": self.client, "reason": self.reason})
-        return Message(RecordDict({WITHDRAWAL: fields}), reply_to=request)
+        fields = config_record({"client": self.client, "reason": self.reason})
+        return Message(record_dict({WITHDRAWAL: fields}), reply_to=request)
 
     @classmethod
     def from_message(cls, message: Message) -> Self | None:
@@ -363,8 +364,8 @@ def roll_call_message(node_id: int) -> Message:
 
 def roll_call_reply(identity: Identity, request: Message) -> Message:
     """Answer a roll call."""
-    fields = ConfigRecord({PARTITION: identity.number, ROLE: identity.role})
-    return Message(RecordDict({IDENTITY: fields}), reply_to=request)
+    fields = config_record({PARTITION: identity.number, ROLE: identity.role})
+    return Message(record_dict({IDENTITY: fields}), reply_to=request)
 
 
 def identity_of(reply: Message) -> Identity:

@@ -18,6 +18,7 @@ BELOW = {
 SHARED_WITH_CLIENTS = {
     "fedsim.server.live_arrays",
     "fedsim.server.protocol",
+    "fedsim.server.records",
     "fedsim.server.secure_protocol",
     "fedsim.server.settings",
     "fedsim.server.streams",

@@ -21,19 +21,22 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.chain import chain_of
-from fedsim.clients.dp_sgd.cohort_uses import CohortUse, cohort_use
+from fedsim.clients.dp_sgd.cohort_uses import Addition, CohortUse, cohort_use
 from fedsim.clients.dp_sgd.loss_gradient import loss_gradient
 from fedsim.clients.dp_sgd.lot_factors import LotStatistics, lot_norms, row_factors
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import NoiseSource, fill_rows_
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example import PerExampleLoss, UncoveredParameterError
-from fedsim.clients.dp_sgd.ragged import Ragged, aligned
+from fedsim.clients.dp_sgd.ragged import Apart, Ragged, Together, aligned
 from fedsim.clients.dp_sgd.tape import Tape
 
 # Up to this many values the parameters of clients whose lots are alike are brought together for
 # batched products; larger ones are cheaper to multiply one after the other than to copy.
 _FEW_VALUES = 1 << 15
+
+# By parameter index: what adds a client's part to the gradient of each.
+Additions = list[tuple[int, Addition]]
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,9 @@ class Cohort(ABC):
         slices = self._parameters.slices(range(len(tensors)))
         self._places = [(at, p.shape) for at, p in zip(slices, tensors, strict=True)]
         self._together = self.size <= _FEW_VALUES
+        self._clients = tuple(range(len(members)))
+        self._into = torch.empty_like(stacked if self._together else stacked[:1])
+        self._row_views = [self._into[0, at].view(shape) for at, shape in self._places]
         self._chain = chain_of(model, self._parameters.index)
 
     @property
@@ -104,18 +110,56 @@ class Cohort(ABC):
         """Number of trainable values of one client."""
         return self._parameters.size
 
-    def gradient(self, into: Tensor) -> None:
-        """Write the gradient of each client's next step into its row of `into`, as of `values`."""
+    @property
+    def parts(self) -> tuple[slice, ...]:
+        """The rows of `values` whose gradients come together, in the order of `gradients`."""
+        return (slice(None),) if self._together else tuple(slice(k, k + 1) for k in self._clients)
+
+    def gradients(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the gradients of each client's next step: which rows of `values`, and these.
+
+        A gradient is to be used up before the next one is asked for, which takes its memory. The
+        rows of `values` that it is for may be changed then: all are as of the first moment.
+        """
         lots = [member.lot() for member in self.members]
-        if not self._together:
-            self._fill(range(len(lots)), lots, self.values, into)
-            return
-        lengths = [len(lot) for lot in lots]
-        order = np.argsort(lengths, kind="stable")
-        index = torch.from_numpy(order).to(into.device)
-        rows = torch.empty_like(into)
-        self._fill(order.tolist(), lots, self.values.index_select(0, index), rows)
-        into.index_copy_(0, index, rows)
+        return self._all_at_once(lots) if self._together else self._one_by_one(lots)
+
+    def _all_at_once(self, lots: list[np.ndarray]) -> Iterator[tuple[slice, Tensor]]:
+        """Yield everybody's gradients, of clients that were brought together by their lots."""
+        order = np.argsort([len(lot) for lot in lots], kind="stable")
+        index = torch.from_numpy(order).to(self._into.device)
+        values, rows = self.values.index_select(0, index), torch.empty_like(self._into)
+        places = order.tolist()
+        self._start(places, rows)
+        layout = Together([len(lots[k]) for k in places])
+        if layout.rows:
+            uses = self._record(places, lots, values, layout)
+            with torch.no_grad():
+                self._add(uses, places, layout, self._by_parameter(rows))
+        self._done(places, lots)
+        yield slice(None), self._into.index_copy_(0, index, rows)
+
+    def _one_by_one(self, lots: list[np.ndarray]) -> Iterator[tuple[slice, Tensor]]:
+        """Yield one client's gradient after the other, each made where the last one was.
+
+        The clients' operations without parameters run together. Their gradients never lie beside
+        each other in memory, where they would not fit into the processor's cache.
+        """
+        layout = Apart([len(lot) for lot in lots])
+        additions: list[Additions] = [[] for _ in lots]
+        if layout.rows:
+            uses = self._record(self._clients, lots, self.values, layout)
+            with torch.no_grad():
+                found = self._additions(uses, self._clients, layout)
+            for client, own in zip(layout.clients, found, strict=True):
+                additions[client] = own
+        for at, own, lot in zip(self.parts, additions, lots, strict=True):
+            with torch.no_grad():
+                self._start([at.start], self._into)
+                for index, add in own:
+                    add(self._row_views[index])
+            self._done([at.start], [lot])
+            yield at, self._into
 
     @abstractmethod
     def _start(self, order: Sequence[int], into: Tensor) -> None:
@@ -128,21 +172,18 @@ class Cohort(ABC):
         """Add each client's part of the gradient to its row of each parameter in `into`."""
 
     @abstractmethod
+    def _additions(
+        self, uses: list[CohortUse], order: Sequence[int], layout: Ragged
+    ) -> list[Additions]:
+        """Return what adds its part of the gradient, of each client with a lot."""
+
+    @abstractmethod
     def _weights(self, order: Sequence[int], layout: Ragged) -> Tensor:
         """Return what the loss of each row is multiplied by (rows,)."""
 
-    def _fill(
-        self, order: Sequence[int], lots: list[np.ndarray], values: Tensor, into: Tensor
-    ) -> None:
-        self._start(order, into)
-        layout = Ragged.of([len(lots[k]) for k in order], together=self._together)
-        if layout.rows == 0:
-            return
-        features, targets = self._examples(order, lots, layout)
-        weights = self._weights(order, layout)
-        uses = self._record(features, targets, values, layout, weights)
-        with torch.no_grad():
-            self._add(uses, order, layout, self._by_parameter(into))
+    def _done(self, order: Sequence[int], lots: Sequence[np.ndarray]) -> None:
+        """Learn from the clients' lots of this step, once their gradients are made."""
+        return
 
     def _examples(
         self, order: Sequence[int], lots: list[np.ndarray], layout: Ragged
@@ -151,17 +192,20 @@ class Cohort(ABC):
         first = self.members[0]
         x = first.features.new_zeros(layout.rows, *first.features.shape[1:])
         y = first.targets.new_zeros(layout.rows, *first.targets.shape[1:])
-        for place, rows in layout.each():
+        rows = zip(layout.clients, layout.own_rows(x), layout.own_rows(y), strict=True)
+        for place, own_x, own_y in rows:
             member, lot = self.members[order[place]], lots[order[place]]
             index = torch.from_numpy(lot).to(x.device)
-            torch.index_select(member.features, 0, index, out=x[rows])
-            torch.index_select(member.targets, 0, index, out=y[rows])
+            torch.index_select(member.features, 0, index, out=own_x)
+            torch.index_select(member.targets, 0, index, out=own_y)
         return x, y
 
     def _record(
-        self, features: Tensor, targets: Tensor, stacked: Tensor, layout: Ragged, weights: Tensor
+        self, order: Sequence[int], lots: list[np.ndarray], stacked: Tensor, layout: Ragged
     ) -> list[CohortUse]:
-        values = self._by_parameter(stacked)
+        """Return the uses of parameters, filled in by one forward and one backward pass."""
+        features, targets = self._examples(order, lots, layout)
+        weights, values = self._weights(order, layout), self._by_parameter(stacked)
         if self._chain is not None and self._chain.undisturbed:
             return self._chain.record(
                 features,
@@ -192,7 +236,7 @@ class Cohort(ABC):
 class PrivateCohort(Cohort):
     """A cohort whose gradients are releases of DP-SGD.
 
-    Guarantee: row k of `gradient` is what `members[k].step` releases for client k alone, with the
+    Guarantee: row k of `gradients` is what `members[k].step` releases for client k alone, with the
     same lots and the same noise; no row depends on another client's data.
 
     Raises:
@@ -224,22 +268,20 @@ class PrivateCohort(Cohort):
         self._bounds = torch.tensor([groups.bounds for groups in self._groups], **like)
         self._scales = torch.tensor([[1.0 / step.expected_lot] for step in self._steps], **like)
         self._adapts = any(step.clipping.learnt is not None for step in self._steps)
-        self._within = np.zeros(len(members), dtype=np.int64)  # by place in the order of a step
+        self._within = np.zeros(len(members), dtype=np.int64)  # by client, of the step under way
 
     @property
     def steps(self) -> tuple[DpSgdStep, ...]:
         """Each client's mechanism for its next step."""
         return tuple(self._steps)
 
-    def _fill(
-        self, order: Sequence[int], lots: list[np.ndarray], values: Tensor, into: Tensor
-    ) -> None:
-        self._within[:] = 0
-        super()._fill(order, lots, values, into)
-        if self._adapts:
-            for place, k in enumerate(order):
-                seen = LotStatistics(len(lots[k]), 0, (int(self._within[place]),))
-                self._adapt(k, self._steps[k].adapted(seen, self._noises[k]))
+    def _done(self, order: Sequence[int], lots: Sequence[np.ndarray]) -> None:
+        if not self._adapts:
+            return
+        for k, lot in zip(order, lots, strict=True):
+            seen = LotStatistics(len(lot), 0, (int(self._within[k]),))
+            self._within[k] = 0
+            self._adapt(k, self._steps[k].adapted(seen, self._noises[k]))
 
     def _adapt(self, client: int, step: DpSgdStep) -> None:
         """Go on with another clipping."""
@@ -263,6 +305,23 @@ class PrivateCohort(Cohort):
         self, uses: list[CohortUse], order: Sequence[int], layout: Ragged, into: list[Tensor]
     ) -> None:
         """Add each client's clipped gradients."""
+        for use, index, column in self._clipped(uses, order, layout):
+            use.add_weighted(index, column, into[index])
+
+    def _additions(
+        self, uses: list[CohortUse], order: Sequence[int], layout: Ragged
+    ) -> list[Additions]:
+        """Return what adds its clipped gradients, of each client with a lot."""
+        found: list[Additions] = [[] for _ in layout.clients]
+        for use, index, column in self._clipped(uses, order, layout):
+            for own, addition in zip(found, use.weighted(index, column), strict=True):
+                own.append((index, addition))
+        return found
+
+    def _clipped(
+        self, uses: list[CohortUse], order: Sequence[int], layout: Ragged
+    ) -> Iterator[tuple[CohortUse, int, Tensor]]:
+        """Yield each parameter's use and index, and what each row's gradient is scaled by."""
         of = {index: use for use in uses for index in use.single.parameters}
         members, like = self._groups[0].members, self._parameters.tensors[0]
         squared = {index: of[index].squared_norms_of(index) for index in sorted(of)}
@@ -276,14 +335,16 @@ class PrivateCohort(Cohort):
         columns, dropped = row_factors(norms, clipping, bounds, scale=scales, like=like)
         if self._adapts:  # then there is one group
             inside = (norms <= bounds)[:, 0].cpu().numpy() & layout.real
-            self._within += np.bincount(layout.owners[inside], minlength=len(order))
+            self._within += np.bincount(
+                np.asarray(order)[layout.owners[inside]], minlength=len(self.members)
+            )
         if dropped is not None:
             for use in uses:
                 use.drop(dropped)
         for group, column in zip(members, columns, strict=True):
             for index in group:
                 if index in of:
-                    of[index].add_weighted(index, column, into[index])
+                    yield of[index], index, column
 
     def _weights(self, order: Sequence[int], layout: Ragged) -> Tensor:
         """Return 1 for each example: sums of losses keep them apart."""
@@ -304,6 +365,17 @@ class PlainCohort(Cohort):
         for use in uses:
             for index in use.single.parameters:
                 use.write_gradient(index, into[index])
+
+    def _additions(
+        self, uses: list[CohortUse], order: Sequence[int], layout: Ragged
+    ) -> list[Additions]:
+        """Return what writes its gradient, of each client with a batch."""
+        found: list[Additions] = [[] for _ in layout.clients]
+        for use in uses:
+            for index in use.single.parameters:
+                for own, addition in zip(found, use.written(index), strict=True):
+                    own.append((index, addition))
+        return found
 
     def _weights(self, order: Sequence[int], layout: Ragged) -> Tensor:
         """Return 1 / (the client's batch) for each example."""

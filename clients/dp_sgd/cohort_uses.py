@@ -7,15 +7,20 @@ that runs when the client trains alone.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fedsim.clients.dp_sgd.example_gradients import UncoveredParameterError
-from fedsim.clients.dp_sgd.ragged import Ragged
+from fedsim.clients.dp_sgd.products import add_product, product
+from fedsim.clients.dp_sgd.ragged import Ragged, Together
 from fedsim.clients.dp_sgd.uses import AffineUse, ConvolutionUse, EmbeddingUse, LinearUse
 from fedsim.clients.dp_sgd.uses.base import Use
+
+Addition = Callable[[Tensor], object]
+"""Adds one client's part of a gradient to a tensor of the parameter's shape, or writes it."""
 
 
 class CohortUse(ABC):
@@ -59,11 +64,28 @@ class CohortUse(ABC):
 
     def add_weighted(self, index: int, factors: Tensor, into: Tensor) -> None:
         """Add each client's Σ_i factor_i · gradient_i to its part of `into` (clients, *shape)."""
-        for client, rows, part in self._by_client():
-            part.add_weighted(index, factors[rows], into[client])
+        additions = self.weighted(index, factors)
+        for client, add in zip(self._layout.clients, additions, strict=True):
+            add(into[client])
+
+    def weighted(self, index: int, factors: Tensor) -> list[Addition]:
+        """Return what adds Σ_i factor_i · gradient_i of each client that has rows."""
+        return [
+            partial(part.add_weighted, index, factors[rows]) for _, rows, part in self._by_client()
+        ]
 
     def write_gradient(self, index: int, into: Tensor) -> None:
         """Write each client's Σ_i gradient_i to its part of `into` (clients, *shape).
+
+        Raises:
+            UncoveredParameterError: only linear layers on vectors have a rule for this.
+        """
+        additions = self.written(index)
+        for client, write in zip(self._layout.clients, additions, strict=True):
+            write(into[client])
+
+    def written(self, index: int) -> list[Addition]:
+        """Return what writes Σ_i gradient_i of each client that has rows.
 
         Raises:
             UncoveredParameterError: only linear layers on vectors have a rule for this.
@@ -121,21 +143,45 @@ class CohortLinear(CohortUse):
 
     def add_weighted(self, index: int, factors: Tensor, into: Tensor) -> None:
         """Add each client's Σ_i factor_i · gradient_i to its part of `into` (clients, *shape)."""
+        single, layout = self._whole(), self._layout
+        if single is None or not isinstance(layout, Together):
+            super().add_weighted(index, factors, into)
+        elif index == single.bias:
+            layout.add_sums(single.scaled_by(factors), into)
+        else:
+            layout.add_outer(single.scaled_by(factors), self.input.flatten(1), into)
+
+    def weighted(self, index: int, factors: Tensor) -> list[Addition]:
+        """Return what adds Σ_i factor_i · gradient_i of each client that has rows."""
         single = self._whole()
         if single is None:
-            super().add_weighted(index, factors, into)
-        else:
-            self._add(index, single.scaled_by(factors), into)
+            return super().weighted(index, factors)
+        scaled = self._layout.own_rows(single.scaled_by(factors))
+        if index == single.bias:
+            return [partial(_add_sum, g) for g in scaled]
+        inputs = self._layout.own_rows(self.input.flatten(1))
+        return [partial(_add_outer, g, x) for g, x in zip(scaled, inputs, strict=True)]
 
     def write_gradient(self, index: int, into: Tensor) -> None:
         """Write each client's Σ_i gradient_i to its part of `into` (clients, *shape)."""
-        if self._whole() is None:
+        single, layout = self._whole(), self._layout
+        if single is None or not isinstance(layout, Together):
             super().write_gradient(index, into)
-        g = self.output_gradient.flatten(1)
-        if index == self.single.bias:
-            self._layout.add_sums(g, into.zero_())
+        elif index == single.bias:
+            layout.add_sums(self.output_gradient.flatten(1), into.zero_())
         else:
-            self._layout.outer(g, self.input.flatten(1), into)
+            layout.outer(self.output_gradient.flatten(1), self.input.flatten(1), into)
+
+    def written(self, index: int) -> list[Addition]:
+        """Return what writes Σ_i gradient_i of each client that has rows."""
+        single = self._whole()
+        if single is None:
+            return super().written(index)
+        gradients = self._layout.own_rows(self.output_gradient.flatten(1))
+        if index == single.bias:
+            return [partial(_write_sum, g) for g in gradients]
+        inputs = self._layout.own_rows(self.input.flatten(1))
+        return [partial(_write_outer, g, x) for g, x in zip(gradients, inputs, strict=True)]
 
     def drop(self, dropped: Tensor) -> None:
         """Make the gradients of the rows marked in (rows,) zero; called after the norms."""
@@ -145,12 +191,6 @@ class CohortLinear(CohortUse):
         else:
             single.drop(dropped)
             self.input, self.output_gradient = single.input, single.output_gradient
-
-    def _add(self, index: int, g: Tensor, into: Tensor) -> None:
-        if index == self.single.bias:
-            self._layout.add_sums(g, into)
-        else:
-            self._layout.add_outer(g, self.input.reshape(-1, self.input.shape[-1]), into)
 
     def _whole(self) -> LinearUse | None:
         """Return the use of all rows where examples are vectors: whose they are plays no part."""
@@ -218,6 +258,23 @@ class CohortAffine(CohortUse):
         """Return the gradient with respect to the input; of x only the shape is read."""
         w = self._w
         return g if w is None else self._for_each(lambda k, own: own * w[k], g)
+
+
+def _add_sum(g: Tensor, into: Tensor) -> None:
+    into.add_(g.sum(0))
+
+
+def _add_outer(g: Tensor, x: Tensor, into: Tensor) -> None:
+    add_product(into, g.t(), x)
+
+
+def _write_sum(g: Tensor, into: Tensor) -> None:
+    into.copy_(g.sum(0))
+
+
+def _write_outer(g: Tensor, x: Tensor, into: Tensor) -> None:
+    # Alone, such a product goes to freshly allocated memory: see `Together.outer`.
+    into.copy_(product(g.t(), x))
 
 
 def _given(stacked: Tensor | None) -> Tensor:

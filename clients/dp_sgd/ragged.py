@@ -1,7 +1,8 @@
 """Rows of many clients in one tensor: which rows are whose, and which clients go together.
 
-The lots of the clients of a cohort have different lengths. They are laid one after the other,
-clients with lots of one length next to each other: such a run of clients is one batched product.
+The lots of the clients of a cohort have different lengths. They are laid one after the other, and
+products of each client's rows with its own matrices are taken over runs of clients whose lots have
+one length (`Together`), or client by client (`Apart`).
 
 A client's results must not depend on who is beside it. So its products have the very shapes that
 they have alone (they leave padding out: more rows could be summed in another order), and its rows
@@ -10,9 +11,11 @@ paths through memory that is aligned otherwise. Hence the rows of each client ar
 multiple of 16, and so are stacked parameters to a multiple of 16 values.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import torch
@@ -27,75 +30,21 @@ ALIGNMENT = 16  # of rows and of values: 64 bytes in float32, 128 in float64
 _FEWEST_PRODUCTS = 400
 
 
-@dataclass(frozen=True)
-class Run:
-    """Neighbouring clients with lots of one length.
+class Ragged(ABC):
+    """The layout of one step; clients without rows take no part in it.
 
-    Attributes:
-        clients: their places in the stacked parameters.
-        start: their first row.
-        length: of each one's lot.
+    Args:
+        lengths: number of rows of each client, in the order of the stacked parameters.
     """
 
-    clients: slice
-    start: int
-    length: int
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._lengths = lengths
+        self.clients: tuple[int, ...] = tuple(k for k, length in enumerate(lengths) if length)
+        padding = [(n, aligned(n) - n) for n in lengths if n]
+        self._sizes: tuple[int, ...] = tuple(chain.from_iterable(padding))
+        self.rows: int = sum(self._sizes)
 
-    @cached_property
-    def count(self) -> int:
-        """Number of clients."""
-        return self.clients.stop - self.clients.start
-
-    @cached_property
-    def padded(self) -> int:
-        """Rows of each client, those included that only fill up."""
-        return aligned(self.length)
-
-    def of(self, values: Tensor, repeats: int) -> Tensor:
-        """Return the clients' own rows (count, length · t, n) of (rows · t, n)."""
-        first, each = self.start * repeats, self.padded * repeats
-        block = values[first : first + self.count * each].view(self.count, each, -1)
-        return block[:, : self.length * repeats]
-
-    def each(self, repeats: int) -> Iterator[tuple[int, slice]]:
-        """Yield every client and its own rows of (rows · t, n)."""
-        for number, client in enumerate(range(self.clients.start, self.clients.stop)):
-            start = (self.start + number * self.padded) * repeats
-            yield client, slice(start, start + self.length * repeats)
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """The layout of one step: the runs in their order; clients without rows are in none.
-
-    Attributes:
-        runs: in the order of their rows.
-        rows: of all clients, those included that only fill up.
-    """
-
-    runs: tuple[Run, ...]
-    rows: int
-
-    @classmethod
-    def of(cls, lengths: Sequence[int], *, together: bool) -> "Ragged":
-        """Return the layout of lots with these lengths, client by client.
-
-        Args:
-            lengths: number of rows of each client, in the order of the stacked parameters.
-            together: neighbours of one length make one run; else each client is alone.
-        """
-        runs: list[Run] = []
-        client = row = 0
-        while client < len(lengths):
-            length, end = lengths[client], client + 1
-            while together and end < len(lengths) and lengths[end] == length:
-                end += 1
-            if length:
-                runs.append(Run(slice(client, end), row, length))
-                row += (end - client) * aligned(length)
-            client = end
-        return cls(tuple(runs), row)
-
+    @abstractmethod
     def products(self, left: Tensor, right: Tensor, out: Tensor) -> None:
         """Write left_k · right_k of every client into its rows of `out`.
 
@@ -104,14 +53,8 @@ class Ragged:
             right: (clients, m, n).
             out: (rows · t, n).
         """
-        repeats, (m, n) = len(left) // self.rows, right.shape[1:]
-        for run in self.runs:
-            if _one_by_one(run, left, run.length * repeats, m, n):
-                for k, rows in run.each(repeats):
-                    product(left[rows], right[k], out=out[rows])
-            else:
-                torch.bmm(run.of(left, repeats), right[run.clients], out=run.of(out, repeats))
 
+    @abstractmethod
     def affine(self, x: Tensor, w: Tensor, b: Tensor | None, out: Tensor) -> None:
         """Write x_k W_kᵀ + b_k of every client into its rows of `out`.
 
@@ -121,6 +64,68 @@ class Ragged:
             b: (clients, n) or None.
             out: (rows · t, n).
         """
+
+    def own_rows(self, values: Tensor) -> Sequence[Tensor]:
+        """Return the rows (length · t, ...) of each client, without what fills up, as views."""
+        repeats = len(values) // self.rows
+        sizes = self._sizes if repeats == 1 else [size * repeats for size in self._sizes]
+        return values.split_with_sizes(sizes)[::2]
+
+    def per_row(self, values: Tensor) -> Tensor:
+        """Return one value for each client (clients, ...) as one for each row (rows, ...)."""
+        return values[torch.from_numpy(self.owners).to(values.device)]
+
+    @cached_property
+    def owners(self) -> np.ndarray:
+        """The client of each row, for rows that only fill up, too."""
+        return np.arange(len(self._lengths)).repeat([aligned(n) for n in self._lengths])
+
+    @cached_property
+    def real(self) -> np.ndarray:
+        """Which rows are examples and do not only fill up."""
+        return np.resize([True, False], len(self._sizes)).repeat(self._sizes)
+
+    def each(self) -> Iterator[tuple[int, slice]]:
+        """Yield every client that has rows, and these."""
+        start = 0
+        for client in self.clients:
+            yield client, slice(start, start + self._lengths[client])
+            start += aligned(self._lengths[client])
+
+
+class Apart(Ragged):
+    """Products client by client: for parameters that are dearer to copy than to multiply."""
+
+    def products(self, left: Tensor, right: Tensor, out: Tensor) -> None:
+        """Write left_k · right_k of every client into its rows of `out`."""
+        matrices = right.unbind()
+        rows = zip(self.clients, self.own_rows(left), self.own_rows(out), strict=True)
+        for client, own, own_out in rows:
+            product(own, matrices[client], out=own_out)
+
+    def affine(self, x: Tensor, w: Tensor, b: Tensor | None, out: Tensor) -> None:
+        """Write x_k W_kᵀ + b_k of every client into its rows of `out`."""
+        matrices, shifts = w.unbind(), [None] * len(w) if b is None else b.unbind()
+        rows = zip(self.clients, self.own_rows(x), self.own_rows(out), strict=True)
+        for client, own, own_out in rows:
+            affine(own, matrices[client], shifts[client], out=own_out)
+
+
+class Together(Ragged):
+    """Batched products over neighbours whose lots have one length."""
+
+    def products(self, left: Tensor, right: Tensor, out: Tensor) -> None:
+        """Write left_k · right_k of every client into its rows of `out`."""
+        repeats, (m, n) = len(left) // self.rows, right.shape[1:]
+        for run in self.runs:
+            if _one_by_one(run, left, run.length * repeats, m, n):
+                for k, rows in run.each(repeats):
+                    product(left[rows], right[k], out=out[rows])
+            else:
+                torch.bmm(run.of(left, repeats), right[run.clients], out=run.of(out, repeats))
+
+    def affine(self, x: Tensor, w: Tensor, b: Tensor | None, out: Tensor) -> None:
+        """Write x_k W_kᵀ + b_k of every client into its rows of `out`."""
         if b is None:
             self.products(x, w.transpose(1, 2), out)
             return
@@ -177,26 +182,57 @@ class Ragged:
             else:
                 into[run.clients].add_(run.of(values, repeats).sum(1))
 
-    def per_row(self, values: Tensor) -> Tensor:
-        """Return one value for each client (clients, ...) as one for each row (rows, ...)."""
-        return values[torch.from_numpy(self.owners).to(values.device)]
+    @cached_property
+    def runs(self) -> tuple["Run", ...]:
+        """Neighbours of one length, in the order of their rows."""
+        found: list[Run] = []
+        client = row = 0
+        while client < len(self._lengths):
+            length, end = self._lengths[client], client + 1
+            while end < len(self._lengths) and self._lengths[end] == length:
+                end += 1
+            if length:
+                found.append(Run(slice(client, end), row, length))
+                row += (end - client) * aligned(length)
+            client = end
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring clients with lots of one length.
+
+    Attributes:
+        clients: their places in the stacked parameters.
+        start: their first row.
+        length: of each one's lot.
+    """
+
+    clients: slice
+    start: int
+    length: int
 
     @cached_property
-    def owners(self) -> np.ndarray:
-        """The client of each row, for rows that only fill up, too."""
-        parts = [np.arange(*run.clients.indices(1 << 62)).repeat(run.padded) for run in self.runs]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+    def count(self) -> int:
+        """Number of clients."""
+        return self.clients.stop - self.clients.start
 
     @cached_property
-    def real(self) -> np.ndarray:
-        """Which rows are examples and do not only fill up."""
-        parts = [np.tile(np.arange(run.padded) < run.length, run.count) for run in self.runs]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=bool)
+    def padded(self) -> int:
+        """Rows of each client, those included that only fill up."""
+        return aligned(self.length)
 
-    def each(self) -> Iterator[tuple[int, slice]]:
-        """Yield every client that has rows, and these."""
-        for run in self.runs:
-            yield from run.each(1)
+    def of(self, values: Tensor, repeats: int) -> Tensor:
+        """Return the clients' own rows (count, length · t, n) of (rows · t, n)."""
+        first, each = self.start * repeats, self.padded * repeats
+        block = values[first : first + self.count * each].view(self.count, each, -1)
+        return block[:, : self.length * repeats]
+
+    def each(self, repeats: int) -> Iterator[tuple[int, slice]]:
+        """Yield every client and its own rows of (rows · t, n)."""
+        for number, client in enumerate(range(self.clients.start, self.clients.stop)):
+            start = (self.start + number * self.padded) * repeats
+            yield client, slice(start, start + self.length * repeats)
 
 
 def aligned(count: int) -> int:

@@ -40,6 +40,12 @@ class ClientShares(Sequence[Examples]):
         return not isinstance(part, np.memmap)
 
     @property
+    def nbytes(self) -> int:
+        """The size of the clients' features and targets that are here."""
+        each = [array[:1].nbytes for array in (self._source.features, self._source.targets)]
+        return sum(self.sizes) * sum(each)
+
+    @property
     def sizes(self) -> list[int]:
         """The number of examples of each client that is here, in order; nothing is gathered."""
         return [self.size(client) for client in sorted(self._rows)]
@@ -77,7 +83,7 @@ class ClientShares(Sequence[Examples]):
     def only(self, clients: Iterable[int]) -> Self:
         """Return the shares of some clients, with a copy of their examples and of no others."""
         chosen = list(clients)
-        numbers = [np.arange(len(self._source))[self._rows[client]] for client in chosen]
+        numbers = [_numbers(self._rows[client]) for client in chosen]
         ends = np.cumsum([len(each) for each in numbers]).tolist()
         starts = [0, *ends[:-1]]
         packed = self._source.rows(np.concatenate([*numbers, np.empty(0, np.int64)]))
@@ -88,3 +94,7 @@ class ClientShares(Sequence[Examples]):
         """Return the same shares of a copy of the examples."""
         source = Examples(self._source.features.copy(), self._source.targets.copy())
         return type(self)(source, self._rows, number=self._number)
+
+
+def _numbers(rows: Rows) -> NDArray[np.int64]:
+    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows

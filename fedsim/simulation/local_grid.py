@@ -17,11 +17,12 @@ Semantics, where Flower's own simulation leaves a choice:
 import logging
 from collections.abc import Iterable, Iterator
 
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
 
 from fedsim.clients.many import ManyAnswers
 from fedsim.server.live_arrays import live_record
+from fedsim.server.records import record_dict
 from fedsim.simulation.answering import answers_of
 from fedsim.simulation.flower_internals import with_content
 from fedsim.simulation.virtual_grid import FIRST_NODE as FIRST_NODE
@@ -59,9 +60,10 @@ class LocalGrid(VirtualGrid):
     def _groups(self, messages: Iterable[Message]) -> Iterator[list[Message]]:
         """Cut the requests into groups of one kind that the app takes at once."""
         app = self._client_app
+        most = app.group_size if isinstance(app, ManyAnswers) else 1
         group: list[Message] = []
         for message in messages:
-            full = not isinstance(app, ManyAnswers) or len(group) >= app.group_size
+            full = len(group) >= most
             if group and (full or message.metadata.message_type != group[0].metadata.message_type):
                 yield group
                 group = []
@@ -94,7 +96,8 @@ class _LiveArrays:
 
 def _private_copy(message: Message, live: _LiveArrays) -> Message:
     """Return the message with records of its own: strategies share one RecordDict among all."""
-    copy = RecordDict()
-    for name, record in message.content.items():
-        copy[name] = live.of(record) if isinstance(record, ArrayRecord) else record.copy()
-    return with_content(message, copy)
+    records = {
+        name: live.of(record) if isinstance(record, ArrayRecord) else record.copy()
+        for name, record in message.content.items()
+    }
+    return with_content(message, record_dict(records))

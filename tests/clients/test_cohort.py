@@ -13,11 +13,11 @@ from fedsim.clients.dp_sgd.clipping import (
     FlatClipping,
     GroupClipping,
 )
-from fedsim.clients.dp_sgd.cohort import Member, PlainCohort, PrivateCohort
+from fedsim.clients.dp_sgd.cohort import Cohort, Member, PlainCohort, PrivateCohort
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import SeededNoise
 from fedsim.clients.dp_sgd.per_example import BookKeeping, UncoveredParameterError
-from fedsim.clients.dp_sgd.ragged import Ragged
+from fedsim.clients.dp_sgd.ragged import Apart, Ragged, Together
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.optimizers import make_optimizer
 from fedsim.clients.settings import AdamSettings
@@ -111,13 +111,17 @@ def alone(make: Callable[[], nn.Module], one: Member, *, steps: int = 4) -> Tens
     return gradients.parameters.data
 
 
+def train(cohort: Cohort, *, steps: int) -> None:
+    optimizers = [make_optimizer(ADAM) for _ in cohort.parts]
+    for _ in range(steps):
+        for (rows, gradient), optimizer in zip(cohort.gradients(), optimizers, strict=True):
+            optimizer.step([cohort.values[rows]], [gradient])
+
+
 def together(make: Callable[[], nn.Module], members: list[Member], *, steps: int = 4) -> Tensor:
     torch.manual_seed(0)
     cohort = PrivateCohort(make(), cross_entropy, members)
-    into, optimizer = torch.empty_like(cohort.values), make_optimizer(ADAM)
-    for _ in range(steps):
-        cohort.gradient(into)
-        optimizer.step([cohort.values], [into])
+    train(cohort, steps=steps)
     return cohort.values[:, : cohort.size]
 
 
@@ -144,10 +148,7 @@ def test_a_cohort_without_privacy_equals_one_client_at_a_time() -> None:
         members.append(Member(None, x, y, batches(client, len(x)), None))
     model = mlp()
     cohort = PlainCohort(model, cross_entropy, members)
-    into, optimizer = torch.empty_like(cohort.values), make_optimizer(ADAM)
-    for _ in range(4):
-        cohort.gradient(into)
-        optimizer.step([cohort.values], [into])
+    train(cohort, steps=4)
     for client, values in enumerate(cohort.values):
         torch.manual_seed(0)
         own = mlp()
@@ -187,17 +188,22 @@ def test_company_changes_nothing() -> None:
     assert torch.equal(turned.flip(0), everybody)
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_the_layout_has_every_row_once(together: bool) -> None:
+@pytest.mark.parametrize("kind", [Apart, Together])
+def test_the_layout_has_every_row_once(kind: type[Ragged]) -> None:
     lengths = [0, 0, 3, 3, 3, 16, 17, 17]
-    layout = Ragged.of(lengths, together=together)
+    layout = kind(lengths)
     found = dict(layout.each())
     assert {k: rows.stop - rows.start for k, rows in found.items()} == {
         k: length for k, length in enumerate(lengths) if length
     }
     assert all(rows.start % 16 == 0 for rows in found.values())
     assert layout.real.sum() == sum(lengths)
-    assert len(layout.runs) == (3 if together else 6)
+    assert layout.clients == tuple(found)
+    assert [len(own) for own in layout.own_rows(torch.empty(2 * layout.rows, 1))] == [
+        2 * length for length in lengths if length
+    ]
+    if isinstance(layout, Together):
+        assert [run.clients for run in layout.runs] == [slice(2, 5), slice(5, 6), slice(6, 8)]
     for client, rows in found.items():
         assert layout.real[rows].all()
         assert (layout.owners[rows] == client).all()
@@ -212,7 +218,8 @@ def test_empty_lots_release_noise() -> None:
         members.append(Member(step, x, y, streams[0], SeededNoise(streams[1])))
     cohort = PrivateCohort(mlp(), cross_entropy, members)
     into = torch.full_like(cohort.values, float("nan"))
-    cohort.gradient(into)
+    for rows, gradient in cohort.gradients():
+        into[rows] = gradient
     assert (into[:, : cohort.size] != 0).all()
     assert (into[:, cohort.size :] == 0).all()
     assert not torch.equal(into[0], into[1])
@@ -240,14 +247,14 @@ class Bare(nn.Module):
 def test_what_has_no_rule_is_refused(model: type[nn.Module], message: str) -> None:
     cohort = PrivateCohort(model(), cross_entropy, [member(3, (6,))])
     with pytest.raises(UncoveredParameterError, match=message):
-        cohort.gradient(torch.zeros_like(cohort.values))
+        list(cohort.gradients())
 
 
 def test_without_privacy_only_linear_layers_have_a_rule() -> None:
     x, y = example_data((2, 6, 6), 1)
     cohort = PlainCohort(cnn(), cross_entropy, [Member(None, x, y, batches(1, len(x)), None)])
     with pytest.raises(UncoveredParameterError, match="linear layers only"):
-        cohort.gradient(torch.zeros_like(cohort.values))
+        list(cohort.gradients())
 
 
 def test_members_must_go_together() -> None:

@@ -83,8 +83,19 @@ def test_dividing_a_dataset_copies_nothing(tmp_path: Path) -> None:
 
 def test_large_clients_get_views_of_one_array_in_their_order() -> None:
     shares = ClientShares(numbered(40), {0: np.arange(0, 40, 2), 1: np.arange(1, 40, 2)})
-    assert arranged(shares, used=5) is shares, "20 examples of which a round uses 5 are gathered"
-    packed = arranged(shares, used=4)
+    size = shares.nbytes
+    assert size == sum(each.features.nbytes + each.targets.nbytes for each in shares)
+    few = "20 examples of which a round uses 5 are gathered"
+    assert arranged(shares, used=5, small=size - 1) is shares, few
+    packed = arranged(shares, used=4, small=0)
+    assert packed[0].features.base is packed[1].features.base is not None
+    for client in range(2):
+        np.testing.assert_array_equal(packed[client].features, shares[client].features)
+
+
+def test_small_data_are_always_put_into_the_clients_order() -> None:
+    shares = ClientShares(numbered(40), {0: slice(20, 40), 1: np.arange(0, 20)})
+    packed = arranged(shares, used=1_000)
     assert packed[0].features.base is packed[1].features.base is not None
     for client in range(2):
         np.testing.assert_array_equal(packed[client].features, shares[client].features)

@@ -453,9 +453,13 @@ def test_nothing_is_left_running(tmp_path: Path, end: signal.Signals | None) -> 
         assert process.poll() is None, process.stdout and process.stdout.read()
         assert time.monotonic() < until
         time.sleep(0.05)
-    # Ray rewrites a worker's title at every call, so one look can catch it without its name.
-    while [("ClientHost" in line) for line in descendants(process.pid).values()].count(True) != 2:
-        assert time.monotonic() < until, "\n".join(descendants(process.pid).values())
+    # Ray rewrites a worker's title at every call, so many looks catch it without its name.
+    workers: set[int] = set()
+    while len(workers) < 2:
+        family = descendants(process.pid)
+        workers |= {pid for pid, line in family.items() if "ClientHost" in line}
+        assert time.monotonic() < until, "\n".join(family.values())
+        time.sleep(0.01)
     family = descendants(process.pid)
     if end is None:
         (tmp_path / "fail").touch()
