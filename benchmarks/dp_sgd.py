@@ -194,8 +194,8 @@ def cohort_step(model: nn.Module, x: Tensor, y: Tensor, clients: int) -> Step:
     optimizer = Sgd(SgdSettings(name="sgd", lr=0.01))
 
     def step() -> None:
-        for rows, gradient in cohort.gradients():
-            optimizer.step([cohort.values[rows]], [gradient])
+        for values, gradient in cohort.gradients():
+            optimizer.step([values], [gradient])
 
     return step
 

@@ -79,10 +79,10 @@ def train_together(
     kind: type[Cohort] = PlainCohort if trainees[0].step is None else PrivateCohort
     members = [trainee.member(local) for trainee in trainees]
     cohort = kind(bench.model, loss, members, parameters=bench.parameters)
-    optimizers = [make_optimizer(local.optimizer) for _ in cohort.parts]
+    optimizers = [make_optimizer(local.optimizer) for _ in range(cohort.parts)]
     for _ in trainees[0].steps:
-        for (rows, gradient), optimizer in zip(cohort.gradients(), optimizers, strict=True):
-            optimizer.step([cohort.values[rows]], [gradient])
+        for (values, gradient), optimizer in zip(cohort.gradients(), optimizers, strict=True):
+            optimizer.step([values], [gradient])
     steps = cohort.steps if isinstance(cohort, PrivateCohort) else ()
     learnt = tuple(step.clipping.learnt for step in steps) or (None,) * len(trainees)
     return Trained(cohort.values[:, : cohort.size], learnt)

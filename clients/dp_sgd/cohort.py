@@ -101,7 +101,8 @@ class Cohort(ABC):
         self._places = [(at, p.shape) for at, p in zip(slices, tensors, strict=True)]
         self._together = self.size <= _FEW_VALUES
         self._clients = tuple(range(len(members)))
-        self._into = torch.empty_like(stacked if self._together else stacked[:1])
+        # The values beyond a client's own stay zero in every gradient.
+        self._into = torch.zeros_like(stacked if self._together else stacked[:1])
         self._row_views = [self._into[0, at].view(shape) for at, shape in self._places]
         self._chain = chain_of(model, self._parameters.index)
 
@@ -111,24 +112,24 @@ class Cohort(ABC):
         return self._parameters.size
 
     @property
-    def parts(self) -> tuple[slice, ...]:
-        """The rows of `values` whose gradients come together, in the order of `gradients`."""
-        return (slice(None),) if self._together else tuple(slice(k, k + 1) for k in self._clients)
+    def parts(self) -> int:
+        """How many tensors `gradients` yields."""
+        return 1 if self._together else len(self.members)
 
-    def gradients(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the gradients of each client's next step: which rows of `values`, and these.
+    def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield rows of `values`, and the gradients of the next step of the clients they are of.
 
         A gradient is to be used up before the next one is asked for, which takes its memory. The
-        rows of `values` that it is for may be changed then: all are as of the first moment.
+        rows that it is for may be changed then: all gradients are as of the first moment.
         """
         lots = [member.lot() for member in self.members]
         return self._all_at_once(lots) if self._together else self._one_by_one(lots)
 
-    def _all_at_once(self, lots: list[np.ndarray]) -> Iterator[tuple[slice, Tensor]]:
+    def _all_at_once(self, lots: list[np.ndarray]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield everybody's gradients, of clients that were brought together by their lots."""
         order = np.argsort([len(lot) for lot in lots], kind="stable")
         index = torch.from_numpy(order).to(self._into.device)
-        values, rows = self.values.index_select(0, index), torch.empty_like(self._into)
+        values, rows = self.values.index_select(0, index), torch.zeros_like(self._into)
         places = order.tolist()
         self._start(places, rows)
         layout = Together([len(lots[k]) for k in places])
@@ -137,9 +138,9 @@ class Cohort(ABC):
             with torch.no_grad():
                 self._add(uses, places, layout, self._by_parameter(rows))
         self._done(places, lots)
-        yield slice(None), self._into.index_copy_(0, index, rows)
+        yield self.values, self._into.index_copy_(0, index, rows)
 
-    def _one_by_one(self, lots: list[np.ndarray]) -> Iterator[tuple[slice, Tensor]]:
+    def _one_by_one(self, lots: list[np.ndarray]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield one client's gradient after the other, each made where the last one was.
 
         The clients' operations without parameters run together. Their gradients never lie beside
@@ -153,17 +154,17 @@ class Cohort(ABC):
                 found = self._additions(uses, self._clients, layout)
             for client, own in zip(layout.clients, found, strict=True):
                 additions[client] = own
-        for at, own, lot in zip(self.parts, additions, lots, strict=True):
+        for k, values in enumerate(self.values.split(1)):
             with torch.no_grad():
-                self._start([at.start], self._into)
-                for index, add in own:
+                self._start([k], self._into)
+                for index, add in additions[k]:
                     add(self._row_views[index])
-            self._done([at.start], [lot])
-            yield at, self._into
+            self._done([k], lots[k : k + 1])
+            yield values, self._into
 
     @abstractmethod
     def _start(self, order: Sequence[int], into: Tensor) -> None:
-        """Overwrite the rows of `into`, in the order of the clients given."""
+        """Overwrite the clients' values in the rows of `into`, in the order given."""
 
     @abstractmethod
     def _add(
@@ -260,9 +261,13 @@ class PrivateCohort(Cohort):
         if len({step.clipping.kind for step in self._steps}) > 1:
             raise ValueError("members of a cohort must clip alike")
         self._groups = [step.groups(self._parameters) for step in self._steps]
-        self._deviations = [
+        sigmas = [
             step.standard_deviations(groups)
             for step, groups in zip(self._steps, self._groups, strict=True)
+        ]
+        self._uniform = all(len(set(own)) == 1 for own in sigmas)
+        self._deviations = [  # of a client's noise, where all groups share it
+            own[0] / step.expected_lot for own, step in zip(sigmas, self._steps, strict=True)
         ]
         like = {"dtype": torch.float64, "device": self.values.device}
         self._bounds = torch.tensor([groups.bounds for groups in self._groups], **like)
@@ -287,18 +292,17 @@ class PrivateCohort(Cohort):
         """Go on with another clipping."""
         groups = step.groups(self._parameters)
         self._steps[client], self._groups[client] = step, groups
-        self._deviations[client] = step.standard_deviations(groups)
+        self._deviations[client] = step.standard_deviation(groups) / step.expected_lot
         self._bounds[client] = self._bounds.new_tensor(groups.bounds)
 
     def _start(self, order: Sequence[int], into: Tensor) -> None:
         """Overwrite the rows of `into` with noise."""
-        into[:, self.size :] = 0.0
-        if all(len(set(deviations)) == 1 for deviations in self._deviations):
+        own = into[:, : self.size]
+        if self._uniform:
             sources = [self._noises[k] for k in order]
-            scaled = [self._deviations[k][0] / self._steps[k].expected_lot for k in order]
-            fill_rows_(sources, into[:, : self.size], scaled)
+            fill_rows_(sources, own, [self._deviations[k] for k in order])
             return
-        for row, k in zip(into[:, : self.size], order, strict=True):
+        for row, k in zip(own, order, strict=True):
             self._steps[k].fill_with_noise(self._parameters, self._noises[k], row)
 
     def _add(

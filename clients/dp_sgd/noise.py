@@ -104,7 +104,7 @@ def fill_rows_(sources: Sequence[NoiseSource], rows: Tensor, deviations: Sequenc
         for source, row, deviation in zip(sources, rows, deviations, strict=True):
             source.fill_(row, deviation)
         return
-    values, column = rows.numpy(), np.array(deviations, dtype=np.float64)[:, None]
+    values, column = rows.numpy(), np.array(deviations)[:, None]
     each = _TOGETHER // size
     for start in range(0, len(values), each):
         part = slice(start, start + each)
@@ -131,43 +131,50 @@ def _fill32(keystream: Keystream, values: np.ndarray, standard_deviation: float)
     """Fill `values` (n,) with normals in float32, in parts that stay in the processor's cache."""
     for start in range(0, len(values), _TOGETHER):
         part = values[start : start + _TOGETHER]
-        _fill_together([keystream], part[None], np.array(standard_deviation))
+        words = _words_for(part)
+        keystream.write(words.view(np.uint8).data)
+        _box_muller32(words, part, standard_deviation)
 
 
-def _fill_together(
-    keystreams: Sequence[Keystream], rows: np.ndarray, deviation: np.ndarray
-) -> None:
-    """Fill rows (keystreams, n) with normals in float32 of the deviations (keystreams, 1) given.
-
-    The uniforms are written where the normals go: less memory has to pass through the cache.
-    """
-    words = rows.view("<u4")
-    if rows.shape[1] % 2:  # normals come in pairs
-        words = np.empty((len(rows), rows.shape[1] + 1), dtype="<u4")
+def _fill_together(keystreams: Sequence[Keystream], rows: np.ndarray, column: np.ndarray) -> None:
+    """Fill rows (keystreams, n) with normals in float32 of the deviations (keystreams, 1) given."""
+    words = _words_for(rows)
     for keystream, row in zip(keystreams, words, strict=True):
         keystream.write(row.view(np.uint8).data)
-    _box_muller32(words, rows, deviation)
+    _box_muller32(words, rows, column)
 
 
-def _box_muller32(words: np.ndarray, into: np.ndarray, deviation: np.ndarray) -> None:
-    """Turn words (rows, 2 · pairs) into normals (rows, n) with the deviations (rows, 1) given.
+def _words_for(values: np.ndarray) -> np.ndarray:
+    """Return where the uniforms of normals (..., n) go: two for each pair of normals.
+
+    That is where the normals go, if it has room: less memory has to pass through the cache.
+    """
+    odd = values.shape[-1] % 2
+    if not odd:
+        return values.view("<u4")
+    return np.empty((*values.shape[:-1], values.shape[-1] + 1), dtype="<u4")
+
+
+def _box_muller32(words: np.ndarray, into: np.ndarray, deviation: float | np.ndarray) -> None:
+    """Turn words (..., 2 · pairs) into normals (..., n) of one deviation, or of one for each row.
 
     `into` may be the memory of the words.
     """
-    pairs = words.shape[1] // 2
-    radius = words[:, :pairs].astype(np.float32)
-    angle = words[:, pairs:].view("<i4").astype(np.float32)  # faster than from unsigned words
+    pairs = words.shape[-1] // 2
+    radius = words[..., :pairs].astype(np.float32)
+    angle = words[..., pairs:].view("<i4").astype(np.float32)  # faster than from unsigned words
     radius += np.float32(0.5)  # of (0, 2^32]: never log 0
     radius *= np.float32(2.0**-32)
     np.log2(radius, out=radius)  # takes two thirds of the time of log
     radius *= np.asarray(-2.0 * math.log(2.0) * deviation**2, dtype=np.float32)
     np.sqrt(radius, out=radius)
     angle *= np.float32(2.0 * np.pi * 2.0**-32)
-    rest = into.shape[1] - pairs
-    np.cos(angle, out=into[:, :pairs])
-    into[:, :pairs] *= radius
-    np.sin(angle[:, :rest], out=into[:, pairs:])
-    into[:, pairs:] *= radius[:, :rest]
+    first, second = into[..., :pairs], into[..., pairs:]
+    rest = second.shape[-1]
+    np.cos(angle, out=first)
+    first *= radius
+    np.sin(angle[..., :rest], out=second)
+    second *= radius[..., :rest]
 
 
 _SEEDED_KEY_BYTES = 16  # AES-128 takes three quarters of the time of AES-256

@@ -447,7 +447,32 @@ def test_nothing_is_left_running(tmp_path: Path, end: signal.Signals | None) -> 
         text=True,
         start_new_session=True,
     )
-    rounds = tmp_path / "r" / "rounds.jsonl"
+    family: dict[int, str] = {}
+    try:
+        family = _family_at_work(process, tmp_path / "r" / "rounds.jsonl")
+        if end is None:
+            (tmp_path / "fail").touch()
+        elif end == signal.SIGINT:
+            os.killpg(process.pid, end)  # as a terminal does: everybody in the group gets it
+        else:
+            process.kill()
+        process.wait(timeout=60)
+        until = time.monotonic() + 30
+        agents = {pid for pid, line in family.items() if "Agent" in line}
+        excused = agents if end == signal.SIGKILL else set()
+        while left := {pid: family[pid] for pid in set(family) - excused if alive(pid)}:
+            assert time.monotonic() < until, left
+            time.sleep(0.1)
+        if end == signal.SIGINT:
+            summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+            assert summary["status"] == "interrupted"
+    finally:
+        for pid in filter(alive, [process.pid, *family]):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _family_at_work(process: subprocess.Popen[str], rounds: Path) -> dict[int, str]:
+    """Wait for two rounds and both workers; return the processes that work for a run."""
     until = time.monotonic() + 60
     while not (rounds.exists() and rounds.read_text().count("\n") >= 2):
         assert process.poll() is None, process.stdout and process.stdout.read()
@@ -460,25 +485,7 @@ def test_nothing_is_left_running(tmp_path: Path, end: signal.Signals | None) -> 
         workers |= {pid for pid, line in family.items() if "ClientHost" in line}
         assert time.monotonic() < until, "\n".join(family.values())
         time.sleep(0.01)
-    family = descendants(process.pid)
-    if end is None:
-        (tmp_path / "fail").touch()
-    elif end == signal.SIGINT:
-        os.killpg(process.pid, end)  # as a terminal does: everybody in the group gets it
-    else:
-        process.kill()
-    process.wait(timeout=60)
-    until = time.monotonic() + 30
-    agents = {pid for pid, line in family.items() if "Agent" in line}
-    excused = agents if end == signal.SIGKILL else set()
-    while left := {pid: family[pid] for pid in set(family) - excused if alive(pid)}:
-        assert time.monotonic() < until, left
-        time.sleep(0.1)
-    for pid in filter(alive, excused):
-        os.kill(pid, signal.SIGKILL)
-    if end == signal.SIGINT:
-        summary = json.loads((tmp_path / "r" / "summary.json").read_text())
-        assert summary["status"] == "interrupted"
+    return descendants(process.pid)
 
 
 def test_without_ray_the_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
