@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.chain import chain_of
 from fedsim.clients.dp_sgd.cohort_uses import Addition, CohortUse, cohort_use
+from fedsim.clients.dp_sgd.gathering import gathering_of
 from fedsim.clients.dp_sgd.loss_gradient import loss_gradient
 from fedsim.clients.dp_sgd.lot_factors import LotStatistics, lot_norms, row_factors
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
@@ -101,8 +102,11 @@ class Cohort(ABC):
         self._places = [(at, p.shape) for at, p in zip(slices, tensors, strict=True)]
         self._together = self.size <= _FEW_VALUES
         self._clients = tuple(range(len(members)))
+        data = [(member.features, member.targets) for member in members]
+        self._gathering = gathering_of(data, together=self._together)
         # The values beyond a client's own stay zero in every gradient.
         self._into = torch.zeros_like(stacked if self._together else stacked[:1])
+        self._sorted = (torch.zeros_like(self._into), torch.zeros_like(self._into))
         self._row_views = [self._into[0, at].view(shape) for at, shape in self._places]
         self._chain = chain_of(model, self._parameters.index)
 
@@ -129,7 +133,8 @@ class Cohort(ABC):
         """Yield everybody's gradients, of clients that were brought together by their lots."""
         order = np.argsort([len(lot) for lot in lots], kind="stable")
         index = torch.from_numpy(order).to(self._into.device)
-        values, rows = self.values.index_select(0, index), torch.zeros_like(self._into)
+        values, rows = self._sorted
+        torch.index_select(self.values, 0, index, out=values)
         places = order.tolist()
         self._start(places, rows)
         layout = Together([len(lots[k]) for k in places])
@@ -186,26 +191,11 @@ class Cohort(ABC):
         """Learn from the clients' lots of this step, once their gradients are made."""
         return
 
-    def _examples(
-        self, order: Sequence[int], lots: list[np.ndarray], layout: Ragged
-    ) -> tuple[Tensor, Tensor]:
-        """Return the lots' examples, each client's in its rows; what fills up is zero."""
-        first = self.members[0]
-        x = first.features.new_zeros(layout.rows, *first.features.shape[1:])
-        y = first.targets.new_zeros(layout.rows, *first.targets.shape[1:])
-        rows = zip(layout.clients, layout.own_rows(x), layout.own_rows(y), strict=True)
-        for place, own_x, own_y in rows:
-            member, lot = self.members[order[place]], lots[order[place]]
-            index = torch.from_numpy(lot).to(x.device)
-            torch.index_select(member.features, 0, index, out=own_x)
-            torch.index_select(member.targets, 0, index, out=own_y)
-        return x, y
-
     def _record(
         self, order: Sequence[int], lots: list[np.ndarray], stacked: Tensor, layout: Ragged
     ) -> list[CohortUse]:
         """Return the uses of parameters, filled in by one forward and one backward pass."""
-        features, targets = self._examples(order, lots, layout)
+        features, targets = self._gathering.batch(order, lots, layout)
         weights, values = self._weights(order, layout), self._by_parameter(stacked)
         if self._chain is not None and self._chain.undisturbed:
             return self._chain.record(

@@ -224,9 +224,10 @@ class Run:
 
     def of(self, values: Tensor, repeats: int) -> Tensor:
         """Return the clients' own rows (count, length · t, n) of (rows · t, n)."""
-        first, each = self.start * repeats, self.padded * repeats
-        block = values[first : first + self.count * each].view(self.count, each, -1)
-        return block[:, : self.length * repeats]
+        first, each, n = self.start * repeats, self.padded * repeats, values.shape[1]
+        row, column = values.stride()
+        size, strides = (self.count, self.length * repeats, n), (each * row, row, column)
+        return values.as_strided(size, strides, values.storage_offset() + first * row)
 
     def each(self, repeats: int) -> Iterator[tuple[int, slice]]:
         """Yield every client and its own rows of (rows · t, n)."""

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # names of mallopt(3)
 _LARGEST_MMAP_THRESHOLD = 32 << 20
+# New objects until the youngest are looked at: those of ten to forty steps of a model, in case that
+# its tensors are part of cycles. Then how often older ones are.
+_RARE = (20_000, 10, 50)
 
 
 def keep_freed_memory() -> bool:
@@ -36,13 +39,18 @@ def keep_freed_memory() -> bool:
 
 @contextmanager
 def frozen_objects() -> Iterator[None]:
-    """Let the garbage collector leave out all objects that exist now.
+    """Let the garbage collector leave out all objects that exist now, and look less often.
 
     Messages make it run often, and each full collection would walk through the hundreds of
-    thousands of objects of torch and Flower, none of which is garbage.
+    thousands of objects of torch and Flower, none of which is garbage. By Python's own thresholds
+    it takes a twentieth of a round of small clients, whose messages of a round it walks through
+    again and again.
     """
+    thresholds = gc.get_threshold()
     gc.freeze()
+    gc.set_threshold(*_RARE)
     try:
         yield
     finally:
+        gc.set_threshold(*thresholds)
         gc.unfreeze()

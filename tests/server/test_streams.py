@@ -1,13 +1,31 @@
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from fedsim.server.streams import Purpose, stream
+from fedsim.server.streams import Purpose, seed_sequence, stream
 
 
 def test_same_key_same_stream() -> None:
     first = stream(3, Purpose.NOISE, client=4, round_number=5).standard_normal(8)
     again = stream(3, Purpose.NOISE, client=4, round_number=5).standard_normal(8)
     np.testing.assert_array_equal(first, again)
+
+
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    purpose=st.sampled_from(Purpose),
+    client=st.integers(0, 2**32 - 1),
+    round_number=st.integers(0, 2**32 - 1),
+)
+@example(seed=0, purpose=Purpose.SPLIT, client=0, round_number=0)
+@example(seed=2**32, purpose=Purpose.NOISE, client=2**32 - 1, round_number=2**32 - 1)
+def test_a_stream_is_numpys_of_the_seed_and_the_spawn_key(
+    seed: int, purpose: Purpose, client: int, round_number: int
+) -> None:
+    expected = np.random.SeedSequence(seed, spawn_key=(int(purpose), client, round_number))
+    found = seed_sequence(seed, purpose, client=client, round_number=round_number)
+    np.testing.assert_array_equal(found.generate_state(8), expected.generate_state(8))
 
 
 def test_every_part_of_the_key_gives_another_uncorrelated_stream() -> None:

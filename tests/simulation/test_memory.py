@@ -1,8 +1,11 @@
+import gc
 import platform
 import subprocess
 import sys
 
 import pytest
+
+from fedsim.simulation.memory import frozen_objects
 
 # The C library counts the blocks that it took from the system one by one (`hblks`): those go back,
 # page by page, as soon as they are freed.
@@ -33,3 +36,22 @@ def test_large_blocks_stay_in_the_process(keep: bool, given_back: int) -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) == given_back
+
+
+def test_the_collector_is_as_before_after_a_run_that_failed() -> None:
+    before = gc.get_threshold(), gc.get_freeze_count()
+    seen = None
+
+    def fails() -> None:
+        nonlocal seen
+        with frozen_objects():
+            seen = gc.get_threshold(), gc.get_freeze_count()
+            raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        fails()
+    assert seen is not None
+    assert seen[0] > before[0]
+    assert seen[1] > before[1]
+    assert gc.isenabled()
+    assert (gc.get_threshold(), gc.get_freeze_count()) == before
