@@ -100,8 +100,26 @@ class PartiesOnOneHost(Sentence):
         """The sentence in words."""
         return (
             "All parties of secure aggregation ran in one simulation. The protocol was real, every "
-            "message of it; that its parties do not collude was simulated. It gives no protection "
-            "from clients that send false updates."
+            "message of it; that its parties do not collude was simulated."
+        )
+
+
+class UnseenUpdates(Sentence):
+    """What nobody can see, nobody can check."""
+
+    point, kind, title = "limit", "limit", "Nobody checks an update"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Return whether a protocol ran that hides single updates."""
+        return hides_updates(facts)
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        return (
+            "Secure aggregation gives no protection from clients that send false updates: the "
+            "server cannot look at one."
         )
 
 
@@ -263,4 +281,4 @@ def _epsilon(
 
 FACTS: tuple[type[Sentence], ...] = (SecureAggregation, NothingHidden)
 RESULT: tuple[type[Sentence], ...] = (AggregateView,)
-LIMITS: tuple[type[Sentence], ...] = (PartiesOnOneHost, NoAggregateView)
+LIMITS: tuple[type[Sentence], ...] = (PartiesOnOneHost, UnseenUpdates, NoAggregateView)

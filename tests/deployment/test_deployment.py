@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import fedsim
+from fedsim.federation.helper_keys import make_helper_key
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.verification import verify_run
 
@@ -80,14 +81,15 @@ class Deployment:
         self._start("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", port)
         _wait(lambda: _listens(self._link_port), "the SuperLink does not listen", self.log)
 
-    def start_node(self, client: int) -> subprocess.Popen[bytes]:
-        state = self.home / f"node-{client}"
+    def start_node(self, number: int, *, nodes: int = 2, **config: Path) -> subprocess.Popen[bytes]:
+        named = {"state": self.home / f"node-{number}", **config}
+        paths = " ".join(f'{name.replace("_", "-")}="{path}"' for name, path in named.items())
         return self._start(
             "flower-supernode",
             "--insecure",
             *("--superlink", f"127.0.0.1:{self._link_port}"),
             *("--host", "127.0.0.1", "--port", str(_free_port())),
-            *("--node-config", f'partition-id={client} num-partitions=2 state="{state}"'),
+            *("--node-config", f"partition-id={number} num-partitions={nodes} {paths}"),
         )
 
     def flwr(self, *arguments: str) -> str:
@@ -187,19 +189,36 @@ def deployment(home: Path) -> Iterator[Deployment]:
         running.stop_all()
 
 
+def written(directory: Path, experiment: dict[str, Any], name: str) -> Path:
+    """Write an experiment with its plug-in, and return its file."""
+    (directory / "net.py").write_text(MODEL)
+    path = directory / f"{name}.yaml"
+    path.write_text(json.dumps(experiment))
+    return path
+
+
+def deploy(experiment: Path, app: Path, *overrides: str) -> None:
+    """Write the app of an experiment, as a user does."""
+    command = [sys.executable, "-c", "from fedsim.cli import main; main()", "deploy"]
+    command += [experiment.name, *overrides, "--out", str(app)]
+    subprocess.run(command, cwd=experiment.parent, check=True, capture_output=True)
+
+
 def test_two_supernodes_give_the_local_result_also_over_a_restart(tmp_path: Path) -> None:
-    """Round 1, a power cut on both nodes, and round 2: the bits and ledgers of one local run."""
-    (tmp_path / "net.py").write_text(MODEL)
-    (tmp_path / "e.yaml").write_text(json.dumps(EXPERIMENT))
-    local = fedsim.run(
-        tmp_path / "e.yaml", overrides={"federation.rounds": 2}, out=tmp_path / "local"
-    )
+    """Round 1, a power cut on both nodes, and round 2: the bits and ledgers of one local run.
+
+    Then, on the same nodes, an experiment without privacy whose clients also evaluate.
+    """
+    private = written(tmp_path, EXPERIMENT, "private")
+    local = fedsim.run(private, overrides={"federation.rounds": 2}, out=tmp_path / "local")
     for rounds in (1, 2):
-        command = [sys.executable, "-c", "from fedsim.cli import main; main()", "deploy", "e.yaml"]
-        command += [f"federation.rounds={rounds}", "--out", f"app-{rounds}"]
-        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    home, out = tmp_path / "home", tmp_path / "run"
-    home.mkdir()
+        deploy(private, tmp_path / f"app-{rounds}", f"federation.rounds={rounds}")
+    without = {k: v for k, v in EXPERIMENT.items() if k != "privacy"}
+    open_book = written(
+        tmp_path, {**without, "name": "open", "seed": 1, "evaluation": {"holdout": 0.2}}, "open"
+    )
+    deploy(open_book, tmp_path / "app-3")
+    home, out = home_of(tmp_path), tmp_path / "run"
     with deployment(home) as running:
         nodes = [running.start_node(client) for client in (0, 1)]
         assert running.run_app(tmp_path / "app-1", out) == "finished:completed", running.log()
@@ -219,6 +238,63 @@ def test_two_supernodes_give_the_local_result_also_over_a_restart(tmp_path: Path
             assert ledger.read_text().splitlines() == own
         assert sorted(_lines(out)) == sorted(_lines(local.path))
         assert verify_run(RunDirectory(out)).problems == ()
+        simulated = fedsim.run(open_book, out=tmp_path / "simulated").path
+        out = tmp_path / "evaluated"
+        assert running.run_app(tmp_path / "app-3", out) == "finished:completed", running.log()
+    assert (out / "model.safetensors").read_bytes() == (
+        simulated / "model.safetensors"
+    ).read_bytes()
+    found, expected = (
+        json.loads((run / "rounds.jsonl").read_text().splitlines()[-1]) for run in (out, simulated)
+    )
+    for name in ("evaluated", "clients_loss", "clients_accuracy"):
+        assert found[name] == expected[name], name
+
+
+def test_a_pinned_helper_on_a_supernode_opens_the_sum_of_the_local_run(tmp_path: Path) -> None:
+    """Two clients and a helper, each on its own node: the bits of a simulation, and its charges."""
+    key = make_helper_key(home_of(tmp_path) / "helper.key")
+    experiment = written(
+        tmp_path,
+        {**EXPERIMENT, "privacy": {**EXPERIMENT["privacy"], "clipping": "flat"}}
+        | {
+            "secure_aggregation": {
+                "aggregators": 2,
+                "min_clients": 2,
+                "helper_key_fingerprints": [key.fingerprint],
+            }
+        },
+        "hidden",
+    )
+    files = {"secure_aggregation.helper_key_files": [str(tmp_path / "home" / "helper.key")]}
+    local = fedsim.run(experiment, overrides=files, out=tmp_path / "local")
+    deploy(experiment, tmp_path / "app")
+    out = tmp_path / "run"
+    with deployment(tmp_path / "home") as running:
+        for client in (0, 1):
+            running.start_node(client, nodes=3)
+        running.start_node(2, nodes=3, helper_key=tmp_path / "home" / "helper.key")
+        assert running.run_app(tmp_path / "app", out) == "finished:completed", running.log()
+    for name in ("model.safetensors", "clients.csv"):
+        assert (out / name).read_bytes() == (local.path / name).read_bytes(), name
+    assert sorted(_lines(out)) == sorted(_lines(local.path))
+    limits = [
+        {
+            point["id"]
+            for point in json.loads((run / "privacy.json").read_text())["statement_points"]
+        }
+        for run in (out, local.path)
+    ]
+    assert limits[1] - limits[0] == {"parties_on_one_host"}, "here the parties are real"
+    assert "unseen_updates" in limits[0] & limits[1]
+    assert not (tmp_path / "home" / "node-2" / "seed-0").exists(), "a helper keeps no ledger"
+
+
+def home_of(directory: Path) -> Path:
+    """Return a new home for a deployment."""
+    home = directory / "home"
+    home.mkdir()
+    return home
 
 
 def _lines(run: Path) -> list[str]:
