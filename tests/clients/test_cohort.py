@@ -13,11 +13,11 @@ from fedsim.clients.dp_sgd.clipping import (
     FlatClipping,
     GroupClipping,
 )
-from fedsim.clients.dp_sgd.cohort import Cohort, Member, PlainCohort, PrivateCohort
+from fedsim.clients.dp_sgd.cohort import Cohort, Member, PlainCohort, PrivateCohort, base
+from fedsim.clients.dp_sgd.cohort.ragged import Apart, Ragged, Together
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import SeededNoise
 from fedsim.clients.dp_sgd.per_example import BookKeeping, UncoveredParameterError
-from fedsim.clients.dp_sgd.ragged import Apart, Ragged, Together
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.optimizers import make_optimizer
 from fedsim.clients.settings import AdamSettings
@@ -127,7 +127,13 @@ def together(make: Callable[[], nn.Module], members: list[Member], *, steps: int
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("clipping", ["flat", "layers", "automatic"])
-def test_a_cohort_equals_one_client_at_a_time(name: str, clipping: str) -> None:
+@pytest.mark.parametrize("small", [True, False])
+def test_a_cohort_equals_one_client_at_a_time(
+    name: str, clipping: str, small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brought together by the lengths of their lots, or one gradient after the other."""
+    if not small:
+        monkeypatch.setattr(base, "FEW_VALUES", 0)
     make, shape = MODELS[name]
     values = together(make, [member(k, shape, clipping=clipping) for k in range(CLIENTS)])
     for client in range(CLIENTS):
@@ -140,7 +146,12 @@ def batches(client: int, n: int) -> Iterator[np.ndarray]:
         yield generator.permutation(n)[: 4 + client // 2]
 
 
-def test_a_cohort_without_privacy_equals_one_client_at_a_time() -> None:
+@pytest.mark.parametrize("small", [True, False])
+def test_a_cohort_without_privacy_equals_one_client_at_a_time(
+    small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not small:
+        monkeypatch.setattr(base, "FEW_VALUES", 0)
     torch.manual_seed(0)
     members = []
     for client in range(CLIENTS):
@@ -163,7 +174,7 @@ def test_a_cohort_without_privacy_equals_one_client_at_a_time() -> None:
         assert torch.equal(values[: cohort.size], expected)
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "wide"])
 def test_no_client_sees_another(name: str) -> None:
     """A change of one client's data, NaN included, changes no bit of the others' releases."""
     make, shape = MODELS[name]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedsim.clients.dp_sgd.cohort.ragged import Ragged, Together
 from fedsim.clients.dp_sgd.example_gradients import UncoveredParameterError
 from fedsim.clients.dp_sgd.products import add_product, product
-from fedsim.clients.dp_sgd.ragged import Ragged, Together
 from fedsim.clients.dp_sgd.uses import AffineUse, ConvolutionUse, EmbeddingUse, LinearUse
 from fedsim.clients.dp_sgd.uses.base import Use
 

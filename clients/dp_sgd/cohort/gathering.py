@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.ragged import Ragged
+from fedsim.clients.dp_sgd.cohort.ragged import Ragged
 
 _SMALL = 1 << 23  # bytes: copying so much takes a thousandth of a second
 
