@@ -1,8 +1,11 @@
 """Noise is normal, independent, and reproducible exactly where it claims to be."""
 
 import copy
+import math
 import os
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -78,8 +81,12 @@ def test_noise_fills_a_slice_and_nothing_else(index: int) -> None:
     assert (values[50:] == 0).all()
 
 
-def test_seeded_noise_is_box_muller_of_a_keystream() -> None:
+@pytest.mark.parametrize("logarithm", [(np.log2, np.log(2.0)), (np.log, 1.0)])
+def test_seeded_noise_is_box_muller_of_a_keystream(
+    logarithm: tuple[np.ufunc, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """AES-128-CTR by its definition, and the formula of Box and Muller in float64."""
+    monkeypatch.setattr(noise_module, "logarithm", lambda: logarithm)
     key = stream(3).bytes(16)
     block = Cipher(algorithms.AES128(key), modes.ECB()).encryptor()
     counters = b"".join(i.to_bytes(16, "big") for i in range(50))
@@ -90,6 +97,27 @@ def test_seeded_noise_is_box_muller_of_a_keystream() -> None:
     expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
     ours = SeededNoise(stream(3)).fill_(torch.empty(200), 3.0)
     np.testing.assert_allclose(ours.numpy(), 3.0 * expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="numpy does not tell")
+def test_processors_without_a_vectorised_log2_take_log() -> None:
+    """As on one without AVX-512; this one's own choice is one of the two."""
+    assert noise_module.logarithm() in [(np.log2, math.log(2.0)), (np.log, 1.0)]
+    code = "from fedsim.clients.dp_sgd.noise import logarithm; print(logarithm()[0].__name__)"
+    older = {**os.environ, "NPY_DISABLE_CPU_FEATURES": _disabled()}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=older, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["log"]
+
+
+def _disabled() -> str:
+    """Return what this numpy can leave out beyond AVX2, which is nothing on other processors."""
+    from numpy.lib.introspect import opt_func_info
+
+    ways = opt_func_info(func_name="^log2$", signature="float32")["log2"].values()
+    (available,) = {way["available"] for way in ways}
+    return " ".join(name for name in available.split() if not name.startswith("baseline"))
 
 
 def test_every_bit_of_the_key_counts() -> None:
