@@ -6,7 +6,7 @@ from torch import Tensor
 from fedsim.data.shares import ClientShares
 
 _KEPT_ON_GPU = 4 << 30  # bytes
-_SMALL = 1 << 28  # bytes of examples: a second copy of them is no burden
+_SMALL = 1 << 30  # bytes of examples: a second copy of them is no burden
 _FEW = 4  # times the examples of a round's lots: gathering no more than that costs a tenth
 
 
