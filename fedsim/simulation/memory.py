@@ -37,6 +37,12 @@ def keep_freed_memory() -> bool:
     return all(mallopt(name, value) == 1 for name, value in settings)
 
 
+def freeze_objects() -> None:
+    """Let the garbage collector leave out all objects that exist now, and look less often."""
+    gc.freeze()
+    gc.set_threshold(*_RARE)
+
+
 @contextmanager
 def frozen_objects() -> Iterator[None]:
     """Let the garbage collector leave out all objects that exist now, and look less often.
@@ -47,8 +53,7 @@ def frozen_objects() -> Iterator[None]:
     again and again.
     """
     thresholds = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(*_RARE)
+    freeze_objects()
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ from fedsim.clients.app import partition_of
 from fedsim.server.live_arrays import is_live, live_record
 from fedsim.simulation.answering import answers_of
 from fedsim.simulation.flower_internals import with_content
-from fedsim.simulation.memory import keep_freed_memory
+from fedsim.simulation.memory import freeze_objects, keep_freed_memory
 from fedsim.simulation.ray_journal import RemoteJournal, ask
 from fedsim.simulation.sharding import Shard
 from fedsim.simulation.virtual_grid import Record, failure
@@ -108,6 +108,7 @@ class ClientHost:
         clients = [partition_of(context) for context in contexts]
         self._app = shard(None if keeper is None else RemoteJournal(keeper, ask, clients))
         self._shared: dict[str, ArrayRecord] = {}
+        freeze_objects()  # for the rest of the process' life
 
     def versions(self) -> dict[str, str]:
         """Return what must be the same on every machine for the same result."""
