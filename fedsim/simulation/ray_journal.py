@@ -5,6 +5,7 @@ run directory keeps the file, and every worker asks it. A worker trains only aft
 that the charge is on disk.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,11 @@ class JournalKeeper:
 class RemoteJournal:
     """The journal of a worker: asks the keeper.
 
-    Histories are remembered, since a client is charged by the worker it is pinned to. If another
+    How many charges a client has is remembered, since it is charged by the worker that it is pinned
+    to: whoever knows of as many (`after`) is told at once that there are no more. If another
     process charged it meanwhile, the keeper refuses the next charge, which would not continue the
-    chain, and the memory is thrown away.
+    chain, and the number is forgotten. The charges themselves are not kept: over many rounds they
+    would be more than the clients' data.
 
     Args:
         keeper: handle of the actor.
@@ -73,16 +76,21 @@ class RemoteJournal:
         self._keeper = keeper
         self._ask = ask
         self._first = list(clients)
-        self._known: dict[int, tuple[Charge, ...]] = {}
+        self._unread: dict[int, tuple[Charge, ...]] = {}
+        self._counts: dict[int, int] = {}
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
         """Return the charges of a client after its first `after` ones, oldest first."""
+        if self._counts.get(client, after + 1) <= after:
+            return ()
         if client in self._first:
             asked, self._first = self._first, []
-            self._known |= self._ask(self._keeper.histories, asked)
-        if client not in self._known:
-            self._known[client] = self._ask(self._keeper.history, client)
-        return self._known[client][after:]
+            self._unread = self._ask(self._keeper.histories, asked)
+        charges = self._unread.pop(client, None)
+        if charges is None:
+            charges = self._ask(self._keeper.history, client)
+        self._counts[client] = len(charges)
+        return charges[after:]
 
     def append(self, charge: Charge) -> None:
         """Have a charge written; when this returns, it is on disk.
@@ -99,12 +107,14 @@ class RemoteJournal:
         Raises:
             JournalError: as `append`.
         """
-        known = {one.client: self._known.pop(one.client, None) for one in charges}
-        self._ask(self._keeper.append_all, list(charges))
+        known = {one.client: self._counts.pop(one.client, None) for one in charges}
         for charge in charges:
-            history = known[charge.client]
-            if history is not None:
-                self._known[charge.client] = known[charge.client] = (*history, charge)
+            self._unread.pop(charge.client, None)
+        self._ask(self._keeper.append_all, list(charges))
+        added = Counter(charge.client for charge in charges)
+        for client, count in known.items():
+            if count is not None:
+                self._counts[client] = count + added[client]
 
 
 def ask(method: Any, argument: object) -> Any:

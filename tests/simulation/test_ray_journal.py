@@ -1,5 +1,6 @@
 """The ledger's one writer, and the worker's side of it: on disk first, released second."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,28 @@ def test_what_a_worker_appends_is_in_the_file(tmp_path: Path) -> None:
     journal.append(first)
     second = charge(2, first.hash)
     journal.append(second)
+    assert journal.history(1, after=2) == (), "it knows that there are two"
+    assert line.calls == ["history", "append_all", "append_all"], "and asked for them once"
     assert [c.hash for c in journal.history(1)] == [first.hash, second.hash]
     assert [c.hash for c in FileJournal(tmp_path / "ledger.jsonl").history(1)] == [
         first.hash,
         second.hash,
     ]
-    assert line.calls == ["history", "append_all", "append_all"], "the history is asked for once"
+
+
+def test_a_worker_keeps_no_charges(tmp_path: Path) -> None:
+    """Over many rounds they would be more than the clients' data."""
+    journal = RemoteJournal(JournalKeeper(tmp_path / "ledger.jsonl"), Line(), clients=[1])
+    previous = GENESIS
+    for round_number in range(1, 30):
+        assert journal.history(1, after=round_number - 1) == ()
+        one = charge(round_number, previous)
+        journal.append(one)
+        previous = one.hash
+    assert len(pickle.dumps({k: v for k, v in vars(journal).items() if k not in LINKS})) < 200
+
+
+LINKS = ("_keeper", "_ask")
 
 
 def test_the_same_charge_again_is_written_once(tmp_path: Path) -> None:
