@@ -220,15 +220,16 @@ def cohort_size(model: nn.Module, size: int, setting: int | str, *, private: boo
     Processor time of a client's round of 4 steps in a cohort of as many as the model says (below:
     other numbers), over that of each alone; AMD EPYC with 1 MB of L2, whole rounds with the server:
 
-    | MLP         | batch | clients | private | plain | with fewer clients              |
+    | MLP         | batch | clients | private | plain | with other numbers of clients   |
     |-------------|-------|---------|---------|-------|---------------------------------|
-    | 64-32-10    |     8 |     256 |    0.28 |  0.38 | 4: 0.75, 0.96                   |
-    | 784-32-10   |    16 |      41 |    0.57 |  0.65 | 4: 0.84, 1.00; 10: 0.66, 0.72   |
-    | 784-64-10   |    32 |      20 |         |  0.91 | 10: plain 0.95                  |
-    | 784-128-10  |    32 |      10 |    0.78 |  1.02 | 5: 0.82, 1.07; 3: private 0.90  |
-    | 784-256-10  |    32 |       5 |    0.85 |       | 3: private 0.93                 |
+    | 64-32-10    |     8 |     256 |    0.23 |  0.30 | 4: 0.72, 0.95                   |
+    | 784-32-10   |    16 |      41 |    0.58 |  0.72 | 4: 0.83, 1.06; 10: 0.66, 0.80   |
+    | 784-64-10   |    32 |      20 |    0.72 |  0.85 | 10: 0.73, 0.89; 40: 0.70, 0.86  |
+    | 784-128-10  |    32 |      10 |    0.81 |  0.95 | 3: 0.94, 1.12; 20: 0.72, 0.92   |
+    | 784-256-10  |    32 |       5 |    0.91 |  1.07 | 3: 0.97, 1.13; 10: 0.87, 1.04   |
 
-    Private, two clients together were slower (1.05 and more); the small CNN 1.0 with 4 and with 8.
+    Twice as many clients as the model says were no faster in rounds of 50 (1.69 and 1.66 times a
+    bare loop). Private, two clients together were slower; the small CNN 1.0 with 4 and with 8.
 
     Args:
         model: the architecture.
