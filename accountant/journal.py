@@ -139,7 +139,7 @@ class FileJournal:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._file = path, os.fspath(path)
+        self._path = path
         self._offset = 0
         self._chains: dict[int, _Chain] = {}
 
@@ -204,7 +204,7 @@ class FileJournal:
 
     def _refresh(self) -> None:
         try:
-            size = os.stat(self._file).st_size  # a path object's own stat takes three times as long
+            size = self._path.stat().st_size
         except FileNotFoundError:
             return
         if size != self._offset:

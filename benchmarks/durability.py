@@ -49,7 +49,8 @@ class Contender:
         run = None if directory is None else RunDirectory(directory)
         if run is not None:
             run.create(experiment="", environment={}, inputs={})
-        self._federation = assemble(loaded, ledger=None if run is None else run.ledger)
+        ledger = None if run is None else run.ledger
+        self._federation = assemble(loaded, ledger=ledger, trains_here=True)
         self._run = run if checkpoints else None
         clients = self._federation.num_clients
         app = self._federation.client_app(in_process=True, ledger=None)

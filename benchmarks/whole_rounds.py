@@ -85,7 +85,8 @@ def _experiment(
 def _run(experiment: Mapping[str, Any]) -> _Measured:
     """Run a federation without its run directory and return the median time of its rounds."""
     with tempfile.TemporaryDirectory() as directory:
-        federation = assemble(load_experiment(experiment), ledger=Path(directory) / "ledger.jsonl")
+        ledger = Path(directory) / "ledger.jsonl"
+        federation = assemble(load_experiment(experiment), ledger=ledger, trains_here=True)
         ends: list[float] = []
 
         def on_round(_: RoundResult) -> None:

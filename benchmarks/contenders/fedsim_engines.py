@@ -163,4 +163,5 @@ def federation_of(work: Work, folder: Path, runtime: Mapping[str, object]) -> Fe
     }
     if work.private:
         content["privacy"] = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
-    return assemble(load_experiment(content, base=folder), ledger=folder / "ledger.jsonl")
+    loaded, here = load_experiment(content, base=folder), runtime.get("engine") != "ray"
+    return assemble(loaded, ledger=folder / "ledger.jsonl", trains_here=here)

@@ -252,12 +252,15 @@ def _assembled(source: TaskSource) -> Federation:
     return assemble(loaded, ledger=source.ledger)
 
 
-def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
+def assemble(
+    loaded: LoadedExperiment, *, ledger: Path | None, trains_here: bool = False
+) -> Federation:
     """Build the federation of an experiment and check that it can train.
 
     Args:
         loaded: the experiment and the directory that its paths are relative to.
         ledger: file of the durable ledger; None keeps accounts in the clients' state only.
+        trains_here: all clients will train in this process, so their examples may be put in order.
 
     Raises:
         ValueError: data, model, loss or privacy do not fit; the message names what and the fix
@@ -270,7 +273,7 @@ def assemble(loaded: LoadedExperiment, *, ledger: Path | None) -> Federation:
         base=loaded.base,
         holdout=None if experiment.evaluation is None else experiment.evaluation.holdout,
     )
-    if experiment.runtime.engine != "ray":  # whose workers have the data of their clients in order
+    if trains_here:
         used = experiment.local.steps * experiment.local.batch_size
         data = replace(data, clients=arranged(data.clients, used=used))
     loss = resolve_loss(experiment.model.loss, base=loaded.base)

@@ -111,11 +111,12 @@ def run(
     """
     loaded = load_experiment(source, overrides, base=base)
     observer = with_trackers(loaded.experiment.runtime.trackers, observer)
+    engine = engine or engine_for(loaded.experiment.runtime)
     if resume:
         return _resume(loaded, out, observer, engine)
     directory = RunDirectory(Path(out) if out is not None else _default_path(loaded))
     directory.refuse_overwriting()
-    federation = assemble(loaded, ledger=directory.ledger)
+    federation = _federation_of(loaded, directory, engine)
     refuse_overspending(federation)
     directory.create(
         experiment=dump_experiment(loaded.experiment),
@@ -129,18 +130,23 @@ def _resume(
     loaded: LoadedExperiment,
     out: str | Path | None,
     observer: RunObserver | None,
-    engine: Engine | None,
+    engine: Engine,
 ) -> RunResult:
     if out is None:
         raise RunDirectoryError("to resume, name the run directory with --out")
     directory = RunDirectory.open(Path(out))
     before = load_experiment(directory.path / "experiment.yaml", base=loaded.base)
     refuse_changes(before.experiment, loaded.experiment)
-    federation = assemble(loaded, ledger=directory.ledger)
+    federation = _federation_of(loaded, directory, engine)
     refuse_other_inputs(directory.read_json("checkpoint/inputs.json"), federation)
     refuse_overspending(federation)
     directory.write_text("experiment.yaml", dump_experiment(loaded.experiment))
     return _Recorder(federation, directory, observer, engine, resume=True).run()
+
+
+def _federation_of(loaded: LoadedExperiment, directory: RunDirectory, engine: Engine) -> Federation:
+    here = isinstance(engine, LocalEngine)
+    return assemble(loaded, ledger=directory.ledger, trains_here=here)
 
 
 class _Recorder:
@@ -151,11 +157,11 @@ class _Recorder:
         federation: Federation,
         directory: RunDirectory,
         observer: RunObserver | None,
-        engine: Engine | None,
+        engine: Engine,
         *,
         resume: bool = False,
     ) -> None:
-        self._engine = engine or engine_for(federation.experiment.runtime)
+        self._engine = engine
         self._federation = federation
         self._directory = directory
         self._observer = observer

@@ -18,6 +18,7 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 import fedsim
 from fedsim.clients.app import partition_of
 from fedsim.server.live_arrays import is_live, live_record
+from fedsim.server.records import record_dict
 from fedsim.simulation.answering import answers_of
 from fedsim.simulation.flower_internals import with_content
 from fedsim.simulation.memory import freeze_objects, keep_freed_memory
@@ -73,7 +74,7 @@ class Answer:
             for name, record in reply.content.array_records.items()
             if is_live(record)
         }
-        rest = RecordDict({n: record for n, record in reply.content.items() if n not in live})
+        rest = record_dict({n: record for n, record in reply.content.items() if n not in live})
         return cls(with_content(reply, rest), live, state)
 
     def reply(self) -> Message:
@@ -132,14 +133,12 @@ class ClientHost:
         return Answers(tuple(found), time.perf_counter() - started)
 
     def _open(self, parcel: Parcel) -> Message:
-        content = RecordDict()
         self._fetch(parcel.shared.values())
-        for name, record in parcel.records.items():
-            if record is None:
-                content[name] = self._shared[parcel.shared[name].hex()].copy()
-            else:
-                content[name] = record.copy()
-        return with_content(parcel.envelope, content)
+        records = {
+            name: (self._shared[parcel.shared[name].hex()] if record is None else record).copy()
+            for name, record in parcel.records.items()
+        }
+        return with_content(parcel.envelope, record_dict(records))
 
     def _fetch(self, references: Any) -> None:
         """Read shared records once for all clients of this worker; keep those of one round."""

@@ -5,7 +5,6 @@ run directory keeps the file, and every worker asks it. A worker trains only aft
 that the charge is on disk.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,14 +106,16 @@ class RemoteJournal:
         Raises:
             JournalError: as `append`.
         """
-        known = {one.client: self._counts.pop(one.client, None) for one in charges}
-        for charge in charges:
-            self._unread.pop(charge.client, None)
+        counts: dict[int, int] = {}
+        for client in {charge.client for charge in charges}:
+            self._unread.pop(client, None)
+            if client in self._counts:
+                counts[client] = self._counts.pop(client)
         self._ask(self._keeper.append_all, list(charges))
-        added = Counter(charge.client for charge in charges)
-        for client, count in known.items():
-            if count is not None:
-                self._counts[client] = count + added[client]
+        for charge in charges:
+            if charge.client in counts:
+                counts[charge.client] += 1
+        self._counts |= counts
 
 
 def ask(method: Any, argument: object) -> Any:

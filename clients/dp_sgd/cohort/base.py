@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,6 @@ class Cohort(ABC):
         self._gathering = gathering_of(data, together=self._together)
         # The values beyond a client's own stay zero in every gradient.
         self._into = torch.zeros_like(stacked if self._together else stacked[:1])
-        self._sorted = (torch.zeros_like(self._into), torch.zeros_like(self._into))
         self._row_views = [self._into[0, at].view(shape) for at, shape in self._places]
         self._chain = chain_of(model, self._parameters.index)
 
@@ -102,6 +102,11 @@ class Cohort(ABC):
     def size(self) -> int:
         """Number of trainable values of one client."""
         return self._parameters.size
+
+    @cached_property
+    def _in_order(self) -> tuple[Tensor, Tensor]:
+        """Room for everybody's values and gradients in the order of a step's lots."""
+        return torch.zeros_like(self.values), torch.zeros_like(self.values)
 
     @property
     def parts(self) -> int:
@@ -121,7 +126,7 @@ class Cohort(ABC):
         """Yield everybody's gradients, of clients that were brought together by their lots."""
         order = np.argsort([len(lot) for lot in lots], kind="stable")
         index = torch.from_numpy(order).to(self._into.device)
-        values, rows = self._sorted
+        values, rows = self._in_order
         torch.index_select(self.values, 0, index, out=values)
         places = order.tolist()
         self._start(places, rows)
