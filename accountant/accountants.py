@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 
 from fedsim.accountant import checks
 from fedsim.accountant.adjacency import Adjacency, checked_adjacency
@@ -303,6 +302,8 @@ class RdpAccountant(_RenyiAccountant):
         low, high = ascending[max(0, place - 1)], ascending[min(place + 1, len(ascending) - 1)]
         if low == high:
             return epsilon, order
+        from scipy.optimize import minimize_scalar  # as long to import as all of this package
+
         found = minimize_scalar(
             lambda at: self._epsilon_at(float(at), delta),
             bounds=(low, high),

@@ -6,7 +6,6 @@ mu = 1/z is the distance of the two Gaussians in standard deviations.
 
 import math
 
-from scipy.optimize import root_scalar
 from scipy.special import erfcx, log_ndtr
 
 from fedsim.accountant import checks
@@ -50,6 +49,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return math.inf
     if _log_delta(mu, 0.0) <= log_delta:
         return 0.0
+    from scipy.optimize import root_scalar  # takes as long to import as all of the accountants
+
     # Zero-concentrated DP bounds epsilon from above (Bun, Steinke 2016, Proposition 1.3).
     rho = 0.5 * mu * mu
     upper = rho + 2.0 * math.sqrt(rho * -log_delta)

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import root_scalar
 
 from fedsim.accountant import checks
 from fedsim.accountant.conversion import delta_from_rdp
@@ -61,6 +60,7 @@ def log_inverse_gamma(mean: float, shape: float) -> float:
     """
     if mean == 1.0:
         return 0.0
+    from scipy.optimize import root_scalar  # takes as long to import as all of the accountants
 
     def log_mean(y: float) -> float:
         # eta / (1 - e^(-eta y)) = (1/y) w / (1 - e^-w) with w = eta y.

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
 
-from scipy.stats import hypergeom
-
 from fedsim.server.secure_aggregation.errors import ThresholdError
 from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
 
@@ -122,6 +120,8 @@ class _Tails:
 
     def threshold(self) -> int | None:
         """Return the smallest threshold that corrupt neighbours do not reach, if connected."""
+        from scipy.stats import hypergeom  # slow to import, and not every run has neighbours
+
         budget = 2.0 ** -(self.security_bits + 1)
         if self._disconnected() > budget:
             return None
@@ -134,6 +134,8 @@ class _Tails:
 
     def recoverable(self, threshold: int) -> bool:
         """Return whether every client keeps `threshold` neighbours."""
+        from scipy.stats import hypergeom  # as above
+
         alive = self.clients - 1 - _count(self.dropout_fraction, self.clients)
         lost = hypergeom.cdf(threshold - 1, self.clients - 1, alive, self.degree)
         return bool(self.clients * lost <= 2.0**-CORRECTNESS_BITS)

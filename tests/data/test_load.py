@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits as sklearn_digits
 
-from fedsim.data import DataError, FederatedData, load_federated_data
+from fedsim.data import DataError, FederatedData, load_federated_data, sources
 from fedsim.data.catalog import DATASETS
 from fedsim.data.settings import DataSettings
 from fedsim.data.sources import load_dataset, load_digits
@@ -35,6 +36,17 @@ def test_every_built_in_dataset_loads(tmp_path):
     for name in DATASETS:
         settings = DataSettings.model_validate({"dataset": name, "partition": IID})
         assert len(load_dataset(settings, seed=0, base=tmp_path).train) > 0
+
+
+@pytest.mark.parametrize("in_its_place", [True, False])
+def test_digits_are_scikit_learns(in_its_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not in_its_place:
+        monkeypatch.setattr(sources, "find_spec", lambda name: None)
+    images, classes = sklearn_digits(return_X_y=True)
+    digits = load_digits().train
+    assert np.array_equal(digits.features.reshape(1797, 64), np.float32(images) / 16)
+    assert np.array_equal(digits.targets, classes)
+    assert (digits.features.dtype, digits.targets.dtype) == (np.float32, np.int64)
 
 
 def test_digits_are_divided_among_clients(tmp_path):
