@@ -32,3 +32,15 @@ class _StopAfter:
 def stop_after() -> Callable[[int], _StopAfter]:
     """Make observers that interrupt a run after a round."""
     return _StopAfter
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out the page of a run, four fifths of a small one, but for tests marked `pages`.
+
+    Only what runs in the process of the tests is meant; commands write their pages as always.
+    """
+    from fedsim.report.html import write_report
+    from fedsim.runs import running
+
+    kept = "pages" in item.keywords
+    running.write_report = write_report if kept else lambda directory: None

@@ -160,6 +160,7 @@ def test_a_withdrawn_client_stays_away_after_a_resume(tmp_path: Path) -> None:
     assert [row["withdrawn"] for row in again.rounds] == [row["withdrawn"] for row in whole.rounds]
 
 
+@pytest.mark.pages
 def test_stop_ends_the_run_with_a_complete_report(tmp_path: Path) -> None:
     overrides = {**COMMON_NOISE, "privacy.on_exhausted": "stop", "privacy.clients": {}}
     overrides["privacy.clients"] = {"4": {"target_epsilon": 3.0}}

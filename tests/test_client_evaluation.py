@@ -62,6 +62,7 @@ def test_held_out_rows_are_the_clients_own_and_no_training_row(
     assert abs(len(kept) - n * fraction) <= 1
 
 
+@pytest.mark.pages
 def test_the_average_is_that_of_all_held_out_examples(tmp_path: Path) -> None:
     result = fedsim.run(experiment(), out=tmp_path / "run")
     federation = assembled()

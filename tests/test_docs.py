@@ -65,6 +65,7 @@ def test_the_documented_grid_gives_the_documented_names(tmp_path: Path) -> None:
     assert f"# {first}, dp-target_epsilon=8-steps=5, ..." in text
 
 
+@pytest.mark.pages
 def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (example,) = blocks("README.md", "python")
     monkeypatch.chdir(tmp_path)

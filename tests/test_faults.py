@@ -147,6 +147,7 @@ def test_a_failed_client_does_not_change_the_weights_of_the_others(
         np.testing.assert_allclose(both[name], expected, rtol=0, atol=1e-7)
 
 
+@pytest.mark.pages
 def test_a_round_that_all_clients_fail_ends_the_run_with_a_report(tmp_path: Path) -> None:
     faults = [{"kind": "dropout_during", "rounds": [2]}]
     with pytest.raises(RunFailedError, match=r"round 2: every client failed \(12\)") as caught:

@@ -189,6 +189,7 @@ def test_running_twice_gives_identical_bytes(tmp_path: Path) -> None:
     assert model_of(first)["1.weight"].tobytes() != model_of(other)["1.weight"].tobytes()
 
 
+@pytest.mark.pages
 def test_the_run_directory_holds_what_it_promises(tmp_path: Path) -> None:
     result = fedsim.run(digits(), out=tmp_path / "r")
     names = {
@@ -362,6 +363,7 @@ def test_a_client_that_fails_last_is_charged_in_the_report(
     assert result.privacy.clients[2].steps == 6, "charged though no reply ever arrived"
 
 
+@pytest.mark.pages
 def test_when_every_client_fails_the_run_fails_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,6 +379,7 @@ def test_when_every_client_fails_the_run_fails_and_says_why(
     assert (tmp_path / "r" / "report.html").exists()
 
 
+@pytest.mark.pages
 def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
     class Impatient:
         def started(self, federation: object, path: Path) -> None: ...

@@ -130,6 +130,7 @@ def experiments(draw: st.DrawFn) -> dict[str, Any]:
     return experiment
 
 
+@pytest.mark.pages
 @pytest.mark.slow
 @settings(
     max_examples=40,

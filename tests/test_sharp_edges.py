@@ -79,6 +79,7 @@ def test_replace_one_costs_more_than_the_others() -> None:
     assert spent["replace_one"] > max(spent["zero_out"], spent["add_remove"])
 
 
+@pytest.mark.pages
 def test_the_seed_of_the_noise_is_in_the_run_directory(tmp_path: Path) -> None:
     path = fedsim.run(EXPERIMENT, overrides={"seed": 8191}, out=tmp_path / "r").path
     assert "seed: 8191" in (path / "experiment.yaml").read_text()

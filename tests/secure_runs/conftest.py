@@ -15,7 +15,6 @@ from safetensors.numpy import load_file
 import fedsim
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
-from fedsim.runs import running
 from fedsim.simulation.engines import LocalEngine
 from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
@@ -166,10 +165,3 @@ class Lab:
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     return Lab(tmp_path_factory.mktemp("controls"))
-
-
-@pytest.fixture(autouse=True)
-def _no_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the page out, which takes four fifths of a small run, except where it is read."""
-    if "pages" not in request.keywords:
-        monkeypatch.setattr(running, "write_report", lambda _: None)
