@@ -28,6 +28,15 @@ class _StopAfter:
     def ended(self) -> None: ...
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let two processes begin with the files as they come, not with those of the most tests.
+
+    A deployment is one long test that mostly waits: last of all, it would have nobody beside it.
+    """
+    if hasattr(config.option, "loadscopereorder"):  # of pytest-xdist
+        config.option.loadscopereorder = False
+
+
 @pytest.fixture(scope="session")
 def stop_after() -> Callable[[int], _StopAfter]:
     """Make observers that interrupt a run after a round."""

@@ -14,6 +14,7 @@ from fedsim.reference import reference
 from fedsim.server.settings import Settings
 from fedsim.setting_tables import rows_of
 
+pytestmark = pytest.mark.pages  # it lists the files of a run
 PAGE = Path(__file__).parent.parent / "docs" / "reference.md"
 
 
