@@ -12,11 +12,12 @@ charged for, and the model it trained from in that round). It follows two rules:
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Self
 
 from flwr.app import ConfigRecord, RecordDict
 
-from fedsim.accountant import PrivacyLedger
+from fedsim.accountant import Event, PrivacyLedger
 from fedsim.accountant.journal import GENESIS, Charge, Journal
 from fedsim.clients.failures import ClientFailureError
 from fedsim.clients.plan import PrivacyPlan
@@ -173,7 +174,7 @@ class PrivacyAccount:
         record = record_of(state, STATE, ConfigRecord)
         if record is None:
             return cls(client)
-        fields: dict[str, Any] = dict(record)
+        fields: dict[str, Any] = dict(record.items())
         return cls(
             client=client,
             spent=fields["ledger"],
@@ -186,10 +187,9 @@ class PrivacyAccount:
         )
 
     def _after(self, charge: Charge) -> Self:
-        ledger = self.ledger.merge(charge.ledger)
         return replace(
             self,
-            spent=ledger.to_text(),
+            spent=_added(self.spent, charge.ledger.entries),
             rounds=self.rounds + 1,
             steps=self.steps + charge.steps,
             round_steps=charge.steps,
@@ -217,3 +217,12 @@ class PrivacyAccount:
                 f"{plan.affordable_steps} steps, and {self.steps} are taken"
             )
         return granted
+
+
+@lru_cache(maxsize=1024)
+def _added(spent: str, entries: tuple[tuple[Event, int], ...]) -> str:
+    """Return a ledger as text with what was charged behind it; many clients spend the same."""
+    ledger = PrivacyLedger.from_text(spent)
+    for event, count in entries:
+        ledger.record(event, count)
+    return ledger.to_text()

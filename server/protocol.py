@@ -99,7 +99,7 @@ class PrivacyStatement:
         Raises:
             ProtocolError: a field is missing or malformed.
         """
-        fields: dict[str, Any] = dict(record)
+        fields: dict[str, Any] = dict(record.items())
         try:
             target = fields.get("target-epsilon")
             return cls(
@@ -343,9 +343,10 @@ def _clip_norm(record: ConfigRecord) -> float | None:
 def record_of(content: RecordDict, name: str, kind: type[R]) -> R | None:
     """Return a record by name, None where there is none of the kind.
 
-    Flower's own views of the records of a kind copy them all each time.
+    Flower's own views of the records of a kind copy them all each time, and its `get` raises and
+    catches an error where there is no such name, as there mostly is none.
     """
-    record = content.get(name)
+    record = dict(content.items()).get(name)
     return record if isinstance(record, kind) else None
 
 

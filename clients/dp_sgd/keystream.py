@@ -62,7 +62,8 @@ def _counter_mode(key: bytes, position: int) -> CipherContext:
     blocks, rest = divmod(position, _BLOCK)
     counter = modes.CTR(blocks.to_bytes(_BLOCK, "big"))
     cipher = Cipher(algorithms.AES(key), counter).encryptor()
-    cipher.update(bytes(rest))
+    if rest:
+        cipher.update(bytes(rest))
     return cipher
 
 

@@ -24,7 +24,9 @@ def stamp(message: Message, message_id: str) -> None:
 
 def with_content(message: Message, content: RecordDict) -> Message:
     """Return the message with other content and the same metadata."""
-    return Message(content, metadata=message.metadata)  # pyright: ignore[reportCallIssue]  private
+    copied = Message.__new__(Message)  # its constructor checks a dozen arguments
+    copied.__dict__.update(_metadata=message.metadata, _content=content, _error=None)
+    return copied
 
 
 @contextmanager

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import multiprocessing
 import tracemalloc
@@ -5,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
 from fedsim.accountant.journal import GENESIS, Charge, FileJournal, JournalError
@@ -37,8 +40,6 @@ def test_records_survive_reopening(tmp_path: Path) -> None:
 
 
 def test_anyone_can_check_a_record_without_fedsim(tmp_path: Path) -> None:
-    import hashlib
-
     filled(tmp_path / "ledger.jsonl", clients=1)
     previous = "0" * 64
     for line in (tmp_path / "ledger.jsonl").read_text().splitlines():
@@ -48,6 +49,45 @@ def test_anyone_can_check_a_record_without_fedsim(tmp_path: Path) -> None:
         assert hashlib.sha256(text.encode()).hexdigest() == declared
         assert record["previous"] == previous
         previous = declared
+
+
+@given(
+    st.integers(0, 2**40), st.text(), st.lists(st.tuples(st.floats(1e-3, 1e3), st.integers(1, 9)))
+)
+def test_a_record_is_json_of_its_fields_whatever_they_are(
+    client: int, request_text: str, events: list[tuple[float, int]]
+) -> None:
+    """Also where the texts that are put together hold quotes, controls or no ASCII."""
+    ledger = PrivacyLedger()
+    for noise, count in events:
+        ledger.record(PoissonSampled(0.1, Gaussian(noise)), count)
+    one = Charge(client, 3, request_text, 5, ledger, "before " + request_text)
+    content = {
+        "client": client,
+        "round": 3,
+        "request": request_text,
+        "steps": 5,
+        "ledger": ledger.to_list(),
+        "previous": "before " + request_text,
+    }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    assert one.hash == hashlib.sha256(text.encode()).hexdigest()
+    whole = {**content, "hash": one.hash}
+    assert one.to_line() == json.dumps(whole, separators=(",", ":")) + "\n"
+    assert Charge.from_line(one.to_line(), where="here") == one
+
+
+@pytest.mark.parametrize("field", ["client", "round", "request", "steps", "previous"])
+@pytest.mark.parametrize("value", [None, True, 1.0, "1", [1]])
+def test_a_field_of_another_type_is_no_record(field: str, value: object) -> None:
+    content = json.loads(charge(1, 1).to_line())
+    if content[field] == value and type(content[field]) is type(value):
+        return
+    content[field] = value
+    for text in ("", content["hash"]):
+        content["hash"] = text
+        with pytest.raises(JournalError):
+            Charge.from_line(json.dumps(content, separators=(",", ":")) + "\n", where="here")
 
 
 def whole_records(path: Path) -> int:

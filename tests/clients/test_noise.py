@@ -120,8 +120,23 @@ def _disabled() -> str:
     return " ".join(name for name in available.split() if not name.startswith("baseline"))
 
 
+def test_the_key_is_the_streams_next_bytes() -> None:
+    """Whichever generator the stream has, and wherever the stream stands."""
+    for kind in (np.random.PCG64DXSM, np.random.PCG64, np.random.MT19937):
+        one, other = (np.random.Generator(kind(7)) for _ in range(2))
+        one.random(3), other.random(3)
+        expected = Keystream(other.bytes(16))
+        ours, theirs = bytearray(64), bytearray(64)
+        SeededNoise(one).keystream.write(memoryview(ours))
+        expected.write(memoryview(theirs))
+        assert ours == theirs
+        assert one.random() == other.random()
+
+
 def test_every_bit_of_the_key_counts() -> None:
     class Given:
+        bit_generator = None  # none of those whose words are read at once
+
         def __init__(self, key: bytes) -> None:
             self.key = key
 

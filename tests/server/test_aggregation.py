@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.server.aggregation import InvalidUpdateError, OrderedMean
+from fedsim.server.aggregation import InvalidUpdateError, OrderedMean, check_update
 
 REFERENCE = {"w": np.zeros((2, 3), np.float32), "steps": np.zeros((), np.int64)}
 
@@ -116,3 +116,22 @@ def test_sums_are_float64_to_the_bit(weights: tuple[float, float]) -> None:
         expected += weight * update["w"].astype(np.float64)
     assert mean._sums is not None
     np.testing.assert_array_equal(mean._sums["w"], expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(), (1,), (7, 3), (5000,)])
+@pytest.mark.filterwarnings("error")
+def test_what_is_not_finite_is_found_wherever_it_is(dtype: type, shape: tuple[int, ...]) -> None:
+    """Numbers too large to be squared are finite nevertheless."""
+    largest = np.full(shape, np.finfo(dtype).max, dtype)
+    check_update({"w": largest}, {"w": largest})
+    for place in {0, largest.size // 2, largest.size - 1}:
+        for bad in (np.nan, np.inf, -np.inf):
+            for start in (largest, np.zeros(shape, dtype), np.full(shape, -1.5, dtype)):
+                update = start.copy()
+                update.flat[place] = bad
+                with pytest.raises(InvalidUpdateError, match="'w' has NaN or infinite values"):
+                    check_update({"w": update}, {"w": largest})
+                turned = update.T[..., ::-1] if len(shape) > 1 else update
+                with pytest.raises(InvalidUpdateError, match="'w' has NaN or infinite values"):
+                    check_update({"w": turned}, {"w": np.zeros(turned.shape, dtype)})
