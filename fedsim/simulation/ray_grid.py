@@ -47,20 +47,24 @@ class RayGrid(VirtualGrid):
         asked = list(messages)
         for message in asked:
             self._stamp(message)
-        for reply in self._pool.answers(_pack(asked), timeout=timeout):
+        parcels, shared = _pack(asked)
+        for reply in self._pool.answers(parcels, shared, timeout=timeout):
             self._stamp(reply)
             yield reply
 
 
-def _pack(messages: list[Message]) -> list[Parcel]:
-    """Divide messages into what they share and what is their own."""
+def _pack(messages: list[Message]) -> tuple[list[Parcel], dict[str, Any]]:
+    """Divide messages into what is their own and what they share, as references by key."""
     uses = Counter(id(record) for message in messages for record in _arrays(message))
-    common: dict[int, Any] = {}
+    common: dict[int, str] = {}
+    shared: dict[str, Any] = {}
     for message in messages:
         for record in _arrays(message):
             if uses[id(record)] > 1 and id(record) not in common:
-                common[id(record)] = ray.put(record)
-    return [
+                reference = ray.put(record)
+                common[id(record)] = reference.hex()
+                shared[reference.hex()] = reference
+    parcels = [
         Parcel(
             envelope=with_content(message, RecordDict()),
             records={
@@ -75,7 +79,8 @@ def _pack(messages: list[Message]) -> list[Parcel]:
         )
         for message in messages
     ]
+    return parcels, shared
 
 
 def _arrays(message: Message) -> Iterable[ArrayRecord]:
-    return message.content.array_records.values()
+    return (record for record in message.content.values() if isinstance(record, ArrayRecord))

@@ -23,6 +23,7 @@ from fedsim.simulation.answering import answers_of
 from fedsim.simulation.flower_internals import with_content
 from fedsim.simulation.memory import freeze_objects, keep_freed_memory
 from fedsim.simulation.ray_journal import RemoteJournal, ask
+from fedsim.simulation.ray_packing import Packed
 from fedsim.simulation.sharding import Shard
 from fedsim.simulation.virtual_grid import Record, failure
 
@@ -36,12 +37,12 @@ class Parcel:
     Attributes:
         envelope: the message without its records.
         records: what it carries, by name; None stands for a shared record.
-        shared: references to the records that messages of one round have in common, by name.
+        shared: keys of the records that messages of one round have in common, by name.
     """
 
     envelope: Message
     records: Mapping[str, Record | None]
-    shared: Mapping[str, Any]
+    shared: Mapping[str, str]
 
     @property
     def node(self) -> int:
@@ -71,8 +72,8 @@ class Answer:
             return cls(reply, {}, state)
         live = {
             name: {key: array.numpy() for key, array in record.items()}
-            for name, record in reply.content.array_records.items()
-            if is_live(record)
+            for name, record in reply.content.items()
+            if isinstance(record, ArrayRecord) and is_live(record)
         }
         rest = record_dict({n: record for n, record in reply.content.items() if n not in live})
         return cls(with_content(reply, rest), live, state)
@@ -115,13 +116,21 @@ class ClientHost:
         """Return what must be the same on every machine for the same result."""
         return versions()
 
-    def answer(self, parcels: Sequence[Parcel]) -> Answers:
+    def answer(self, parcels: Sequence[Parcel], shared: Mapping[str, Any]) -> Packed:
         """Run the ClientApp for messages of one kind, to different clients.
 
         An app that can answer many at once gets them at once. A client's context keeps what it
         wrote before it raised: for a privacy account that is the safe side.
+
+        Args:
+            parcels: the messages.
+            shared: references to the records that they have in common, by key.
+
+        Returns:
+            Answers, packed for the way back.
         """
         started = time.perf_counter()
+        self._fetch(shared)
         requests = [(self._open(parcel), self._contexts[parcel.node]) for parcel in parcels]
         found = []
         for request, answer in zip(requests, answers_of(self._app, requests), strict=True):
@@ -130,27 +139,25 @@ class ClientHost:
                 logger.debug("node %d raised", context.node_id, exc_info=answer)
                 answer = failure(message, f"{type(answer).__name__}: {answer}")
             found.append(Answer.of(answer, context.state))
-        return Answers(tuple(found), time.perf_counter() - started)
+        return Packed(Answers(tuple(found), time.perf_counter() - started))
 
     def _open(self, parcel: Parcel) -> Message:
-        self._fetch(parcel.shared.values())
         records = {
-            name: (self._shared[parcel.shared[name].hex()] if record is None else record).copy()
+            name: (self._shared[parcel.shared[name]] if record is None else record).copy()
             for name, record in parcel.records.items()
         }
         return with_content(parcel.envelope, record_dict(records))
 
-    def _fetch(self, references: Any) -> None:
+    def _fetch(self, shared: Mapping[str, Any]) -> None:
         """Read shared records once for all clients of this worker; keep those of one round."""
-        wanted = {reference.hex(): reference for reference in references}
-        if wanted.keys() <= self._shared.keys():
+        if shared.keys() <= self._shared.keys():
             return
         import ray
 
-        records = ray.get(list(wanted.values()))
+        records = ray.get(list(shared.values()))
         self._shared = {
             name: live_record({key: array.numpy() for key, array in record.items()})
-            for name, record in zip(wanted, records, strict=True)
+            for name, record in zip(shared, records, strict=True)
         }
 
 

@@ -127,8 +127,10 @@ def ask(method: Any, argument: object) -> Any:
     import ray
     from ray.exceptions import RayError, RayTaskError
 
+    from fedsim.simulation.ray_packing import Packed
+
     try:
-        return ray.get(method.remote(argument))
+        return ray.get(method.remote(Packed(argument)))
     except RayTaskError as error:
         raise error.cause from None
     except RayError as error:

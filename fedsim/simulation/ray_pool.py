@@ -10,7 +10,7 @@ Quick clients are asked in groups: a call to a worker costs as much as a small c
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -20,6 +20,7 @@ from flwr.app import Context, Message
 from ray.exceptions import RayError, RayTaskError
 
 from fedsim.simulation.ray_host import Answers, Parcel
+from fedsim.simulation.ray_packing import Packed
 from fedsim.simulation.virtual_grid import failure
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Worker:
     actor: Any = None
     waiting: deque[_Job] = field(default_factory=deque)
     running: dict[Any, list[_Job]] = field(default_factory=dict)  # by call, in order of execution
+    shared: Mapping[str, Any] = field(default_factory=dict)  # records of the requests, by key
     group: dict[str, int] = field(default_factory=dict)  # requests in a call, by kind of message
     deaths: int = 0
     greeting: Any = None  # reference to the first answer of the process
@@ -89,7 +91,10 @@ class Worker:
             return [self.greeting] if self.waiting else []
         while self.waiting and len(self.running) < _AHEAD:
             jobs = self._next_jobs()
-            self.running[self.actor.answer.remote([job.parcel for job in jobs])] = jobs
+            parcels = [job.parcel for job in jobs]
+            keys = {key for parcel in parcels for key in parcel.shared.values()}
+            shared = {key: self.shared[key] for key in sorted(keys)}
+            self.running[self.actor.answer.remote(Packed(parcels), shared)] = jobs
         return list(self.running)
 
     def answered(self, jobs: Sequence[_Job], seconds: float) -> None:
@@ -119,6 +124,7 @@ class Worker:
         """Drop what is still asked of the process."""
         self.waiting.clear()
         self.running.clear()
+        self.shared = {}
 
 
 class WorkerPool:
@@ -137,12 +143,21 @@ class WorkerPool:
             context.node_id: (worker, context) for worker in workers for context in worker.contexts
         }
 
-    def answers(self, parcels: Iterable[Parcel], *, timeout: float | None) -> Iterator[Message]:
+    def answers(
+        self, parcels: Iterable[Parcel], shared: Mapping[str, Any], *, timeout: float | None
+    ) -> Iterator[Message]:
         """Yield one reply for each parcel, an error for a client that could not be brought to one.
 
         After `timeout` seconds nothing more is yielded; who is missing is logged.
+
+        Args:
+            parcels: the requests.
+            shared: references to the records that they share, by key.
+            timeout: in seconds; None: as long as it takes.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        for worker in self._workers:
+            worker.shared = shared
         for parcel in parcels:
             self._home[parcel.node][0].waiting.append(_Job(parcel))
         try:
