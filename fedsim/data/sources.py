@@ -67,7 +67,8 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
             return table[:, :-1], table[:, -1].astype(np.int64)
     from sklearn.datasets import load_digits as load
 
-    return load(return_X_y=True)
+    pixels, classes = load(return_X_y=True)
+    return np.asarray(pixels), np.asarray(classes)
 
 
 def _built_in(name: str) -> Callable[[], Dataset]:

@@ -30,7 +30,8 @@ class Packed:
             content = pickle.dumps(self._value, protocol=5, buffer_callback=is_inside)
         except (pickle.PicklingError, AttributeError, TypeError):  # what only cloudpickle knows
             beside.clear()
-            content = cloudpickle.dumps(self._value, protocol=5, buffer_callback=is_inside)
+            dumps: Any = cloudpickle.dumps  # pyright: ignore[reportPrivateImportUsage]
+            content = dumps(self._value, protocol=5, buffer_callback=is_inside)
         return unpacked, (content, *beside)
 
 

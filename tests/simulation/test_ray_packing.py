@@ -16,7 +16,8 @@ from fedsim.simulation.ray_packing import Packed
 def sent(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
     """Pickle as Ray does."""
     beside: list[pickle.PickleBuffer] = []
-    return cloudpickle.dumps(Packed(value), protocol=5, buffer_callback=beside.append), beside
+    dumps: Any = cloudpickle.dumps  # pyright: ignore[reportPrivateImportUsage]
+    return dumps(Packed(value), protocol=5, buffer_callback=beside.append), beside
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
