@@ -85,11 +85,22 @@ class Charge:
                 previous=fields["previous"],
             )
             declared = fields["hash"]
+            charge._check_types()
         except (KeyError, TypeError, ValueError) as error:
             raise JournalError(f"{where}: not a ledger record: {error!r}") from error
         if charge.hash != declared or charge.to_line() != line:
             raise JournalError(f"{where}: the record was changed after it was written")
         return charge
+
+    def _check_types(self) -> None:
+        """Check what was read; a list in the place of a number would be nobody's record.
+
+        Raises:
+            TypeError: a field has another type.
+        """
+        numbers, texts = (self.client, self.round_number, self.steps), (self.request, self.previous)
+        if any(type(n) is not int for n in numbers) or any(type(t) is not str for t in texts):
+            raise TypeError("client, round and steps must be whole numbers, hashes must be text")
 
     @property
     def _texts(self) -> tuple[str, str, tuple[str, str]]:
