@@ -49,6 +49,7 @@ class FlowerOpacus(Contender):
         client = _client(work, self._folder.name)
         backend = {
             "init_args": {
+                "address": "local",
                 "num_cpus": self._workers,
                 "logging_level": logging.ERROR,
                 "log_to_driver": False,

@@ -81,6 +81,7 @@ class FlowerEngine(Engine):
                 num_supernodes=num_nodes,
                 backend_config={
                     "init_args": {
+                        "address": "local",  # else it joins any Ray that runs on this machine
                         "num_cpus": self._workers,
                         "logging_level": logging.ERROR,
                         "log_to_driver": False,

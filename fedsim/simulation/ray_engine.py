@@ -97,6 +97,7 @@ class RayEngine(Engine):
         try:
             if address is None:
                 ray.init(
+                    address="local",  # else it joins any Ray that runs on this machine
                     num_cpus=self._settings.workers,
                     include_dashboard=False,
                     object_store_memory=_fitting(self._object_store),

@@ -91,18 +91,31 @@ def test_a_machine_that_goes_takes_its_clients_along_until_there_is_room(machine
     RayEngine(settings, replacement=3.0).execute(app, counting_client(), 4)
 
 
+EXPERIMENT: dict[str, Any] = {
+    "name": "cluster",
+    "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},
+    "model": {"name": "mlp", "args": {"hidden": [8]}},
+    "federation": {"rounds": 2},
+    "local": {"steps": 2, "batch_size": 32},
+    "privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5},
+}
+
+
+@pytest.mark.parametrize("engine", ["ray", "flower"])
+def test_without_an_address_a_cluster_on_this_machine_is_left_alone(
+    machines: Any, engine: str, tmp_path: Path
+) -> None:
+    """Ray itself would join it, and refuse to say how many processors it may use."""
+    runtime = {"engine": engine, "workers": 2}
+    run = fedsim.run(EXPERIMENT, overrides={"runtime": runtime}, out=tmp_path / "run")
+    assert len(run.rounds) == 2
+    assert len(machines.list_all_nodes()) == 2
+
+
 def test_the_result_and_the_ledger_are_those_of_one_process(machines: Any, tmp_path: Path) -> None:
-    experiment = {
-        "name": "cluster",
-        "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},
-        "model": {"name": "mlp", "args": {"hidden": [8]}},
-        "federation": {"rounds": 2},
-        "local": {"steps": 2, "batch_size": 32},
-        "privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5},
-    }
-    local = fedsim.run(experiment, out=tmp_path / "local")
+    local = fedsim.run(EXPERIMENT, out=tmp_path / "local")
     runtime = {"engine": "ray", "workers": 2, "address": machines.address}
-    ray = fedsim.run(experiment, overrides={"runtime": runtime}, out=tmp_path / "ray")
+    ray = fedsim.run(EXPERIMENT, overrides={"runtime": runtime}, out=tmp_path / "ray")
     for name in ("model.safetensors", "privacy.json"):
         assert (local.path / name).read_bytes() == (ray.path / name).read_bytes(), name
     ledgers = [sorted((run.path / "ledger.jsonl").open()) for run in (local, ray)]
