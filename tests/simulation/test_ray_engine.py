@@ -43,6 +43,7 @@ STORE = 200 << 20
 def cluster() -> Iterator[None]:
     """One small Ray for the tests of this file that do not look at its start and end."""
     ray.init(
+        address="local",  # not that of other tests beside these
         num_cpus=3,
         include_dashboard=False,
         object_store_memory=STORE,
