@@ -21,8 +21,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self
 
-from fedsim.accountant.events import Event, to_dict
-from fedsim.accountant.ledger import PrivacyLedger
+from fedsim.accountant.events import Event
+from fedsim.accountant.ledger import PrivacyLedger, records_of
 
 GENESIS = "0" * 64
 
@@ -115,7 +115,7 @@ def _json_of(entries: tuple[tuple[Event, int], ...]) -> tuple[str, str]:
 
     The clients of a federation mostly spend the same: what many records contain is spelled once.
     """
-    content = [{"event": to_dict(event), "count": count} for event, count in entries]
+    content = records_of(entries)
     return _COMPACT.encode(content), _SORTED.encode(content)
 
 

@@ -132,7 +132,7 @@ class PrivacyLedger:
 
     def to_list(self) -> list[dict[str, Any]]:
         """Returns the ledger as JSON values: a list of {"event": EVENT, "count": n}."""
-        return [{"event": to_dict(event), "count": count} for event, count in self._runs]
+        return records_of(self._runs)
 
     @classmethod
     def from_list(cls, records: Iterable[Mapping[str, Any]]) -> Self:
@@ -165,9 +165,14 @@ class PrivacyLedger:
         return f"PrivacyLedger({self._runs!r})"
 
 
+def records_of(entries: Iterable[tuple[Event, int]]) -> list[dict[str, Any]]:
+    """Returns entries of a ledger as JSON values: a list of {"event": EVENT, "count": n}."""
+    return [{"event": to_dict(event), "count": count} for event, count in entries]
+
+
 @lru_cache(maxsize=1024)
 def _text_of(runs: tuple[tuple[Event, int], ...]) -> str:
-    return json.dumps([{"event": to_dict(event), "count": count} for event, count in runs])
+    return json.dumps(records_of(runs))
 
 
 @lru_cache(maxsize=1024)

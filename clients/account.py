@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from flwr.app import ConfigRecord, RecordDict
 
-from fedsim.accountant import Event, PrivacyLedger
+from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.journal import GENESIS, Charge, Journal
 from fedsim.clients.failures import ClientFailureError
 from fedsim.clients.plan import PrivacyPlan
@@ -189,7 +189,7 @@ class PrivacyAccount:
     def _after(self, charge: Charge) -> Self:
         return replace(
             self,
-            spent=_added(self.spent, charge.ledger.entries),
+            spent=_added(self.spent, charge.ledger.to_text()),
             rounds=self.rounds + 1,
             steps=self.steps + charge.steps,
             round_steps=charge.steps,
@@ -220,9 +220,6 @@ class PrivacyAccount:
 
 
 @lru_cache(maxsize=1024)
-def _added(spent: str, entries: tuple[tuple[Event, int], ...]) -> str:
-    """Return a ledger as text with what was charged behind it; many clients spend the same."""
-    ledger = PrivacyLedger.from_text(spent)
-    for event, count in entries:
-        ledger.record(event, count)
-    return ledger.to_text()
+def _added(spent: str, charged: str) -> str:
+    """Return a ledger with what was charged behind it, all as text; many clients spend the same."""
+    return PrivacyLedger.from_text(spent).merge(PrivacyLedger.from_text(charged)).to_text()

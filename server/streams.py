@@ -48,11 +48,10 @@ def seed_sequence(
     Raises:
         ValueError: for a number outside its range; larger ones would alias other keys.
     """
-    if not (0 <= seed < 1 << 64 and 0 <= client < 1 << 32 and 0 <= round_number < 1 << 32):
-        limits = (("seed", seed, 64), ("client", client, 32), ("round", round_number, 32))
-        for name, value, bits in limits:
-            if not 0 <= value < 1 << bits:
-                raise ValueError(f"{name} must be in [0, 2^{bits}), got {value}")
+    limits = (("seed", seed, 64), ("client", client, 32), ("round", round_number, 32))
+    for name, value, bits in limits:
+        if not 0 <= value < 2**bits:
+            raise ValueError(f"{name} must be in [0, 2^{bits}), got {value}")
     # What numpy makes of SeedSequence(seed, spawn_key=(purpose, client, round)), in half the time:
     # the seed as two words, zeros up to the size of its pool, and a word for each part of the key.
     words = (seed & _WORD, seed >> 32, 0, 0, purpose, client, round_number)

@@ -1,6 +1,7 @@
 """Settings of the whole suite, made before torch and numpy are imported."""
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,10 @@ def stop_after() -> Callable[[int], _StopAfter]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave out the page of a run, four fifths of a small one, but for tests marked `pages`.
 
-    Only what runs in the process of the tests is meant; commands write their pages as always.
+    Only what runs in the process of the tests is meant; commands write their pages as always. Who
+    tests nothing that runs need not wait for torch: the module is there once a test has loaded it.
     """
-    from fedsim.report.html import write_report
-    from fedsim.runs import running
-
-    kept = "pages" in item.keywords
-    running.write_report = write_report if kept else lambda directory: None
+    running = sys.modules.get("fedsim.runs.running")
+    if running is not None:
+        written = sys.modules["fedsim.report.html"].write_report
+        running.write_report = written if "pages" in item.keywords else lambda directory: None  # pyright: ignore[reportAttributeAccessIssue]

@@ -92,8 +92,7 @@ class Worker:
         while self.waiting and len(self.running) < _AHEAD:
             jobs = self._next_jobs()
             parcels = [job.parcel for job in jobs]
-            keys = {key for parcel in parcels for key in parcel.shared.values()}
-            shared = {key: self.shared[key] for key in sorted(keys)}
+            shared = {key: self.shared[key] for p in parcels for key in p.shared.values()}
             self.running[self.actor.answer.remote(Packed(parcels), shared)] = jobs
         return list(self.running)
 
