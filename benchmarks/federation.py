@@ -61,7 +61,7 @@ class Row:
         """Return the row for people."""
         scaled = f"  ~ scaled from {self.timed_clients} clients"
         return (
-            f"  {self.name:<24} {1 / self.wall:9.0f} /s  {self.wall_ratio:8.2f} x  "
+            f"  {self.name:<34} {1 / self.wall:9.0f} /s  {self.wall_ratio:8.2f} x  "
             f"{self.processor * 1e3:9.3f} ms of processor {self.processor_ratio:8.2f} x  "
             f"{self.megabytes:6.0f} MB" + (scaled if self.timed_clients < self.clients else "")
         )

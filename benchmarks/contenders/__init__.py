@@ -50,6 +50,12 @@ CONTENDERS: Mapping[str, Entry] = MappingProxyType(
         "fedsim-ray-1": Entry("fedsim_engines", "RayWorkers", {"workers": 1}),
         "fedsim-ray-2": Entry("fedsim_engines", "RayWorkers", {"workers": 2}),
         "flower-opacus": Entry("flower_opacus", "FlowerOpacus", modes=(True,), most_clients=100),
+        "flower-opacus-prv": Entry(
+            "flower_opacus", "FlowerOpacus", {"accountant": "prv"}, modes=(True,), most_clients=100
+        ),
+        "flower-opacus-no-epsilon": Entry(
+            "flower_opacus", "FlowerOpacus", {"accountant": None}, modes=(True,), most_clients=100
+        ),
         "pfl": Entry("pfl_research", "PflResearch", modes=(False,), interpreter="PFL_PYTHON"),
     }
 )

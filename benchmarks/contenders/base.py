@@ -16,7 +16,8 @@ class Work:
     Attributes:
         model: mlp (784-128-10), cnn (two convolutions, as usual for MNIST) or small (64-32-10).
         clients: how many.
-        private: DP-SGD with noise multiplier 1 and a bound of 0.5, on Poisson lots; else plain SGD.
+        private: DP-SGD on Poisson lots, and every client's epsilon after every round; else plain
+            SGD.
     """
 
     model: str
@@ -35,6 +36,9 @@ class Work:
 
     steps = 4
     lr = 0.1
+    noise_multiplier = 1.0
+    max_grad_norm = 0.5
+    delta = 1e-3
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -162,6 +162,10 @@ def federation_of(work: Work, folder: Path, runtime: Mapping[str, object]) -> Fe
         "runtime": {"device": "cpu", **runtime},
     }
     if work.private:
-        content["privacy"] = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
+        content["privacy"] = {
+            "noise_multiplier": work.noise_multiplier,
+            "delta": work.delta,
+            "max_grad_norm": work.max_grad_norm,
+        }
     loaded, here = load_experiment(content, base=folder), runtime.get("engine") != "ray"
     return assemble(loaded, ledger=folder / "ledger.jsonl", trains_here=here)

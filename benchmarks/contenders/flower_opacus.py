@@ -11,7 +11,7 @@ import logging
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -28,15 +28,18 @@ class FlowerOpacus(Contender):
 
     Args:
         workers: Ray actors, one thread each.
+        accountant: Opacus' name of the one that clients compute their epsilon by after each round;
+            without, they only keep the history that it could be computed from.
     """
 
-    name = "Flower on Ray + Opacus"
-
-    def __init__(self, workers: int = 1) -> None:
+    def __init__(self, workers: int = 1, *, accountant: str | None = "rdp") -> None:
         import opacus  # noqa: F401  left out without it
         import ray  # noqa: F401
 
         self._workers = workers
+        self._accountant = accountant
+        how = "no epsilon" if accountant is None else accountant.upper()
+        self.name = f"Flower on Ray + Opacus, {how}"
 
     def prepare(self, work: Work) -> None:
         """Get ready for the first round; not timed."""
@@ -46,7 +49,7 @@ class FlowerOpacus(Contender):
             logging.getLogger(name).setLevel(logging.ERROR)
         self._folder = tempfile.TemporaryDirectory()
         work.save_data(Path(self._folder.name))
-        client = _client(work, self._folder.name)
+        client = _client(work, self._folder.name, accountant=self._accountant)
         backend = {
             "init_args": {
                 "address": "local",
@@ -59,7 +62,8 @@ class FlowerOpacus(Contender):
         }
 
         def body(turns: Turns) -> None:
-            run_simulation(_server(work, turns), client, work.clients, backend_config=backend)
+            server = _server(work, turns, tells=self._accountant is not None)
+            run_simulation(server, client, work.clients, backend_config=backend)
 
         self._turns = Turns(body)
 
@@ -73,7 +77,7 @@ class FlowerOpacus(Contender):
         self._folder.cleanup()
 
 
-def _server(work: Work, turns: Turns) -> ServerApp:
+def _server(work: Work, turns: Turns, *, tells: bool) -> ServerApp:
     app = ServerApp()
 
     @app.main()
@@ -91,7 +95,7 @@ def _server(work: Work, turns: Turns) -> ServerApp:
             number += 1
             requests = strategy.configure_train(number, arrays, ConfigRecord(), grid)
             answers = list(grid.send_and_receive(requests))
-            _check(answers, work.clients, work.steps * number)
+            _check(answers, work.clients, work.steps * number, tells=tells)
             averaged, _ = strategy.aggregate_train(number, answers)
             if averaged is None:
                 raise RuntimeError("nothing to average")
@@ -101,19 +105,24 @@ def _server(work: Work, turns: Turns) -> ServerApp:
     return app
 
 
-def _check(answers: list[Message], clients: int, steps: int) -> None:
-    """Check that the work was done: every client answered and accounted for all of its steps."""
+def _check(answers: list[Message], clients: int, steps: int, *, tells: bool) -> None:
+    """Check that the work was done: every client answered and accounted for all of its steps.
+
+    Those that compute their epsilon must tell one.
+    """
     for answer in answers:
         if answer.has_error():
             raise RuntimeError(answer.error.reason)
-        taken = answer.content.metric_records["metrics"]["steps"]
-        if taken != steps:
-            raise RuntimeError(f"a client accounted for {taken} of {steps} steps")
+        told = answer.content.metric_records["metrics"]
+        if told["steps"] != steps:
+            raise RuntimeError(f"a client accounted for {told['steps']} of {steps} steps")
+        if tells and not cast(float, told["epsilon"]) > 0:
+            raise RuntimeError(f"a client tells an epsilon of {told['epsilon']}")
     if len(answers) != clients:
         raise RuntimeError(f"{len(answers)} of {clients} clients answered")
 
 
-def _client(work: Work, folder: str) -> ClientApp:
+def _client(work: Work, folder: str, *, accountant: str | None) -> ClientApp:
     app = ClientApp()
 
     @app.train()
@@ -122,7 +131,7 @@ def _client(work: Work, folder: str) -> ClientApp:
 
         # A module attribute is the one place where something outlives a message in a Ray actor.
         if not hasattr(opacus, "fedsim_benchmark"):
-            opacus.fedsim_benchmark = _actor(work, folder)  # pyright: ignore[reportAttributeAccessIssue]
+            opacus.fedsim_benchmark = _actor(work, folder, accountant)  # pyright: ignore[reportAttributeAccessIssue]
         step, wrapped, engine = opacus.fedsim_benchmark  # pyright: ignore[reportAttributeAccessIssue]
         wrapped.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         kept: dict[str, Any] = dict(context.state.config_records.get("account", {}))
@@ -133,16 +142,19 @@ def _client(work: Work, folder: str) -> ClientApp:
         context.state["account"] = ConfigRecord(
             dict(zip(("noise", "rate", "steps"), columns, strict=True))
         )
+        metrics: dict[str, Any] = {"num-examples": work.examples, "steps": sum(columns[-1])}
+        if accountant is not None:
+            metrics["epsilon"] = engine.get_epsilon(delta=work.delta)
         content = {
             "arrays": ArrayRecord(wrapped.state_dict()),
-            "metrics": MetricRecord({"num-examples": work.examples, "steps": sum(columns[-1])}),
+            "metrics": MetricRecord(metrics),
         }
         return Message(RecordDict(content), reply_to=message)
 
     return app
 
 
-def _actor(work: Work, folder: str) -> tuple[Any, nn.Module, Any]:
+def _actor(work: Work, folder: str, accountant: str | None) -> tuple[Any, nn.Module, Any]:
     """Make what an actor keeps: a function that trains one client, the model, and the engine."""
     import warnings
 
@@ -153,7 +165,7 @@ def _actor(work: Work, folder: str) -> tuple[Any, nn.Module, Any]:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    engine, plain = PrivacyEngine(), work.build()
+    engine, plain = PrivacyEngine(accountant=accountant or "rdp"), work.build()
     optimizer: Any = torch.optim.SGD(plain.parameters(), lr=work.lr)
     x, y = (np.load(Path(folder) / f"{name}.npy", mmap_mode="r") for name in "xy")
     data: dict[int, TensorDataset] = {}
@@ -168,8 +180,8 @@ def _actor(work: Work, folder: str) -> tuple[Any, nn.Module, Any]:
         module=plain,
         optimizer=optimizer,
         data_loader=DataLoader(examples(0), batch_size=work.batch),
-        noise_multiplier=1.0,
-        max_grad_norm=0.5,
+        noise_multiplier=work.noise_multiplier,
+        max_grad_norm=work.max_grad_norm,
     )
     wrapped, optimizer, _ = private  # lots are drawn below, for whichever client is here
     loss, rate = nn.CrossEntropyLoss(), work.batch / work.examples

@@ -69,10 +69,13 @@ def test_processes_that_a_contender_starts_are_counted(tmp_path: Path) -> None:
     find_spec("ray") is None or find_spec("opacus") is None, reason="needs Ray and Opacus"
 )
 def test_flower_with_opacus_does_its_work(tmp_path: Path) -> None:
-    """The contender itself checks that every client answered and accounted for every step."""
-    (row,), _ = measure(tmp_path, "private", "flower-opacus")
-    assert row["private"]
-    assert 0 < row["wall"] < 10
+    """The contender checks itself that every client answered, charged and told its epsilon."""
+    ways = ["flower-opacus", "flower-opacus-prv", "flower-opacus-no-epsilon"]
+    rows, _ = measure(tmp_path, "private", *ways)
+    assert [row["contender"] for row in rows] == ways
+    for row in rows:
+        assert row["private"]
+        assert 0 < row["wall"] < 10
 
 
 @pytest.mark.skipif(
