@@ -226,8 +226,12 @@ def _between(epsilon: float, count: int, low: int, log_slack: float) -> float:
     second = _log_sum(log_p - 2.0 * (low - flips) * epsilon)
     if log_slack >= first:
         return 0.0
-    log_ratio = first + math.log(-math.expm1(log_slack - first)) - second
-    return max(0.0, top + min(0.0, log_ratio))
+    share = log_slack - first
+    # Of the two logarithms of 1 - e^share, the one that keeps the digits.
+    log_left = math.log1p(-math.exp(share)) if share < -0.7 else math.log(-math.expm1(share))
+    log_ratio = (first - second) + log_left
+    # Upwards: at an epsilon of 40 the last digit is worth 4e-15 of delta, more than 1e-6 of 1e-9.
+    return max(0.0, min(top, math.nextafter(top + min(0.0, log_ratio), math.inf)))
 
 
 def _log_response_delta(epsilon: float, count: int, target: float) -> float:
