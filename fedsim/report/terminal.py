@@ -1,13 +1,11 @@
 """What a person sees in the terminal: progress on stderr, the result on stdout."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -23,12 +21,12 @@ from fedsim.planning.projection import Plan, PlannedClient
 from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.figures import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.report.lines import say
+from fedsim.report.tables import figure_table, print_table
 from fedsim.runs.directory import RunDirectory
 from fedsim.statement import Facts
 from fedsim.statement.sentence import counted, named, span
 
 _SHOWN_CLIENTS = 25
-_WIDEST = 1000
 
 
 class ProgressObserver:
@@ -88,7 +86,7 @@ def print_result(directory: RunDirectory, console: Console | None = None) -> Non
     console = console or Console()
     contents = read_contents(directory)
     if contents.facts.private:
-        _print_table(console, _privacy_table(contents))
+        print_table(console, _privacy_table(contents))
     for line in _summary(contents):
         say(console, line)
     console.print(f"report: {directory.report}", highlight=False, markup=False, soft_wrap=True)
@@ -157,7 +155,7 @@ def _privacy_table(contents: RunContents) -> Table:
     budgets = any(spend["target_epsilon"] is not None for spend in clients)
     left = any(spend.get("withdrawn_round") is not None for spend in clients)
     sizes = "declared" if contents.privacy["adjacency"] == "add_remove" else "examples"
-    table = _table(
+    table = figure_table(
         "Privacy spent by each client",
         ["client", sizes, "z", "rounds", "steps", *["δ"] * (not one_delta), "ε", "ε (RDP)"]
         + ["budget"] * budgets
@@ -187,33 +185,6 @@ def _privacy_table(contents: RunContents) -> Table:
         notes.append(f"the {len(shown)} largest of {len(clients):,}; clients.csv has all")
     table.caption = "\n".join(notes)
     return table
-
-
-def _table(title: str, numbers: list[str], *, texts: Sequence[str] = ()) -> Table:
-    """Return an empty table, narrow enough that ten columns of figures fit into 80 characters."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=title,
-        title_justify="left",
-        caption_justify="left",
-        padding=(0, 1, 0, 0),
-    )
-    for heading in texts:
-        table.add_column(heading, overflow="fold")
-    for heading in numbers:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
-def _print_table(console: Console, table: Table) -> None:
-    """Print a table without cutting a figure: closer together, or else wider than the terminal."""
-    if _width(console, table) > console.width:
-        table.padding = (0, 0, 0, 0)
-    console.print(table, width=max(_width(console, table), console.width), crop=False)
-
-
-def _width(console: Console, table: Table) -> int:
-    return Measurement.get(console, console.options.update(width=_WIDEST), table).maximum
 
 
 def _or_dash(value: float | None) -> str:
@@ -270,7 +241,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     """Print what every client would spend, and what one changed setting would do."""
     console = console or Console()
     budgets = any(client.target_epsilon is not None for client in plan.clients)
-    table = _table(
+    table = figure_table(
         "Planned for each client",
         ["client", "examples", "q", "z", "rounds", "steps", "ε"]
         + ["budget", "affords", "until"] * budgets,
@@ -293,8 +264,8 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     if len(plan.clients) > len(ordered):
         notes.append(f"the {len(ordered)} largest of {len(plan.clients):,}; --json has all")
     table.caption = "\n".join(notes)
-    _print_table(console, table)
-    changes = _table(
+    print_table(console, table)
+    changes = figure_table(
         f"What would change for the median client, {plan.median_client}",
         ["noise z", "steps", "ε at the end"],
         texts=["change"],
@@ -303,7 +274,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         changes.add_row(
             one.change, f"{one.noise_multiplier:.4g}", str(one.steps), epsilon_text(one.epsilon)
         )
-    _print_table(console, changes)
+    print_table(console, changes)
     goal = "" if plan.target_epsilon is None else f" (target {plan.target_epsilon:g})"
     say(
         console,

@@ -1,0 +1,37 @@
+"""Tables of figures in the terminal: narrow, and never with a figure cut."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+_WIDEST = 1000
+
+
+def figure_table(title: str, numbers: list[str], *, texts: Sequence[str] = ()) -> Table:
+    """Return an empty table, narrow enough that ten columns of figures fit into 80 characters."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        caption_justify="left",
+        padding=(0, 1, 0, 0),
+    )
+    for heading in texts:
+        table.add_column(heading, overflow="fold")
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table without cutting a figure: closer together, or else wider than the terminal."""
+    if _width(console, table) > console.width:
+        table.padding = (0, 0, 0, 0)
+    console.print(table, width=max(_width(console, table), console.width), crop=False)
+
+
+def _width(console: Console, table: Table) -> int:
+    return Measurement.get(console, console.options.update(width=_WIDEST), table).maximum
