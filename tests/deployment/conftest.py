@@ -199,6 +199,11 @@ class Site:
         subprocess.run(command, cwd=self.directory, check=True, capture_output=True)
         return app
 
+    @staticmethod
+    def ledger(run: Path) -> list[str]:
+        """Return the records of a run's ledger, as they are written."""
+        return (run / "ledger.jsonl").read_text().splitlines()
+
     @contextmanager
     def running(self) -> Iterator[Deployment]:
         """Start a SuperLink, and stop every process at the end."""

@@ -39,7 +39,7 @@ def test_a_pinned_helper_on_a_supernode_opens_the_sum_of_the_local_run(
         assert running.run_app(app, out) == "finished:completed", running.log()
     for name in ("model.safetensors", "clients.csv"):
         assert (out / name).read_bytes() == (local.path / name).read_bytes(), name
-    assert sorted(lines(out)) == sorted(lines(local.path))
+    assert sorted(site.ledger(out)) == sorted(site.ledger(local.path))
     limits = [
         {
             point["id"]
@@ -50,8 +50,3 @@ def test_a_pinned_helper_on_a_supernode_opens_the_sum_of_the_local_run(
     assert limits[1] - limits[0] == {"parties_on_one_host"}, "here the parties are real"
     assert "unseen_updates" in limits[0] & limits[1]
     assert not (site.home / "node-2" / "seed-0").exists(), "a helper keeps no ledger"
-
-
-def lines(run: Path) -> list[str]:
-    """Return the records of a run's ledger."""
-    return (run / "ledger.jsonl").read_text().splitlines()

@@ -44,9 +44,9 @@ def test_two_supernodes_give_the_local_result_also_over_a_restart(site, tmp_path
         for client in (0, 1):
             ledger = home / f"node-{client}" / "seed-0" / f"client-{client}" / "ledger.jsonl"
             assert stat.S_IMODE(ledger.stat().st_mode) == 0o600
-            own = [line for line in lines(local.path) if json.loads(line)["client"] == client]
+            own = [line for line in site.ledger(local.path) if json.loads(line)["client"] == client]
             assert ledger.read_text().splitlines() == own
-        assert sorted(lines(out)) == sorted(lines(local.path))
+        assert sorted(site.ledger(out)) == sorted(site.ledger(local.path))
         assert verify_run(RunDirectory(out)).problems == ()
         simulated = fedsim.run(open_book, out=tmp_path / "simulated").path
         out = tmp_path / "evaluated"
@@ -59,8 +59,3 @@ def test_two_supernodes_give_the_local_result_also_over_a_restart(site, tmp_path
     )
     for name in ("evaluated", "clients_loss", "clients_accuracy"):
         assert found[name] == expected[name], name
-
-
-def lines(run: Path) -> list[str]:
-    """Return the records of a run's ledger."""
-    return (run / "ledger.jsonl").read_text().splitlines()
