@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 import fedsim
+from fedsim.audit.command import audit
 from fedsim.comparison.command import compare
 
 if TYPE_CHECKING:
@@ -255,6 +256,7 @@ def list_names(as_json: bool) -> None:
             click.echo(f"  {name:<{width}}  {description}")
 
 
+cli.add_command(audit)
 cli.add_command(compare)
 
 

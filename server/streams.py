@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     FAULT = 11
     HELD_OUT = 12  # which of its examples a client never trains on
     EVALUATION = 13  # who evaluates
+    CANARIES = 14  # which examples carry a canary in an audit
     ROUNDING = 20  # stochastic rounding of secure aggregation
 
 

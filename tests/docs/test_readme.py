@@ -37,6 +37,7 @@ COMMANDS = {
     "validate": "fedsim validate experiments/digits_dp.yaml",
     "report": "fedsim report r",
     "verify": "fedsim verify r",
+    "audit": "fedsim audit experiments/digits_dp.yaml --clients 1 --steps 20",
     "deploy": "fedsim deploy experiments/digits_dp.yaml --out app",
     "helper-key": "fedsim helper-key helper.key",
     "list": "fedsim list",

@@ -1,0 +1,60 @@
+"""What a person sees of an audit."""
+
+from decimal import ROUND_FLOOR, Decimal
+
+from rich.console import Console
+
+from fedsim.audit.auditing import Audit
+from fedsim.audit.evidence import Interval
+from fedsim.report.figures import epsilon_text
+from fedsim.report.lines import say
+from fedsim.report.tables import figure_table, print_table
+from fedsim.statement.sentence import counted
+
+
+def print_audit(audit: Audit, console: Console | None = None) -> None:
+    """Print what was measured on each client beside what it claims, and the verdict."""
+    console = console or Console()
+    table = figure_table(
+        "Measured on each client, over what is charged",
+        ["client", "examples", "ε claimed", "ε at least", "noise", "example", "sampling"],
+    )
+    for one in audit.clients:
+        found = one.findings
+        table.add_row(
+            str(one.client),
+            str(one.examples),
+            epsilon_text(one.claim.epsilon),
+            _rounded_down(found.epsilon),
+            _with_room(found.noise),
+            _with_room(found.contribution),
+            f"{found.rate.estimate:.3f}",
+        )
+    notes = [
+        "ε at least: by the noise, clipping and sampling that the attack proved",
+        "noise: its deviation; example: its part in a sum; sampling: its rate",
+    ]
+    if audit.num_clients > len(audit.clients):
+        notes.append(f"the {len(audit.clients)} largest claims of {audit.num_clients:,} clients")
+    table.caption = "\n".join(notes)
+    print_table(console, table)
+    problems = len(audit.violations)
+    verdict = f"{counted(problems, 'violation')} found" if problems else "no claim is violated"
+    say(
+        console,
+        f"{audit.name}: {verdict} ({counted(len(audit.clients), 'client')}, "
+        f"{counted(audit.steps, 'step')} each, confidence {audit.confidence:g})",
+    )
+
+
+def _with_room(interval: Interval) -> str:
+    return f"{interval.estimate:.3f} ± {interval.high - interval.estimate:.3f}"
+
+
+def _rounded_down(epsilon: float) -> str:
+    """Return a lower bound with 4 significant digits: a printed one is never above it."""
+    if epsilon == 0.0:
+        return "0"
+    value = Decimal(repr(epsilon))
+    step = Decimal(1).scaleb(value.adjusted() - 3)
+    return f"{value.quantize(step, rounding=ROUND_FLOOR).normalize():f}"

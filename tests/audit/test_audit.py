@@ -1,0 +1,185 @@
+"""An audit passes sound mechanisms and names the bug of each broken one."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsim.audit.auditing import Audit, audit_experiment
+from fedsim.clients.dp_sgd.noise import NoiseSource, SeededNoise
+from fedsim.clients.dp_sgd.per_example import BookKeeping
+from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.clients.plan import PrivacyPlanError
+from fedsim.clients.training import StreamKey
+from fedsim.experiment import LoadedExperiment, load_experiment
+
+CONFIDENCE = 1 - 1e-6  # the seed is fixed; whoever changes what is drawn has this false-alarm rate
+
+
+def experiment(**sections: Any) -> LoadedExperiment:
+    content: dict[str, Any] = {
+        "name": "audited",
+        "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 5}},
+        "model": {"name": "logistic"},
+        "federation": {"rounds": 10},
+        "local": {"steps": 5, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.5}},
+        "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5},
+    }
+    for name, section in sections.items():
+        content[name] = section and {**content[name], **section}
+    return load_experiment(content)
+
+
+def audited(steps: int = 400, clients: int = 2, **sections: Any) -> Audit:
+    return audit_experiment(
+        experiment(**sections), clients=clients, steps=steps, confidence=CONFIDENCE
+    )
+
+
+SOUND: dict[str, dict[str, Any]] = {
+    "flat": {},
+    "little noise": {"privacy": {"noise_multiplier": 0.5}},
+    "per layer": {"privacy": {"clipping": "per_layer"}},
+    "automatic": {"privacy": {"clipping": "automatic"}},
+    "adaptive": {"privacy": {"clipping": "adaptive", "clip_count_noise": 1.6}},
+    "shuffled": {"privacy": {"sampling": "shuffle"}},
+    "balls and bins": {"privacy": {"sampling": "balls_and_bins"}},
+    "fixed size": {"privacy": {"sampling": "fixed_size", "adjacency": "replace_one"}},
+    "everybody in each lot": {"local": {"batch_size": 1000}},
+    "secure noise": {"privacy": {"noise": "secure"}},
+    "lots in parts": {"local": {"max_physical_batch": 7}},
+    "momentum": {"local": {"optimizer": {"name": "sgd", "lr": 0.5, "momentum": 0.9}}},
+    "convolutions": {"model": {"name": "cnn"}},
+}
+
+
+@pytest.mark.parametrize("sections", SOUND.values(), ids=SOUND)
+def test_what_is_sound_passes_and_leaks_no_more_than_it_claims(sections: dict[str, Any]) -> None:
+    convolutions = sections.get("model", {}).get("name") == "cnn"
+    found = audited(steps=60 if convolutions else 400, clients=1, **sections)
+    assert found.violations == ()
+    (client,) = found.clients
+    assert 0.0 < client.findings.epsilon <= client.claim.epsilon
+    assert client.findings.noise.estimate == pytest.approx(1.0, abs=0.05)
+    assert client.findings.contribution.estimate == pytest.approx(1.0, abs=0.3)
+
+
+def test_the_bound_is_close_to_the_claim() -> None:
+    """Power: an audit that always says 0 would pass everything."""
+    found = audited(steps=2000, clients=1)
+    (client,) = found.clients
+    assert client.findings.epsilon > 0.8 * client.claim.epsilon
+
+
+@pytest.mark.parametrize("factor", [0.7, 0.95])
+def test_less_noise_than_charged_is_found(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    whole = SeededNoise.fill_
+    monkeypatch.setattr(
+        SeededNoise, "fill_", lambda self, out, deviation: whole(self, out, factor * deviation)
+    )
+    for client in audited().clients:
+        texts = client.findings.violations
+        assert client.findings.noise.estimate == pytest.approx(factor, rel=0.01)
+        assert any("of what is charged" in text for text in texts)
+        assert any("is claimed" in text for text in texts) == (factor == 0.7)
+
+
+@pytest.mark.parametrize("factor", [1.3, 50.0])
+def test_clipping_that_does_not_hold_is_found(
+    monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    whole = BookKeeping.add_clipped_sum
+
+    def unclipped(self: BookKeeping, *args: Any, scale: float, **settings: Any) -> Any:
+        return whole(self, *args, scale=factor * scale, **settings)
+
+    monkeypatch.setattr(BookKeeping, "add_clipped_sum", unclipped)
+    for client in audited().clients:
+        assert any("times the clipping bound" in text for text in client.findings.violations)
+        assert any("is claimed" in text for text in client.findings.violations)
+
+
+def test_examples_in_more_lots_than_charged_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = PoissonSampling.lot
+    monkeypatch.setattr(
+        PoissonSampling,
+        "lot",
+        lambda self, n, rng: whole(replace(self, rate=1.2 * self.rate), n, rng),
+    )
+    for client in audited().clients:
+        assert any(text.startswith("lots hold 1.") for text in client.findings.violations)
+
+
+def test_one_lot_for_all_steps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rate is right on average, but for those in the lot it is 1."""
+    monkeypatch.setattr(
+        PoissonSampling,
+        "lot",
+        lambda self, n, rng: np.flatnonzero(np.random.default_rng(0).random(n) < self.rate),
+    )
+    for client in audited().clients:
+        assert any(text.startswith("lots hold") for text in client.findings.violations)
+        assert client.findings.epsilon > client.claim.epsilon
+
+
+def test_noise_of_one_seed_for_all_rounds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = StreamKey.noise
+
+    def stale(self: StreamKey, *, secure: bool = False) -> NoiseSource:
+        return whole(replace(self, round_number=1), secure=secure)
+
+    monkeypatch.setattr(StreamKey, "noise", stale)
+    for client in audited().clients:
+        assert any("from round to round" in text for text in client.findings.violations)
+
+
+def test_noise_that_is_the_same_in_each_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = SeededNoise.fill_
+
+    def again(self: SeededNoise, out: Any, deviation: float) -> Any:
+        return whole(SeededNoise(np.random.default_rng(5)), out, deviation)
+
+    monkeypatch.setattr(SeededNoise, "fill_", again)
+    for client in audited().clients:
+        assert any("from step to step" in text for text in client.findings.violations)
+
+
+def test_noise_that_clients_share_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = StreamKey.noise
+
+    def common(self: StreamKey, *, secure: bool = False) -> NoiseSource:
+        return whole(replace(self, client=0), secure=secure)
+
+    monkeypatch.setattr(StreamKey, "noise", common)
+    found = audited(clients=3)
+    assert len(found.shared) == 2
+    assert all("have noise in common" in text for text in found.violations)
+
+
+def test_the_clients_of_the_largest_claims_are_audited() -> None:
+    own = {"1": {"noise_multiplier": 0.8}, "3": {"noise_multiplier": 2.0}}
+    found = audited(steps=20, privacy={"clients": own})
+    assert 1 in {client.client for client in found.clients}
+    assert 3 not in {client.client for client in found.clients}
+    assert (len(found.clients), found.num_clients) == (2, 5)
+
+
+def test_whoever_claims_nothing_is_told_so() -> None:
+    with pytest.raises(PrivacyPlanError, match="the experiment has no privacy section"):
+        audited(privacy=None)
+    with pytest.raises(PrivacyPlanError, match="a noise_multiplier above 0"):
+        audited(privacy={"noise_multiplier": 0.0})
+
+
+def test_the_same_audit_twice_is_the_same() -> None:
+    one, other = (audited(steps=20).to_json() for _ in range(2))
+    assert one == other
+
+
+def test_who_listens_is_told_of_each_client() -> None:
+    told: list[tuple[int, int]] = []
+    audit_experiment(
+        experiment(), clients=3, steps=5, on_client=lambda done, of: told.append((done, of))
+    )
+    assert told == [(1, 3), (2, 3), (3, 3)]
