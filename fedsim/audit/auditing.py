@@ -8,17 +8,17 @@ up to the confidence; their absence is evidence, no proof. docs/howto/attack.md 
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedsim.audit.canaries import CanaryModel, with_canary
-from fedsim.audit.findings import LOOKS, Claim, Findings, findings, noise_correlation
+from fedsim.audit.findings import LOOKS, Claim, findings, noise_correlation
 from fedsim.audit.observing import claimed_noise, observe
+from fedsim.audit.results import Audit, ClientAudit
 from fedsim.clients.app import one_thread
 from fedsim.clients.budget import epsilon_of
 from fedsim.clients.dp_sgd.backend import gradients_for
@@ -29,74 +29,6 @@ from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import Federation, assemble
 from fedsim.federation.replica import TRIED, first_public, tensors_of
 from fedsim.server.streams import Purpose, stream
-
-
-@dataclass(frozen=True)
-class ClientAudit:
-    """What was found on one client, beside what it claims."""
-
-    client: int
-    examples: int
-    claim: Claim
-    findings: Findings
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it for a program."""
-        found = self.findings
-        return {
-            "client": self.client,
-            "examples": self.examples,
-            "delta": self.claim.delta,
-            "epsilon_claimed": self.claim.epsilon,
-            "epsilon_at_least": found.epsilon,
-            "noise_over_charged": vars(found.noise),
-            "contribution_over_bound": vars(found.contribution),
-            "sampling_over_charged": vars(found.rate),
-            "noise_correlation": [vars(interval) for interval in found.repeated],
-            "violations": list(found.violations),
-        }
-
-
-@dataclass(frozen=True)
-class Audit:
-    """What was found on the audited clients of an experiment.
-
-    Attributes:
-        name: of the experiment.
-        clients: the audited ones.
-        num_clients: all there are.
-        steps: taken by each audited client.
-        confidence: that a sound federation has no violation.
-        shared: pairs of audited clients whose noise is correlated, in words.
-    """
-
-    name: str
-    clients: tuple[ClientAudit, ...]
-    num_clients: int
-    steps: int
-    confidence: float
-    shared: tuple[str, ...]
-
-    @property
-    def violations(self) -> tuple[str, ...]:
-        """Everything that does not fit the claims, in words."""
-        own = [
-            f"client {one.client}: {text}"
-            for one in self.clients
-            for text in one.findings.violations
-        ]
-        return (*own, *self.shared)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it for a program."""
-        return {
-            "name": self.name,
-            "steps": self.steps,
-            "confidence": self.confidence,
-            "num_clients": self.num_clients,
-            "clients": [client.to_json() for client in self.clients],
-            "violations": list(self.violations),
-        }
 
 
 def audit_experiment(
@@ -233,9 +165,9 @@ def _shared(audited: list[ClientAudit], *, miss: float) -> list[str]:
     """Return the neighbours whose noise is correlated: clients must not share a stream."""
     found = []
     for one, other in pairwise(audited):
-        width = min(one.examples, other.examples)
-        rows = [client.findings.noise_rows[:, :width] for client in (one, other)]
-        interval = noise_correlation(rows[0], rows[1], miss=miss)
+        rows, others = one.findings.noise_rows, other.findings.noise_rows
+        width = min(rows.shape[1], others.shape[1])
+        interval = noise_correlation(rows[:, :width], others[:, :width], miss=miss)
         if interval.low > 0.0 or interval.high < 0.0:
             found.append(
                 f"clients {one.client} and {other.client} have noise in common: "

@@ -19,6 +19,8 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Watch = Callable[[np.ndarray, Tensor, DpSgdStep], None]
 
+OBSERVED = 1000  # canaries of a client: of more, the tables would fill the memory
+
 
 @dataclass(frozen=True)
 class Observations:
@@ -89,6 +91,8 @@ def observe(
 ) -> Observations:
     """Train a client on canaries, round after round, as an engine would have it train.
 
+    The canaries of its first `OBSERVED` examples are looked at.
+
     Args:
         gradients: of a `CanaryModel`.
         targets: of the client's examples.
@@ -100,7 +104,8 @@ def observe(
         steps: how many to take; whole rounds, so there may be a few more.
         secure: lots and noise come from the operating system.
     """
-    place = _canaries(gradients, planted.size)
+    count = min(planted.size, OBSERVED)
+    place = _canaries(gradients, count)
     rows: list[tuple[Floats, Bools]] = []
 
     def watch(lot: np.ndarray, released: Tensor, at: DpSgdStep) -> None:
@@ -108,7 +113,7 @@ def observe(
         drawn[lot] = True
         bound = _bound(at, gradients)
         sums = released[place].double().cpu().numpy() * (at.expected_lot / bound)
-        rows.append((sums, drawn))
+        rows.append((sums, drawn[:count]))
 
     mechanism: DpSgdStep = WatchedStep.of(step, watch)
     index = torch.arange(planted.size, device=targets.device)
@@ -120,7 +125,7 @@ def observe(
             gradients, index, targets, local, mechanism, key, steps=own, secure=secure
         )
     released, drawn = (np.array(column) for column in zip(*rows, strict=True))
-    return Observations(released, drawn, planted)
+    return Observations(released, drawn, planted[:count])
 
 
 def claimed_noise(step: DpSgdStep, gradients: PerExampleGradients) -> float:

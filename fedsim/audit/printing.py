@@ -1,11 +1,12 @@
 """What a person sees of an audit."""
 
+import math
 from decimal import ROUND_FLOOR, Decimal
 
 from rich.console import Console
 
-from fedsim.audit.auditing import Audit
 from fedsim.audit.evidence import Interval
+from fedsim.audit.results import Audit
 from fedsim.report.figures import epsilon_text
 from fedsim.report.lines import say
 from fedsim.report.tables import figure_table, print_table
@@ -35,7 +36,9 @@ def print_audit(audit: Audit, console: Console | None = None) -> None:
         "noise: its deviation; example: its part in a sum; sampling: its rate",
     ]
     if audit.num_clients > len(audit.clients):
-        notes.append(f"the {len(audit.clients)} largest claims of {audit.num_clients:,} clients")
+        shown = len(audit.clients)
+        which = f"the {shown} largest claims" if shown > 1 else "the largest claim"
+        notes.append(f"{which} of {audit.num_clients:,} clients")
     table.caption = "\n".join(notes)
     print_table(console, table)
     problems = len(audit.violations)
@@ -48,13 +51,15 @@ def print_audit(audit: Audit, console: Console | None = None) -> None:
 
 
 def _with_room(interval: Interval) -> str:
+    if math.isnan(interval.estimate):
+        return "–"
     return f"{interval.estimate:.3f} ± {interval.high - interval.estimate:.3f}"
 
 
 def _rounded_down(epsilon: float) -> str:
     """Return a lower bound with 4 significant digits: a printed one is never above it."""
-    if epsilon == 0.0:
-        return "0"
+    if epsilon == 0.0 or math.isinf(epsilon):
+        return "0" if epsilon == 0.0 else "∞"
     value = Decimal(repr(epsilon))
     step = Decimal(1).scaleb(value.adjusted() - 3)
     return f"{value.quantize(step, rounding=ROUND_FLOOR).normalize():f}"

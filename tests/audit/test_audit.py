@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.audit.auditing import Audit, audit_experiment
+from fedsim.audit import observing
+from fedsim.audit.auditing import audit_experiment
+from fedsim.audit.results import Audit
 from fedsim.clients.dp_sgd.noise import NoiseSource, SeededNoise
 from fedsim.clients.dp_sgd.per_example import BookKeeping
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
@@ -155,6 +157,16 @@ def test_noise_that_clients_share_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     found = audited(clients=3)
     assert len(found.shared) == 2
     assert all("have noise in common" in text for text in found.violations)
+
+
+def test_of_many_examples_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observing, "OBSERVED", 40)
+    found = audited()
+    assert found.violations == ()
+    for client in found.clients:
+        assert client.examples > 200
+        assert client.findings.noise_rows.shape == (400, 40)
+        assert client.findings.epsilon > 0.0
 
 
 def test_the_clients_of_the_largest_claims_are_audited() -> None:

@@ -63,6 +63,18 @@ def test_json_has_every_interval(audit: Any) -> None:
             assert client[name]["low"] < client[name]["estimate"] < client[name]["high"]
 
 
+def test_where_no_canary_was_drawn_nothing_is_said_of_it(audit: Any) -> None:
+    seed = "seed=2"  # whose first lot is empty
+    tiny = (seed, "local.batch_size=1", "local.steps=1", "--steps", "1", "--clients", "1", "-q")
+    printed = audit(*tiny)
+    assert printed.exit_code == 0, printed.output
+    assert " – " in printed.stdout
+    assert "the largest claim of 4 clients" in printed.stdout
+    (client,) = json.loads(audit(*tiny, "--json").stdout)["clients"]
+    assert client["epsilon_at_least"] == 0.0
+    assert client["contribution_over_bound"] == {"estimate": None, "low": None, "high": None}
+
+
 def test_steps_are_whole_rounds(audit: Any) -> None:
     assert json.loads(audit("--steps", "7", "--quiet", "--json").stdout)["steps"] == 10
 
