@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedsim.audit.canaries import CanaryModel, with_canary
 from fedsim.audit.findings import LOOKS, Claim, findings, noise_correlation
-from fedsim.audit.observing import claimed_noise, observe
+from fedsim.audit.observing import charged_noise, observe
 from fedsim.audit.results import Audit, ClientAudit
 from fedsim.clients.app import one_thread
 from fedsim.clients.budget import epsilon_of
@@ -123,7 +123,7 @@ def _audit(
     claim = Claim(
         epsilon=epsilon,
         delta=plan.delta,
-        noise=claimed_noise(step, gradients),
+        noise=charged_noise(step, gradients),
         sampling=step.sampling,
         steps=plan.taken_steps,
         accountant=experiment.privacy.accountant,

@@ -1,10 +1,12 @@
 """What the observations of one client prove about its mechanism, and about the ε it claims."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from fedsim.accountant import Gaussian, make_accountant
 from fedsim.accountant.accountants import AccountantName
@@ -22,7 +24,7 @@ from fedsim.clients.dp_sgd.sampling import PoissonSampling, Sampling
 
 Floats = NDArray[np.float64]
 
-LOOKS = 10  # ends of intervals that could be wrong for one client: its share of the false alarms
+LOOKS = 11  # ends of intervals that could be wrong for one client: its share of the false alarms
 _BETWEEN = 0.5  # a coordinate above half a canary is taken for one
 
 
@@ -59,6 +61,8 @@ class Findings:
         noise: measured σ / C over the claimed one.
         contribution: of a canary in the lot, in units of C; at most 1 if clipping holds.
         rate: share of examples in a lot, over the one that was charged.
+        spread: variance of how often each example was drawn, over that of independent lots; 1 where
+            the client claims no independent ones.
         repeated: correlation of noise between neighbouring steps, and between rounds.
         noise_rows: the noise of each step (steps, canaries), NaN where a canary was in the lot.
         violations: what does not fit the claim, in words.
@@ -68,6 +72,7 @@ class Findings:
     noise: Interval
     contribution: Interval
     rate: Interval
+    spread: Interval
     repeated: tuple[Interval, Interval]
     noise_rows: Floats
     violations: tuple[str, ...]
@@ -99,6 +104,7 @@ def findings(seen: Observations, claim: Claim, *, round_steps: int, miss: float)
         noise=_scaled(deviation, claim.noise),
         contribution=mean_interval(missed, deviation.estimate, miss=miss),
         rate=_scaled(rate, claim.sampling.share),
+        spread=_spread(seen, claim.sampling, miss=miss),
         repeated=(
             noise_correlation(rows[1:], rows[:-1], miss=miss),
             noise_correlation(rows[round_steps:], rows[:-round_steps], miss=miss),
@@ -122,6 +128,24 @@ def _rate(seen: Observations, *, miss: float) -> Interval:
     most = int(seen.drawn.sum(axis=0).max(initial=0))
     exposed = rate_interval(most, steps, miss=miss / max(1, examples))
     return replace(pooled, low=max(pooled.low, exposed.low))
+
+
+def _spread(seen: Observations, sampling: Sampling, *, miss: float) -> Interval:
+    """Return how much the examples' counts vary, over Poisson sampling's binomial variance.
+
+    Where examples take turns, as in a shuffled epoch, they hardly do. Only the upper end counts,
+    and it is safe: the mean of squares is skewed to the right.
+    """
+    if not isinstance(sampling, PoissonSampling) or not 0.0 < sampling.rate < 1.0:
+        return Interval(1.0, 1.0, 1.0)
+    steps, examples = seen.drawn.shape
+    rate = sampling.rate
+    variance = steps * rate * (1.0 - rate)
+    fourth = variance * (1.0 + 3.0 * (steps - 2) * rate * (1.0 - rate))
+    squares = np.square(seen.drawn.sum(axis=0) - steps * rate)
+    room = -float(ndtri(miss)) * math.sqrt((fourth - variance**2) / examples) / variance
+    found = float(squares.mean()) / variance
+    return Interval(found, found - room, found + room)
 
 
 def _spent_at_least(claim: Claim, mu: float, rate: float) -> float:
@@ -150,6 +174,11 @@ def _violations(found: Findings, claim: Claim) -> Iterator[str]:
         yield f"an example contributes {found.contribution.estimate:.3g} times the clipping bound"
     if found.rate.low > 1.0:
         yield f"lots hold {found.rate.low:.3g} times the share of an example's charge, or more"
+    if found.spread.high < 1.0:
+        yield (
+            f"lots are not drawn independently: examples' counts vary {found.spread.estimate:.3g} "
+            "times as much as charged"
+        )
     for interval, where in zip(found.repeated, ("step to step", "round to round"), strict=True):
         if interval.low > 0.0 or interval.high < 0.0:
             yield f"noise repeats from {where}: correlation {interval.estimate:.3g}"

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.accountant import Gaussian, JointGaussian
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep, Lots
 from fedsim.clients.dp_sgd.noise import NoiseSource
 from fedsim.clients.dp_sgd.per_example import LotStatistics, PerExampleGradients
@@ -128,11 +129,21 @@ def observe(
     return Observations(released, drawn, planted[:count])
 
 
-def claimed_noise(step: DpSgdStep, gradients: PerExampleGradients) -> float:
-    """Return σ / C of the noise on a canary's coordinate, by what the step is charged as."""
-    groups = step.groups(gradients.parameters)
-    number = _group(step, gradients)
-    return step.standard_deviations(groups)[number] / groups.bounds[number]
+def charged_noise(step: DpSgdStep, gradients: PerExampleGradients) -> float:
+    """Return σ / C of the noise on a canary's coordinate, as it is charged.
+
+    It is read off the event, not off the step that makes the noise.
+
+    Raises:
+        TypeError: the step is charged as something else than Gaussian noise.
+    """
+    match step.mechanism:
+        case Gaussian(noise_multiplier):
+            return noise_multiplier
+        case JointGaussian(noise_multipliers):
+            return noise_multipliers[_group(step, gradients)]
+        case event:
+            raise TypeError(f"no noise is known for {event!r}")
 
 
 def _bound(step: DpSgdStep, gradients: PerExampleGradients) -> float:

@@ -29,6 +29,7 @@ class ClientAudit:
             "noise_over_charged": _interval(found.noise),
             "contribution_over_bound": _interval(found.contribution),
             "sampling_over_charged": _interval(found.rate),
+            "count_variance_over_charged": _interval(found.spread),
             "noise_correlation": [_interval(interval) for interval in found.repeated],
             "violations": list(found.violations),
         }

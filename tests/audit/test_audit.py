@@ -1,5 +1,7 @@
 """An audit passes sound mechanisms and names the bug of each broken one."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 from fedsim.audit import observing
 from fedsim.audit.auditing import audit_experiment
 from fedsim.audit.results import Audit
+from fedsim.clients.dp_sgd.clipping import Groups
+from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import NoiseSource, SeededNoise
 from fedsim.clients.dp_sgd.per_example import BookKeeping
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
@@ -87,6 +91,19 @@ def test_less_noise_than_charged_is_found(monkeypatch: pytest.MonkeyPatch, facto
         assert any("is claimed" in text for text in texts) == (factor == 0.7)
 
 
+def test_noise_that_is_charged_as_more_than_it_is_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step itself believes in its noise; what counts is the event that it is charged as."""
+    whole = DpSgdStep.standard_deviations
+
+    def halved(self: DpSgdStep, groups: Groups) -> tuple[float, ...]:
+        return tuple(sigma / math.sqrt(2.0) for sigma in whole(self, groups))
+
+    monkeypatch.setattr(DpSgdStep, "standard_deviations", halved)
+    for client in audited().clients:
+        assert client.findings.noise.estimate == pytest.approx(math.sqrt(0.5), rel=0.02)
+        assert any("of what is charged" in text for text in client.findings.violations)
+
+
 @pytest.mark.parametrize("factor", [1.3, 50.0])
 def test_clipping_that_does_not_hold_is_found(
     monkeypatch: pytest.MonkeyPatch, factor: float
@@ -123,6 +140,21 @@ def test_one_lot_for_all_steps_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     for client in audited().clients:
         assert any(text.startswith("lots hold") for text in client.findings.violations)
         assert client.findings.epsilon > client.claim.epsilon
+
+
+def test_shuffled_data_charged_as_poisson_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each example is in the right number of lots, but in turn."""
+
+    def shuffled(self: PoissonSampling, examples: int, stream: Any, **_: Any) -> Iterator[Any]:
+        batches = round(1.0 / self.rate)
+        while True:
+            yield from np.array_split(stream.permutation(examples), batches)
+
+    monkeypatch.setattr(PoissonSampling, "lots", shuffled)
+    local = {"steps": 9, "batch_size": 32}  # whole epochs in a round
+    for client in audited(local=local).clients:
+        assert [text for text in client.findings.violations if "not drawn independently" in text]
+        assert client.findings.rate.estimate == pytest.approx(1.0, abs=0.05)
 
 
 def test_noise_of_one_seed_for_all_rounds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
