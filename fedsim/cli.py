@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DONE, FAILED, WRONG_INPUT, BUDGET_FORBIDS, INTERRUPTED = 0, 1, 2, 3, 130
 EXIT_CODES = {
     DONE: "done",
-    FAILED: "failed: a run, a run of a comparison, or what `verify` checked",
+    FAILED: "failed: a run, a run of a comparison, or what `verify` or `audit` checked",
     WRONG_INPUT: "the command or the file is wrong; nothing was run",
     BUDGET_FORBIDS: "a privacy budget forbids it",
     INTERRUPTED: "interrupted; the same command continues a comparison, `--resume` a run",
