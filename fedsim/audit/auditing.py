@@ -168,7 +168,7 @@ def _shared(audited: list[ClientAudit], *, miss: float) -> list[str]:
         rows, others = one.findings.noise_rows, other.findings.noise_rows
         width = min(rows.shape[1], others.shape[1])
         interval = noise_correlation(rows[:, :width], others[:, :width], miss=miss)
-        if interval.low > 0.0 or interval.high < 0.0:
+        if interval.excludes(0.0):
             found.append(
                 f"clients {one.client} and {other.client} have noise in common: "
                 f"correlation {interval.estimate:.3g}"

@@ -21,6 +21,10 @@ class Interval:
     low: float
     high: float
 
+    def excludes(self, value: float) -> bool:
+        """Tell whether a value lies outside."""
+        return not self.low <= value <= self.high
+
 
 def rate_interval(hits: int, trials: int, *, miss: float) -> Interval:
     """Return the interval of Clopper and Pearson (1934) of a probability.

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from fedsim.accountant import Gaussian, make_accountant
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.audit.evidence import (
@@ -20,6 +19,9 @@ from fedsim.audit.evidence import (
     rate_interval,
 )
 from fedsim.audit.observing import Observations
+from fedsim.clients.budget import epsilon_of
+from fedsim.clients.dp_sgd.clipping import FlatClipping
+from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.sampling import PoissonSampling, Sampling
 
 Floats = NDArray[np.float64]
@@ -65,7 +67,6 @@ class Findings:
             the client claims no independent ones.
         repeated: correlation of noise between neighbouring steps, and between rounds.
         noise_rows: the noise of each step (steps, canaries), NaN where a canary was in the lot.
-        violations: what does not fit the claim, in words.
     """
 
     epsilon: float
@@ -75,14 +76,13 @@ class Findings:
     spread: Interval
     repeated: tuple[Interval, Interval]
     noise_rows: Floats
-    violations: tuple[str, ...]
 
 
 def findings(seen: Observations, claim: Claim, *, round_steps: int, miss: float) -> Findings:
     """Return what observations prove.
 
     Guarantee: each end of an interval is wrong with probability at most `miss`, and there are
-    `LOOKS` of them; a sound mechanism has violations no more often than that, all together.
+    `LOOKS` of them; a sound mechanism has `violations` no more often than that, all together.
 
     Args:
         seen: the canaries of a client.
@@ -99,7 +99,7 @@ def findings(seen: Observations, claim: Claim, *, round_steps: int, miss: float)
     rate = _rate(seen, miss=miss)
     deviation = deviation_interval(found, miss=miss)
     rows = np.where(inside, np.nan, seen.released)
-    result = Findings(
+    return Findings(
         epsilon=_spent_at_least(claim, mu, rate.low),
         noise=_scaled(deviation, claim.noise),
         contribution=mean_interval(missed, deviation.estimate, miss=miss),
@@ -110,9 +110,7 @@ def findings(seen: Observations, claim: Claim, *, round_steps: int, miss: float)
             noise_correlation(rows[round_steps:], rows[:-round_steps], miss=miss),
         ),
         noise_rows=rows,
-        violations=(),
     )
-    return replace(result, violations=tuple(_violations(result, claim)))
 
 
 def noise_correlation(one: Floats, other: Floats, *, miss: float) -> Interval:
@@ -150,22 +148,26 @@ def _spread(seen: Observations, sampling: Sampling, *, miss: float) -> Interval:
 
 def _spent_at_least(claim: Claim, mu: float, rate: float) -> float:
     """Return ε of the claimed run with a Gaussian of the proven μ and the proven sampling."""
-    if mu == 0.0 or claim.steps == 0:
+    if mu == 0.0:
         return 0.0
     sampling = claim.sampling
     if isinstance(sampling, PoissonSampling):
         sampling = PoissonSampling(rate)
-    account = make_accountant(claim.accountant, adjacency=claim.adjacency)
-    for event, count in sampling.charges(Gaussian(1.0 / mu), 0, claim.steps):
-        account.compose(event, count)
-    return account.get_epsilon(claim.delta)
+    return epsilon_of(
+        DpSgdStep(sampling, FlatClipping(1.0), 1.0 / mu, 1.0),
+        claim.steps,
+        delta=claim.delta,
+        accountant=claim.accountant,
+        adjacency=claim.adjacency,
+    )
 
 
 def _scaled(interval: Interval, unit: float) -> Interval:
     return Interval(interval.estimate / unit, interval.low / unit, interval.high / unit)
 
 
-def _violations(found: Findings, claim: Claim) -> Iterator[str]:
+def violations(found: Findings, claim: Claim) -> Iterator[str]:
+    """Yield what does not fit the claim, in words."""
     if found.epsilon > claim.epsilon:
         yield f"at least ε = {found.epsilon:.4g} is spent, and {claim.epsilon:.4g} is claimed"
     if found.noise.high < 1.0:
@@ -180,5 +182,5 @@ def _violations(found: Findings, claim: Claim) -> Iterator[str]:
             "times as much as charged"
         )
     for interval, where in zip(found.repeated, ("step to step", "round to round"), strict=True):
-        if interval.low > 0.0 or interval.high < 0.0:
+        if interval.excludes(0.0):
             yield f"noise repeats from {where}: correlation {interval.estimate:.3g}"

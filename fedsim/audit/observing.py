@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -53,8 +52,7 @@ class WatchedStep(DpSgdStep):
     @classmethod
     def of(cls, step: DpSgdStep, watch: Watch) -> "WatchedStep":
         """Return `step`, watched."""
-        attributes: dict[str, Any] = {name: getattr(step, name) for name in _ATTRIBUTES}
-        return cls(**attributes, watch=watch)
+        return cls(**vars(step), watch=watch)
 
     def release(
         self,
@@ -73,9 +71,6 @@ class WatchedStep(DpSgdStep):
         )
         self.watch(lot, into, self)
         return found
-
-
-_ATTRIBUTES = tuple(DpSgdStep.__dataclass_fields__)
 
 
 def observe(

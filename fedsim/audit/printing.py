@@ -1,13 +1,12 @@
 """What a person sees of an audit."""
 
 import math
-from decimal import ROUND_FLOOR, Decimal
 
 from rich.console import Console
 
 from fedsim.audit.evidence import Interval
 from fedsim.audit.results import Audit
-from fedsim.report.figures import epsilon_text
+from fedsim.report.figures import epsilon_text, least_epsilon_text
 from fedsim.report.lines import say
 from fedsim.report.tables import figure_table, print_table
 from fedsim.statement.sentence import counted
@@ -26,7 +25,7 @@ def print_audit(audit: Audit, console: Console | None = None) -> None:
             str(one.client),
             str(one.examples),
             epsilon_text(one.claim.epsilon),
-            _rounded_down(found.epsilon),
+            least_epsilon_text(found.epsilon),
             _with_room(found.noise),
             _with_room(found.contribution),
             f"{found.rate.estimate:.3f}",
@@ -54,12 +53,3 @@ def _with_room(interval: Interval) -> str:
     if math.isnan(interval.estimate):
         return "–"
     return f"{interval.estimate:.3f} ± {interval.high - interval.estimate:.3f}"
-
-
-def _rounded_down(epsilon: float) -> str:
-    """Return a lower bound with 4 significant digits: a printed one is never above it."""
-    if epsilon == 0.0 or math.isinf(epsilon):
-        return "0" if epsilon == 0.0 else "∞"
-    value = Decimal(repr(epsilon))
-    step = Decimal(1).scaleb(value.adjusted() - 3)
-    return f"{value.quantize(step, rounding=ROUND_FLOOR).normalize():f}"

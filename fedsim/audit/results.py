@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.audit.evidence import Interval
-from fedsim.audit.findings import Claim, Findings
+from fedsim.audit.findings import Claim, Findings, violations
 from fedsim.runs.privacy_summary import finite_or_none
 
 
@@ -16,6 +16,11 @@ class ClientAudit:
     examples: int
     claim: Claim
     findings: Findings
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """What does not fit the claim, in words."""
+        return tuple(violations(self.findings, self.claim))
 
     def to_json(self) -> dict[str, Any]:
         """Return it for a program; what is infinite or unknown is null."""
@@ -31,7 +36,7 @@ class ClientAudit:
             "sampling_over_charged": _interval(found.rate),
             "count_variance_over_charged": _interval(found.spread),
             "noise_correlation": [_interval(interval) for interval in found.repeated],
-            "violations": list(found.violations),
+            "violations": list(self.violations),
         }
 
 
@@ -58,11 +63,7 @@ class Audit:
     @property
     def violations(self) -> tuple[str, ...]:
         """Everything that does not fit the claims, in words."""
-        own = [
-            f"client {one.client}: {text}"
-            for one in self.clients
-            for text in one.findings.violations
-        ]
+        own = [f"client {one.client}: {text}" for one in self.clients for text in one.violations]
         return (*own, *self.shared)
 
     def to_json(self) -> dict[str, Any]:

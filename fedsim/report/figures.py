@@ -1,19 +1,27 @@
 """Numbers as people read them."""
 
 import math
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 
 def epsilon_text(epsilon: float | None) -> str:
     """Return ε with 4 significant digits, rounded up: a printed ε is never below the true one."""
+    return _four_digits(epsilon, ROUND_CEILING)
+
+
+def least_epsilon_text(epsilon: float) -> str:
+    """Return a lower bound of ε with 4 significant digits, rounded down: it stays a lower bound."""
+    return _four_digits(epsilon, ROUND_FLOOR)
+
+
+def _four_digits(epsilon: float | None, rounding: str) -> str:
     if epsilon is None or math.isinf(epsilon):
         return "∞"
     if epsilon == 0:
         return "0"
     value = Decimal(repr(float(epsilon)))  # the shortest that reads back: 7.99 stays 7.99
     step = Decimal(1).scaleb(value.adjusted() - 3)
-    rounded = value.quantize(step, rounding=ROUND_CEILING)
-    return f"{rounded.normalize():f}"
+    return f"{value.quantize(step, rounding=rounding).normalize():f}"
 
 
 def delta_text(delta: float) -> str:

@@ -85,7 +85,7 @@ def test_less_noise_than_charged_is_found(monkeypatch: pytest.MonkeyPatch, facto
         SeededNoise, "fill_", lambda self, out, deviation: whole(self, out, factor * deviation)
     )
     for client in audited().clients:
-        texts = client.findings.violations
+        texts = client.violations
         assert client.findings.noise.estimate == pytest.approx(factor, rel=0.01)
         assert any("of what is charged" in text for text in texts)
         assert any("is claimed" in text for text in texts) == (factor == 0.7)
@@ -101,7 +101,7 @@ def test_noise_that_is_charged_as_more_than_it_is_is_found(monkeypatch: pytest.M
     monkeypatch.setattr(DpSgdStep, "standard_deviations", halved)
     for client in audited().clients:
         assert client.findings.noise.estimate == pytest.approx(math.sqrt(0.5), rel=0.02)
-        assert any("of what is charged" in text for text in client.findings.violations)
+        assert any("of what is charged" in text for text in client.violations)
 
 
 @pytest.mark.parametrize("factor", [1.3, 50.0])
@@ -115,8 +115,8 @@ def test_clipping_that_does_not_hold_is_found(
 
     monkeypatch.setattr(BookKeeping, "add_clipped_sum", unclipped)
     for client in audited().clients:
-        assert any("times the clipping bound" in text for text in client.findings.violations)
-        assert any("is claimed" in text for text in client.findings.violations)
+        assert any("times the clipping bound" in text for text in client.violations)
+        assert any("is claimed" in text for text in client.violations)
 
 
 def test_examples_in_more_lots_than_charged_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_examples_in_more_lots_than_charged_are_found(monkeypatch: pytest.Monkey
         lambda self, n, rng: whole(replace(self, rate=1.2 * self.rate), n, rng),
     )
     for client in audited().clients:
-        assert any(text.startswith("lots hold 1.") for text in client.findings.violations)
+        assert any(text.startswith("lots hold 1.") for text in client.violations)
 
 
 def test_one_lot_for_all_steps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_one_lot_for_all_steps_is_found(monkeypatch: pytest.MonkeyPatch) -> None
         lambda self, n, rng: np.flatnonzero(np.random.default_rng(0).random(n) < self.rate),
     )
     for client in audited().clients:
-        assert any(text.startswith("lots hold") for text in client.findings.violations)
+        assert any(text.startswith("lots hold") for text in client.violations)
         assert client.findings.epsilon > client.claim.epsilon
 
 
@@ -153,7 +153,7 @@ def test_shuffled_data_charged_as_poisson_is_found(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(PoissonSampling, "lots", shuffled)
     local = {"steps": 9, "batch_size": 32}  # whole epochs in a round
     for client in audited(local=local).clients:
-        assert [text for text in client.findings.violations if "not drawn independently" in text]
+        assert [text for text in client.violations if "not drawn independently" in text]
         assert client.findings.rate.estimate == pytest.approx(1.0, abs=0.05)
 
 
@@ -165,7 +165,7 @@ def test_noise_of_one_seed_for_all_rounds_is_found(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(StreamKey, "noise", stale)
     for client in audited().clients:
-        assert any("from round to round" in text for text in client.findings.violations)
+        assert any("from round to round" in text for text in client.violations)
 
 
 def test_noise_that_is_the_same_in_each_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_noise_that_is_the_same_in_each_step_is_found(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(SeededNoise, "fill_", again)
     for client in audited().clients:
-        assert any("from step to step" in text for text in client.findings.violations)
+        assert any("from step to step" in text for text in client.violations)
 
 
 def test_noise_that_clients_share_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

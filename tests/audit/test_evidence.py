@@ -70,4 +70,4 @@ def test_repeated_noise_is_correlated_and_fresh_noise_is_not() -> None:
     assert correlation_interval(one, one, miss=MISS).low > 0.9
     assert correlation_interval(one, -one, miss=MISS).high < -0.9
     pairs = [correlation_interval(*rng.normal(size=(2, 5000)), miss=MISS) for _ in range(200)]
-    assert sum(not pair.low <= 0.0 <= pair.high for pair in pairs) < 6
+    assert sum(pair.excludes(0.0) for pair in pairs) < 6
