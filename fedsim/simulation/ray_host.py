@@ -6,7 +6,7 @@ Everything here runs inside the actor; nothing here starts or stops one.
 import logging
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -28,6 +28,8 @@ from fedsim.simulation.sharding import Shard
 from fedsim.simulation.virtual_grid import Record, failure
 
 logger = logging.getLogger(__name__)
+
+_PART = 0.2  # seconds between answers on their way, so that aggregation goes on beside training
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Answers:
-    """What came of one call: an answer to each message, and the seconds that they took."""
+    """A part of what comes of a call: answers to its next messages, and the seconds they took."""
 
     answers: tuple[Answer, ...]
     seconds: float
@@ -116,7 +118,7 @@ class ClientHost:
         """Return what must be the same on every machine for the same result."""
         return versions()
 
-    def answer(self, parcels: Sequence[Parcel], shared: Mapping[str, Any]) -> Packed:
+    def answer(self, parcels: Sequence[Parcel], shared: Mapping[str, Any]) -> Iterator[Packed]:
         """Run the ClientApp for messages of one kind, to different clients.
 
         An app that can answer many at once gets them at once. A client's context keeps what it
@@ -126,20 +128,25 @@ class ClientHost:
             parcels: the messages.
             shared: references to the records that they have in common, by key.
 
-        Returns:
-            Answers, packed for the way back.
+        Yields:
+            Answers in the order of the messages, packed for the way back, as often as is worth it.
         """
         started = time.perf_counter()
         self._fetch(shared)
         requests = [(self._open(parcel), self._contexts[parcel.node]) for parcel in parcels]
-        found = []
+        found: list[Answer] = []
+        left = len(requests)
         for request, answer in zip(requests, answers_of(self._app, requests), strict=True):
             message, context = request
             if isinstance(answer, Exception):
                 logger.debug("node %d raised", context.node_id, exc_info=answer)
                 answer = failure(message, f"{type(answer).__name__}: {answer}")
             found.append(Answer.of(answer, context.state))
-        return Packed(Answers(tuple(found), time.perf_counter() - started))
+            now = time.perf_counter()
+            if len(found) == left or now - started >= _PART:
+                left -= len(found)
+                yield Packed(Answers(tuple(found), now - started))
+                found, started = [], time.perf_counter()
 
     def _open(self, parcel: Parcel) -> Message:
         records = {

@@ -4,7 +4,9 @@ A worker that dies is replaced by one that gets the same clients with their last
 What it had not answered is asked again: a client that was charged already recognises the request in
 the durable ledger and gives the same answer at no cost.
 
-Quick clients are asked in groups: a call to a worker costs as much as a small client's training.
+Quick clients are asked in groups: a call to a worker, and the charge that it waits for, cost as
+much as a small client's training. What is answered streams back while the call goes on, so that the
+server aggregates beside training.
 """
 
 import logging
@@ -19,7 +21,7 @@ import ray
 from flwr.app import Context, Message
 from ray.exceptions import RayError, RayTaskError
 
-from fedsim.simulation.ray_host import Answers, Parcel
+from fedsim.simulation.ray_host import Parcel
 from fedsim.simulation.ray_packing import Packed
 from fedsim.simulation.virtual_grid import failure
 
@@ -28,7 +30,7 @@ logger = logging.getLogger(__name__)
 Hire = Callable[[Sequence[Context]], Any]
 
 _AHEAD = 2  # calls to a worker: one to work on, one so that it never waits for the next
-_CALL = 0.2  # seconds that a call should take, so that aggregation goes on beside training
+_CALL = 1.0  # seconds that a call should take
 _MOST = 256  # requests in a call
 _ATTEMPTS = 3  # of one request whose worker dies over it
 _DEATHS_IN_A_ROW = 4  # of one worker that never answered in between
@@ -60,7 +62,7 @@ class Worker:
     hire: Hire
     actor: Any = None
     waiting: deque[_Job] = field(default_factory=deque)
-    running: dict[Any, list[_Job]] = field(default_factory=dict)  # by call, in order of execution
+    running: dict[Any, deque[_Job]] = field(default_factory=dict)  # by call, in order of execution
     shared: Mapping[str, Any] = field(default_factory=dict)  # records of the requests, by key
     group: dict[str, int] = field(default_factory=dict)  # requests in a call, by kind of message
     deaths: int = 0
@@ -83,7 +85,7 @@ class Worker:
             self.actor = None
 
     def expected(self) -> list[Any]:
-        """Give the process its next requests and return the references to wait for.
+        """Give the process its next requests and return the calls, or the greeting, to wait for.
 
         A process that has not come up is given none: it would answer them, much later, to nobody.
         """
@@ -93,23 +95,34 @@ class Worker:
             jobs = self._next_jobs()
             parcels = [job.parcel for job in jobs]
             shared = {key: self.shared[key] for p in parcels for key in p.shared.values()}
-            self.running[self.actor.answer.remote(Packed(parcels), shared)] = jobs
+            answer = self.actor.answer.options(num_returns="streaming")
+            self.running[answer.remote(Packed(parcels), shared)] = jobs
         return list(self.running)
 
-    def answered(self, jobs: Sequence[_Job], seconds: float) -> None:
-        """Learn from a call how many requests of its kind make a good one."""
-        self.deaths = 0
-        each = max(seconds / len(jobs), _CALL / _MOST)
-        self.group[jobs[0].kind] = max(1, int(_CALL / each))
+    def answered(self, call: Any, number: int, seconds: float) -> list[_Job]:
+        """Take the next answered requests of a call, and learn how many of their kind to ask.
 
-    def _next_jobs(self) -> list[_Job]:
+        Args:
+            call: one of `running`; when all of it is answered, it is no longer expected.
+            number: how many were answered now, at least one.
+            seconds: what that took.
+        """
+        jobs = [self.running[call].popleft() for _ in range(number)]
+        if not self.running[call]:
+            del self.running[call]
+        self.deaths = 0
+        each = max(seconds / number, _CALL / _MOST)
+        self.group[jobs[0].kind] = max(1, int(_CALL / each))
+        return jobs
+
+    def _next_jobs(self) -> deque[_Job]:
         """Take the next requests of one kind; one that was there when a worker died goes alone."""
-        jobs = [self.waiting.popleft()]
+        jobs = deque([self.waiting.popleft()])
         kind = jobs[0].kind
-        if jobs[0].attempts:
-            return jobs
-        most = _calls_size(len(self.waiting) + 1, self.group.get(kind, 1))
-        while len(jobs) < most and self.waiting[0].kind == kind and not self.waiting[0].attempts:
+        most = 1 if jobs[0].attempts else self.group.get(kind, 1)
+        while len(jobs) < most and self.waiting:
+            if self.waiting[0].kind != kind or self.waiting[0].attempts:
+                break
             jobs.append(self.waiting.popleft())
         return jobs
 
@@ -161,13 +174,14 @@ class WorkerPool:
             self._home[parcel.node][0].waiting.append(_Job(parcel))
         try:
             while owners := self._owners():
-                reference = _first_done(owners)
-                if reference is not None:
-                    yield from self._collect(owners[reference], reference)
-                    continue
-                if deadline is not None and time.monotonic() >= deadline:
+                left = _LOOK if deadline is None else deadline - time.monotonic()
+                if left <= 0:
                     self._log_missing(timeout)
                     return
+                ready = _first_ready(owners, within=min(left, _LOOK))
+                if ready is not None:
+                    yield from self._collect(owners[ready], ready)
+                    continue
                 for worker in self._workers:
                     if not worker.up and time.monotonic() - worker.started > self._patience:
                         yield from self._give_up(worker)
@@ -177,13 +191,18 @@ class WorkerPool:
 
     def _owners(self) -> dict[Any, Worker]:
         """Keep every worker busy and return whose answers are expected."""
-        return {reference: worker for worker in self._workers for reference in worker.expected()}
+        return {expected: worker for worker in self._workers for expected in worker.expected()}
 
-    def _collect(self, worker: Worker, reference: Any) -> Iterator[Message]:
+    def _collect(self, worker: Worker, ready: Any) -> Iterator[Message]:
+        """Yield what there is of a call's answers, or note that a worker came up."""
         try:
-            found: Answers | dict[str, str] = ray.get(reference)
-        except RayTaskError as error:  # the worker lives: the request itself could not be read
-            jobs = worker.running.pop(reference)
+            if ready == worker.greeting:
+                ray.get(ready)
+                worker.up = True
+                return
+            found: Any = ray.get(next(ready))
+        except RayTaskError as error:  # the worker lives: a request itself could not be read
+            jobs = worker.running.pop(ready)
             if len(jobs) == 1:
                 reason = f"{type(error.cause).__name__}: {error.cause}"
                 yield failure(jobs[0].parcel.envelope, reason)
@@ -192,11 +211,7 @@ class WorkerPool:
         except RayError as error:
             yield from self._replace(worker, _in_one_line(error))
         else:
-            if not isinstance(found, Answers):
-                worker.up = True
-                return
-            jobs = worker.running.pop(reference)
-            worker.answered(jobs, found.seconds)
+            jobs = worker.answered(ready, len(found.answers), found.seconds)
             for job, answer in zip(jobs, found.answers, strict=True):
                 self._home[job.parcel.node][1].state = answer.state
             for answer in found.answers:
@@ -238,26 +253,10 @@ class WorkerPool:
         logger.warning("no reply within %s s from clients %s", timeout, nodes)
 
 
-def _first_done(owners: dict[Any, Worker]) -> Any | None:
-    """Return a reference that is done, or None if none was within a moment."""
-    done, _ = ray.wait(list(owners), num_returns=1, timeout=_LOOK)
-    return done[0] if done else None
-
-
-def _calls_size(waiting: int, good: int) -> int:
-    """Return how many of the waiting requests to put into the next call.
-
-    Half of them at most, so that a round does not end with a long call whose replies all come at
-    once; but no crumbs: a call and its charge to the ledger cost a few milliseconds on the server's
-    side, whatever is in it.
-
-    Args:
-        waiting: requests, at least one.
-        good: how many make a good call.
-    """
-    if waiting <= good / 2:
-        return waiting
-    return min(good, (waiting + 1) // 2)
+def _first_ready(owners: dict[Any, Worker], *, within: float) -> Any | None:
+    """Return what has something for its owner, or None if nothing had within so many seconds."""
+    ready, _ = ray.wait(list(owners), num_returns=1, timeout=within)
+    return ready[0] if ready else None
 
 
 def _in_one_line(error: Exception) -> str:
