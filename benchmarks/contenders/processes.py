@@ -1,8 +1,10 @@
-"""What a process and all it started have used, read from /proc."""
+"""A process and all that it started: what they have used, and how to make them pause."""
 
 import os
 import resource
+import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -29,17 +31,38 @@ def megabytes() -> float:
     return sum(_field(pid, "smaps_rollup", "Pss") for pid in (os.getpid(), *below)) / 1024
 
 
-def descendants() -> list[int]:
-    """Return the ids of all processes below this one."""
+def pause(pid: int) -> None:
+    """Stop a process and all below it, until `resume`."""
+    _signal(pid, signal.SIGSTOP)
+
+
+def resume(pid: int) -> None:
+    """Let a process and all below it go on."""
+    _signal(pid, signal.SIGCONT)
+
+
+def descendants(of: int | None = None) -> list[int]:
+    """Return the ids of all processes below one; by default this one."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (stat := _stat(int(entry.name))):
             parents.setdefault(int(stat[1]), []).append(int(entry.name))
-    found, wave = [], [os.getpid()]
+    found, wave = [], [os.getpid() if of is None else of]
     while wave:
         wave = [child for pid in wave for child in parents.get(pid, [])]
         found += wave
     return found
+
+
+def state(pid: int) -> str:
+    """Return the kernel's letter for what a process does: S sleeps, T is stopped; "" is gone."""
+    return (_stat(pid) or [""])[0]
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    for one in (pid, *descendants(pid)):
+        with suppress(ProcessLookupError):  # it has ended since
+            os.kill(one, number)
 
 
 def _ticks(pid: int) -> int:

@@ -40,6 +40,14 @@ def measure(folder: Path, mode: str, *contenders: str, **environment: str) -> tu
     return json.loads(out.read_text())["rows"], result.stdout
 
 
+def printed_by(code: str) -> list[str]:
+    """Run code that may import the benchmarks' modules; return the lines that it prints."""
+    path = f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n"
+    return subprocess.run(
+        [sys.executable, "-c", path + code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+
 def test_it_measures_wall_and_processor_time_of_each(tmp_path: Path) -> None:
     rows, printed = measure(tmp_path, "private", "bare", "fedsim")
     assert [row["contender"] for row in rows] == ["bare", "fedsim"]
@@ -87,23 +95,19 @@ def test_pfl_research_does_its_work(tmp_path: Path) -> None:
 
 def test_a_goal_is_judged_by_the_rows() -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from contenders.goals import goals\n"
         "row = dict(model='cnn', private=True, clients=20)\n"
         "for slow in (1.6, 1.8):\n"
         "    print(goals([dict(row, contender='fedsim-ray-1', name='one', wall=slow),\n"
         "                 dict(row, contender='fedsim-ray-2', name='two', wall=1.0)]))\n"
     )
-    printed = subprocess.run(
-        [sys.executable, "-c", code, str(BENCHMARKS)], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    printed = printed_by(code)
     assert "one / two = 1.60 of wall time (goal at least 1.7: NOT met)" in printed[0]
     assert "one / two = 1.80 of wall time (goal at least 1.7: met)" in printed[1]
 
 
 def test_many_small_clients_are_judged_by_time_memory_and_growth() -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from contenders.goals import goals\n"
         "row = dict(model='small', private=True, contender='fedsim', name='fedsim')\n"
         "few = dict(row, clients=100, wall=1e-3, processor=1e-3, megabytes=400)\n"
@@ -111,11 +115,32 @@ def test_many_small_clients_are_judged_by_time_memory_and_growth() -> None:
         "print(*goals([few, many]), *goals([few, dict(many, megabytes=3000)]), sep='\\n')\n"
         "print(len(goals([few])))\n"
     )
-    printed = subprocess.run(
-        [sys.executable, "-c", code, str(BENCHMARKS)], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    printed = printed_by(code)
     assert "a round 20 s (goal at most 30: met)" in printed[0]
     assert "peak memory 500 MB (goal at most 2000: met)" in printed[1]
     assert "with 100 clients 1.2 (goal at most 1.3: met)" in printed[2]
     assert "peak memory 3000 MB (goal at most 2000: NOT met)" in printed[4]
     assert printed[6] == "0"
+
+
+def test_who_has_no_turn_is_paused_with_all_its_processes() -> None:
+    code = (
+        "import subprocess, time\n"
+        "from contenders.processes import descendants, pause, resume, state\n"
+        "shell = subprocess.Popen(['sh', '-c', 'sleep 60 & wait'])\n"
+        "while not (below := descendants(shell.pid)): time.sleep(0.01)\n"
+        "family = (shell.pid, *below)\n"
+        "def states(wanted):\n"
+        "    end = time.monotonic() + 10\n"
+        "    while (now := {state(one) for one in family}) != wanted and time.monotonic() < end:\n"
+        "        time.sleep(0.01)\n"
+        "    return now\n"
+        "print(len(family), states({'S'}))\n"
+        "pause(shell.pid)\n"
+        "print(states({'T'}))\n"
+        "resume(shell.pid)\n"
+        "print(states({'S'}))\n"
+        "for one in family: subprocess.run(['kill', str(one)])\n"
+    )
+    printed = printed_by(code)
+    assert printed == ["2 {'S'}", "{'T'}", "{'S'}"]
