@@ -3,7 +3,7 @@
 `Tape` finds the uses of parameters in any model, by watching every operation and by a backward
 pass of torch. For small models that watching takes longer than the arithmetic. A chain knows the
 layers beforehand and calls their operations one after the other; the uses it returns, and every bit
-in them, are those of a tape.
+in them, are those of a tape, but for images that it keeps in another order of memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.example_gradients import UncoveredParameterError
+from fedsim.clients.dp_sgd.image_order import arrange
 from fedsim.clients.dp_sgd.links import LINKS, Layer, Link, pair
 from fedsim.clients.dp_sgd.loss_gradient import KnownGradient
 from fedsim.clients.dp_sgd.uses import LinearUse
@@ -31,6 +32,7 @@ class Chain:
     def __init__(self, model: nn.Module, links: Sequence[Link], index: Mapping[int, int]) -> None:
         self._hooks = tuple(vars(module)[name] for module in model.modules() for name in _HOOKS)
         self.links, self._index = tuple(links), index
+        arrange(self.links)
         trained = [
             place
             for place, link in enumerate(self.links)

@@ -5,8 +5,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fedsim.clients.dp_sgd.uses.channels_last import channels_last
+
 _aten = torch.ops.aten
-_MANY_CHANNELS = 16  # a vector of AVX-512
+MANY_CHANNELS = 16  # a vector of AVX-512
 
 
 class Function(Protocol):
@@ -85,7 +87,12 @@ class Sigmoid:
 
 
 class MaxPool2d:
-    """The largest value of each window."""
+    """The largest value of each window.
+
+    Attributes:
+        channels_last: whether the output, if it has many channels, has them in the last place of
+            memory.
+    """
 
     def __init__(self, module: nn.MaxPool2d) -> None:
         stride = module.kernel_size if module.stride is None else module.stride
@@ -96,16 +103,18 @@ class MaxPool2d:
             _two(module.dilation),
             module.ceil_mode,
         )
+        self.channels_last = False
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
         """Return the output, and what `backward` needs of this pass."""
-        if x.ndim == 4 and x.shape[1] >= _MANY_CHANNELS and x.device.type == "cpu":
-            # torch's kernel for this layout compares all channels at once, the other one number by
-            # number with a branch that nothing predicts: with both copies a fifth of the time.
-            last = x.contiguous(memory_format=torch.channels_last)
-            found = _aten.max_pool2d_with_indices.default(last, *self._options)
-            y, places = (part.contiguous() for part in found)
-            return y, (x, places)
+        if x.ndim == 4 and x.shape[1] >= MANY_CHANNELS and x.device.type == "cpu":
+            # torch's kernel for this order compares all channels at once, the other one number by
+            # number with a branch that nothing predicts: with all copies a fifth of the time.
+            last = channels_last(x)
+            y, places = _aten.max_pool2d_with_indices.default(last, *self._options)
+            # Backwards, gradients have the order that the layer before has.
+            x, places = (x, places.contiguous()) if x.is_contiguous() else (last, places)
+            return y if self.channels_last else y.contiguous(), (x, places)
         y, places = _aten.max_pool2d_with_indices.default(x, *self._options)
         return y, (x, places)
 

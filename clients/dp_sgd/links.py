@@ -42,6 +42,9 @@ class Layer:
         module: whose parameters they are.
         use: makes its use from the indices of weight and bias, None for one that is not trained.
         dimensions: that an input must have; None: any.
+
+    Attributes:
+        channels_last: whether a convolution has its channels in the last place of memory.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Layer:
         dimensions: int | None = None,
     ) -> None:
         self.module, self._make, self._dimensions = module, use, dimensions
+        self.channels_last = False
 
     def use(self, index: Mapping[int, int], dimensions: int) -> Use:
         """Return a use of the layer on an input with so many dimensions.
@@ -62,7 +66,10 @@ class Layer:
         if self._dimensions not in (None, dimensions):
             found = tuple(i for i in (weight, bias) if i is not None)
             raise UncoveredParameterError("a convolution needs one row per example", found)
-        return self._make(weight, bias)
+        made = self._make(weight, bias)
+        if isinstance(made, ConvolutionUse):
+            made.channels_last = self.channels_last
+        return made
 
 
 Link = Layer | Function

@@ -65,7 +65,20 @@ def cnn() -> nn.Module:
     )
 
 
+def images() -> nn.Module:
+    """Its convolutions are products with patches, by channel and by place."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 16, 2, 2),
+        nn.Flatten(),
+        nn.Linear(144, 3),
+    )
+
+
 MODELS = {
+    "images": (images, (1, 9, 9)),
     "mlp": (mlp, (6,)),
     "wide": (wide, (100,)),
     "cnn": (cnn, (2, 6, 6)),

@@ -18,6 +18,7 @@ from fedsim.clients.dp_sgd.example_gradients import UncoveredParameterError
 from fedsim.clients.dp_sgd.products import add_product, product
 from fedsim.clients.dp_sgd.uses import AffineUse, ConvolutionUse, EmbeddingUse, LinearUse
 from fedsim.clients.dp_sgd.uses.base import Use
+from fedsim.clients.dp_sgd.uses.convolving import convolve, input_gradient
 
 Addition = Callable[[Tensor], object]
 """Adds one client's part of a gradient to a tensor of the parameter's shape, or writes it."""
@@ -206,25 +207,28 @@ class CohortConvolution(CohortUse):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output."""
-        w, geometry = _given(self._w), self._geometry
+        w, single = _given(self._w), self._single
         biases = [None] * len(w) if self._b is None else list(self._b)
-        return self._for_each(lambda k, own: torch.convolution(own, w[k], biases[k], *geometry), x)
+
+        def of(k: int, own: Tensor) -> Tensor:
+            return convolve(own, w[k], biases[k], single.geometry, last=single.channels_last)[0]
+
+        return self._for_each(of, x)
 
     def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
         """Return the gradient with respect to the input; of x only the shape is read."""
-        w, backward = _given(self._w), torch.ops.aten.convolution_backward
-        wanted = [True, False, False]
+        w, single = _given(self._w), self._single
 
         def of(k: int, g: Tensor, x: Tensor) -> Tensor:
-            return backward(g, x, w[k], None, *self._geometry, wanted)[0]
+            return input_gradient(x, g, w[k], single.geometry, last=single.channels_last)
 
         return self._for_each(of, g, x)
 
     @property
-    def _geometry(self) -> tuple[list[int], list[int], list[int], bool, list[int], int]:
+    def _single(self) -> ConvolutionUse:
         if not isinstance(self.single, ConvolutionUse):
             raise TypeError(f"a convolution's use expected, got {type(self.single).__name__}")
-        return self.single.geometry
+        return self.single
 
 
 class CohortEmbedding(CohortUse):

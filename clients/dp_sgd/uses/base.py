@@ -158,11 +158,11 @@ class HeldUse(ExampleUse):
 
     @abstractmethod
     def compute(self, index: int) -> Tensor:
-        """Return the gradients (n, *shape) of one parameter."""
+        """Return the gradients (n, *shape) of one parameter; one follows another in memory."""
 
     def squared_norms_of(self, index: int) -> Tensor:
         """Return the squared gradient norms, float64 (n,): never below those of what is added."""
-        return squares(self.gradients_of(index))
+        return squares(as_they_lie(self.gradients_of(index)))
 
     def add_weighted(self, index: int, factors: Tensor, into: Tensor) -> None:
         """Add Σ_i factor_i · gradient_i to `into`, which has the parameter's shape."""
@@ -177,7 +177,7 @@ class HeldUse(ExampleUse):
 
     def rounding_of(self, index: int) -> Tensor:
         """Return (n,), float64: at most so much may rounding add to what is added."""
-        held = self.gradients_of(index).flatten(1)
+        held = as_they_lie(self.gradients_of(index)).flatten(1)
         return row_norms(held) * (4 * unit_roundoff(held))
 
     def drop(self, dropped: Tensor) -> None:
@@ -197,7 +197,28 @@ class MaterialisedUse(HeldUse, Use):
 
 def add_rows(gradients: Tensor, factors: Tensor, into: Tensor) -> None:
     """Add Σ_i factor_i · gradients_i to `into`, which has the shape of one of them."""
-    into.view(-1).addmv_(gradients.flatten(1).t(), factors)
+    lying = as_they_lie(gradients)
+    if lying is gradients:
+        into.view(-1).addmv_(gradients.flatten(1).t(), factors)
+        return
+    total = torch.mv(lying.flatten(1).t(), factors).view(lying.shape[1:])
+    as_they_lie(into.unsqueeze(0), like=gradients)[0].add_(total)
+
+
+def as_they_lie(values: Tensor, *, like: Tensor | None = None) -> Tensor:
+    """Return values (n, ...) with the dimensions after the first in their order in memory.
+
+    Some gradients are made in another order than the parameter's; norms and sums need no copy.
+
+    Args:
+        values: the values.
+        like: whose order in memory is meant, if not that of `values`.
+    """
+    known = values if like is None else like
+    if known.is_contiguous():
+        return values
+    strides = known.stride()
+    return values.permute(0, *sorted(range(1, known.ndim), key=lambda d: -strides[d]))
 
 
 def reduced(values: Tensor, shape: torch.Size) -> Tensor:
