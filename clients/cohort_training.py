@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsim.clients.dp_sgd.cohort import Cohort, Member, PlainCohort, PrivateCohort
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
@@ -209,46 +209,4 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
-def cohort_size(model: nn.Module, size: int, setting: int | str, *, private: bool) -> int:
-    """Return how many clients should train together; 1: each alone.
-
-    The cost model. Together, clients share the cost of starting each operation, which is most of
-    the time of small models and small batches, and much of the clipping. Their values and
-    gradients pass through the processor once a step, so they should stay in its cache, where a
-    client alone has them. Convolutions and recurrent layers run client by client and gain little.
-
-    Processor time of a client's round of 4 steps in a cohort of as many as the model says (below:
-    other numbers), over that of each alone; AMD EPYC with 1 MB of L2, whole rounds with the server:
-
-    | MLP         | batch | clients | private | plain | with other numbers of clients   |
-    |-------------|-------|---------|---------|-------|---------------------------------|
-    | 64-32-10    |     8 |     256 |    0.23 |  0.30 | 4: 0.72, 0.95                   |
-    | 784-32-10   |    16 |      41 |    0.58 |  0.72 | 4: 0.83, 1.06; 10: 0.66, 0.80   |
-    | 784-64-10   |    32 |      20 |    0.69 |  0.85 | 40: 0.70, 0.86                  |
-    | 784-128-10  |    32 |      10 |    0.73 |  0.94 | 20: 0.72, 0.92; 40: 0.74, 1.00  |
-    | 784-256-10  |    32 |       5 |    0.91 |  1.07 | 10: 0.87, 1.04; 20: 0.88, 1.09  |
-
-    Twice as many clients as the model says were no faster in rounds of 50 (1.69 and 1.66 times a
-    bare loop). Private, two clients together were slower; the small CNN 1.0 with 4 and with 8.
-
-    Args:
-        model: the architecture.
-        size: trainable values of a client.
-        setting: `runtime.cohort`: auto, off, or the number itself.
-        private: whether clients clip and add noise.
-    """
-    if setting == "off":
-        return 1
-    if isinstance(setting, int):
-        return setting
-    heavy = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
-    if any(isinstance(module, heavy) for module in model.modules()):
-        return 1
-    clients = min(_MOST_CLIENTS, _CACHED_VALUES // size)
-    return clients if clients >= (_FEWEST_PRIVATE if private else _FEWEST_PLAIN) else 1
-
-
 _PROBED_STEPS = 3
-_MOST_CLIENTS = 256
-_CACHED_VALUES = 1 << 20
-_FEWEST_PRIVATE, _FEWEST_PLAIN = 3, 16

@@ -132,8 +132,10 @@ class ManyClientsApp(ClientApp):
         """
         with one_thread():
             turns = deque(_charged([self._turn(*request) for request in requests]))
+            cohorts = -(-len(turns) // self._cohort_size)
             while turns:  # of those that trained, nothing is kept
-                cohort = [turns.popleft() for _ in range(min(self._cohort_size, len(turns)))]
+                even = -(-len(turns) // cohorts)
+                cohort, cohorts = [turns.popleft() for _ in range(even)], cohorts - 1
                 _train_together([turn for turn in cohort if isinstance(turn, Turn)])
                 for turn in cohort:
                     yield _answer(turn) if isinstance(turn, Turn) else turn

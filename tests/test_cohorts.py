@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import fedsim
 from fedsim.clients import many
-from fedsim.clients.cohort_training import cohort_size, cohorts_agree
+from fedsim.clients.cohort_size import Workload, cohort_size
+from fedsim.clients.cohort_training import cohorts_agree
 from fedsim.clients.dp_sgd.backend import gradients_for
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
@@ -70,11 +71,12 @@ def test_the_size_of_cohorts_changes_no_bit(
 
     monkeypatch.setattr(many, "train_together", counting)
     outcomes = []
-    for cohort in ("off", "auto", 2, 4):
+    together: dict[str | int, list[int]] = {"off": [], "auto": [6], 2: [2, 2, 2], 4: [3, 3]}
+    for cohort, expected in together.items():
         sizes.clear()
         out = tmp_path / str(cohort)
         fedsim.run(experiment(runtime={"cohort": cohort}, **sections), out=out)
-        assert max(sizes, default=1) == {"off": 1, "auto": 6}.get(str(cohort), cohort)
+        assert sizes == 3 * expected, "in each of 3 rounds of 6 clients"
         outcomes.append(outcome(out))
     assert all(other == outcomes[0] for other in outcomes[1:])
 
@@ -164,12 +166,36 @@ def test_a_model_that_couples_examples_trains_alone(caplog: pytest.LogCaptureFix
     assert "buffers" in caplog.text
 
 
+def size_of(
+    model: nn.Module,
+    values: int,
+    setting: int | str = "auto",
+    *,
+    private: bool = True,
+    lot: float = 32,
+    inputs: int = 784,
+) -> int:
+    return cohort_size(model, Workload(values, lot, inputs, private), setting)
+
+
 def test_the_cost_model() -> None:
-    small, convolution = nn.Linear(4, 4), nn.Conv2d(1, 1, 3)
-    assert cohort_size(small, 2_410, "auto", private=True) == 256
-    assert cohort_size(small, 101_770, "auto", private=True) == 10
-    assert cohort_size(small, 101_770, "auto", private=False) == 1
-    assert cohort_size(small, 5_000_000, "auto", private=True) == 1
-    assert cohort_size(convolution, 10, "auto", private=True) == 1
-    assert cohort_size(convolution, 10, 3, private=True) == 3
-    assert cohort_size(small, 10, "off", private=True) == 1
+    linear, recurrent = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4))
+    assert size_of(linear, 2_410) == 256
+    assert size_of(linear, 101_770) == 82
+    assert size_of(linear, 5_000_000) == 1
+    assert size_of(linear, 2_410, private=False) == 256
+    assert size_of(linear, 101_770, private=False) == 1
+    assert size_of(linear, 10, "off") == 1
+    assert size_of(recurrent, 10) == 1
+    assert size_of(recurrent, 10, 3) == 3
+
+
+def test_convolutions_of_many_clients_take_little_memory() -> None:
+    """Each client's examples' gradients are held, and images grow on their way."""
+    model = nn.Sequential(nn.Conv2d(1, 16, 8), nn.Flatten(), nn.Linear(16, 10))
+    assert size_of(model, 26_010) == 20
+    assert size_of(model, 26_010, lot=64) == 10
+    assert size_of(model, 26_010, lot=100) == 1
+    assert size_of(model, 26_010, inputs=3 * 224 * 224) == 1
+    assert size_of(model, 26_010, private=False) == 1
+    assert size_of(model, 550_000) == 1

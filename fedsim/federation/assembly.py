@@ -14,7 +14,8 @@ from torch import nn
 from fedsim.accountant.journal import FileJournal
 from fedsim.clients.app import ClientTask
 from fedsim.clients.client_terms import ClientTerms, terms_of_clients
-from fedsim.clients.cohort_training import cohort_size, cohorts_agree
+from fedsim.clients.cohort_size import Workload, cohort_size
+from fedsim.clients.cohort_training import cohorts_agree
 from fedsim.clients.dp_sgd.backend import gradients_for
 from fedsim.clients.dp_sgd.isolation import check_isolation
 from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
@@ -199,13 +200,15 @@ class Federation:
         """
         if self.experiment.local.max_physical_batch is not None:
             return 1
-        size = cohort_size(
-            self.model,
-            self.bench.parameters.size,
-            self.experiment.runtime.cohort,
+        features, targets = tensors_of(first_public(self.data, PROBED), self.device)
+        lots = [plan.step.expected_lot for plan in self.plans or ()]
+        work = Workload(
+            values=self.bench.parameters.size,
+            lot=max(lots, default=self.experiment.local.batch_size),
+            inputs=features[0].numel(),
             private=self.plans is not None,
         )
-        features, targets = tensors_of(first_public(self.data, PROBED), self.device)
+        size = cohort_size(self.model, work, self.experiment.runtime.cohort)
         agree = size > 1 and cohorts_agree(
             self.bench,
             self.loss,

@@ -17,7 +17,7 @@ from fedsim.clients.dp_sgd.cohort.ragged import Ragged, Together
 from fedsim.clients.dp_sgd.example_gradients import UncoveredParameterError
 from fedsim.clients.dp_sgd.products import add_product, product
 from fedsim.clients.dp_sgd.uses import AffineUse, ConvolutionUse, EmbeddingUse, LinearUse
-from fedsim.clients.dp_sgd.uses.base import Use
+from fedsim.clients.dp_sgd.uses.base import Use, as_they_lie
 from fedsim.clients.dp_sgd.uses.convolving import convolve, input_gradient
 
 Addition = Callable[[Tensor], object]
@@ -102,8 +102,12 @@ class CohortUse(ABC):
         """Return each client's use of its own rows."""
         if not self._parts:
             self.single.input, self.single.output_gradient = self.input, self.output_gradient
-            self._parts = [(k, r, self.single.of_rows(r)) for k, r in self._layout.each()]
+            self._parts = [(k, r, self._part(k, r)) for k, r in self._layout.each()]
         return self._parts
+
+    def _part(self, client: int, rows: slice) -> Use:
+        """Return the use of a client's own rows."""
+        return self.single.of_rows(rows)
 
     def _for_each(self, of: Callable[..., Tensor], *rows: Tensor) -> Tensor:
         """Return `of(client, *its rows)` of all clients, each in its rows."""
@@ -111,7 +115,7 @@ class CohortUse(ABC):
         for client, at in self._layout.each():
             own = of(client, *(part[at] for part in rows))
             if result is None:
-                result = own.new_zeros(self._layout.rows, *own.shape[1:])
+                result = rows_like(own, self._layout.rows)
             result[at] = own
         if result is None:
             raise ValueError("no client has any rows")
@@ -209,9 +213,12 @@ class CohortConvolution(CohortUse):
         """Return the layer's output."""
         w, single = _given(self._w), self._single
         biases = [None] * len(w) if self._b is None else list(self._b)
+        self._patches: dict[int, Tensor | None] = {}
 
         def of(k: int, own: Tensor) -> Tensor:
-            return convolve(own, w[k], biases[k], single.geometry, last=single.channels_last)[0]
+            y, patches = convolve(own, w[k], biases[k], single.geometry, last=single.channels_last)
+            self._patches[k] = patches if self.needs_input else None
+            return y
 
         return self._for_each(of, x)
 
@@ -223,6 +230,11 @@ class CohortConvolution(CohortUse):
             return input_gradient(x, g, w[k], single.geometry, last=single.channels_last)
 
         return self._for_each(of, g, x)
+
+    def _part(self, client: int, rows: slice) -> Use:
+        part = self._single.of_rows(rows)
+        part.patches = self._patches[client]
+        return part
 
     @property
     def _single(self) -> ConvolutionUse:
@@ -262,6 +274,13 @@ class CohortAffine(CohortUse):
         """Return the gradient with respect to the input; of x only the shape is read."""
         w = self._w
         return g if w is None else self._for_each(lambda k, own: own * w[k], g)
+
+
+def rows_like(values: Tensor, rows: int) -> Tensor:
+    """Return zeros (rows, ...) in the order in memory of values (n, ...)."""
+    inner = as_they_lie(values)
+    zeros = values.new_zeros(rows, *inner.shape[1:])
+    return zeros.as_strided((rows, *values.shape[1:]), (zeros.stride(0), *values.stride()[1:]))
 
 
 def _add_sum(g: Tensor, into: Tensor) -> None:

@@ -27,6 +27,7 @@ class ConvolutionUse(MaterialisedUse):
 
     Attributes:
         channels_last: whether images are convolved with their channels in the last place of memory.
+        patches: of the input, where the forward copied them out.
     """
 
     def __init__(
@@ -45,19 +46,19 @@ class ConvolutionUse(MaterialisedUse):
         self._w = w
         self.geometry: Geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
         self.channels_last = False
-        self._patches: Tensor | None = None  # of the input, where the forward copied them out
+        self.patches: Tensor | None = None
 
     def of_rows(self, rows: slice) -> Self:
         """Return the same use of some of the examples only; to be asked before anything else."""
         part = super().of_rows(rows)
-        part._patches = None if self._patches is None else self._patches[rows]
+        part.patches = None if self.patches is None else self.patches[rows]
         return part
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output."""
         last = self.channels_last
         y, patches = convolve(x, self._w, self.b, self.geometry, last=last)
-        self._patches = patches if self.needs_input else None
+        self.patches = patches if self.needs_input else None
         return y
 
     def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
@@ -95,7 +96,7 @@ class ConvolutionUse(MaterialisedUse):
         held = self._room(index, g).view(-1, *((taps, out) if wide else (out, taps)))
         g = g.flatten(2)
         for rows in self._blocks(taps * g.shape[2]):
-            patches = self._patches
+            patches = self.patches
             if patches is None:
                 patches = patches_of(self.input[rows], self._w, self.geometry)
             left, right = g[rows], patches
@@ -111,7 +112,7 @@ class ConvolutionUse(MaterialisedUse):
     def _blocks(self, size: int) -> list[slice]:
         """Return which examples' patches of so many values are multiplied together."""
         n = self.examples
-        step = n if self._patches is not None else max(1, _BLOCK // size)
+        step = n if self.patches is not None else max(1, _BLOCK // size)
         return [slice(at, at + step) for at in range(0, n, step or 1)]
 
     def _grouped(self, index: int, g: Tensor) -> Tensor:
