@@ -16,6 +16,7 @@ from flwr.serverapp import ServerApp
 
 from fedsim.simulation.engines import Engine, EngineError
 from fedsim.simulation.flower_internals import server_identity
+from fedsim.simulation.memory import frozen_objects, keep_freed_memory
 from fedsim.simulation.placement import longest_first
 from fedsim.simulation.settings import RuntimeSettings
 from fedsim.simulation.sharding import Sharded, Undivided
@@ -79,8 +80,10 @@ class RayEngine(Engine):
         server = Context(
             run_id=_RUN_ID, node_id=0, node_config={}, state=RecordDict(), run_config={}
         )
+        keep_freed_memory()
         with self._connected(), self._workers(grid, clients), server_identity(_RUN_ID):
-            server_app(grid, server)
+            with frozen_objects():
+                server_app(grid, server)
 
     @contextmanager
     def _connected(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """The Ray engine: real actors, real deaths."""
 
+import gc
 import json
 import logging
 import os
@@ -244,6 +245,19 @@ def test_a_worker_that_goes_on_answering_does_not_put_off_the_timeout(
 
     serve(main, strange_client(), 12, workers=1)
     assert "no reply within 1 s from clients" in caplog.text
+
+
+def test_the_garbage_collector_leaves_out_what_was_there_before(cluster: None) -> None:
+    """A full collection walks through all objects of torch and Flower, for nothing."""
+
+    def main(grid: Grid) -> None:
+        assert gc.get_freeze_count() > 10_000
+        assert gc.get_threshold() != before
+
+    before = gc.get_threshold()
+    serve(main, strange_client(), 1, workers=1)
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
 
 
 def test_too_many_workers_and_unstartable_clients_are_refused(cluster: None) -> None:
