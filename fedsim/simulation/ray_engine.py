@@ -81,9 +81,13 @@ class RayEngine(Engine):
             run_id=_RUN_ID, node_id=0, node_config={}, state=RecordDict(), run_config={}
         )
         keep_freed_memory()
-        with self._connected(), self._workers(grid, clients), server_identity(_RUN_ID):
-            with frozen_objects():
-                server_app(grid, server)
+        with (
+            self._connected(),
+            self._workers(grid, clients),
+            server_identity(_RUN_ID),
+            frozen_objects(),
+        ):
+            server_app(grid, server)
 
     @contextmanager
     def _connected(self) -> Iterator[None]:
