@@ -108,7 +108,7 @@ def _mean_gradient(
 
     chain = chain_of(model, {id(parameter): i for i, parameter in enumerate(trainable)})
     known = known_gradient(loss)  # what another loss reaches, only torch knows
-    if most is not None or known is None or chain is None or not chain.linear:
+    if most is not None or known is None or chain is None or not chain.sums_gradients:
         return by_torch
     return lambda x, y: chain.mean_gradients(x, y, known)
 

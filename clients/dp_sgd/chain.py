@@ -16,7 +16,7 @@ from fedsim.clients.dp_sgd.example_gradients import UncoveredParameterError
 from fedsim.clients.dp_sgd.image_order import arrange
 from fedsim.clients.dp_sgd.links import LINKS, Layer, Link, pair
 from fedsim.clients.dp_sgd.loss_gradient import KnownGradient
-from fedsim.clients.dp_sgd.uses import LinearUse
+from fedsim.clients.dp_sgd.uses import ConvolutionUse, LinearUse
 from fedsim.clients.dp_sgd.uses.base import Use
 
 
@@ -46,10 +46,10 @@ class Chain:
         return not any(self._hooks)
 
     @property
-    def linear(self) -> bool:
-        """Whether all layers are linear ones."""
+    def sums_gradients(self) -> bool:
+        """Whether all layers are ones for which `mean_gradients` is faster than torch."""
         layers = (link for link in self.links if isinstance(link, Layer))
-        return all(type(layer.module) is nn.Linear for layer in layers)
+        return all(type(layer.module) in (nn.Linear, nn.Conv2d) for layer in layers)
 
     @torch.no_grad()
     def record(
@@ -90,7 +90,7 @@ class Chain:
     def mean_gradients(
         self, features: Tensor, targets: Tensor, loss: KnownGradient
     ) -> list[Tensor]:
-        """Return the gradients of the mean loss by parameter index; all layers are linear.
+        """Return the gradients of the mean loss by parameter index, where `sums_gradients`.
 
         Args:
             features: (n, ...).
@@ -102,7 +102,7 @@ class Chain:
             weights = outputs.new_full((len(outputs),), len(outputs)).reciprocal_()
             return loss.output_gradient(outputs, targets, weights)
 
-        uses: list[LinearUse] = self.record(features, at_outputs)
+        uses: list[LinearUse | ConvolutionUse] = self.record(features, at_outputs)
         found = {index: use.sum_of(index) for use in uses for index in use.parameters}
         return [found[index] for index in range(len(found))]
 

@@ -116,6 +116,21 @@ def test_each_examples_gradient_is_that_of_the_example_alone(layer: dict[str, An
 
 @settings(deadline=None)
 @given(layers())
+def test_the_sum_of_gradients_is_torchs(layer: dict[str, Any]) -> None:
+    x, w, b, geometry = values_of(layer)
+    use = use_of(w, b, geometry, last=layer["last"])
+    g = torch.randn_like(use.forward(x))
+    use.input, use.output_gradient = x, g
+    trained = w.double().requires_grad_(), b.double().requires_grad_()
+    wanted = torch.autograd.grad(exact(x, *trained, geometry), trained, g.double())
+    for index, parameter in enumerate(wanted):
+        found = use.sum_of(index)
+        assert_close(found, parameter)
+        assert found.is_contiguous()
+
+
+@settings(deadline=None)
+@given(layers())
 def test_the_order_of_memory_changes_no_bit(layer: dict[str, Any]) -> None:
     x, w, b, geometry = values_of(layer)
     found = []

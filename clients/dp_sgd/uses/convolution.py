@@ -12,7 +12,7 @@ from fedsim.clients.dp_sgd.uses.channels_last import (
     channels_last,
     is_quick,
 )
-from fedsim.clients.dp_sgd.uses.convolving import convolve, input_gradient
+from fedsim.clients.dp_sgd.uses.convolving import convolve, input_gradient, weight_gradient
 from fedsim.clients.dp_sgd.uses.patches import has_few_channels, overlap_little, patches_of
 
 # Elements made at once. Freshly allocated memory costs more than computing on it (a page fault for
@@ -65,10 +65,31 @@ class ConvolutionUse(MaterialisedUse):
         """Return the gradient with respect to the input; of x only the shape is read."""
         return input_gradient(x, g, self._w, self.geometry, last=self.channels_last)
 
+    def sum_of(self, index: int) -> Tensor:
+        """Return Σ_i gradient_i, as a backward pass of torch does."""
+        if index == self.bias:
+            return self.output_gradient.flatten(2).sum((0, 2))
+        if self.patches is not None:
+            return self._sum_by_patches(self.patches)
+        x, g = self.input, self.output_gradient
+        return weight_gradient(x, g, self._w, self.geometry, last=self.channels_last)
+
+    def _sum_by_patches(self, patches: Tensor) -> Tensor:
+        g = self._sorted_gradient().flatten(2)
+        out, channels, *kernel = self._w.shape
+        if has_few_channels(self._w):  # few values, and no two examples' patches lie side by side
+            return torch.bmm(g, patches).sum(0).view_as(self._w)
+        total = g.transpose(1, 2).reshape(-1, out).t() @ patches.flatten(0, 1)
+        return total.view(out, *kernel, channels).permute(0, 3, 1, 2).contiguous()
+
+    def _sorted_gradient(self) -> Tensor:
+        """Return the gradient at the output in the order of memory of the layer."""
+        last = self.channels_last and is_quick(self.output_gradient, self.geometry)
+        return channels_last(self.output_gradient) if last else channels_first(self.output_gradient)
+
     def compute(self, index: int) -> Tensor:
         """Return the gradients (n, *shape) of one parameter; one follows another in memory."""
-        last = self.channels_last and is_quick(self.output_gradient, self.geometry)
-        g = channels_last(self.output_gradient) if last else channels_first(self.output_gradient)
+        g = self._sorted_gradient()
         if index == self.bias:
             return g.flatten(2).sum(2)
         by_patches = self._has_quick_patches(g.shape[2:].numel())

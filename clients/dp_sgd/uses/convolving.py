@@ -97,3 +97,19 @@ def input_gradient(x: Tensor, g: Tensor, w: Tensor, geometry: Geometry, *, last:
         g, x = channels_first(g), x if x.is_contiguous() else g.new_empty(x.shape)
     backward = torch.ops.aten.convolution_backward
     return backward(g, x, w, None, *geometry, [True, False, False])[0]
+
+
+def weight_gradient(x: Tensor, g: Tensor, w: Tensor, geometry: Geometry, *, last: bool) -> Tensor:
+    """Return a convolution's gradient with respect to its weight.
+
+    Args:
+        x: the input (n, channels, ...).
+        g: gradient at the output.
+        w: the weight, of which only the shape is read.
+        geometry: of the convolution.
+        last: as for `convolve`.
+    """
+    order = channels_last if last and is_quick(g, geometry) else channels_first
+    backward = torch.ops.aten.convolution_backward
+    found = backward(order(g), order(x), order(w), None, *geometry, [False, True, False])[1]
+    return found.contiguous()
