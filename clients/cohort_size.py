@@ -49,8 +49,8 @@ def cohort_size(model: nn.Module, work: Workload, setting: int | str) -> int:
     | 784-256-10  |  32 | 5: 0.95 (1.16); 10: 0.92 (1.07); 20: 0.86 (1.01); 40: 0.82       |
     | small CNN   |  32 | 4: 1.04; 10: 0.94; 25: 0.89; 50: 0.85                            |
 
-    On a processor with 512 kB of L2, private MLPs gained nothing beyond 2^20 values, and lost
-    nothing. Two clients together are slower than each alone.
+    On an earlier processor of that kind, beside other work, private MLPs neither gained nor lost by
+    more than 2^20 values. Two clients together are slower than each alone.
 
     Args:
         model: the architecture.

@@ -17,7 +17,7 @@ from fedsim.clients.dp_sgd.cohort.ragged import Ragged, Together
 from fedsim.clients.dp_sgd.example_gradients import UncoveredParameterError
 from fedsim.clients.dp_sgd.products import add_product, product
 from fedsim.clients.dp_sgd.uses import AffineUse, ConvolutionUse, EmbeddingUse, LinearUse
-from fedsim.clients.dp_sgd.uses.base import Use, as_they_lie
+from fedsim.clients.dp_sgd.uses.base import Use
 from fedsim.clients.dp_sgd.uses.convolving import convolve, input_gradient
 
 Addition = Callable[[Tensor], object]
@@ -115,7 +115,7 @@ class CohortUse(ABC):
         for client, at in self._layout.each():
             own = of(client, *(part[at] for part in rows))
             if result is None:
-                result = rows_like(own, self._layout.rows)
+                result = _rows_like(own, self._layout.rows)
             result[at] = own
         if result is None:
             raise ValueError("no client has any rows")
@@ -209,11 +209,14 @@ class CohortLinear(CohortUse):
 class CohortConvolution(CohortUse):
     """One convolution for each client."""
 
+    def __init__(self, single: Use, w: Tensor | None, b: Tensor | None, layout: Ragged) -> None:
+        super().__init__(single, w, b, layout)
+        self._patches: dict[int, Tensor | None] = {}  # by client, where the forward copied them out
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output."""
         w, single = _given(self._w), self._single
         biases = [None] * len(w) if self._b is None else list(self._b)
-        self._patches: dict[int, Tensor | None] = {}
 
         def of(k: int, own: Tensor) -> Tensor:
             y, patches = convolve(own, w[k], biases[k], single.geometry, last=single.channels_last)
@@ -276,11 +279,11 @@ class CohortAffine(CohortUse):
         return g if w is None else self._for_each(lambda k, own: own * w[k], g)
 
 
-def rows_like(values: Tensor, rows: int) -> Tensor:
+def _rows_like(values: Tensor, rows: int) -> Tensor:
     """Return zeros (rows, ...) in the order in memory of values (n, ...)."""
-    inner = as_they_lie(values)
-    zeros = values.new_zeros(rows, *inner.shape[1:])
-    return zeros.as_strided((rows, *values.shape[1:]), (zeros.stride(0), *values.stride()[1:]))
+    strides, each = torch.empty_like(values).stride(), values.shape[1:].numel()
+    zeros = values.new_zeros(rows, *values.shape[1:])
+    return zeros if strides[0] != each else zeros.as_strided(zeros.shape, (each, *strides[1:]))
 
 
 def _add_sum(g: Tensor, into: Tensor) -> None:
