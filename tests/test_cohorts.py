@@ -180,10 +180,10 @@ def size_of(
 
 def test_the_cost_model() -> None:
     linear, recurrent = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4))
-    assert size_of(linear, 2_410) == 256
+    assert size_of(linear, 2_410) == 512
     assert size_of(linear, 101_770) == 82
     assert size_of(linear, 5_000_000) == 1
-    assert size_of(linear, 2_410, private=False) == 256
+    assert size_of(linear, 2_410, private=False) == 435
     assert size_of(linear, 101_770, private=False) == 1
     assert size_of(linear, 10, "off") == 1
     assert size_of(recurrent, 10) == 1
