@@ -93,8 +93,8 @@ def test_a_client_whose_envelope_does_not_open_is_taken_out(
     for client in range(6):
         upload = scene.upload(leader, client)
         if client in (2, 5):
-            last = upload.envelopes[-1]
-            upload = replace(upload, envelopes=(*upload.envelopes[:-1], last[:-1] + b"?"))
+            *others, last = upload.envelopes
+            upload = replace(upload, envelopes=(*others, last[:-1] + bytes([last[-1] ^ 1])))
         leader.add(upload)
     scene.combine(leader)
     assert list(leader.rejected) == [2, 5]
