@@ -346,7 +346,9 @@ def record_of(content: RecordDict, name: str, kind: type[R]) -> R | None:
     Flower's own views of the records of a kind copy them all each time, and its `get` raises and
     catches an error where there is no such name, as there mostly is none.
     """
-    record = dict(content.items()).get(name)
+    if name not in content:
+        return None
+    record = content[name]
     return record if isinstance(record, kind) else None
 
 

@@ -148,8 +148,8 @@ def _fill32(keystream: Keystream, values: np.ndarray, standard_deviation: float)
 def _fill_together(keystreams: Sequence[Keystream], rows: np.ndarray, column: np.ndarray) -> None:
     """Fill rows (keystreams, n) with normals in float32 of the deviations (keystreams, 1) given."""
     words = _words_for(rows)
-    for keystream, row in zip(keystreams, words, strict=True):
-        keystream.write(row.view(np.uint8).data)
+    for keystream, row in zip(keystreams, words.view(np.uint8), strict=True):
+        keystream.write(row.data)
     _box_muller32(words, rows, column)
 
 
