@@ -65,6 +65,13 @@ def use_of(w: Tensor, b: Tensor, geometry: Geometry, *, last: bool) -> Convoluti
     return use
 
 
+def after_a_pass(layer: dict[str, Any]) -> ConvolutionUse:
+    x, w, b, geometry = values_of(layer)
+    use = use_of(w, b, geometry, last=layer["last"])
+    use.input, use.output_gradient = x, torch.randn_like(use.forward(x))
+    return use
+
+
 @settings(deadline=None)
 @given(layers())
 def test_output_and_input_gradient_are_torchs(layer: dict[str, Any]) -> None:
@@ -87,9 +94,8 @@ def test_output_and_input_gradient_are_torchs(layer: dict[str, Any]) -> None:
 @given(layers())
 def test_each_examples_gradient_is_that_of_the_example_alone(layer: dict[str, Any]) -> None:
     x, w, b, geometry = values_of(layer)
-    use = use_of(w, b, geometry, last=layer["last"])
-    g = torch.randn_like(use.forward(x))
-    use.input, use.output_gradient = x, g
+    use = after_a_pass(layer)
+    g = use.output_gradient
     alone: list[tuple[Tensor, Tensor]] = []
     for i in range(len(x)):
         trained = w.double().requires_grad_(), b.double().requires_grad_()
@@ -118,9 +124,8 @@ def test_each_examples_gradient_is_that_of_the_example_alone(layer: dict[str, An
 @given(layers())
 def test_the_sum_of_gradients_is_torchs(layer: dict[str, Any]) -> None:
     x, w, b, geometry = values_of(layer)
-    use = use_of(w, b, geometry, last=layer["last"])
-    g = torch.randn_like(use.forward(x))
-    use.input, use.output_gradient = x, g
+    use = after_a_pass(layer)
+    g = use.output_gradient
     trained = w.double().requires_grad_(), b.double().requires_grad_()
     wanted = torch.autograd.grad(exact(x, *trained, geometry), trained, g.double())
     for index, parameter in enumerate(wanted):
