@@ -6,12 +6,7 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.dp_sgd.uses.base import MaterialisedUse
-from fedsim.clients.dp_sgd.uses.channels_last import (
-    Geometry,
-    channels_first,
-    channels_last,
-    is_quick,
-)
+from fedsim.clients.dp_sgd.uses.channels_last import Geometry, in_order
 from fedsim.clients.dp_sgd.uses.convolving import convolve, input_gradient, weight_gradient
 from fedsim.clients.dp_sgd.uses.patches import has_few_channels, overlap_little, patches_of
 
@@ -84,8 +79,7 @@ class ConvolutionUse(MaterialisedUse):
 
     def _sorted_gradient(self) -> Tensor:
         """Return the gradient at the output in the order of memory of the layer."""
-        last = self.channels_last and is_quick(self.output_gradient, self.geometry)
-        return channels_last(self.output_gradient) if last else channels_first(self.output_gradient)
+        return in_order(self.output_gradient, self.geometry, last=self.channels_last)
 
     def compute(self, index: int) -> Tensor:
         """Return the gradients (n, *shape) of one parameter; one follows another in memory."""

@@ -12,6 +12,7 @@ from fedsim.clients.dp_sgd.uses.channels_last import (
     Geometry,
     channels_first,
     channels_last,
+    in_order,
     is_quick,
 )
 from fedsim.clients.dp_sgd.uses.patches import (
@@ -109,7 +110,6 @@ def weight_gradient(x: Tensor, g: Tensor, w: Tensor, geometry: Geometry, *, last
         geometry: of the convolution.
         last: as for `convolve`.
     """
-    order = channels_last if last and is_quick(g, geometry) else channels_first
+    g, x, w = (in_order(each, geometry, last=last) for each in (g, x, w))
     backward = torch.ops.aten.convolution_backward
-    found = backward(order(g), order(x), order(w), None, *geometry, [False, True, False])[1]
-    return found.contiguous()
+    return backward(g, x, w, None, *geometry, [False, True, False])[1].contiguous()
