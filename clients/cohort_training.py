@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLos
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.optimizers import make_optimizer
 from fedsim.clients.settings import LocalSettings
-from fedsim.clients.training import StreamKey, epochs, train_plain, train_private
+from fedsim.clients.training import StreamKey, epochs, generators, train_plain, train_private
 from fedsim.clients.workbench import Workbench
 from fedsim.server.streams import Purpose
 
@@ -34,17 +35,25 @@ class Trainee:
     step: DpSgdStep | None = None
     secure: bool = False
 
-    def member(self, local: LocalSettings) -> Member:
+    def member(
+        self,
+        local: LocalSettings,
+        sampling: np.random.Generator,
+        noise: np.random.Generator | None,
+    ) -> Member:
         """Return the client as a member of a cohort, at the start of its streams of the round."""
         if self.step is None:
-            stream = self.key.generator(Purpose.SAMPLING)
-            lots = epochs(len(self.features), local.batch_size, stream)
+            lots = epochs(len(self.features), local.batch_size, sampling)
             return Member(None, self.features, self.targets, lots, None)
         lots = self.key.lots(
-            self.step.sampling, len(self.features), first_step=self.steps.start, secure=self.secure
+            self.step.sampling,
+            len(self.features),
+            first_step=self.steps.start,
+            secure=self.secure,
+            stream=sampling,
         )
-        noise = self.key.noise(secure=self.secure)
-        return Member(self.step, self.features, self.targets, lots, noise)
+        source = self.key.noise(secure=self.secure, stream=noise)
+        return Member(self.step, self.features, self.targets, lots, source)
 
 
 @dataclass(frozen=True)
@@ -77,8 +86,7 @@ def train_together(
     bench.restart()
     bench.model.train()
     kind: type[Cohort] = PlainCohort if trainees[0].step is None else PrivateCohort
-    members = [trainee.member(local) for trainee in trainees]
-    cohort = kind(bench.model, loss, members, parameters=bench.parameters)
+    cohort = kind(bench.model, loss, _members(trainees, local), parameters=bench.parameters)
     optimizers = [make_optimizer(local.optimizer) for _ in range(cohort.parts)]
     for _ in trainees[0].steps:
         for (values, gradient), optimizer in zip(cohort.gradients(), optimizers, strict=True):
@@ -86,6 +94,15 @@ def train_together(
     steps = cohort.steps if isinstance(cohort, PrivateCohort) else ()
     learnt = tuple(step.clipping.learnt for step in steps) or (None,) * len(trainees)
     return Trained(cohort.values[:, : cohort.size], learnt)
+
+
+def _members(trainees: Sequence[Trainee], local: LocalSettings) -> list[Member]:
+    keys = [trainee.key for trainee in trainees]
+    sampling = generators(keys, Purpose.SAMPLING)
+    private = trainees[0].step is not None
+    noise = generators(keys, Purpose.NOISE) if private else [None] * len(keys)
+    with_streams = zip(trainees, sampling, noise, strict=True)
+    return [trainee.member(local, lots, own) for trainee, lots, own in with_streams]
 
 
 def train_alone(

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedsim.server.streams import Purpose, seed_sequence, stream
+from fedsim.server.streams import Purpose, seed_sequence, stream, streams
 
 
 def test_same_key_same_stream() -> None:
@@ -26,6 +26,17 @@ def test_a_stream_is_numpys_of_the_seed_and_the_spawn_key(
     expected = np.random.SeedSequence(seed, spawn_key=(int(purpose), client, round_number))
     found = seed_sequence(seed, purpose, client=client, round_number=round_number)
     np.testing.assert_array_equal(found.generate_state(8), expected.generate_state(8))
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 200])
+@pytest.mark.parametrize("purpose", [Purpose.SAMPLING, Purpose.NOISE])
+def test_streams_made_at_once_are_those_made_one_by_one(count: int, purpose: Purpose) -> None:
+    seeds, words = (0, 7, 2**32, 2**64 - 1), (0, 1, 5, 2**31, 2**32 - 1)
+    keys = [(seeds[i % 4], words[i % 5], words[i // 5 % 5] or i) for i in range(count)]
+    for (seed, client, number), found in zip(keys, streams(purpose, keys), strict=True):
+        expected = stream(seed, purpose, client=client, round_number=number)
+        assert found.bytes(40) == expected.bytes(40)
+        np.testing.assert_array_equal(found.random(9), expected.random(9))
 
 
 def test_every_part_of_the_key_gives_another_uncorrelated_stream() -> None:
@@ -66,3 +77,6 @@ def test_out_of_range_keys_are_refused(arguments: tuple, message: str) -> None:
     seed, purpose, client, round_number = arguments
     with pytest.raises(ValueError, match=message):
         stream(seed, purpose, client=client, round_number=round_number)
+    for count in (1, 100):
+        with pytest.raises(ValueError, match=message):
+            streams(purpose, [(seed, client, round_number)] * count)
