@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedsim.clients.cohort_training import cohorts_agree
@@ -9,7 +11,14 @@ from fedsim.clients.dp_sgd import products
 from fedsim.clients.dp_sgd.backend import gradients_for
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
-from fedsim.clients.dp_sgd.products import add_product, affine, is_special, product
+from fedsim.clients.dp_sgd.per_example import PerExampleLoss
+from fedsim.clients.dp_sgd.products import (
+    FEWEST_IN_BATCH,
+    add_product,
+    affine,
+    is_special,
+    product,
+)
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.clients.workbench import Workbench
@@ -63,6 +72,49 @@ def test_small_products_and_other_types_are_left_to_torch() -> None:
         assert torch.equal(affine(x, w, None), nn.functional.linear(x, w))
 
 
+@given(count=st.integers(1, 9), m=st.integers(1, 40), k=st.integers(1, 70), n=st.integers(2, 70))
+@example(count=7, m=8, k=64, n=32)
+@example(count=7, m=9, k=32, n=10)  # results that begin anywhere
+@example(count=7, m=31, k=10, n=128)
+def test_batched_products_are_those_alone_to_the_bit(count: int, m: int, k: int, n: int) -> None:
+    assume(m * k * n >= FEWEST_IN_BATCH)
+    rows = 16 * -(-m // 16)  # as a cohort lays them out
+    x, out = matrix(count * rows, k).view(count, rows, k), torch.zeros(count, rows, n)
+    w, shift = stacked(count, n, k), matrix(count, n, seed=2)
+    products.products(x[:, :m], w.transpose(1, 2), out[:, :m])
+    for own, own_x, own_w in zip(out, x, w, strict=True):
+        assert torch.equal(own[:m], product(own_x[:m].clone(), own_w.clone().t()))
+    products.shifted_products(shift.unsqueeze(1), x[:, :m], w.transpose(1, 2), out[:, :m])
+    for own, own_x, own_w, own_shift in zip(out, x, w, shift, strict=True):
+        assert torch.equal(own[:m], affine(own_x[:m].clone(), own_w.clone(), own_shift.clone()))
+    assert (out[:, m:] == 0).all()
+    back = torch.zeros(count, rows, k)
+    products.products(out[:, :m], w, back[:, :m])
+    for own, own_out, own_w in zip(back, out, w, strict=True):
+        assert torch.equal(own[:m], product(own_out[:m].clone(), own_w.clone()))
+
+
+@given(count=st.integers(1, 9), m=st.integers(1, 40), k=st.integers(1, 70), n=st.integers(2, 70))
+@example(count=7, m=8, k=64, n=32)
+@example(count=7, m=9, k=32, n=10)
+def test_batched_products_add_up_as_those_alone_to_the_bit(
+    count: int, m: int, k: int, n: int
+) -> None:
+    assume(m * k * n >= FEWEST_IN_BATCH)
+    rows = 16 * -(-m // 16)
+    x, g = (matrix(count * rows, of).view(count, rows, of)[:, :m] for of in (k, n))
+    into, alone = stacked(count, n, k), stacked(count, n, k)
+    products.add_products(into, g.transpose(1, 2), x)
+    for own, own_alone, own_g, own_x in zip(into, alone, g, x, strict=True):
+        add_product(own_alone, own_g.t(), own_x)
+        assert torch.equal(own, own_alone)
+
+
+def stacked(count: int, n: int, k: int) -> Tensor:
+    """Return matrices (count, n, k) as they lie among the values of clients with more of them."""
+    return matrix(count, 16 * -(-(n * k + 5) // 16))[:, : n * k].view(count, n, k)
+
+
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 def test_a_broken_row_breaks_no_other(wrong: float) -> None:
     m, k, n = LARGE
@@ -80,12 +132,26 @@ def test_cohorts_of_special_products_are_clients_alone_to_the_bit(
     private: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(products, "FEWEST", 500)
+    assert agree(nn.Linear(40, 10), cross_entropy, private=private)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_cohorts_of_models_with_one_output_are_clients_alone_to_the_bit(private: bool) -> None:
+    assert agree(nn.Linear(40, 1), squared_error, private=private)
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs[:, 0] - targets).square()
+
+
+def agree(last: nn.Module, loss: PerExampleLoss, *, private: bool) -> bool:
+    """Tell whether clients whose model ends so train together as each does alone."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(90, 40), nn.ReLU(), nn.Linear(40, 10))
+    model = nn.Sequential(nn.Linear(90, 40), nn.ReLU(), last)
     x, y = matrix(40, 90), torch.arange(40) % 10
-    gradients = gradients_for(model, cross_entropy, x[:4], y[:4]) if private else None
+    gradients = gradients_for(model, loss, x[:4], y[:4]) if private else None
     bench = Workbench(model, parameters=None if gradients is None else gradients.parameters)
     step = DpSgdStep(PoissonSampling(0.5), FlatClipping(0.7), 1.0, 16.0) if private else None
     optimizer = SgdSettings(name="sgd", lr=0.1)
     local = LocalSettings(steps=2, batch_size=16, optimizer=optimizer)
-    assert cohorts_agree(bench, cross_entropy, gradients, local, x, y, step)
+    return cohorts_agree(bench, loss, gradients, local, x, y, step)

@@ -21,13 +21,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.products import add_product, affine, is_special, product
+from fedsim.clients.dp_sgd.products import (
+    FEWEST_IN_BATCH,
+    add_product,
+    add_products,
+    affine,
+    is_special,
+    product,
+    products,
+    shifted_products,
+)
 
 ALIGNMENT = 16  # of rows and of values: 64 bytes in float32, 128 in float64
-
-# torch multiplies batches of matrices of fewer products than this by a loop of its own, whose sums
-# are in another order than those of a single product.
-_FEWEST_PRODUCTS = 400
 
 
 class Ragged(ABC):
@@ -122,7 +127,7 @@ class Together(Ragged):
                 for k, rows in run.each(repeats):
                     product(left[rows], right[k], out=out[rows])
             else:
-                torch.bmm(run.of(left, repeats), right[run.clients], out=run.of(out, repeats))
+                products(run.of(left, repeats), right[run.clients], run.of(out, repeats))
 
     def affine(self, x: Tensor, w: Tensor, b: Tensor | None, out: Tensor) -> None:
         """Write x_k W_kᵀ + b_k of every client into its rows of `out`."""
@@ -136,7 +141,7 @@ class Together(Ragged):
                     affine(x[rows], w[k], b[k], out=out[rows])
             else:
                 shifts, matrices = b[run.clients].unsqueeze(1), w[run.clients].transpose(1, 2)
-                torch.baddbmm(shifts, run.of(x, repeats), matrices, out=run.of(out, repeats))
+                shifted_products(shifts, run.of(x, repeats), matrices, run.of(out, repeats))
 
     def add_outer(self, left: Tensor, right: Tensor, into: Tensor) -> None:
         """Add left_kᵀ · right_k of every client to `into[k]`.
@@ -153,7 +158,7 @@ class Together(Ragged):
                     add_product(into[k], left[rows].t(), right[rows])
             else:
                 a, b = run.of(left, repeats).transpose(1, 2), run.of(right, repeats)
-                into[run.clients].baddbmm_(a, b)
+                add_products(into[run.clients], a, b)
 
     def outer(self, left: Tensor, right: Tensor, out: Tensor) -> None:
         """Write left_kᵀ · right_k of every client to `out[k]`, as of `add_outer`.
@@ -243,4 +248,5 @@ def aligned(count: int) -> int:
 
 def _one_by_one(run: Run, like: Tensor, m: int, k: int, n: int) -> bool:
     """Tell whether products (count, m, k) · (count, k, n) must be taken one by one."""
-    return run.count == 1 or m * k * n < _FEWEST_PRODUCTS or is_special(like, m, k, n)
+    unlike = n == 1 or m * k * n < FEWEST_IN_BATCH  # batches of such round differently
+    return run.count == 1 or unlike or is_special(like, m, k, n)
