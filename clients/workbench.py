@@ -67,6 +67,8 @@ class Workbench:
     def upload_of(self, trained: np.ndarray, request: ArrayRecord, *, private: bool) -> ArrayRecord:
         """As `upload`, of the flat values (size,) of trainable parameters, which are taken over."""
         values: dict[str, np.ndarray] = {}
+        trained = trained.view()
+        trained.flags.writeable = False  # so are its parts, then
         for name, array in request.items():
             place = self._layout.places.get(name)
             if place is not None:

@@ -24,15 +24,23 @@ class LiveArray(Array):
         values: taken over, and not to be changed by anybody from here on.
     """
 
+    stype = "numpy.ndarray"
+
     def __init__(self, values: np.ndarray) -> None:
-        values = values.view()
-        values.flags.writeable = False
-        self.__dict__.update(
-            _values=values,
-            dtype=_name(values.dtype),
-            shape=tuple(values.shape),
-            stype="numpy.ndarray",
-        )
+        if values.flags.writeable:
+            values = values.view()
+            values.flags.writeable = False
+        self.__dict__["_values"] = values
+
+    @property
+    def dtype(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  few ask for it
+        """The name of the numbers' type."""
+        return _name(self.numpy().dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The shape of the array."""
+        return self.numpy().shape
 
     @property
     def data(self) -> bytes:  # pyright: ignore[reportIncompatibleVariableOverride]  made when asked
