@@ -7,9 +7,10 @@ trained together changes no bit of any answer (`cohort_training` sees to that).
 
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -39,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 Request = tuple[Message, Context]
 
+AnswerGroup = Iterable[Message | Exception]
+"""Answers that come together; for each, what the client raised instead, if it raised anything."""
+
 
 @runtime_checkable
 class ManyAnswers(Protocol):
@@ -49,8 +53,11 @@ class ManyAnswers(Protocol):
         """The most requests in one group."""
         ...
 
-    def answer_many(self, requests: Sequence[Request]) -> Iterator[Message | Exception]:
-        """Yield the answer to each request, in their order, or what a client raised instead.
+    def answer_many(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
+        """Yield the answers to the requests, in their order, together where they come together.
+
+        Those that come together are made as they are read, to be read before the next ones are
+        asked for, which may take their time.
 
         Guarantee: each answer is the one that the client gives alone.
         """
@@ -124,8 +131,8 @@ class ManyClientsApp(ClientApp):
         """Answer one request."""
         return self._alone(message, context)
 
-    def answer_many(self, requests: Sequence[Request]) -> Iterator[Message | Exception]:
-        """Yield the answer to each request, in their order, or what a client raised instead.
+    def answer_many(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
+        """Yield the answers to the requests, in their order, those of a cohort together.
 
         Guarantee: every charge of the group is durable before the first of its clients trains; each
         answer is the one that the client gives alone.
@@ -137,8 +144,7 @@ class ManyClientsApp(ClientApp):
                 even = -(-len(turns) // cohorts)
                 cohort, cohorts = [turns.popleft() for _ in range(even)], cohorts - 1
                 _train_together([turn for turn in cohort if isinstance(turn, Turn)])
-                for turn in cohort:
-                    yield _answer(turn) if isinstance(turn, Turn) else turn
+                yield from _answers(cohort)
 
     def _turn(self, message: Message, context: Context) -> "Outcome":
         """Return a client's turn, or the answer of one that takes none."""
@@ -222,7 +228,23 @@ def _train_together(turns: list[Turn]) -> None:
             turn.trained, turn.learnt = row, learnt
 
 
-def _answer(turn: Turn) -> Message | Exception:
+def _answers(cohort: list[Outcome]) -> Iterator[AnswerGroup]:
+    """Yield the answers of a cohort, together but for those who train only now."""
+    for done, turns in groupby(cohort, key=_is_done):
+        if done:
+            yield map(_answer, turns)
+        else:
+            yield from ([answer] for answer in map(_answer, turns))
+
+
+def _is_done(turn: Outcome) -> bool:
+    """Tell whether nobody has to train any more for an answer."""
+    return not isinstance(turn, Turn) or turn.trained is not None
+
+
+def _answer(turn: Outcome) -> Message | Exception:
+    if not isinstance(turn, Turn):
+        return turn
     task, request = turn.task, turn.request
     try:
         if turn.trained is None:

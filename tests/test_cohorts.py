@@ -19,6 +19,8 @@ from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.clients.workbench import Workbench
+from fedsim.simulation import local_grid
+from fedsim.simulation.answering import answers_of
 
 PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
 OWN = {"1": {"max_grad_norm": 1.5}, "3": {"noise_multiplier": 0.7}}
@@ -79,6 +81,24 @@ def test_the_size_of_cohorts_changes_no_bit(
         assert sizes == 3 * expected, "in each of 3 rounds of 6 clients"
         outcomes.append(outcome(out))
     assert all(other == outcomes[0] for other in outcomes[1:])
+
+
+@pytest.mark.parametrize(("cohort", "groups"), [("off", [1] * 6), (4, [3, 3]), (1, [1] * 6)])
+def test_answers_of_a_cohort_come_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cohort: str | int, groups: list[int]
+) -> None:
+    seen: list[int] = []
+
+    def looking(*arguments: Any) -> Any:
+        for group in answers_of(*arguments):
+            answers = list(group)
+            seen.append(len(answers))
+            yield answers
+
+    monkeypatch.setattr(local_grid, "answers_of", looking)
+    fedsim.run(experiment(runtime={"cohort": cohort}), out=tmp_path / "r")
+    questions = [1] * 7  # who is there
+    assert seen == questions + 3 * groups
 
 
 def test_a_cohort_that_breaks_costs_nobody_their_round(

@@ -11,7 +11,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedsim.clients.app import partition_of
-from fedsim.clients.many import ManyClientsApp, Request
+from fedsim.clients.many import AnswerGroup, ManyClientsApp, Request
 from fedsim.experiment import Experiment
 from fedsim.federation.helper_keys import identity_of_helper
 from fedsim.server.secure_aggregation.identity import IdentityKey
@@ -70,6 +70,6 @@ class _ManyNodes(_Nodes):
         """The most requests in one group."""
         return self._clients.group_size
 
-    def answer_many(self, requests: Sequence[Request]) -> Iterator[Message | Exception]:
+    def answer_many(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
         """Yield the clients' answers, in the order of the requests."""
         return self._clients.answer_many(requests)

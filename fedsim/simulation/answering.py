@@ -1,17 +1,21 @@
 """How clients of one process answer: at once where their app can, else one after the other."""
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
-from fedsim.clients.many import ManyAnswers
+from fedsim.clients.many import AnswerGroup, ManyAnswers
+
+A = TypeVar("A")
 
 
 def answers_of(
     app: ClientApp, requests: Sequence[tuple[Message, Context]]
-) -> Iterator[Message | Exception]:
-    """Yield the answer to each request, in their order, or what the client raised instead.
+) -> Iterator[AnswerGroup]:
+    """Yield the answers to the requests, in their order, together where they come together.
 
     Args:
         app: the clients.
@@ -23,6 +27,36 @@ def answers_of(
         return
     for message, context in requests:
         try:
-            yield app(message, context)
+            answer: Message | Exception = app(message, context)
         except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
-            yield error
+            answer = error
+        yield [answer]
+
+
+def in_parts(
+    groups: Iterable[Iterable[A]],
+    count: int,
+    *,
+    every: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[tuple[list[A], float]]:
+    """Yield answers on their way in parts of whole groups, and the seconds that each part took.
+
+    A part ends with the group in which its time is over, before work on the next one begins: who
+    waits for these answers has something to do meanwhile.
+
+    Args:
+        groups: answers as they come.
+        count: how many there will be; the last part ends with the last of them.
+        every: seconds that a part should take.
+        clock: in seconds.
+    """
+    found: list[A] = []
+    started, left = clock(), count
+    for group in groups:
+        found += group
+        seconds = clock() - started
+        if found and (len(found) == left or seconds >= every):
+            left -= len(found)
+            yield found, seconds
+            found, started = [], clock()

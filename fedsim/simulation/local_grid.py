@@ -16,6 +16,7 @@ Semantics, where Flower's own simulation leaves a choice:
 
 import logging
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
@@ -53,7 +54,7 @@ class LocalGrid(VirtualGrid):
                 (_private_copy(message, live), self._contexts[message.metadata.dst_node_id])
                 for message in group
             ]
-            answers = answers_of(self._client_app, requests)
+            answers = chain.from_iterable(answers_of(self._client_app, requests))
             for message, answer in zip(group, answers, strict=True):
                 yield self._reply(message, answer)
 

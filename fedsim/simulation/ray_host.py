@@ -5,7 +5,6 @@ Everything here runs inside the actor; nothing here starts or stops one.
 
 import logging
 import platform
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -19,7 +18,7 @@ import fedsim
 from fedsim.clients.app import partition_of
 from fedsim.server.live_arrays import is_live, live_record
 from fedsim.server.records import record_dict
-from fedsim.simulation.answering import answers_of
+from fedsim.simulation.answering import answers_of, in_parts
 from fedsim.simulation.flower_internals import with_content
 from fedsim.simulation.memory import freeze_objects, keep_freed_memory
 from fedsim.simulation.ray_journal import RemoteJournal, ask
@@ -131,22 +130,21 @@ class ClientHost:
         Yields:
             Answers in the order of the messages, packed for the way back, as often as is worth it.
         """
-        started = time.perf_counter()
         self._fetch(shared)
         requests = [(self._open(parcel), self._contexts[parcel.node]) for parcel in parcels]
-        found: list[Answer] = []
-        left = len(requests)
-        for request, answer in zip(requests, answers_of(self._app, requests), strict=True):
-            message, context = request
-            if isinstance(answer, Exception):
-                logger.debug("node %d raised", context.node_id, exc_info=answer)
-                answer = failure(message, f"{type(answer).__name__}: {answer}")
-            found.append(Answer.of(answer, context.state))
-            now = time.perf_counter()
-            if len(found) == left or now - started >= _PART:
-                left -= len(found)
-                yield Packed(Answers(tuple(found), now - started))
-                found, started = [], time.perf_counter()
+        asked = iter(requests)
+        groups = (
+            [self._answer(*next(asked), answer) for answer in together]
+            for together in answers_of(self._app, requests)
+        )
+        for found, seconds in in_parts(groups, len(requests), every=_PART):
+            yield Packed(Answers(tuple(found), seconds))
+
+    def _answer(self, message: Message, context: Context, answer: Message | Exception) -> Answer:
+        if isinstance(answer, Exception):
+            logger.debug("node %d raised", context.node_id, exc_info=answer)
+            answer = failure(message, f"{type(answer).__name__}: {answer}")
+        return Answer.of(answer, context.state)
 
     def _open(self, parcel: Parcel) -> Message:
         records = {

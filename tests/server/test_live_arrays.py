@@ -39,7 +39,7 @@ def test_nobody_can_change_one() -> None:
     with pytest.raises(AttributeError, match="cannot be changed"):
         array.data = b"other"  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(AttributeError, match="cannot be changed"):
-        array.dtype = "float32"
+        array.dtype = "float32"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_numbers_are_not_copied() -> None:
