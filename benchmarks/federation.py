@@ -43,6 +43,7 @@ class Row:
         wall_ratio, processor_ratio: the same over the bare loop's, medians over the turns.
         megabytes: peak memory of one process; of several, what they held together after a round.
         timed_clients: clients of the rounds that were timed; fewer than `clients` if scaled.
+        wall_turns, processor_turns: seconds of a client's round in each turn.
     """
 
     model: str
@@ -56,6 +57,8 @@ class Row:
     processor_ratio: float
     megabytes: float
     timed_clients: int
+    wall_turns: tuple[float, ...]
+    processor_turns: tuple[float, ...]
 
     def line(self) -> str:
         """Return the row for people."""
@@ -130,6 +133,8 @@ def measure(work: Work, keys: list[str], turns: int, seconds: float) -> list[Row
             processor_ratio=_ratio([p for _, p in seen[key]], [p for _, p in base]),
             megabytes=memory[key],
             timed_clients=own.clients,
+            wall_turns=tuple(wall for wall, _ in seen[key]),
+            processor_turns=tuple(processor for _, processor in seen[key]),
         )
         for key, (stage, own, _) in stages.items()
     ]

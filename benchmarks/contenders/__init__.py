@@ -49,6 +49,7 @@ CONTENDERS: Mapping[str, Entry] = MappingProxyType(
         "fedsim-alone": Entry("fedsim_engines", "LocalEngine", {"cohort": "off"}),
         "fedsim-ray-1": Entry("fedsim_engines", "RayWorkers", {"workers": 1}),
         "fedsim-ray-2": Entry("fedsim_engines", "RayWorkers", {"workers": 2}),
+        "fedsim-apart": Entry("apart", "TwoApart"),
         "flower-opacus": Entry("flower_opacus", "FlowerOpacus", modes=(True,), most_clients=100),
         "flower-opacus-prv": Entry(
             "flower_opacus", "FlowerOpacus", {"accountant": "prv"}, modes=(True,), most_clients=100

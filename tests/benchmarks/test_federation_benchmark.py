@@ -49,13 +49,14 @@ def printed_by(code: str) -> list[str]:
 
 
 def test_it_measures_wall_and_processor_time_of_each(tmp_path: Path) -> None:
-    rows, printed = measure(tmp_path, "private", "bare", "fedsim")
-    assert [row["contender"] for row in rows] == ["bare", "fedsim"]
+    rows, printed = measure(tmp_path, "private", "bare", "fedsim", "fedsim-apart")
+    assert [row["contender"] for row in rows] == ["bare", "fedsim", "fedsim-apart"]
     for row in rows:
         assert row["name"] in printed
         assert 0 < row["processor"] < 1
         assert 0 < row["wall"] < 10
         assert row["megabytes"] > 10
+        assert len(row["wall_turns"]) == len(row["processor_turns"]) == 1
     assert rows[0]["processor_ratio"] == rows[0]["wall_ratio"] == 1
     assert (tmp_path / "out.svg").read_text().count("<svg") == 1
 
@@ -104,6 +105,28 @@ def test_a_goal_is_judged_by_the_rows() -> None:
     printed = printed_by(code)
     assert "one / two = 1.60 of wall time (goal at least 1.7: NOT met)" in printed[0]
     assert "one / two = 1.80 of wall time (goal at least 1.7: met)" in printed[1]
+
+
+def test_a_ratio_is_the_median_over_pairs_of_turns() -> None:
+    """The machine has slowed down after the second turn, between two neighbours."""
+    code = (
+        "from contenders.goals import goals\n"
+        "row = dict(model='cnn', private=True, clients=20, wall=2.0)\n"
+        "slow = dict(row, contender='fedsim-ray-1', name='one', wall_turns=[1.8, 1.8, 3.6])\n"
+        "fast = dict(row, contender='fedsim-ray-2', name='two', wall_turns=[1.0, 2.0, 2.0])\n"
+        "print(*goals([slow, fast]))\n"
+    )
+    assert "one / two = 1.80 of wall time" in printed_by(code)[0]
+
+
+def test_the_machines_own_limit_is_no_goal() -> None:
+    code = (
+        "from contenders.goals import goals\n"
+        "row = dict(model='cnn', private=True, clients=20)\n"
+        "print(*goals([dict(row, contender='fedsim', name='one', wall=1.5),\n"
+        "              dict(row, contender='fedsim-apart', name='two', wall=1.0)]))\n"
+    )
+    assert printed_by(code)[0].endswith("= 1.50 of wall time (the machine's own limit)")
 
 
 def test_many_small_clients_are_judged_by_time_memory_and_growth() -> None:
