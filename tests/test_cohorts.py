@@ -83,6 +83,23 @@ def test_the_size_of_cohorts_changes_no_bit(
     assert all(other == outcomes[0] for other in outcomes[1:])
 
 
+@pytest.mark.parametrize("privacy", [PRIVACY, None], ids=["private", "plain"])
+def test_nor_does_a_cohort_whose_streams_are_seeded_at_once(
+    tmp_path: Path, privacy: dict[str, Any] | None
+) -> None:
+    outcomes = []
+    for cohort in ("off", 80):
+        content = experiment(
+            data={"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 80}},
+            federation={"rounds": 2},
+            privacy=privacy,
+            runtime={"cohort": cohort},
+        )
+        fedsim.run(content, out=tmp_path / str(cohort))
+        outcomes.append(outcome(tmp_path / str(cohort)))
+    assert outcomes[0] == outcomes[1]
+
+
 @pytest.mark.parametrize(("cohort", "groups"), [("off", [1] * 6), (4, [3, 3]), (1, [1] * 6)])
 def test_answers_of_a_cohort_come_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cohort: str | int, groups: list[int]
