@@ -57,10 +57,10 @@ def add_product(into: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def products(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """Write left_k · right_k of each k to out[k], for (b, m, k) and (b, k, n), n > 1.
+    """Write left_k · right_k of each k to out[k], for (b, m, k) and (b, k, n).
 
-    So it is with all three functions: to the bit, what `product`, `affine` and `add_product` give
-    of each of the batch. For n = 1 that is not so, and for m · k · n < `FEWEST_IN_BATCH`.
+    This and the next two functions give each of a batch what `product`, `affine` and `add_product`
+    give it alone, to the bit, but not for n = 1 or m · k · n < `FEWEST_IN_BATCH`.
     """
     if _in_one_call(out):
         out.copy_(torch.bmm(left, right))
