@@ -10,8 +10,8 @@ from contenders.base import Contender, Work
 class TwoApart(Contender):
     """Half of the clients in each of two processes, without a server between them.
 
-    Two workers cannot be faster: no answer goes anywhere, and no round waits for the other half.
-    How far this is from twice as fast is the machine's doing: shared memory, caches and clocks.
+    No answer leaves its process, and a round is over when the slower half is. How far this is from
+    twice as fast is the machine's doing: shared memory, caches and clocks.
     """
 
     name = "fedsim, two processes apart"

@@ -10,6 +10,7 @@ from fedsim.clients.cohort_training import cohorts_agree
 from fedsim.clients.dp_sgd import products
 from fedsim.clients.dp_sgd.backend import gradients_for
 from fedsim.clients.dp_sgd.clipping import FlatClipping
+from fedsim.clients.dp_sgd.cohort.ragged import aligned
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.per_example import PerExampleLoss
 from fedsim.clients.dp_sgd.products import (
@@ -78,7 +79,7 @@ def test_small_products_and_other_types_are_left_to_torch() -> None:
 @example(count=7, m=31, k=10, n=128)
 def test_batched_products_are_those_alone_to_the_bit(count: int, m: int, k: int, n: int) -> None:
     assume(m * k * n >= FEWEST_IN_BATCH)
-    rows = 16 * -(-m // 16)  # as a cohort lays them out
+    rows = aligned(m)
     x, out = matrix(count * rows, k).view(count, rows, k), torch.zeros(count, rows, n)
     w, shift = stacked(count, n, k), matrix(count, n, seed=2)
     products.products(x[:, :m], w.transpose(1, 2), out[:, :m])
@@ -101,7 +102,7 @@ def test_batched_products_add_up_as_those_alone_to_the_bit(
     count: int, m: int, k: int, n: int
 ) -> None:
     assume(m * k * n >= FEWEST_IN_BATCH)
-    rows = 16 * -(-m // 16)
+    rows = aligned(m)
     x, g = (matrix(count * rows, of).view(count, rows, of)[:, :m] for of in (k, n))
     into, alone = stacked(count, n, k), stacked(count, n, k)
     products.add_products(into, g.transpose(1, 2), x)
@@ -112,7 +113,7 @@ def test_batched_products_add_up_as_those_alone_to_the_bit(
 
 def stacked(count: int, n: int, k: int) -> Tensor:
     """Return matrices (count, n, k) as they lie among the values of clients with more of them."""
-    return matrix(count, 16 * -(-(n * k + 5) // 16))[:, : n * k].view(count, n, k)
+    return matrix(count, aligned(n * k + 5))[:, : n * k].view(count, n, k)
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
