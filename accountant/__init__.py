@@ -11,6 +11,7 @@ from fedsim.accountant.accountants import RdpAccountant as RdpAccountant
 from fedsim.accountant.accountants import UnsupportedEventError as UnsupportedEventError
 from fedsim.accountant.accountants import make_accountant as make_accountant
 from fedsim.accountant.adjacency import Adjacency as Adjacency
+from fedsim.accountant.budget.filter import PrivacyFilter as PrivacyFilter
 from fedsim.accountant.calibration import calibrate_noise_multiplier as calibrate_noise_multiplier
 from fedsim.accountant.calibration import calibrate_sampling_rate as calibrate_sampling_rate
 from fedsim.accountant.calibration import calibrate_steps as calibrate_steps
@@ -30,6 +31,5 @@ from fedsim.accountant.events import RepeatAndSelect as RepeatAndSelect
 from fedsim.accountant.events import SelfComposed as SelfComposed
 from fedsim.accountant.events import event_from_dict as event_from_dict
 from fedsim.accountant.events import to_dict as to_dict
-from fedsim.accountant.filter import PrivacyFilter as PrivacyFilter
-from fedsim.accountant.fleet import FleetAccountant as FleetAccountant
-from fedsim.accountant.ledger import PrivacyLedger as PrivacyLedger
+from fedsim.accountant.fleet.accountant import FleetAccountant as FleetAccountant
+from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger as PrivacyLedger

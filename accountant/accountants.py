@@ -22,17 +22,17 @@ from fedsim.accountant.composition import (
     break_down,
     in_order,
 )
-from fedsim.accountant.conversion import (
+from fedsim.accountant.events import Event, append_run
+from fedsim.accountant.pld.distribution import pld_delta, pld_epsilon
+from fedsim.accountant.rdp.conversion import (
     ConversionName,
     checked_conversion,
     delta_from_rdp,
     epsilon_from_rdp,
 )
-from fedsim.accountant.curves import leak, mechanism_rdp, total_rdp
-from fedsim.accountant.events import Event, append_run
-from fedsim.accountant.moments import MOMENTS_ORDERS
-from fedsim.accountant.pld import pld_delta, pld_epsilon
-from fedsim.accountant.rdp import DEFAULT_ORDERS, checked_orders
+from fedsim.accountant.rdp.curves import leak, mechanism_rdp, total_rdp
+from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, checked_orders
+from fedsim.accountant.textbook.moments import MOMENTS_ORDERS
 
 __all__ = [
     "Accountant",
@@ -344,9 +344,9 @@ class PldAccountant(Accountant):
     """Privacy loss distribution accountant: numerically the exact composition, never below it.
 
     Guarantee: as `Accountant`; at most 1e-3 above the exact epsilon in ordinary settings (see
-    `fedsim.accountant.pld` for the method and its limits). For FixedSizeSampled the composition of
-    the dominating pairs is meant, which no real data set may attain; accounts with ZCDP or
-    RepeatAndSelect are answered by RDP.
+    `fedsim.accountant.pld.distribution` for the method and its limits). For FixedSizeSampled the
+    composition of the dominating pairs is meant, which no real data set may attain; accounts with
+    ZCDP or RepeatAndSelect are answered by RDP.
     """
 
     def _epsilon(self, delta: float) -> tuple[float, float | None]:

@@ -26,11 +26,11 @@ from dp_accounting.rdp import RdpAccountant as OtherRdpAccountant
 from threadpoolctl import threadpool_limits
 
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled, RdpAccountant
+from fedsim.accountant.budget.filter import PrivacyFilter
 from fedsim.accountant.composition import SampledGaussian
-from fedsim.accountant.filter import PrivacyFilter
-from fedsim.accountant.fleet import FleetAccountant
-from fedsim.accountant.fleet_pld import grid_spacing
-from fedsim.accountant.saddle_point import InversionError, near_exact_epsilon
+from fedsim.accountant.fleet.accountant import FleetAccountant
+from fedsim.accountant.fleet.pld import grid_spacing
+from fedsim.accountant.pld.saddle_point import InversionError, near_exact_epsilon
 
 try:
     from opacus.accountants import RDPAccountant as OpacusRdpAccountant

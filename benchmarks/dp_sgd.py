@@ -21,16 +21,16 @@ import torch
 from interleaved import measure, print_ratios
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.backend import gradients_for
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.cohort import Member, PrivateCohort
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import SeededNoise
-from fedsim.clients.dp_sgd.per_example import PerExampleGradients, VmapGradients
-from fedsim.clients.dp_sgd.products import add_product, affine, product
+from fedsim.clients.dp_sgd.per_example.backend import gradients_for
+from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, VmapGradients
+from fedsim.clients.dp_sgd.per_example.products import add_product, affine, product
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
-from fedsim.clients.optimizers import Sgd
 from fedsim.clients.settings import SgdSettings
+from fedsim.clients.training.optimizers import Sgd
 from fedsim.models.losses import cross_entropy
 from fedsim.simulation.memory import keep_freed_memory
 

@@ -24,11 +24,11 @@ import torch
 
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
+from fedsim.protocol.messages import to_numpy
 from fedsim.runs.directory import Checkpoint, RunDirectory
+from fedsim.server.aggregation.strategies import FedAvg
 from fedsim.server.app import RoundResult, Start, run_round
-from fedsim.server.privacy_book import PrivacyBook
-from fedsim.server.protocol import to_numpy
-from fedsim.server.strategies import FedAvg
+from fedsim.server.client_ledgers import PrivacyBook
 from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
 

@@ -23,18 +23,18 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from interleaved import Timing, measure, print_ratios
 from whole_rounds import whole_rounds
 
-from fedsim.clients.masked_upload import MaskedUpload
-from fedsim.clients.secure_upload import SecureUploader
-from fedsim.server.aggregation import OrderedMean
-from fedsim.server.secure_aggregation.context import RoundContext
-from fedsim.server.secure_aggregation.encoding import FixedPointEncoder
-from fedsim.server.secure_aggregation.helper import Helper
-from fedsim.server.secure_aggregation.layout import TensorLayout
-from fedsim.server.secure_aggregation.leader import Leader
-from fedsim.server.secure_aggregation.masked_sum import MaskedSum
-from fedsim.server.secure_aggregation.messages import CombineRequest, Hello, Upload
-from fedsim.server.secure_aggregation.payload import Aggregate, PayloadCodec
-from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
+from fedsim.clients.secure.masked_upload import MaskedUpload
+from fedsim.clients.secure.shared_upload import SecureUploader
+from fedsim.secagg.context import RoundContext
+from fedsim.secagg.encoding import FixedPointEncoder
+from fedsim.secagg.layout import TensorLayout
+from fedsim.secagg.messages import CombineRequest, Hello, Upload
+from fedsim.secagg.payload import Aggregate, PayloadCodec
+from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.server.aggregation.mean import OrderedMean
+from fedsim.server.secure.helper import Helper
+from fedsim.server.secure.leader import Leader
+from fedsim.server.secure.masked_sum import MaskedSum
 from fedsim.simulation.memory import keep_freed_memory
 
 MODEL = "model"

@@ -7,10 +7,10 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedsim.clients.privacy_engine import PrivacyEngine as PrivacyEngine
+    from fedsim.clients.privacy_engine.engine import PrivacyEngine as PrivacyEngine
 
 # Loaded when first used: the settings of a client are read without importing torch.
-_public = {"PrivacyEngine": "fedsim.clients.privacy_engine"}
+_public = {"PrivacyEngine": "fedsim.clients.privacy_engine.engine"}
 __all__ = ["PrivacyEngine"]
 
 

@@ -18,11 +18,11 @@ from typing import Any, Self
 from flwr.app import ConfigRecord, RecordDict
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.journal import GENESIS, Charge, Journal
+from fedsim.accountant.ledger.journal import GENESIS, Charge, Journal
+from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.failures import ClientFailureError
-from fedsim.clients.plan import PrivacyPlan
-from fedsim.server.protocol import PrivacyStatement, record_of
-from fedsim.server.records import config_record
+from fedsim.protocol.messages import PrivacyStatement, record_of
+from fedsim.protocol.records import config_record
 
 STATE = "privacy-account"
 

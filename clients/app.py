@@ -9,18 +9,18 @@ from flwr.app import ArrayRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedsim.accountant.journal import Journal
+from fedsim.accountant.ledger.journal import Journal
 from fedsim.clients.account import BudgetExhaustedError, PrivacyAccount
+from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
-from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
+from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, PerExampleLoss
 from fedsim.clients.failures import ClientFailureError, without_private_text
-from fedsim.clients.faults import NO_FAULTS, Fault, FaultPlan
-from fedsim.clients.plan import PrivacyPlan
-from fedsim.clients.secure_channel import STAGES, SecureChannel
+from fedsim.clients.faults.injection import NO_FAULTS, Fault, FaultPlan
+from fedsim.clients.secure.channel import STAGES, SecureChannel
 from fedsim.clients.settings import LocalSettings
-from fedsim.clients.training import StreamKey, train_plain, train_private
-from fedsim.clients.workbench import Workbench
-from fedsim.server.protocol import (
+from fedsim.clients.training.local_training import StreamKey, train_plain, train_private
+from fedsim.clients.training.shared_model import Workbench
+from fedsim.protocol.messages import (
     PARTITION,
     ROLL_CALL,
     EvaluateReply,

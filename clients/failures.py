@@ -8,8 +8,8 @@ fedsim's own, whose texts name no private value, keep their text.
 import traceback
 from pathlib import Path
 
-from fedsim.accountant.journal import JournalError
-from fedsim.server.protocol import ProtocolError
+from fedsim.accountant.ledger.journal import JournalError
+from fedsim.protocol.messages import ProtocolError
 
 
 class ClientFailureError(RuntimeError):

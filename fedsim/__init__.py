@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from fedsim.comparison.compare import ComparisonResult as ComparisonResult
     from fedsim.comparison.compare import compare as compare
     from fedsim.experiment import ExperimentError as ExperimentError
-    from fedsim.runs.running import RunResult as RunResult
-    from fedsim.runs.running import run as run
+    from fedsim.runs.runner import RunResult as RunResult
+    from fedsim.runs.runner import run as run
 
 # Loaded when first used: `fedsim --help` answers without importing torch or Flower.
 _public = {
     "ComparisonResult": "fedsim.comparison.compare",
     "ExperimentError": "fedsim.experiment",
-    "RunResult": "fedsim.runs.running",
+    "RunResult": "fedsim.runs.runner",
     "compare": "fedsim.comparison.compare",
-    "run": "fedsim.runs.running",
+    "run": "fedsim.runs.runner",
 }
 __all__ = ["ComparisonResult", "ExperimentError", "RunResult", "__version__", "compare", "run"]
 

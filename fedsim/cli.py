@@ -64,8 +64,8 @@ def run(
     from fedsim.profiling import profiled
     from fedsim.report.terminal import ProgressObserver, print_result
     from fedsim.runs.directory import RunDirectory
-    from fedsim.runs.running import RunFailedError
-    from fedsim.runs.running import run as run_experiment
+    from fedsim.runs.runner import RunFailedError
+    from fedsim.runs.runner import run as run_experiment
 
     observer = None if quiet else ProgressObserver()
     try:
@@ -141,7 +141,7 @@ def verify(directory: str, as_json: bool) -> None:
 
     Exit code 1 and one line for each thing that does not fit.
     """
-    from fedsim.report.figures import epsilon_text
+    from fedsim.core.formatting import epsilon_text
     from fedsim.runs.directory import RunDirectory
     from fedsim.runs.verification import verify_run
 
@@ -193,7 +193,7 @@ def helper_key(file: str, as_json: bool) -> None:
     the fingerprint goes into secure_aggregation.helper_key_fingerprints, for clients to pin.
     """
     from fedsim.federation.helper_keys import make_helper_key, read_helper_key
-    from fedsim.server.secure_aggregation.errors import PublicKeyError
+    from fedsim.secagg.errors import PublicKeyError
 
     path = Path(file)
     made = not path.exists()

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedsim.clients.dp_sgd.backend import gradients_for
 from fedsim.clients.dp_sgd.clipping import FlatClipping
-from fedsim.clients.dp_sgd.isolation import check_isolation
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
+from fedsim.clients.dp_sgd.model_checks.safety import check_private_model
+from fedsim.clients.dp_sgd.per_example.backend import gradients_for
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
-from fedsim.clients.safety import check_private_model
 from fedsim.clients.settings import LocalSettings, SgdSettings
-from fedsim.clients.training import StreamKey, train_plain, train_private
+from fedsim.clients.training.local_training import StreamKey, train_plain, train_private
 from fedsim.data.conversion import to_dataset
 from fedsim.data.examples import Examples
 from fedsim.models.losses import PerExampleLoss, resolve_loss

@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedsim.protocol.messages import Withdrawal
+from fedsim.secagg.payload import PayloadCodec
+from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.server.aggregation.strategies import Failure, FedAvg
+from fedsim.server.client_ledgers import PrivacyBook
 from fedsim.server.errors import FederationError
-from fedsim.server.evaluating import ClientEvaluation, Evaluated
+from fedsim.server.evaluation import ClientEvaluation, Evaluated
 from fedsim.server.participation import Participation
-from fedsim.server.privacy_book import PrivacyBook
-from fedsim.server.protocol import Withdrawal
 from fedsim.server.roll_call import Roll, whole_roll
-from fedsim.server.secure_aggregation.payload import PayloadCodec
-from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
-from fedsim.server.secure_averaging import SecureAveraging
-from fedsim.server.secure_openings import Openings
+from fedsim.server.secure.aggregator import SecureAveraging
+from fedsim.server.secure.opened_sums import Openings
 from fedsim.server.settings import FederationSettings
-from fedsim.server.strategies import Failure, FedAvg
 from fedsim.server.timeline import Timeline
 
 Metrics = Mapping[str, float]

@@ -8,8 +8,8 @@ privacy amplification, and none is claimed.
 from dataclasses import dataclass
 from functools import cached_property
 
+from fedsim.core.streams import Purpose, stream
 from fedsim.server.settings import FederationSettings
-from fedsim.server.streams import Purpose, stream
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from flwr.serverapp import Grid
 
+from fedsim.protocol.messages import Identity, identity_of, roll_call_message
 from fedsim.server.errors import FederationError
-from fedsim.server.protocol import Identity, identity_of, roll_call_message
 
 _GONE = {3, 4, 5}  # Flower's error codes for a message or a node that is no longer there
 

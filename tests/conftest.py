@@ -50,7 +50,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     Only what runs in the process of the tests is meant; commands write their pages as always. Who
     tests nothing that runs need not wait for torch: the module is there once a test has loaded it.
     """
-    running = sys.modules.get("fedsim.runs.running")
+    running = sys.modules.get("fedsim.runs.runner")
     if running is not None:
         written = sys.modules["fedsim.report.html"].write_report
         running.write_report = written if "pages" in item.keywords else lambda directory: None  # pyright: ignore[reportAttributeAccessIssue]

@@ -16,14 +16,14 @@ BELOW = {
     "clients": {"clients", "server", "accountant"},
 }
 SHARED_WITH_CLIENTS = {
-    "fedsim.server.live_arrays",
-    "fedsim.server.protocol",
-    "fedsim.server.records",
-    "fedsim.server.secure_protocol",
+    "fedsim.protocol.live_arrays",
+    "fedsim.protocol.messages",
+    "fedsim.protocol.records",
+    "fedsim.protocol.secure",
     "fedsim.server.settings",
-    "fedsim.server.streams",
+    "fedsim.core.streams",
 }
-SECURE_AGGREGATION = "fedsim.server.secure_aggregation."
+SECURE_AGGREGATION = "fedsim.secagg."
 
 in_checkout = pytest.mark.skipif(
     not (ROOT / "pyproject.toml").exists(), reason="reads the source of a checkout"

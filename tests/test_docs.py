@@ -155,7 +155,7 @@ def test_the_secure_digits_differ_in_secure_aggregation_only() -> None:
 
 
 def test_every_fault_of_secure_aggregation_is_one_that_exists() -> None:
-    from fedsim.server.secure_aggregation import errors
+    from fedsim.secagg import errors
 
     text = (ROOT / "docs" / "secure_aggregation.md").read_text()
     named = set(re.findall(r"`(\w+Error)`", text))
@@ -196,7 +196,7 @@ def test_the_shipped_numbers_hold(tmp_path: Path) -> None:
 
 
 def test_every_key_and_output_of_a_comparison_is_documented() -> None:
-    from fedsim.comparison.pairing import Pairing
+    from fedsim.comparison.pairs import Pairing
     from fedsim.comparison.results import Difference, Results, VariantResult
     from fedsim.comparison.settings import ComparisonSettings
     from fedsim.comparison.statistics import Estimate, PairedDifference

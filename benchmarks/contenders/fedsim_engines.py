@@ -14,10 +14,10 @@ from contenders.base import Contender, Work
 from contenders.turns import Turns
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import Federation, assemble
+from fedsim.server.aggregation.strategies import FedAvg
 from fedsim.server.app import run_round
-from fedsim.server.privacy_book import PrivacyBook
+from fedsim.server.client_ledgers import PrivacyBook
 from fedsim.server.roll_call import call_roll
-from fedsim.server.strategies import FedAvg
 from fedsim.simulation.engines import engine_for
 from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import LocalGrid

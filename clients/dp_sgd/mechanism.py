@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedsim.accountant import Event, Gaussian, JointGaussian
-from fedsim.clients.dp_sgd.allocation import NoiseAllocation, check_allocation, group_noise
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
 from fedsim.clients.dp_sgd.noise import NoiseSource
+from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, check_allocation, group_noise
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.per_example import LotStatistics, PerExampleGradients
+from fedsim.clients.dp_sgd.per_example.clipped_sum import LotStatistics, PerExampleGradients
 from fedsim.clients.dp_sgd.sampling import Charges, Sampling
 
 Lots = Iterator[np.ndarray] | np.random.Generator

@@ -8,8 +8,8 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 
-from fedsim.accountant.classical import subsample_amplification
 from fedsim.accountant.gaussian import gaussian_epsilon
+from fedsim.accountant.textbook.classical import subsample_amplification
 
 mpl.use("Agg")  # draws into files: needs no display
 import matplotlib.pyplot as plt

@@ -19,13 +19,13 @@ from accounting_common import (
 )
 
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled, RdpAccountant
-from fedsim.accountant.classical import (
+from fedsim.accountant.textbook.classical import (
     advanced_composition,
     basic_composition,
     kov_composition,
     optimal_composition,
 )
-from fedsim.accountant.moments import MOMENTS_ORDERS, log_moments, moments_epsilon
+from fedsim.accountant.textbook.moments import MOMENTS_ORDERS, log_moments, moments_epsilon
 
 RATE, NOISE, DELTA = 0.01, 1.0, 1e-5
 COUNTS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000)

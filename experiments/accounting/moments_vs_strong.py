@@ -8,8 +8,8 @@ import math
 import numpy as np
 from accounting_common import classical_epsilon, output_directory, save_plot, show, show_table
 
-from fedsim.accountant.classical import advanced_composition
-from fedsim.accountant.moments import MOMENTS_ORDERS, log_moments, moments_epsilon
+from fedsim.accountant.textbook.classical import advanced_composition
+from fedsim.accountant.textbook.moments import MOMENTS_ORDERS, log_moments, moments_epsilon
 
 RATE, NOISE, DELTA = 0.01, 4.0, 1e-5
 EPOCHS = (1, 2, 5, 10, 20, 50, 100, 200, 400)

@@ -12,14 +12,14 @@ import math
 import numpy as np
 from accounting_common import output_directory, save_plot, show, show_table
 
-from fedsim.accountant.conversion import epsilon_from_rdp
-from fedsim.accountant.renyi import bad_case_rdp, bad_case_rdp_clt, good_case_rdp_clt
-from fedsim.accountant.wor_rdp import (
+from fedsim.accountant.rdp.conversion import epsilon_from_rdp
+from fedsim.accountant.rdp.without_replacement import (
     wor_rdp,
     wor_rdp_lower,
     wor_rdp_published,
     wor_rdp_tightened,
 )
+from fedsim.accountant.textbook.renyi import bad_case_rdp, bad_case_rdp_clt, good_case_rdp_clt
 
 SAMPLE, DATASET, NOISE, STEPS, DELTA = 100, 1001, 10.0, 1000, 1e-5
 ORDERS = tuple(float(order) for order in (*range(2, 17), 20, 24, 28, 32, 48, 64, 96, 128))

@@ -10,7 +10,7 @@ attacker would plant. Who sees an update reads off coordinate i whether example 
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.per_example import PerExampleLoss
+from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleLoss
 
 _STEEP = 1e4  # a canary's gradient over the clipping bound
 

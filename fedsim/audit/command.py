@@ -48,8 +48,8 @@ def audit(
     Each client's own mechanism runs on its own model and data. Exit code 1 where the noise, the
     clipping or the sampling is not what the client is charged for; see docs/howto/attack.md.
     """
-    from fedsim.audit.auditing import audit_experiment
-    from fedsim.audit.printing import print_audit
+    from fedsim.audit.audit import audit_experiment
+    from fedsim.audit.terminal import print_audit
     from fedsim.experiment import load_experiment
 
     def told(done: int, of: int) -> None:

@@ -18,8 +18,8 @@ from fedsim.audit.evidence import (
     mean_interval,
     rate_interval,
 )
-from fedsim.audit.observing import Observations
-from fedsim.clients.budget import epsilon_of
+from fedsim.audit.observation import Observations
+from fedsim.clients.budget.affordable_steps import epsilon_of
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.sampling import PoissonSampling, Sampling

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedsim.comparison.files import write_comparison, write_settings
 from fedsim.comparison.jobs import MARKER, Job, alone_in, plan_jobs, refuse_foreign
 from fedsim.comparison.load import LoadedComparison, load_comparison
 from fedsim.comparison.outcomes import Outcome, read_outcome
@@ -12,7 +13,6 @@ from fedsim.comparison.page import write_page
 from fedsim.comparison.results import Results, summarise
 from fedsim.comparison.tuning import Tuning, tuning_cost
 from fedsim.comparison.workers import default_workers, execute
-from fedsim.comparison.writing import write_comparison, write_settings
 
 
 class ComparisonObserver(Protocol):

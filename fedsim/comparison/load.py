@@ -13,8 +13,8 @@ from fedsim.experiment import ExperimentError, LoadedExperiment, Problem, load_e
 from fedsim.experiment.load import read_yaml
 from fedsim.experiment.messages import Finding, findings
 from fedsim.experiment.overrides import Override
+from fedsim.experiment.text import any_of, did_you_mean
 from fedsim.experiment.tree import Entry, Location, Node, from_python, is_broken, locate, plain
-from fedsim.experiment.wording import any_of, did_you_mean
 
 
 @dataclass(frozen=True)

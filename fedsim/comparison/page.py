@@ -17,7 +17,7 @@ from fedsim.comparison.client_metrics import WARNING
 from fedsim.comparison.jobs import MARKER
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import CONFIDENCE
-from fedsim.comparison.wording import (
+from fedsim.comparison.text import (
     difference_text,
     guarantee_text,
     interval_text,
@@ -25,7 +25,7 @@ from fedsim.comparison.wording import (
     p_text,
     seconds_text,
 )
-from fedsim.report.figures import duration_text, epsilon_text, metric_text
+from fedsim.core.formatting import duration_text, epsilon_text, metric_text
 from fedsim.report.overview import Card
 from fedsim.runs.directory import RunDirectory
 

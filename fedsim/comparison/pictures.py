@@ -18,8 +18,8 @@ from matplotlib.ticker import (
 
 from fedsim.comparison.outcomes import Outcome
 from fedsim.comparison.results import Results, VariantResult
-from fedsim.comparison.wording import interval_text, metric_words
-from fedsim.report.figures import epsilon_text, metric_text
+from fedsim.comparison.text import interval_text, metric_words
+from fedsim.core.formatting import epsilon_text, metric_text
 from fedsim.report.svg import Ink, inline_svg, style
 
 _WIDE = (400 / 72, 270 / 72)  # little more than a phone: text must stay legible there

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.outcomes import Outcome
-from fedsim.comparison.pairing import Pairing, check_pairing
+from fedsim.comparison.pairs import Pairing, check_pairing
 from fedsim.comparison.statistics import (
     CONFIDENCE,
     Estimate,

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from fedsim.experiment.schema import NAME_PATTERN
-from fedsim.experiment.wording import value_text
+from fedsim.experiment.text import value_text
 from fedsim.server.settings import Settings
 
 MAX_SEEDS = 1000

@@ -19,7 +19,7 @@ from fedsim.comparison.compare import ComparisonResult
 from fedsim.comparison.jobs import Job
 from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.results import VariantResult
-from fedsim.comparison.wording import (
+from fedsim.comparison.text import (
     difference_text,
     guarantee_text,
     interval_text,

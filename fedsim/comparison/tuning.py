@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from fedsim.accountant.accountants import RdpAccountant
 from fedsim.accountant.adjacency import Adjacency
-from fedsim.accountant.conversion import epsilon_from_rdp
-from fedsim.accountant.curves import total_rdp
-from fedsim.accountant.journal import FileJournal, total_of
-from fedsim.accountant.rdp import DEFAULT_ORDERS
-from fedsim.accountant.selection import rdp_repeat_and_select
+from fedsim.accountant.ledger.journal import FileJournal, total_of
+from fedsim.accountant.rdp.conversion import epsilon_from_rdp
+from fedsim.accountant.rdp.curves import total_rdp
+from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
+from fedsim.accountant.rdp.selection import rdp_repeat_and_select
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.settings import SMALLER_IS_BETTER, SelectSettings
-from fedsim.report.figures import epsilon_text
+from fedsim.core.formatting import epsilon_text
 
 Floats = NDArray[np.float64]
 

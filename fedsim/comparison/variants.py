@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from fedsim.experiment.errors import Problem
 from fedsim.experiment.overrides import Override
 from fedsim.experiment.schema import NAME_PATTERN
+from fedsim.experiment.text import KeyPath, path_text, value_text
 from fedsim.experiment.tree import Entry, Node, plain
-from fedsim.experiment.wording import KeyPath, path_text, value_text
 
 GRID = "grid"
 MAX_VARIANTS = 500

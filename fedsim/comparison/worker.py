@@ -58,7 +58,7 @@ def _execute(job: Mapping[str, Any], send: News) -> str:
     from fedsim.experiment import load_experiment
     from fedsim.federation.assembly import assemble
     from fedsim.runs.directory import RunDirectory
-    from fedsim.runs.running import run
+    from fedsim.runs.runner import run
 
     torch.set_num_threads(1)
     path = Path(job["directory"])
@@ -89,7 +89,7 @@ class _Watcher:
 
     def started(self, federation: Any, path: Path) -> None:
         """Write `comparison_run.json`: without it nobody could tell whose run this is."""
-        from fedsim.comparison.pairing import pairing_digests
+        from fedsim.comparison.pairs import pairing_digests
         from fedsim.runs.directory import RunDirectory
 
         self.federation = federation

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
-from fedsim.data.naming import no_such, quoted
+from fedsim.data.names import no_such, quoted
 from fedsim.data.parquet_file import read_parquet
 
 _WHOLE = re.compile(r"\d+", re.ASCII)

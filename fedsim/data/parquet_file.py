@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
-from fedsim.data.naming import no_such
+from fedsim.data.names import no_such
 
 
 def read_parquet(path: Path, target: str, *, tokens: bool = False) -> Dataset:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.core.streams import Purpose, stream
 from fedsim.data.examples import DataError
 from fedsim.data.settings import (
     DirichletPartition,
@@ -21,7 +22,6 @@ from fedsim.data.settings import (
     QuantityPartition,
     ShardsPartition,
 )
-from fedsim.server.streams import Purpose, stream
 
 Indices = NDArray[np.int64]
 Counts = NDArray[np.int64]  # (groups, clients): how many of a group's examples a client gets

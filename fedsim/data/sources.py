@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from fedsim.core.plugins import PluginError, describe, resolve, source_file
 from fedsim.data.catalog import DATASETS
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError, Examples
 from fedsim.data.files import read_file
 from fedsim.data.settings import DataSettings, FileDataset
-from fedsim.plugins import PluginError, describe, resolve, source_file
 
 _RETURNS = "(x, y) or (x_train, y_train, x_test, y_test)"
 

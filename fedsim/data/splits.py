@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.core.streams import Purpose, stream
 from fedsim.data.conversion import Dataset
 from fedsim.data.examples import DataError, Examples
-from fedsim.server.streams import Purpose, stream
 
 DEFAULT_TEST_FRACTION = 0.2
 

@@ -13,7 +13,7 @@ from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.federation.assembly import TaskSource
 from fedsim.federation.nodes import num_helpers, with_helpers
 from fedsim.federation.shards import clients_elsewhere
-from fedsim.server.protocol import PARTITION
+from fedsim.protocol.messages import PARTITION
 from fedsim.simulation.virtual_grid import failure
 
 logger = logging.getLogger("flwr")

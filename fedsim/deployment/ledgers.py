@@ -11,7 +11,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.accountant.journal import Charge, FileJournal, JournalError
+from fedsim.accountant.ledger.journal import Charge, FileJournal, JournalError
 
 logger = logging.getLogger(__name__)
 

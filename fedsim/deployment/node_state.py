@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedsim.deployment.errors import DeploymentError
 from fedsim.experiment import Experiment
-from fedsim.runs.resuming import differences
+from fedsim.runs.resume import differences
 
 STATE = "state"  # key of a SuperNode's --node-config
 STATE_VARIABLE = "FEDSIM_STATE"

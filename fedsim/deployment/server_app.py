@@ -16,9 +16,9 @@ from fedsim.deployment.node_state import state_directory
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import Federation
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.running import run
+from fedsim.runs.runner import run
 from fedsim.simulation.engines import Engine
-from fedsim.simulation.sharding import Sharded
+from fedsim.simulation.sharded_app import Sharded
 
 logger = logging.getLogger("flwr")
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedsim.experiment.wording import KeyPath, path_text
+from fedsim.experiment.text import KeyPath, path_text
 
 
 @dataclass(frozen=True)

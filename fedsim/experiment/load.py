@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from fedsim.clients.fault_settings import FaultSettings
+from fedsim.clients.faults.settings import FaultSettings
 from fedsim.clients.settings import PrivacySettings
 from fedsim.data.settings import DataSettings
 from fedsim.experiment.errors import ExperimentError, Problem
@@ -15,11 +15,11 @@ from fedsim.experiment.messages import Finding, findings
 from fedsim.experiment.overrides import Overrides, apply_overrides, parse_overrides
 from fedsim.experiment.rules import Sections, check_rules
 from fedsim.experiment.schema import Experiment
+from fedsim.experiment.text import value_text
 from fedsim.experiment.tree import Location, Node, from_python, is_broken, locate, plain
-from fedsim.experiment.wording import value_text
 from fedsim.experiment.yaml_loader import parse_yaml
 from fedsim.models.settings import ModelSettings
-from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
+from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
 
 _Section = TypeVar("_Section", bound=BaseModel)

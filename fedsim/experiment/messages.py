@@ -21,7 +21,7 @@ from fedsim.experiment.shapes import (
     place,
     wanted,
 )
-from fedsim.experiment.wording import (
+from fedsim.experiment.text import (
     KeyPath,
     any_of,
     closest,

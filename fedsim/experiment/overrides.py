@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from fedsim.experiment.errors import ExperimentError, Problem
 from fedsim.experiment.shapes import Shape, Tagged, child
+from fedsim.experiment.text import KeyPath, path_text, shorten, value_text
 from fedsim.experiment.tree import MAX_DEPTH, Entry, Location, Node, from_python, is_text
-from fedsim.experiment.wording import KeyPath, path_text, shorten, value_text
 from fedsim.experiment.yaml_loader import parse_yaml
 
 COMMAND_LINE = Location("command line")

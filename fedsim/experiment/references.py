@@ -4,7 +4,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from fedsim.experiment.wording import any_of, did_you_mean, shorten
+from fedsim.experiment.text import any_of, did_you_mean, shorten
 
 DATA_SUFFIXES = (".npz", ".csv", ".parquet")
 
@@ -47,7 +47,7 @@ def check_table(path: str, base: Path) -> str | None:
 
 
 def _check_plugin(name: str, base: Path) -> str | None:
-    """Return what `fedsim.plugins` would not find, as far as that shows without importing."""
+    """Return what `fedsim.core.plugins` would not find, as far as that shows without importing."""
     where, _, function = name.rpartition(":")
     shown = shorten(repr(name))
     form = f"must be package.module:function or ./file.py:function, got {shown}"

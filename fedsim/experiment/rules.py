@@ -11,16 +11,16 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fedsim.clients.client_settings import is_client
-from fedsim.clients.fault_settings import FaultSettings
+from fedsim.clients.faults.settings import FaultSettings
 from fedsim.clients.settings import PrivacySettings
 from fedsim.data.catalog import DATASETS
 from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.experiment.messages import Finding, findings
 from fedsim.experiment.references import check_data_file, check_name, check_table
-from fedsim.experiment.wording import KeyPath, value_text
+from fedsim.experiment.text import KeyPath, value_text
 from fedsim.models.catalog import LOSSES, MODELS, TRAIN_METRICS
 from fedsim.models.settings import ModelSettings
-from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
+from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
 
 
@@ -187,9 +187,9 @@ def _check_secure_aggregation(sections: Sections) -> Iterator[Finding]:
         )
     yield from _check_metrics(secure.metrics, private=sections.privacy is not None)
     # Not above: numpy takes a while to import, and most files do without it.
-    from fedsim.server.secure_aggregation.encoding import FixedPointEncoder
-    from fedsim.server.secure_aggregation.errors import CapacityError
-    from fedsim.server.secure_aggregation.metrics import MetricGrids
+    from fedsim.secagg.encoding import FixedPointEncoder
+    from fedsim.secagg.errors import CapacityError
+    from fedsim.secagg.metrics import MetricGrids
 
     weighted = sections.federation.weighting == "examples"
     try:

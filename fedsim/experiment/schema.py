@@ -3,12 +3,12 @@
 from pydantic import Field, ValidationError, field_validator
 from pydantic.json_schema import GenerateJsonSchema
 
-from fedsim.clients.fault_settings import FaultSettings
+from fedsim.clients.faults.settings import FaultSettings
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.data.settings import DataSettings
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
-from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
+from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings, Settings
 from fedsim.simulation.settings import RuntimeSettings
 

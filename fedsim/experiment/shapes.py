@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from fedsim.experiment.wording import KeyPath, any_of
+from fedsim.experiment.text import KeyPath, any_of
 
 Model = type[BaseModel]
 

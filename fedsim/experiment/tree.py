@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fedsim.experiment.errors import Problem
-from fedsim.experiment.wording import KeyPath, value_text
+from fedsim.experiment.text import KeyPath, value_text
 
 MAX_DEPTH = 64
 MAX_SIZE = 100_000

@@ -13,6 +13,7 @@ import yaml
 from yaml import events
 
 from fedsim.experiment.errors import ExperimentError, Problem
+from fedsim.experiment.text import KeyPath, shorten, value_text
 from fedsim.experiment.tree import (
     MAX_DEPTH,
     MAX_DIGITS,
@@ -23,7 +24,6 @@ from fedsim.experiment.tree import (
     Scalar,
     is_text,
 )
-from fedsim.experiment.wording import KeyPath, shorten, value_text
 
 _CONSTANTS: dict[str, Scalar] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),

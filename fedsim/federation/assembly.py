@@ -11,20 +11,21 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from torch import nn
 
-from fedsim.accountant.journal import FileJournal
+from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.app import ClientTask
-from fedsim.clients.client_terms import ClientTerms, terms_of_clients
-from fedsim.clients.cohort_size import Workload, cohort_size
-from fedsim.clients.cohort_training import cohorts_agree
-from fedsim.clients.dp_sgd.backend import gradients_for
-from fedsim.clients.dp_sgd.isolation import check_isolation
-from fedsim.clients.dp_sgd.per_example import PerExampleGradients, PerExampleLoss
-from fedsim.clients.faults import FaultPlan
-from fedsim.clients.many import ManyClientsApp
-from fedsim.clients.plan import PrivacyPlan, plan_privacy
-from fedsim.clients.safety import check_private_model
-from fedsim.clients.secure_channel import SecureChannel
-from fedsim.clients.workbench import Workbench
+from fedsim.clients.batch_app import ManyClientsApp
+from fedsim.clients.budget.client_privacy import ClientTerms, terms_of_clients
+from fedsim.clients.budget.plan import PrivacyPlan, plan_privacy
+from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
+from fedsim.clients.dp_sgd.model_checks.safety import check_private_model
+from fedsim.clients.dp_sgd.per_example.backend import gradients_for
+from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, PerExampleLoss
+from fedsim.clients.faults.injection import FaultPlan
+from fedsim.clients.secure.channel import SecureChannel
+from fedsim.clients.training.cohort_size import Workload, cohort_size
+from fedsim.clients.training.cohorts import cohorts_agree
+from fedsim.clients.training.shared_model import Workbench
+from fedsim.core.device import choose_device
 from fedsim.data import FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.federation.client_tables import read_client_tables
@@ -39,11 +40,10 @@ from fedsim.models.losses import resolve_loss
 from fedsim.models.metrics import Task, evaluate, task_for
 from fedsim.models.preflight import preflight
 from fedsim.server.app import RoundResult, SecureAggregation, Start, make_server_app
-from fedsim.server.evaluating import ClientEvaluation
+from fedsim.server.client_ledgers import PrivacyBook
+from fedsim.server.evaluation import ClientEvaluation
 from fedsim.server.participation import Participation
-from fedsim.server.privacy_book import PrivacyBook
-from fedsim.server.secure_openings import NO_OPENINGS, Openings
-from fedsim.simulation.device import choose_device
+from fedsim.server.secure.opened_sums import NO_OPENINGS, Openings
 
 
 @dataclass(frozen=True)

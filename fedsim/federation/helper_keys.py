@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from fedsim.server.secure_aggregation.errors import PublicKeyError
-from fedsim.server.secure_aggregation.identity import IdentityKey
-from fedsim.server.secure_aggregation.settings import SecureAggregationSettings
+from fedsim.secagg.errors import PublicKeyError
+from fedsim.secagg.identity import IdentityKey
+from fedsim.secagg.settings import SecureAggregationSettings
 
 HELPER_KEY = "helper-key"  # key of a SuperNode's --node-config
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO

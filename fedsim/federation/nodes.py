@@ -11,11 +11,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedsim.clients.app import partition_of
-from fedsim.clients.many import AnswerGroup, ManyClientsApp, Request
+from fedsim.clients.batch_app import AnswerGroup, ManyClientsApp, Request
 from fedsim.experiment import Experiment
 from fedsim.federation.helper_keys import identity_of_helper
-from fedsim.server.secure_aggregation.identity import IdentityKey
-from fedsim.server.secure_helper import make_helper_app
+from fedsim.secagg.identity import IdentityKey
+from fedsim.server.secure.helper_app import make_helper_app
 
 
 def num_helpers(experiment: Experiment) -> int:

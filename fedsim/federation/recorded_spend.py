@@ -2,10 +2,10 @@
 
 from flwr.app import RecordDict
 
-from fedsim.accountant.journal import FileJournal
+from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.account import PrivacyAccount
-from fedsim.clients.plan import PrivacyPlan
-from fedsim.server.protocol import PrivacyStatement
+from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.protocol.messages import PrivacyStatement
 
 
 class RecordedSpend:

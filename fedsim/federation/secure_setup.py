@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from fedsim.clients.secure_channel import SecureChannel
+from fedsim.clients.secure.channel import SecureChannel
 from fedsim.experiment import Experiment
-from fedsim.server.secure_aggregation.encoding import FixedPointEncoder
-from fedsim.server.secure_aggregation.hpke import HpkeMissingError, check_hpke
-from fedsim.server.secure_aggregation.layout import TensorLayout
-from fedsim.server.secure_aggregation.metrics import MetricGrids
-from fedsim.server.secure_aggregation.payload import PayloadCodec
+from fedsim.secagg.encoding import FixedPointEncoder
+from fedsim.secagg.hpke import HpkeMissingError, check_hpke
+from fedsim.secagg.layout import TensorLayout
+from fedsim.secagg.metrics import MetricGrids
+from fedsim.secagg.payload import PayloadCodec
 
 
 class SecureSetupError(ValueError):

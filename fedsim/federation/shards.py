@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, cast
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedsim.accountant.journal import Journal
+from fedsim.accountant.ledger.journal import Journal
 from fedsim.clients.app import make_client_app
-from fedsim.clients.dp_sgd.backend import gradients_for
-from fedsim.clients.workbench import Workbench
+from fedsim.clients.dp_sgd.per_example.backend import gradients_for
+from fedsim.clients.training.shared_model import Workbench
+from fedsim.core.device import choose_device
 from fedsim.data import FederatedData
 from fedsim.federation.nodes import num_helpers, with_helpers
 from fedsim.federation.replica import PROBED, TRIED, first_public, initial_model, tensors_of
 from fedsim.models.losses import resolve_loss
-from fedsim.simulation.device import choose_device
-from fedsim.simulation.sharding import Shard
+from fedsim.simulation.sharded_app import Shard
 
 if TYPE_CHECKING:
     from fedsim.federation.assembly import Federation, TaskSource

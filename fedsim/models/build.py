@@ -11,13 +11,13 @@ from pydantic import ValidationError
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from fedsim.core.plugins import PluginError, describe, resolve, source_file
+from fedsim.core.streams import Purpose, seed_sequence
 from fedsim.models.architectures import architecture
 from fedsim.models.catalog import MODELS
 from fedsim.models.errors import ModelError
 from fedsim.models.settings import ModelSettings
-from fedsim.plugins import PluginError, describe, resolve, source_file
 from fedsim.server.settings import Settings
-from fedsim.server.streams import Purpose, seed_sequence
 
 
 def build_model(

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedsim.core.plugins import PluginError, describe, resolve, source_file
 from fedsim.models.catalog import LOSSES
 from fedsim.models.errors import ModelError
-from fedsim.plugins import PluginError, describe, resolve, source_file
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 """Maps outputs (batch, ...) and targets (batch, ...) to losses (batch,)."""

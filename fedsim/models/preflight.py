@@ -4,12 +4,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsim.core.plugins import describe, source_file
 from fedsim.data.examples import Examples
 from fedsim.models.errors import ModelError
 from fedsim.models.losses import PerExampleLoss, check_loss
 from fedsim.models.metrics import evaluating
 from fedsim.models.tasks import Task
-from fedsim.plugins import describe, source_file
 
 _TRIED = 3
 

@@ -5,12 +5,17 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
-from fedsim.clients.budget import affordable_steps, epsilon_of
-from fedsim.clients.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError, plan_privacy
+from fedsim.clients.budget.affordable_steps import affordable_steps, epsilon_of
+from fedsim.clients.budget.plan import (
+    PrivacyBudgetError,
+    PrivacyPlan,
+    PrivacyPlanError,
+    plan_privacy,
+)
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import Federation, assemble
-from fedsim.planning.budgets import last_round, refuse_overspending
+from fedsim.federation.budget_check import last_round, refuse_overspending
 from fedsim.runs.privacy_summary import finite_or_none
 
 _POINTS = 12  # of each client's curve

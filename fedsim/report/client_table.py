@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedsim.report.figures import delta_text, epsilon_text
+from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.statement import ClientFacts, Facts
 
 MAX_CLIENTS = 200

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import Markup, escape
 
+from fedsim.core.formatting import delta_text, epsilon_text, metric_text, percent_up
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.report import overview
 from fedsim.report.client_table import MAX_BARS, client_table, columns
 from fedsim.report.contents import RunContents, read_contents
-from fedsim.report.figures import delta_text, epsilon_text, metric_text, percent_up
 from fedsim.report.points import guarantees, limits, points, warnings
 from fedsim.report.recompute import recipe
 from fedsim.runs.directory import RunDirectory

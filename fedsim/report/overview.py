@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.report.contents import RunContents
-from fedsim.report.figures import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.statement.sentence import counted
 
 MAX_INCIDENTS = 100

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from fedsim.report.figures import delta_text, epsilon_text, percent_up
+from fedsim.core.formatting import delta_text, epsilon_text, percent_up
 from fedsim.report.svg import Ink, Tip, inline_svg, style
 from fedsim.statement import Profile
 

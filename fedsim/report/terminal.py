@@ -16,10 +16,10 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.federation.assembly import Federation
 from fedsim.planning.projection import Plan, PlannedClient
 from fedsim.report.contents import RunContents, read_contents
-from fedsim.report.figures import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.report.lines import say
 from fedsim.report.tables import figure_table, print_table
 from fedsim.runs.directory import RunDirectory

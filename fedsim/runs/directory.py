@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from fedsim.server.secure_openings import Opening
+from fedsim.server.secure.opened_sums import Opening
 
 CLIENT_COLUMNS = (
     "client",

@@ -10,8 +10,8 @@ from itertools import chain
 
 from fedsim.data import Examples
 from fedsim.federation.assembly import Federation
+from fedsim.protocol.messages import digest
 from fedsim.runs.directory import RunDirectoryError
-from fedsim.server.protocol import digest
 
 _WHAT = {
     "data": "the data, or how they are divided among the clients,",

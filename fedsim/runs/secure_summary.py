@@ -13,8 +13,8 @@ from fedsim.accountant.aggregate_view import (
     aggregate_view,
     failed_conditions,
 )
-from fedsim.clients.plan import PrivacyPlan
-from fedsim.server.secure_aggregation.report import SecureAggregationReport
+from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.server.secure.report import SecureAggregationReport
 
 if TYPE_CHECKING:
     from fedsim.federation.assembly import Federation

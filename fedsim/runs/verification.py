@@ -16,10 +16,10 @@ import fedsim
 from fedsim.accountant import EpochShuffled, PrivacyLedger, RandomAllocation
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
-from fedsim.accountant.journal import GENESIS, FileJournal, JournalError, total_of
+from fedsim.accountant.ledger.journal import GENESIS, FileJournal, JournalError, total_of
 from fedsim.runs.directory import RunDirectory
 from fedsim.statement import read_facts, to_json
-from fedsim.statement.reading import ledger_digest
+from fedsim.statement.recorded_facts import ledger_digest
 
 _METHODS: tuple[AccountantName, ...] = ("pld", "rdp")
 _EPOCHS = (EpochShuffled, RandomAllocation)  # charged for all steps of an epoch at once

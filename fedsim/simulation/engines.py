@@ -99,6 +99,6 @@ def engine_for(settings: RuntimeSettings) -> Engine:
         case "flower":
             return FlowerEngine(settings.workers)
         case "ray":
-            from fedsim.simulation.ray_engine import RayEngine
+            from fedsim.simulation.ray.engine import RayEngine
 
             return RayEngine(settings)

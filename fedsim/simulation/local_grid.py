@@ -21,10 +21,10 @@ from itertools import chain
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
 
-from fedsim.clients.many import ManyAnswers
-from fedsim.server.live_arrays import live_record
-from fedsim.server.records import record_dict
-from fedsim.simulation.answering import answers_of
+from fedsim.clients.batch_app import ManyAnswers
+from fedsim.protocol.live_arrays import live_record
+from fedsim.protocol.records import record_dict
+from fedsim.simulation.batch_answers import answers_of
 from fedsim.simulation.flower_internals import with_content
 from fedsim.simulation.virtual_grid import FIRST_NODE as FIRST_NODE
 from fedsim.simulation.virtual_grid import VirtualGrid, failure

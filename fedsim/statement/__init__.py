@@ -11,7 +11,7 @@ from fedsim.statement.facts import MechanismFacts as MechanismFacts
 from fedsim.statement.facts import RunFacts as RunFacts
 from fedsim.statement.profile import Profile as Profile
 from fedsim.statement.profile import profile_of as profile_of
-from fedsim.statement.reading import read_facts as read_facts
+from fedsim.statement.recorded_facts import read_facts as read_facts
 from fedsim.statement.sentence import Sentence as Sentence
 from fedsim.statement.sentence import UnsupportedClaimError as UnsupportedClaimError
 from fedsim.statement.statement import in_words as in_words

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedsim.report.figures import delta_text, epsilon_text, percent_up
+from fedsim.core.formatting import delta_text, epsilon_text, percent_up
 from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
 from fedsim.statement.profile import FALSE_POSITIVE_RATES
 from fedsim.statement.secure import hides_updates

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedsim.report.figures import delta_text, epsilon_text
+from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.statement.facts import Facts
 from fedsim.statement.sentence import Sentence, named
 

@@ -12,7 +12,7 @@ from fedsim.accountant.aggregate_view import (
     aggregate_view,
     failed_conditions,
 )
-from fedsim.report.figures import delta_text, epsilon_text
+from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.statement.facts import Facts
 from fedsim.statement.sentence import Sentence, counted, span
 

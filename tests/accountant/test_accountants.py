@@ -31,10 +31,10 @@ from fedsim.accountant import (
     make_accountant,
 )
 from fedsim.accountant.accountants import AccountantName
-from fedsim.accountant.conversion import epsilon_from_rdp
 from fedsim.accountant.gaussian import gaussian_epsilon
-from fedsim.accountant.rdp import DEFAULT_ORDERS
-from fedsim.accountant.wor_rdp import WOR_ORDERS, wor_rdp_tightened
+from fedsim.accountant.rdp.conversion import epsilon_from_rdp
+from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
+from fedsim.accountant.rdp.without_replacement import WOR_ORDERS, wor_rdp_tightened
 
 STEP = PoissonSampled(0.1, Gaussian(1.3))
 

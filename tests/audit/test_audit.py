@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.audit import observing
-from fedsim.audit.auditing import audit_experiment
+from fedsim.audit import observation as observing
+from fedsim.audit.audit import audit_experiment
 from fedsim.audit.results import Audit
+from fedsim.clients.budget.plan import PrivacyPlanError
 from fedsim.clients.dp_sgd.clipping import Groups
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import NoiseSource, SeededNoise
-from fedsim.clients.dp_sgd.per_example import BookKeeping
+from fedsim.clients.dp_sgd.per_example.clipped_sum import BookKeeping
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
-from fedsim.clients.plan import PrivacyPlanError
-from fedsim.clients.training import StreamKey
+from fedsim.clients.training.local_training import StreamKey
 from fedsim.experiment import LoadedExperiment, load_experiment
 
 CONFIDENCE = 1 - 1e-6  # the seed is fixed; whoever changes what is drawn has this false-alarm rate

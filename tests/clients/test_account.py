@@ -5,17 +5,17 @@ import pytest
 from flwr.app import RecordDict
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.journal import FileJournal, Journal
+from fedsim.accountant.ledger.journal import FileJournal, Journal
 from fedsim.clients.account import (
     STATE,
     BudgetExhaustedError,
     ChargeRefusedError,
     PrivacyAccount,
 )
+from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.sampling import PoissonSampling, ShuffledEpochs
-from fedsim.clients.plan import PrivacyPlan
 
 PLAN = PrivacyPlan(
     step=DpSgdStep(PoissonSampling(0.2), FlatClipping(1.0), 1.1, 10.0),

@@ -12,9 +12,9 @@ from fedsim.accountant import (
     RepeatAndSelect,
     SelfComposed,
 )
-from fedsim.accountant.journal import GENESIS, Charge, FileJournal
+from fedsim.accountant.ledger.journal import GENESIS, Charge, FileJournal
 from fedsim.comparison.outcomes import Outcome
-from fedsim.comparison.pairing import Pairing
+from fedsim.comparison.pairs import Pairing
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.settings import SelectSettings
 from fedsim.comparison.statistics import mean_interval

@@ -12,16 +12,16 @@ from fedsim.deployment.flower_app import write_app
 from fedsim.deployment.ledgers import LEDGER_TYPE
 from fedsim.experiment import load_experiment
 from fedsim.federation.helper_keys import make_helper_key
-from fedsim.server.protocol import Identity, identity_of, roll_call_message
-from fedsim.server.secure_aggregation.errors import ReplayError
-from fedsim.server.secure_aggregation.identity import check_pinned
-from fedsim.server.secure_aggregation.messages import (
+from fedsim.protocol.messages import Identity, identity_of, roll_call_message
+from fedsim.protocol.secure import COMBINE, HELLO, from_records, question
+from fedsim.secagg.errors import ReplayError
+from fedsim.secagg.identity import check_pinned
+from fedsim.secagg.messages import (
     CombineReply,
     CombineRequest,
     Hello,
     HelloReply,
 )
-from fedsim.server.secure_protocol import COMBINE, HELLO, from_records, question
 from fedsim.simulation.flower_internals import server_identity
 
 EXPERIMENT = {

@@ -10,8 +10,8 @@ import pytest
 
 from fedsim.cli import cli
 from fedsim.comparison.statistics import holm, mean_interval, paired_difference
-from fedsim.comparison.wording import difference_text, interval_text, p_text
-from fedsim.report.figures import epsilon_text
+from fedsim.comparison.text import difference_text, interval_text, p_text
+from fedsim.core.formatting import epsilon_text
 
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"

@@ -17,7 +17,7 @@ import fedsim
 from fedsim.accountant.gaussian import gaussian_epsilon
 from fedsim.runs.directory import RunDirectory
 from fedsim.statement import read_facts, to_json
-from fedsim.statement.reading import ledger_digest
+from fedsim.statement.recorded_facts import ledger_digest
 
 DELTA = 1e-3
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from fedsim.core.formatting import epsilon_text
 from fedsim.report.client_table import COLUMNS, ClientTable, aligned_epsilon
 from fedsim.report.contents import read_contents
-from fedsim.report.figures import epsilon_text
 from fedsim.report.html import write_report
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import fedsim
-from fedsim.tracking import observing
-from fedsim.tracking.observing import TrackerError, with_trackers
+from fedsim.tracking import observer as observing
+from fedsim.tracking.observer import TrackerError, with_trackers
 from fedsim.tracking.protocol import TrackedRun, Tracker
 
 EXPERIMENT = {

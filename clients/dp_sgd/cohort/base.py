@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.chain import chain_of
 from fedsim.clients.dp_sgd.cohort.gathering import gathering_of
 from fedsim.clients.dp_sgd.cohort.ragged import Apart, Ragged, Together, aligned
 from fedsim.clients.dp_sgd.cohort.uses import Addition, CohortUse, cohort_use
-from fedsim.clients.dp_sgd.loss_gradient import loss_gradient
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import NoiseSource
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.per_example import PerExampleLoss, UncoveredParameterError
-from fedsim.clients.dp_sgd.tape import Tape
+from fedsim.clients.dp_sgd.per_example.chain import chain_of
+from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleLoss, UncoveredParameterError
+from fedsim.clients.dp_sgd.per_example.loss_gradient import loss_gradient
+from fedsim.clients.dp_sgd.per_example.tape import Tape
 
 # Up to this many values the parameters of clients whose lots are alike are brought together for
 # batched products; larger ones are cheaper to multiply one after the other than to copy.

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from fedsim.clients.dp_sgd.cohort.base import Additions, Cohort, Member
 from fedsim.clients.dp_sgd.cohort.ragged import Ragged
 from fedsim.clients.dp_sgd.cohort.uses import CohortUse
-from fedsim.clients.dp_sgd.lot_factors import LotStatistics, lot_norms, row_factors
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
 from fedsim.clients.dp_sgd.noise import fill_rows_
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.per_example import PerExampleLoss
+from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics, lot_norms, row_factors
+from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleLoss
 
 
 class PrivateCohort(Cohort):

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.products import (
+from fedsim.clients.dp_sgd.per_example.products import (
     FEWEST_IN_BATCH,
     add_product,
     add_products,

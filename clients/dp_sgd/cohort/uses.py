@@ -14,11 +14,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedsim.clients.dp_sgd.cohort.ragged import Ragged, Together
-from fedsim.clients.dp_sgd.example_gradients import UncoveredParameterError
-from fedsim.clients.dp_sgd.products import add_product, product
-from fedsim.clients.dp_sgd.uses import AffineUse, ConvolutionUse, EmbeddingUse, LinearUse
-from fedsim.clients.dp_sgd.uses.base import Use
-from fedsim.clients.dp_sgd.uses.convolving import convolve, input_gradient
+from fedsim.clients.dp_sgd.per_example.interface import UncoveredParameterError
+from fedsim.clients.dp_sgd.per_example.layers import (
+    AffineUse,
+    ConvolutionUse,
+    EmbeddingUse,
+    LinearUse,
+)
+from fedsim.clients.dp_sgd.per_example.layers.base import Use
+from fedsim.clients.dp_sgd.per_example.layers.convolving import convolve, input_gradient
+from fedsim.clients.dp_sgd.per_example.products import add_product, product
 
 Addition = Callable[[Tensor], object]
 """Adds one client's part of a gradient to a tensor of the parameter's shape, or writes it."""

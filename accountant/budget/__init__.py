@@ -1,0 +1,1 @@
+"""Privacy filters: whether a budget affords the next release."""

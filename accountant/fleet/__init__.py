@@ -1,0 +1,1 @@
+"""ε of many clients computed together."""

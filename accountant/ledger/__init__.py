@@ -1,0 +1,1 @@
+"""Ledgers: what was released, in memory and as a hash-chained file."""

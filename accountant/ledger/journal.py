@@ -1,0 +1,281 @@
+"""The durable ledger: one hash-chained record per client and round, on disk before a release.
+
+Each client has a chain of its own, so that clients may write from several processes in any order
+and the same experiment still gives the same records. A record is a line of JSON:
+
+    {"client": 3, "round": 5, "request": SHA-256 of the model it trained from,
+     "steps": 5, "ledger": [{"event": EVENT, "count": n}], "previous": HASH, "hash": HASH}
+
+`hash` is the SHA-256 of the record without it, as JSON with sorted keys and no spaces; `previous`
+is the hash of the client's record before, or 64 zeros.
+"""
+
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, Self
+
+from fedsim.accountant.events import Event
+from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger, records_of
+
+GENESIS = "0" * 64
+
+_COMPACT = json.JSONEncoder(separators=(",", ":"))
+_SORTED = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
+
+
+class JournalError(ValueError):
+    """A durable ledger that cannot be trusted; the message names the record."""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What one client spends in one round.
+
+    `steps` are those that the charge pays for; with lots of an epoch, which are charged for when
+    the epoch starts, they are not the sum of the counts.
+    """
+
+    client: int
+    round_number: int
+    request: str
+    steps: int
+    ledger: PrivacyLedger
+    previous: str
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 that chains this record to the client's records before it."""
+        request, previous, (_, records) = self._texts
+        text = (
+            f'{{"client":{self.client},"ledger":{records},"previous":{previous},'
+            f'"request":{request},"round":{self.round_number},"steps":{self.steps}}}'
+        )
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_line(self) -> str:
+        """Return the record as one line of JSON."""
+        request, previous, (records, _) = self._texts
+        return (
+            f'{{"client":{self.client},"round":{self.round_number},"request":{request},'
+            f'"steps":{self.steps},"ledger":{records},"previous":{previous},"hash":"{self.hash}"}}\n'
+        )
+
+    @classmethod
+    def from_line(cls, line: str, *, where: str) -> Self:
+        """Read a record back and check its hash.
+
+        Raises:
+            JournalError: not a record, or its hash does not fit its content.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            charge = cls(
+                client=fields["client"],
+                round_number=fields["round"],
+                request=fields["request"],
+                steps=fields["steps"],
+                ledger=PrivacyLedger.from_list(fields["ledger"]),
+                previous=fields["previous"],
+            )
+            declared = fields["hash"]
+            charge._check_types()
+        except (KeyError, TypeError, ValueError) as error:
+            raise JournalError(f"{where}: not a ledger record: {error!r}") from error
+        if charge.hash != declared or charge.to_line() != line:
+            raise JournalError(f"{where}: the record was changed after it was written")
+        return charge
+
+    def _check_types(self) -> None:
+        """Check what was read; a list in the place of a number would be nobody's record.
+
+        Raises:
+            TypeError: a field has another type.
+        """
+        numbers, texts = (self.client, self.round_number, self.steps), (self.request, self.previous)
+        if any(type(n) is not int for n in numbers) or any(type(t) is not str for t in texts):
+            raise TypeError("client, round and steps must be whole numbers, hashes must be text")
+
+    @property
+    def _texts(self) -> tuple[str, str, tuple[str, str]]:
+        """The request, the previous hash and the ledger as JSON."""
+        records = _json_of(self.ledger.entries)
+        return _COMPACT.encode(self.request), _COMPACT.encode(self.previous), records
+
+
+@lru_cache(maxsize=1024)
+def _json_of(entries: tuple[tuple[Event, int], ...]) -> tuple[str, str]:
+    """Return what `to_list` gives of a ledger as JSON, plain and with sorted keys.
+
+    The clients of a federation mostly spend the same: what many records contain is spelled once.
+    """
+    content = records_of(entries)
+    return _COMPACT.encode(content), _SORTED.encode(content)
+
+
+def total_of(charges: Iterable[Charge]) -> PrivacyLedger:
+    """Return everything that the charges of one client add up to."""
+    total = PrivacyLedger()
+    for charge in charges:
+        total.merge(charge.ledger)
+    return total
+
+
+class Journal(Protocol):
+    """Where clients write what they spend, before they release anything."""
+
+    def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
+        """Return the charges of a client after its first `after` ones, oldest first."""
+        ...
+
+    def append(self, charge: Charge) -> None:
+        """Write a charge; when this returns, it survives a crash."""
+        ...
+
+    def append_all(self, charges: Sequence[Charge]) -> None:
+        """Write charges in their order; when this returns, they survive a crash."""
+        ...
+
+
+@dataclass
+class _Chain:
+    """Where the records of one client begin in the file, and the hash of the last one."""
+
+    head: str = GENESIS
+    places: "array[int]" = field(default_factory=lambda: array("q"))
+
+
+class FileJournal:
+    """A journal in one append-only file, shared by any number of processes of one machine.
+
+    In memory it keeps eight bytes for each record, and its client's last hash: a history is read
+    from the file when somebody asks.
+
+    Guarantee: when `append` returns, its records are on disk. What a crash cut short was never
+    followed by a release; the next `append` removes its remains.
+
+    Raises:
+        JournalError: on reading, a record that was changed or does not continue its client's chain.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._chains: dict[int, _Chain] = {}
+
+    def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
+        """Return the charges of a client after its first `after` ones, oldest first."""
+        self._refresh()
+        chain = self._chains.get(client)
+        if chain is None or len(chain.places) <= after:
+            return ()
+        charges = []
+        with self._path.open("rb") as file:
+            for place in chain.places[after:]:
+                file.seek(place)
+                where = f"{self._path.name}, byte {place}"
+                charges.append(Charge.from_line(file.readline().decode(), where=where))
+        return tuple(charges)
+
+    def head(self, client: int) -> str:
+        """Return the hash of a client's last record, as its next one must name it."""
+        self._refresh()
+        chain = self._chains.get(client)
+        return GENESIS if chain is None else chain.head
+
+    def clients(self) -> tuple[int, ...]:
+        """Return the clients that were ever charged."""
+        self._refresh()
+        return tuple(sorted(self._chains))
+
+    def append(self, charge: Charge) -> None:
+        """Write a charge and force it to disk.
+
+        Raises:
+            JournalError: it does not continue its client's chain.
+        """
+        self.append_all([charge])
+
+    def append_all(self, charges: Sequence[Charge]) -> None:
+        """Write charges in their order and force them to disk together: one wait for many clients.
+
+        None of them may be followed by a release before this returns. After a crash some of them
+        may be there and others not; those that are count as spent.
+
+        Raises:
+            JournalError: one does not continue its client's chain; nothing was written.
+        """
+        if not charges:
+            return
+        lines = [charge.to_line().encode() for charge in charges]
+        with self._path.open("a+b") as file, _exclusive(file):
+            self._catch_up(file)
+            heads: dict[int, str] = {}
+            for charge in charges:
+                self._check(charge, heads.get(charge.client), where="new record")
+                heads[charge.client] = charge.hash
+            file.truncate(self._offset)
+            file.seek(0, os.SEEK_END)
+            file.write(b"".join(lines))
+            file.flush()
+            os.fsync(file.fileno())
+        for charge, line in zip(charges, lines, strict=True):
+            self._remember(charge, len(line))
+
+    def _refresh(self) -> None:
+        try:
+            size = self._path.stat().st_size
+        except FileNotFoundError:
+            return
+        if size != self._offset:
+            with self._path.open("rb") as file:
+                self._catch_up(file)
+
+    def _catch_up(self, file: BinaryIO) -> None:
+        """Read the whole records that were added since the last look."""
+        if file.seek(0, os.SEEK_END) < self._offset:
+            raise JournalError(f"{self._path.name} was shortened: records are missing")
+        file.seek(self._offset)
+        *lines, _unfinished = file.read().split(b"\n")
+        for line in lines:
+            where = f"{self._path.name}, byte {self._offset}"
+            charge = Charge.from_line(line.decode(errors="replace") + "\n", where=where)
+            self._check(charge, None, where=where)
+            self._remember(charge, len(line) + 1)
+
+    def _check(self, charge: Charge, head: str | None, *, where: str) -> None:
+        """Check that a charge continues its client's chain, or `head` if that is given."""
+        chain = self._chains.get(charge.client)
+        expected = head or (GENESIS if chain is None else chain.head)
+        if charge.previous != expected:
+            raise JournalError(
+                f"{where}: the record of client {charge.client}, round {charge.round_number} "
+                "does not continue that client's chain"
+            )
+
+    def _remember(self, charge: Charge, length: int) -> None:
+        chain = self._chains.setdefault(charge.client, _Chain())
+        chain.head = charge.hash
+        chain.places.append(self._offset)
+        self._offset += length
+
+
+@contextmanager
+def _exclusive(file: BinaryIO) -> Iterator[None]:
+    """Hold the file against other processes; without file locks (Windows), there is one process."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)

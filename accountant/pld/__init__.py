@@ -1,0 +1,1 @@
+"""Privacy loss distributions: exact composition by FFT."""

@@ -1,0 +1,1 @@
+"""Rényi differential privacy: curves of each mechanism, and conversion to (ε, δ)."""

@@ -1,0 +1,98 @@
+"""The RDP curve of every mechanism, and of any number of them together."""
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.accountant.composition import (
+    AllocatedGaussian,
+    Approximate,
+    Concentrated,
+    FixedSizeGaussian,
+    Mechanism,
+    ReplacedGaussian,
+    SampledGaussian,
+    Selection,
+)
+from fedsim.accountant.rdp.poisson import rdp_replaced_gaussian, rdp_sampled_gaussian
+from fedsim.accountant.rdp.random_allocation import rdp_random_allocation
+from fedsim.accountant.rdp.selection import rdp_repeat_and_select
+from fedsim.accountant.rdp.without_replacement import wor_rdp
+
+Floats = NDArray[np.float64]
+
+
+def total_rdp(steps: Iterable[tuple[Mechanism, int]], orders: tuple[float, ...]) -> Floats:
+    """Returns the RDP of all steps together; what `leak` says is not covered by it."""
+    total = np.zeros(len(orders))
+    for mechanism, count in steps:
+        total += count * mechanism_rdp(mechanism, orders)
+    return total
+
+
+def leak(steps: Iterable[tuple[Mechanism, int]]) -> float:
+    """Returns the probability that some `Approximate` step reveals everything.
+
+    An (epsilon, delta)-DP release is dominated by one that reveals everything with probability
+    delta and is epsilon-DP otherwise (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, Theorem 3.4's
+    proof); the probabilities of n of them combine to 1 - (1 - delta)^n.
+    """
+    kept = math.fsum(
+        count * math.log1p(-mechanism.delta)
+        for mechanism, count in steps
+        if isinstance(mechanism, Approximate)
+    )
+    return -math.expm1(kept)
+
+
+def mechanism_rdp(mechanism: Mechanism, orders: tuple[float, ...]) -> Floats:
+    """Returns the RDP of one mechanism, read-only, one value per order (checked already)."""
+    match mechanism:
+        case SampledGaussian():
+            return rdp_sampled_gaussian(*mechanism, orders)
+        case ReplacedGaussian():
+            return rdp_replaced_gaussian(
+                mechanism.sampling_rate, mechanism.noise_multiplier, orders
+            )
+        case AllocatedGaussian():
+            return rdp_random_allocation(mechanism.batches, mechanism.noise_multiplier, orders)
+        case _:
+            return _cached(mechanism, orders)
+
+
+@lru_cache(maxsize=1024)
+def _cached(mechanism: Mechanism, orders: tuple[float, ...]) -> Floats:
+    match mechanism:
+        case FixedSizeGaussian():
+            curve = wor_rdp(mechanism.sampling_rate, mechanism.noise_multiplier, orders)
+        case Concentrated():
+            curve = mechanism.rho * np.array(orders)
+        case Approximate():
+            curve = _pure_rdp(mechanism.epsilon, np.array(orders))
+        case Selection():
+            one_run = total_rdp(mechanism.steps, orders)
+            curve = rdp_repeat_and_select(orders, one_run, mechanism.mean, mechanism.shape)
+        case _:  # pragma: no cover
+            raise TypeError(f"not a mechanism: {mechanism!r}")
+    curve.setflags(write=False)
+    return curve
+
+
+def _pure_rdp(epsilon: float, alphas: Floats) -> Floats:
+    """Returns the RDP of any epsilon-DP mechanism: that of randomised response.
+
+    It is the pair of losses +-epsilon with probability 1 / (1 + e^-+epsilon), which dominates every
+    epsilon-DP pair: log((e^(a e) + e^((1-a) e)) / (1 + e^e)) / (a - 1). At most epsilon, and at
+    most a epsilon^2 / 2 (Bun, Steinke 2016, Proposition 3.3), which takes over where the logarithm
+    has no digits left.
+    """
+    with np.errstate(over="ignore"):
+        simple = np.minimum(epsilon, 0.5 * alphas * epsilon * epsilon)
+    if epsilon < 1e-4:
+        return simple
+    log_sum = np.logaddexp(alphas * epsilon, (1.0 - alphas) * epsilon)
+    exact = (log_sum - np.logaddexp(0.0, epsilon)) / (alphas - 1.0)
+    return np.minimum(exact, simple)

@@ -1,0 +1,1 @@
+"""Results of the literature beside the main accountants: classical bounds, moments, PATE."""

@@ -1,0 +1,164 @@
+"""The moments accountant as published (Abadi et al. 2016, arXiv:1607.00133).
+
+alpha_M(lambda) = log E[exp(lambda L)] is the log moment of the privacy loss L of one step. It is
+lambda times the Rényi divergence of order lambda + 1, so the accountant is Rényi DP at integer
+orders with the older conversion (Mironov 2017, arXiv:1702.07476, Proposition 3).
+
+The index is where implementations go wrong: the moment lambda belongs to the ORDER lambda + 1.
+Everything here is indexed by order, as the rest of the package, and a moment is K = (order - 1)
+RDP(order), never (order - 1) RDP(order - 1) and never divided by the order.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.accountant import checks
+from fedsim.accountant.rdp.poisson import checked_orders, rdp_sampled_gaussian
+
+Floats = NDArray[np.float64]
+
+# lambda = 1 ... 31. "range(2, 32)", often copied, stops at 31.
+MOMENTS_ORDERS: tuple[float, ...] = tuple(float(order) for order in range(2, 33))
+
+
+def log_moments(
+    sampling_rate: float, noise_multiplier: float, orders: Sequence[float] = MOMENTS_ORDERS
+) -> Floats:
+    """Returns the log moments alpha_M(order - 1) of one Poisson-sampled Gaussian step.
+
+    Shape: one value per order. T steps have T times these values (Abadi et al., Theorem 2.1).
+
+    Args:
+        sampling_rate: inclusion probability q of each example, in [0, 1].
+        noise_multiplier: z >= 0; z = 0 gives infinity.
+        orders: whole orders lambda + 1, each in [2, 65536]. For others see
+            `interpolated_log_moments`.
+
+    Raises:
+        ValueError: an argument is outside its range, or an order is not whole.
+    """
+    alphas = np.array(checked_orders(tuple(orders)))
+    broken = alphas[alphas != np.floor(alphas)]
+    if broken.size:
+        raise ValueError(
+            f"orders must be whole numbers >= 2, got {float(broken[0])!r}; "
+            "use interpolated_log_moments between them"
+        )
+    rdp = rdp_sampled_gaussian(sampling_rate, noise_multiplier, tuple(alphas))
+    return (alphas - 1.0) * rdp
+
+
+def interpolated_log_moments(
+    sampling_rate: float, noise_multiplier: float, orders: Sequence[float]
+) -> Floats:
+    """Returns upper bounds of the log moments at any order, linear between whole orders.
+
+    Guarantee: never below the exact moment, equal to it at whole orders: log moments are convex in
+    lambda (Wang, Balle, Kasiviswanathan 2019, arXiv:1808.00087, Corollary 10), and 0 at order 1.
+    Loose by up to 35 % near order 1.5; `rdp_sampled_gaussian` is exact there.
+
+    Args: as `log_moments`, except that orders are real numbers in (1, 65536].
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+    alphas = np.array(checked_orders(tuple(orders)))
+    whole = np.unique(np.concatenate((np.floor(alphas), np.ceil(alphas), [2.0])))
+    whole = whole[whole > 1.0]
+    values = log_moments(sampling_rate, noise_multiplier, tuple(whole))
+    return interpolate_log_moments(whole, values, alphas)
+
+
+def interpolate_log_moments(whole_orders: Floats, moments: Floats, orders: Floats) -> Floats:
+    """Returns the chord between the log moments at the whole orders around each order.
+
+    Args:
+        whole_orders: increasing whole numbers >= 2; must contain floor and ceil of every order
+            above 1 (order 1 itself is known: its moment is 0).
+        moments: the log moment at each of them; infinity is allowed.
+        orders: > 1, any shape.
+    """
+    low, high = np.floor(orders), np.ceil(orders)
+    table = dict(zip((1.0, *whole_orders.tolist()), (0.0, *moments.tolist()), strict=True))
+    at_low, at_high = (np.array([table[k] for k in side.tolist()]) for side in (low, high))
+    part = orders - low
+    with np.errstate(invalid="ignore"):  # 0 times infinity where the order is whole
+        chord = (1.0 - part) * at_low + part * at_high
+    return np.where(part == 0.0, at_low, chord)
+
+
+def moments_epsilon(orders: Sequence[float], moments: Floats, delta: float) -> tuple[float, float]:
+    """Returns (epsilon, the order that gave it), epsilon = min (K + log(1/delta)) / (order - 1).
+
+    Guarantee: the mechanism whose log moments these are is (epsilon, delta)-DP (Abadi et al.,
+    Theorem 2.2). The conversion that `epsilon_from_rdp` uses is never larger.
+
+    Args:
+        orders: lambda + 1, each > 1.
+        moments: total log moment K at each order, >= 0; infinity is allowed.
+        delta: in (0, 1).
+
+    Raises:
+        ValueError: an argument is outside its range or the shapes differ.
+    """
+    alphas, values = _aligned(orders, moments)
+    log_delta = math.log(checks.open_probability("delta", delta))
+    epsilons = (values - log_delta) / (alphas - 1.0)
+    best = int(np.argmin(epsilons))
+    return float(epsilons[best]), float(alphas[best])
+
+
+def moments_delta(orders: Sequence[float], moments: Floats, epsilon: float) -> tuple[float, float]:
+    """Returns (delta, the order that gave it), delta = min exp(K - (order - 1) epsilon), at most 1.
+
+    Guarantee, arguments and errors: as `moments_epsilon`, whose inverse it is; `epsilon` >= 0.
+    """
+    alphas, values = _aligned(orders, moments)
+    epsilon = checks.non_negative("epsilon", epsilon)
+    log_deltas = values - (alphas - 1.0) * epsilon
+    best = int(np.argmin(log_deltas))
+    return math.exp(min(0.0, float(log_deltas[best]))), float(alphas[best])
+
+
+def approx_log_moment(sampling_rate: float, noise_multiplier: float, moment: int) -> float:
+    """Returns q^2 lambda (lambda + 1) / ((1 - q) z^2), the leading term of a log moment.
+
+    NOT a bound: Abadi et al., Lemma 3 adds O(q^3 lambda^3 / z^3) with no constant. Outside the
+    lemma's conditions, refused here, it is far too low: at q = 0.01, z = 1 by a factor 2 for
+    lambda = 8 and 3500 for lambda = 31. Inside them it is typically up to twice too high.
+
+    Args:
+        sampling_rate: q in (0, 1), below 1/(16 z).
+        noise_multiplier: z >= 1.
+        moment: lambda >= 1, whole, at most z^2 log(1/(q z)).
+
+    Raises:
+        ValueError: an argument is outside its range, or a condition of the lemma fails.
+    """
+    q = checks.open_probability("sampling_rate", sampling_rate)
+    z = checks.positive("noise_multiplier", noise_multiplier)
+    lam = checks.whole_number("moment", moment)
+    if z < 1.0:
+        raise ValueError(f"noise_multiplier must be >= 1 here, got {z!r}")
+    if q >= 1.0 / (16.0 * z):
+        raise ValueError(f"sampling_rate must be < 1/(16 z) = {1 / (16 * z):.6g} here, got {q!r}")
+    largest = z * z * -math.log(q * z)
+    if not 1 <= lam <= largest:
+        raise ValueError(
+            f"moment must be between 1 and z^2 log(1/(q z)) = {largest:.6g}, got {lam!r}"
+        )
+    return q * q * lam * (lam + 1) / ((1.0 - q) * z * z)
+
+
+def _aligned(orders: Sequence[float], moments: Floats) -> tuple[Floats, Floats]:
+    alphas, values = np.array(checked_orders(tuple(orders))), np.asarray(moments, dtype=float)
+    if alphas.shape != values.shape:
+        raise ValueError(
+            f"orders and moments must have the same shape, got {alphas.shape} and {values.shape}"
+        )
+    if not np.all(values >= 0.0):
+        raise ValueError(f"moments must be >= 0, got {float(values[~(values >= 0.0)][0])!r}")
+    return alphas, values

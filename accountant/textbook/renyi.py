@@ -1,0 +1,188 @@
+"""Rényi divergence of two Gaussians, the Gaussian privacy loss, and two worked examples.
+
+D_a(P || Q) = log E_Q[(P/Q)^a] / (a - 1), increasing in a. References: van Erven, Harremoës 2014,
+arXiv:1206.2459; Gil, Alajaji, Linder 2013 (Gaussians); Wang, Balle, Kasiviswanathan 2019,
+arXiv:1808.00087, examples 19 and 20 (WBK).
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.accountant import checks
+from fedsim.accountant.rdp.poisson import checked_orders, rdp_sampled_gaussian
+
+Floats = NDArray[np.float64]
+
+
+def renyi_gaussians(
+    order: float, mean_p: float, std_p: float, mean_q: float, std_q: float
+) -> float:
+    """Returns D_order(N(mean_p, std_p^2) || N(mean_q, std_q^2)), full precision at every order.
+
+    With s^2 = (1 - a) std_p^2 + a std_q^2 it is a (mean_p - mean_q)^2 / (2 s^2)
+    + log(s / (std_p^(1-a) std_q^a)) / (1 - a). Inside the logarithm stands s, not s^2: with s^2
+    divergences come out negative.
+
+    Edge cases: order 0 gives 0 (both have full support); order 1 the Kullback-Leibler divergence;
+    order infinity the largest log ratio of the densities; infinity wherever s^2 <= 0, as the
+    defining integral diverges there.
+
+    Args:
+        order: >= 0, infinity allowed.
+        mean_p: finite.
+        std_p: > 0.
+        mean_q: finite.
+        std_q: > 0.
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+    order = checks.real_number("order", order)
+    if order < 0.0:
+        raise ValueError(f"order must be >= 0, got {order!r}")
+    std_p, std_q = checks.positive("std_p", std_p), checks.positive("std_q", std_q)
+    shift = _finite("mean_p", mean_p) - _finite("mean_q", mean_q)
+    if order == math.inf:
+        return _largest_log_ratio(shift, std_p, std_q)
+    if order < 0.5:  # skew symmetry: keeps all digits as the order goes to 0
+        return order / (1.0 - order) * _from_half(1.0 - order, shift, std_q, std_p)
+    return _from_half(order, shift, std_p, std_q)
+
+
+def _from_half(order: float, shift: float, std_p: float, std_q: float) -> float:
+    """Returns the divergence for order >= 1/2, with no singularity at order 1.
+
+    In units of std_q^2, s^2 is 1 + b w with b = 1 - order and w = (std_p/std_q)^2 - 1, and the
+    second term is (log1p(b w)/b - log1p(w)) / 2.
+    """
+    ratio = std_p / std_q
+    w = (ratio - 1.0) * (ratio + 1.0)
+    spread = 1.0 + (1.0 - order) * w
+    if spread <= 0.0:
+        return math.inf
+    scaled = shift / std_q
+    return order * scaled * scaled / (2.0 * spread) + _spread_term(order, w)
+
+
+def _spread_term(order: float, w: float) -> float:
+    b = 1.0 - order
+    if max(abs(w), abs(b * w)) < 1e-2:
+        # sum over k >= 2 of (-1)^k (1 - b^(k-1)) w^k / (2k): the two logarithms would cancel.
+        return sum((-1) ** k * (1.0 - b ** (k - 1)) * w**k / (2 * k) for k in range(2, 11))
+    first = w if b == 0.0 else math.log1p(b * w) / b
+    return max(0.0, 0.5 * (first - math.log1p(w)))
+
+
+def _largest_log_ratio(shift: float, std_p: float, std_q: float) -> float:
+    if shift == 0.0 and std_p == std_q:
+        return 0.0
+    if std_p >= std_q:
+        return math.inf
+    return math.log(std_q / std_p) + shift**2 / (2.0 * (std_q - std_p) * (std_q + std_p))
+
+
+def _finite(name: str, value: float) -> float:
+    number = checks.real_number(name, value)
+    if math.isinf(number):
+        raise ValueError(f"{name} must be finite, got {number!r}")
+    return number
+
+
+def gaussian_loss_log_mgf(moment: float, noise_multiplier: float) -> float:
+    """Returns log E[exp(moment L)] = moment (moment + 1) / (2 z^2) of the Gaussian privacy loss.
+
+    L is N(1/(2 z^2), 1/z^2) under the first data set. The result is 0 at moment 0 and at -1, and
+    negative in between; it is (order - 1) RDP(order) at order = moment + 1.
+
+    Args:
+        moment: any finite number.
+        noise_multiplier: z > 0.
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+    moment = _finite("moment", moment)
+    z = checks.positive("noise_multiplier", noise_multiplier)
+    return moment / z * ((moment + 1.0) / z) / 2.0
+
+
+def gaussian_loss_mgf(moment: float, noise_multiplier: float) -> float:
+    """Returns E[exp(moment L)]; 1, not 0, at moment 0; infinity where it exceeds the floats.
+
+    Arguments and errors: as `gaussian_loss_log_mgf`.
+    """
+    log_mgf = gaussian_loss_log_mgf(moment, noise_multiplier)
+    return math.exp(log_mgf) if log_mgf < 709.0 else math.inf
+
+
+def bad_case_rdp(sampling_rate: float, noise_multiplier: float, orders: Sequence[float]) -> Floats:
+    """Returns the exact RDP of WBK's bad case, one value per order. Didactic, not a guarantee.
+
+    n examples of value -C, one of which is replaced by +C; m = q n of them are drawn without
+    replacement and their sum released with noise z C. In units of the sensitivity 2C the outcome is
+    the mixture (1 - q) N(0, s^2) + q N(1, s^2) against N(0, s^2), s = z/2: the Poisson formula at
+    HALF the noise multiplier, finite at every order. It is a lower bound of the worst case.
+
+    Args:
+        sampling_rate: q = m/n in [0, 1].
+        noise_multiplier: z >= 0, standard deviation over C (not over 2C).
+        orders: each in (1, 65536].
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+    z = checks.non_negative("noise_multiplier", noise_multiplier)
+    return rdp_sampled_gaussian(sampling_rate, 0.5 * z, orders)
+
+
+def bad_case_rdp_clt(
+    sampling_rate: float, noise_multiplier: float, orders: Sequence[float]
+) -> Floats:
+    """Returns WBK's approximation of the bad case: N(q, q (1-q) + s^2) against N(0, s^2), s = z/2.
+
+    An approximation that replaces a two-point mixture by a Gaussian, neither an upper nor a lower
+    bound. Its infinity from order 1 + s^2/(q (1-q)) on is an artefact: see `bad_case_rdp`.
+
+    Args and errors: as `bad_case_rdp`, with z > 0.
+    """
+    q = checks.probability("sampling_rate", sampling_rate)
+    s = 0.5 * checks.positive("noise_multiplier", noise_multiplier)
+    wide = math.hypot(s, math.sqrt(q * (1.0 - q)))
+    alphas = checked_orders(tuple(orders))
+    return np.array([renyi_gaussians(order, q, wide, 0.0, s) for order in alphas])
+
+
+def good_case_rdp_clt(
+    sample_size: int, dataset_size: int, noise_multiplier: float, orders: Sequence[float]
+) -> Floats:
+    """Returns WBK's approximation of the good case, one value per order. Didactic only.
+
+    n odd, values +C and -C balanced but for one example, which is replaced: the sampling itself
+    hides it. In units of 2C the sum of m = q n examples has variance q (1-q) (n+1)/4, drawn without
+    replacement, and its mean moves by q. With s = z/2 the approximation by two Gaussians is
+    order q^2 / (2 (s^2 + q (1-q) (n+1)/4)).
+
+    Also printed with (n - 1/n) in place of (n+1), which differs by a factor 1 - 1/n.
+
+    Args:
+        sample_size: m, whole, at most n.
+        dataset_size: n, odd.
+        noise_multiplier: z > 0, standard deviation over C (not over 2C).
+        orders: each in (1, 65536].
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+    m = checks.whole_number("sample_size", sample_size)
+    n = checks.whole_number("dataset_size", dataset_size)
+    s = 0.5 * checks.positive("noise_multiplier", noise_multiplier)
+    if n % 2 == 0:
+        raise ValueError(f"dataset_size must be odd, for a balanced data set, got {n!r}")
+    if m > n:
+        raise ValueError(f"sample_size must be <= dataset_size = {n}, got {m!r}")
+    q = m / n
+    variance = s * s + q * (1.0 - q) * (n + 1) / 4.0
+    return np.array(checked_orders(tuple(orders))) * q * q / (2.0 * variance)

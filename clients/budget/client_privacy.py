@@ -1,0 +1,110 @@
+"""Whose privacy settings are which: the entries of `privacy.clients` resolved for every client."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedsim.clients.budget.plan import PrivacyPlanError
+from fedsim.clients.client_settings import ClientPrivacySettings, OwnPrivacySettings, is_client
+from fedsim.clients.settings import PrivacySettings
+from fedsim.core.streams import Purpose, stream
+
+Table = Mapping[int, OwnPrivacySettings]  # the lines of a csv file, by client
+
+
+@dataclass(frozen=True)
+class ClientTerms:
+    """The privacy settings of one client, and the group that some of them are from."""
+
+    privacy: PrivacySettings
+    group: str | None = None
+
+
+def terms_of_clients(
+    privacy: PrivacySettings, *, num_clients: int, seed: int, tables: Mapping[str, Table]
+) -> tuple[ClientTerms, ...]:
+    """Return the terms of clients 0 ... num_clients − 1.
+
+    A client's own entry counts before its group's, and a group's before everybody's. Shares are
+    drawn from the clients that no number, member list or table names, in the order of the entries;
+    the draw depends on the seed alone.
+
+    Args:
+        privacy: the `privacy` section.
+        num_clients: clients of the federation.
+        seed: the experiment's.
+        tables: the csv file of each entry that has one, by the entry's name.
+
+    Raises:
+        PrivacyPlanError: a client that does not exist or is in two groups, or shares that ask for
+            more clients than are left.
+    """
+    groups = _Groups(num_clients)
+    for name, entry in privacy.clients.items():
+        if entry.members is not None:
+            groups.add(name, entry.members)
+        elif entry.csv is not None:
+            groups.add(name, tables[name])
+    singles = {int(name) for name in privacy.clients if is_client(name)}
+    groups.check_exist("clients", singles)
+    _draw_shares(groups, privacy.clients, singles, seed)
+    return tuple(
+        ClientTerms(_own(privacy, client, groups.of.get(client), tables), groups.of.get(client))
+        for client in range(num_clients)
+    )
+
+
+class _Groups:
+    """Which group each client is in."""
+
+    def __init__(self, num_clients: int) -> None:
+        self.num_clients = num_clients
+        self.of: dict[int, str] = {}
+
+    def add(self, name: str, members: "list[int] | Table") -> None:
+        self.check_exist(f"clients.{name}", members)
+        for client in members:
+            other = self.of.setdefault(client, name)
+            if other != name:
+                raise PrivacyPlanError(
+                    f"privacy.clients: client {client} is in the groups {other!r} and {name!r}; "
+                    "a client may be in one group and have an entry of its own"
+                )
+
+    def check_exist(self, where: str, clients: "set[int] | list[int] | Table") -> None:
+        missing = sorted(client for client in clients if client >= self.num_clients)
+        if missing:
+            raise PrivacyPlanError(
+                f"privacy.{where}: there is no client {missing[0]}; they are 0 to "
+                f"{self.num_clients - 1} (data.partition.num_clients is {self.num_clients})"
+            )
+
+
+def _draw_shares(
+    groups: _Groups, entries: Mapping[str, ClientPrivacySettings], singles: set[int], seed: int
+) -> None:
+    free = [one for one in range(groups.num_clients) if one not in singles | groups.of.keys()]
+    drawn = [int(one) for one in stream(seed, Purpose.SHARES).permutation(free)]
+    for name, entry in entries.items():
+        if entry.share is None:
+            continue
+        wanted = round(entry.share * groups.num_clients)
+        if wanted > len(drawn):
+            raise PrivacyPlanError(
+                f"privacy.clients.{name}: a share of {entry.share:g} is {wanted} of "
+                f"{groups.num_clients} clients, but only {len(drawn)} are in no other entry; "
+                "lower the shares"
+            )
+        members, drawn = drawn[:wanted], drawn[wanted:]
+        groups.add(name, members)
+
+
+def _own(
+    privacy: PrivacySettings, client: int, group: str | None, tables: Mapping[str, Table]
+) -> PrivacySettings:
+    own = privacy
+    if group is not None:
+        own = own.with_own(privacy.clients[group].own)
+        if group in tables:
+            own = own.with_own(tables[group][client])
+    single = privacy.clients.get(str(client))
+    return own if single is None else own.with_own(single.own)

@@ -1,0 +1,276 @@
+"""A client's privacy plan: its settings turned into one mechanism for the whole run."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from fedsim.accountant import (
+    Gaussian,
+    UnsupportedEventError,
+    calibrate_noise_multiplier,
+    make_accountant,
+)
+from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.adjacency import Adjacency
+from fedsim.clients.budget.affordable_steps import affordable_steps, epsilon_of
+from fedsim.clients.budget.noise_search import MOST_NOISE, least_noise
+from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
+from fedsim.clients.dp_sgd.clipping import (
+    AutomaticClipping,
+    Clipping,
+    FlatClipping,
+    GroupClipping,
+)
+from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.clients.dp_sgd.sampling import (
+    BallsAndBins,
+    FixedSizeSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledEpochs,
+)
+from fedsim.clients.settings import LocalSettings, PrivacySettings
+
+
+class PrivacyPlanError(ValueError):
+    """Privacy settings that no mechanism can meet."""
+
+
+class PrivacyBudgetError(PrivacyPlanError):
+    """A privacy budget forbids what was planned; the message says what it would afford."""
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """What one client does in each step, and what it may spend in all.
+
+    Attributes:
+        step: the DP-SGD step, the same in every round.
+        examples: the public client size that set the sampling rate.
+        delta: δ of the client's guarantee.
+        target_epsilon: ε that is never exceeded; None where there is no budget.
+        planned_steps: steps over all rounds the client is scheduled for.
+        affordable_steps: how many steps the target affords, at most `planned_steps`; None without
+            a target. Fewer than planned only where the noise was given.
+        secure_noise: lots and noise come from the operating system instead of the seed.
+    """
+
+    step: DpSgdStep
+    examples: int
+    delta: float
+    target_epsilon: float | None
+    planned_steps: int
+    affordable_steps: int | None = None
+    secure_noise: bool = False
+
+    @property
+    def taken_steps(self) -> int:
+        """Steps that the client will take if it answers every round it is scheduled for."""
+        return self.planned_steps if self.affordable_steps is None else self.affordable_steps
+
+
+def plan_privacy(
+    privacy: PrivacySettings,
+    local: LocalSettings,
+    *,
+    examples: int,
+    planned_rounds: int,
+    parameters: FlatParameters | None = None,
+) -> PrivacyPlan:
+    """Return the plan of a client with `examples` examples that takes part in `planned_rounds`.
+
+    Where the client's size is public (zero-out, replace-one) it sets the sampling rate and the
+    expected lot; under add/remove it is private, and the declared size takes its place.
+
+    Args:
+        privacy: the `privacy` section.
+        local: the `local` section.
+        examples: the client's number of examples.
+        planned_rounds: rounds that the client is scheduled for.
+        parameters: the model's; with them, groups of parameters are told apart in the ledger.
+
+    Raises:
+        PrivacyPlanError: no noise reaches the target ε, the accountant has no rule for the
+            sampling under this adjacency, or the clipping does not fit the model or the noise.
+    """
+    public_size = privacy.declared_examples or examples
+    sampling, expected_lot = _sampling(privacy, local.batch_size, max(1, public_size))
+    _check_accountable(privacy, sampling)
+    delta = delta_of(privacy, public_size)
+    steps = local.steps * planned_rounds if public_size else 0  # nothing to train on, no step
+    noise = _noise_multiplier(privacy, delta, sampling, max(steps, local.steps), local.steps)
+    try:
+        step = DpSgdStep(
+            sampling=sampling,
+            clipping=_clipping(privacy, expected_lot),
+            noise_multiplier=noise,
+            expected_lot=expected_lot,
+            allocation=privacy.noise_allocation or "uniform",
+            max_physical_batch=local.max_physical_batch,
+        )
+    except ValueError as error:
+        raise PrivacyPlanError(f"privacy.clipping cannot be used: {error}") from error
+    if parameters is not None:
+        try:
+            step = step.for_model(parameters)
+        except ValueError as error:
+            raise PrivacyPlanError(f"privacy.clipping does not fit the model: {error}") from error
+    return PrivacyPlan(
+        step=step,
+        examples=public_size,
+        delta=delta,
+        target_epsilon=privacy.target_epsilon,
+        planned_steps=steps,
+        affordable_steps=_affordable(privacy, delta, step, steps),
+        secure_noise=privacy.noise == "secure",
+    )
+
+
+def _sampling(
+    privacy: PrivacySettings, batch_size: int, public_size: int
+) -> tuple[Sampling, float]:
+    """Return the sampling and its expected lot; lots of an epoch have at most `batch_size`."""
+    rate = privacy.sampling_rate
+    if rate is not None:
+        batch_size = max(1, round(rate * public_size))
+    lot = min(batch_size, public_size)
+    batches = math.ceil(public_size / batch_size)
+    match privacy.sampling:
+        case "poisson" if rate is not None:
+            return PoissonSampling(rate), rate * public_size
+        case "poisson":
+            return PoissonSampling(min(1.0, batch_size / public_size)), float(lot)
+        case "fixed_size":
+            return FixedSizeSampling(public_size, lot), float(lot)
+        case "shuffle":
+            return ShuffledEpochs(batches), public_size / batches
+        case "balls_and_bins":
+            return BallsAndBins(batches), public_size / batches
+
+
+def _clipping(privacy: PrivacySettings, expected_lot: float) -> Clipping:
+    match privacy.clipping:
+        case "adaptive":
+            return _adaptive(privacy, expected_lot)
+        case "flat":
+            return FlatClipping(privacy.max_grad_norm)
+        case "automatic":
+            return AutomaticClipping(privacy.max_grad_norm)
+        case "per_layer":
+            return GroupClipping(privacy.max_grad_norm, bounds=privacy.clip_rule or "equal")
+
+
+def _adaptive(privacy: PrivacySettings, expected_lot: float) -> AdaptiveClipping:
+    clipping = AdaptiveClipping.for_lot(expected_lot, max_grad_norm=privacy.max_grad_norm)
+    given = {
+        "quantile": privacy.clip_quantile,
+        "learning_rate": privacy.clip_learning_rate,
+        "count_noise": privacy.clip_count_noise,
+    }
+    return replace(clipping, **{name: v for name, v in given.items() if v is not None})
+
+
+def _check_accountable(privacy: PrivacySettings, sampling: Sampling) -> None:
+    """Refuse what the accountant cannot add up, before anything is released."""
+    if privacy.adjacency not in sampling.adjacencies:
+        raise PrivacyPlanError(
+            f"sampling {privacy.sampling} has no guarantee under adjacency {privacy.adjacency}; "
+            f"use adjacency: {' or '.join(sampling.adjacencies)}, or sampling: poisson"
+        )
+    accountant = make_accountant(privacy.accountant, adjacency=privacy.adjacency)
+    try:
+        accountant.compose(sampling.event(Gaussian(1.0)))
+    except UnsupportedEventError as error:
+        raise PrivacyPlanError(
+            f"accountant {privacy.accountant} cannot account for sampling {privacy.sampling} under "
+            f"adjacency {privacy.adjacency}: {error}; use accountant: rdp, or sampling: poisson"
+        ) from error
+
+
+def delta_of(privacy: PrivacySettings, public_size: int) -> float:
+    """Return δ: the given one, or for `auto` a power of ten that is at most 1 / (10 · size).
+
+    δ bounds the probability of a failure that may publish an example, so it has to be well below
+    1 / size, at which publishing one random example would already be (0, δ)-private.
+    """
+    if privacy.delta != "auto":
+        return privacy.delta
+    return 10.0 ** -math.ceil(math.log10(10 * max(1, public_size)) - 1e-12)
+
+
+def _affordable(privacy: PrivacySettings, delta: float, step: DpSgdStep, steps: int) -> int | None:
+    if privacy.target_epsilon is None:
+        return None
+    if privacy.noise_multiplier is None:
+        return steps  # the noise was calibrated to them
+    return affordable_steps(
+        step,
+        steps,
+        target_epsilon=privacy.target_epsilon,
+        delta=delta,
+        accountant=privacy.accountant,
+        adjacency=privacy.adjacency,
+    )
+
+
+def _noise_multiplier(
+    privacy: PrivacySettings, delta: float, sampling: Sampling, steps: int, local_steps: int
+) -> float:
+    if privacy.noise_multiplier is not None:
+        return privacy.noise_multiplier
+    if privacy.target_epsilon is None:
+        raise PrivacyPlanError("privacy needs target_epsilon or noise_multiplier")
+    try:
+        return _calibrated(
+            sampling,
+            steps,
+            target=privacy.target_epsilon,
+            delta=delta,
+            accountant=privacy.accountant,
+            adjacency=privacy.adjacency,
+        )
+    except ValueError as error:
+        most = DpSgdStep(sampling, FlatClipping(1.0), MOST_NOISE, 1.0)
+        fit = affordable_steps(
+            most,
+            steps,
+            target_epsilon=privacy.target_epsilon,
+            delta=delta,
+            accountant=privacy.accountant,
+            adjacency=privacy.adjacency,
+        )
+        if fit < steps:
+            raise PrivacyBudgetError(
+                f"privacy.target_epsilon = {privacy.target_epsilon:g} at δ = {delta:g} cannot be "
+                f"met over {steps} steps: even with noise_multiplier = {MOST_NOISE:g} at most "
+                f"{fit} steps fit, which is {fit // local_steps} rounds"
+            ) from error
+        raise PrivacyPlanError(f"privacy.target_epsilon cannot be met: {error}") from error
+
+
+@lru_cache(maxsize=4096)  # clients of one size share a plan
+def _calibrated(
+    sampling: Sampling,
+    steps: int,
+    *,
+    target: float,
+    delta: float,
+    accountant: AccountantName,
+    adjacency: Adjacency,
+) -> float:
+    if isinstance(sampling, PoissonSampling):
+        return calibrate_noise_multiplier(
+            target_epsilon=target,
+            delta=delta,
+            sampling_rate=sampling.rate,
+            steps=steps,
+            accountant=accountant,
+            adjacency=adjacency,
+        )
+
+    def epsilon(noise: float) -> float:
+        step = DpSgdStep(sampling, FlatClipping(1.0), noise, 1.0)
+        return epsilon_of(step, steps, delta=delta, accountant=accountant, adjacency=adjacency)
+
+    return least_noise(epsilon, target)

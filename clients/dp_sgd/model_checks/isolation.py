@@ -1,0 +1,114 @@
+"""Shows on data that no example's gradient depends on another example.
+
+Book-keeping, and every loop that calls `loss.backward()` on a batch, lets examples pass through the
+model together. Clipping bounds an example's influence only if it reaches no gradient but its own.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.clients.dp_sgd.model_checks.isolation_cause import cause
+from fedsim.clients.dp_sgd.model_checks.isolation_probe import Lot, Probe, lots_to_compare
+from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, undisturbed
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+_MOST = 4  # examples that are tried: each pair of them costs backward passes
+
+
+def check_isolation(model: nn.Module, loss: Loss, features: Tensor, targets: Tensor) -> None:
+    """Show on data that no example's gradient depends on another, or refuse the model.
+
+    In train mode, with the same random numbers each time, each example is replaced by other values
+    and the gradients and outputs of the others must not move. Where the model draws nothing, the
+    gradient of an example alone must be that in the batch; else this is tried in eval mode. All of
+    it is done twice: with the initial parameters, and with others close to them, as zero weights
+    could hide a coupling.
+
+    Args:
+        model: the model as it will be trained.
+        loss: maps outputs and targets (n, ...) to one loss per example; or to their sum or mean,
+            which must then be a sum over examples with factors that do not depend on them.
+        features: at least 2 public or synthetic examples, never private ones; they should differ,
+            and show what may couple them (ignored labels, rare classes). The first 4 are used.
+        targets: their targets.
+
+    Guarantee:
+        parameters, buffers, modes and global random generators are afterwards as before.
+
+    Raises:
+        UnsafeModelError: naming the first two examples that are coupled, the likely cause and the
+            fix; or the model or the loss fails on one example alone.
+        ValueError: fewer than 2 examples.
+
+    Edge cases:
+        a coupling that these examples do not show, or that is within rounding, is not found.
+    """
+    if len(features) < 2 or len(features) != len(targets):
+        raise ValueError(
+            f"the isolation check needs at least 2 examples with targets, got {len(features)} "
+            f"examples and {len(targets)} targets"
+        )
+    lot = Lot(features[:_MOST], targets[:_MOST])
+    with undisturbed(model), torch.enable_grad():
+        model.train()
+        probe = Probe(model, loss)
+        for _ in _two_points(probe.parameters):
+            _check(probe, lot)
+
+
+def _check(probe: Probe, lot: Lot) -> None:
+    if not probe.repeats(lot):
+        # Random numbers from elsewhere: examples can be compared only where none are drawn.
+        probe.model.eval()
+        if not probe.repeats(lot):
+            raise UnsafeModelError(
+                "the model gives other gradients for the same examples and the same torch seed, "
+                "so it cannot be checked that examples are kept apart; draw random numbers with "
+                "torch"
+            )
+    _check_replaced(probe, lot)
+    if probe.draws(lot):
+        probe.model.eval()
+    _check_alone(probe, lot)
+    probe.model.train()
+
+
+def _check_replaced(probe: Probe, lot: Lot) -> None:
+    for j, other in lots_to_compare(lot):
+        i = probe.moved(lot, other, j)
+        if i is not None:
+            raise UnsafeModelError(
+                f"example {i} is coupled to example {j}: its gradient changes when example {j} "
+                f"is replaced by another; {cause(probe, lot, other, i)}"
+            )
+
+
+def _check_alone(probe: Probe, lot: Lot) -> None:
+    i = probe.differs_alone(lot)
+    if i is not None:
+        j = 0 if i else 1
+        raise UnsafeModelError(
+            f"example {i} is coupled to example {j}: its gradient is another one in a batch than "
+            f"alone; {cause(probe, lot, lot.only(i), i)}"
+        )
+
+
+def _two_points(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Yield at the parameters' values, then at values close to them, and restore them."""
+    yield
+    before = [parameter.detach().clone() for parameter in parameters]
+    generator = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            for parameter in parameters:
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                size = parameter.square().mean().sqrt() + 0.3 / max(1, parameter[:1].numel()) ** 0.5
+                parameter.add_(noise * size, alpha=0.2)
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, values in zip(parameters, before, strict=True):
+                parameter.copy_(values)

@@ -1,0 +1,199 @@
+"""Gradients and outputs of a few examples in a batch, compared with those in another batch."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
+
+_SEED = 20240229
+
+
+@dataclass(frozen=True)
+class Lot:
+    """Some examples."""
+
+    features: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def only(self, i: int) -> "Lot":
+        """Return example i alone."""
+        return Lot(self.features[i : i + 1], self.targets[i : i + 1])
+
+    def replaced(self, j: int, features: Tensor, targets: Tensor) -> "Lot":
+        """Return the lot with other values for example j."""
+        x, y = self.features.clone(), self.targets.clone()
+        x[j], y[j] = features, targets
+        return Lot(x, y)
+
+
+def _seed_torch(seed: int, device: torch.device) -> None:
+    """As torch.manual_seed, which also records who asked: longer than a small model's passes."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
+def lots_to_compare(lot: Lot) -> Iterator[tuple[int, Lot]]:
+    """Yield (j, the lot with other values for example j): another example's, then large ones."""
+    generator = torch.Generator().manual_seed(_SEED)
+    x, y = lot.features, lot.targets
+    for j in range(len(lot)):
+        k = (j + 1) % len(lot)
+        yield j, lot.replaced(j, x[k], y[k])
+        if x.is_floating_point():
+            noise = torch.randn(x[j].shape, generator=generator).to(x)
+            yield j, lot.replaced(j, (noise - 3.0) * x.abs().mean().clamp(min=1e-3), y[j])
+
+
+class Probe:
+    """Runs a model on lots, with the same random numbers each time.
+
+    Args:
+        model: the model.
+        loss: one value per example, or one in all.
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.model, self.loss = model, loss
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        eps = max(torch.finfo(p.dtype).eps for p in self.parameters)
+        # Lots of one shape run the same kernels, so rows that are not coupled hardly move (7e-5 in
+        # float32); lots of other sizes round differently, more so in deep models (2e-3).
+        self._same, self._other = eps**0.6, 30 * eps**0.6
+        self._known: tuple[Lot, list[Tensor]] | None = None
+
+    def outputs(self, lot: Lot, seed: int = _SEED) -> Any:
+        """Return what the model returns."""
+        _seed_torch(seed, lot.features.device)
+        random.seed(seed)
+        return self.model(lot.features)
+
+    def losses(self, lot: Lot, seed: int = _SEED) -> Tensor:
+        """Return one loss per example (n,), or one in all ()."""
+        values = self.loss(self.outputs(lot, seed), lot.targets)
+        if values.ndim == 0:
+            return values
+        if len(values) != len(lot):
+            raise UnsafeModelError(
+                f"the loss returned shape {tuple(values.shape)} for {len(lot)} examples, so its "
+                "values cannot be told apart by example; return one value per example, as with "
+                "reduction='none'"
+            )
+        return values.flatten(1).sum(1) if values.ndim > 1 else values
+
+    def gradients(self, lot: Lot, seed: int = _SEED) -> list[Tensor]:
+        """Return the flat gradient of each loss: one per example, or one in all."""
+        losses = self.losses(lot, seed)
+        return [self._gradient(value) for value in (losses if losses.ndim else [losses])]
+
+    def repeats(self, lot: Lot) -> bool:
+        """Tell whether the same lot and seed give the same gradients again."""
+        first, second = self.gradients(lot), self.gradients(lot)
+        self._known = (lot, first)
+        if not any(bool(g.isfinite().all()) for g in first):
+            raise UnsafeModelError(
+                "the gradients of the examples are not finite, so it cannot be checked that "
+                "examples are kept apart; scale the features or check the model"
+            )
+        return not any(map(self._far, first, second))
+
+    def draws(self, lot: Lot) -> bool:
+        """Tell whether the outcome depends on random numbers."""
+        return any(map(self._far, self.gradients(lot), self.gradients(lot, _SEED + 1)))
+
+    def moved(self, lot: Lot, other: Lot, j: int) -> int | None:
+        """Return the first example but j whose outputs or gradient differ between two lots."""
+        with torch.no_grad():
+            one, two = (rows(self.outputs(given), len(lot)) for given in (lot, other))
+        others = [i for i in range(len(lot)) if i != j]
+        for i in others:
+            if any(self._far(a[i], b[i]) for a, b in zip(one, two, strict=False)):
+                return i
+        before, after = self._of(lot), self.gradients(other)
+        for i in others:
+            apart = (
+                self._not_additive(lot, other, i, before[0], after[0])
+                if len(before) == 1
+                else self._far(before[i], after[i])
+            )
+            if apart:
+                return i
+        return None
+
+    def _not_additive(self, lot: Lot, other: Lot, i: int, before: Tensor, after: Tensor) -> bool:
+        """Tell whether what replacing i changes in a total differs between two lots."""
+        k = (i + 1) % len(lot)
+        x, y = lot.features[k], lot.targets[k]
+        one, two = (self.gradients(given.replaced(i, x, y))[0] for given in (lot, other))
+        scale = torch.stack([before, after, one, two]).norm(dim=1).max()
+        return bool(((before - one) - (after - two)).norm() > 10 * self._same * scale)
+
+    def differs_alone(self, lot: Lot) -> int | None:
+        """Return the first example whose gradient alone is not that in the lot."""
+        together = self.gradients(lot)
+        alone = [self._alone(lot, i) for i in range(len(lot))]
+        if len(together) > 1 or len(lot) == 1:
+            most = max(float(g.norm()) for g in together)
+            for i, (one, two) in enumerate(zip(together, alone, strict=True)):
+                if bool(one.isfinite().all()) and not bool(
+                    (one - two).norm() <= self._other * (one.norm() + 1e-3 * most)
+                ):
+                    return i
+            return None
+        total = torch.stack(alone).sum(0)
+        bound = self._other * torch.stack(alone).norm(dim=1).sum()
+        as_sum = (together[0] - total).norm() <= bound
+        as_mean = (together[0] * len(lot) - total).norm() <= bound
+        return None if bool(as_sum | as_mean) or not bool(total.isfinite().all()) else 0
+
+    def _alone(self, lot: Lot, i: int) -> Tensor:
+        try:
+            return self.gradients(lot.only(i))[0]
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise UnsafeModelError(
+                f"the model or the loss fails on one example alone ({error}), and lots may be of "
+                "any size; keep the first dimension for the examples, whatever their number"
+            ) from error
+
+    def _of(self, lot: Lot) -> list[Tensor]:
+        if self._known is None or self._known[0] is not lot:
+            self._known = (lot, self.gradients(lot))
+        return self._known[1]
+
+    def _gradient(self, value: Tensor) -> Tensor:
+        if not value.requires_grad:
+            return torch.cat([torch.zeros_like(p).flatten() for p in self.parameters])
+        found = torch.autograd.grad(
+            value, self.parameters, retain_graph=True, materialize_grads=True
+        )
+        return torch.cat([gradient.flatten() for gradient in found])
+
+    def _far(self, one: Tensor, two: Tensor) -> bool:
+        """Tell whether two gradients (or outputs) of an example differ by more than rounding."""
+        if not bool(one.isfinite().all()):
+            return False
+        if one.shape != two.shape:
+            return True
+        return not bool((one - two).norm() <= self._same * one.norm())
+
+
+def rows(outputs: Any, n: int) -> list[Tensor]:
+    """Return the tensors among outputs that have one row per example."""
+    return [
+        value
+        for value in pytree.tree_leaves(outputs)
+        if isinstance(value, Tensor)
+        and value.is_floating_point()
+        and value.ndim
+        and len(value) == n
+    ]

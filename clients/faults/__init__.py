@@ -1,0 +1,1 @@
+"""Injected client faults: crashes, delays and broken updates."""

@@ -1,0 +1,163 @@
+"""Faults of clients, injected for study: what happens to a federation when clients fail.
+
+A fault happens where it says: a client that drops out during or after training was charged, and its
+spend stays charged. Whether a fault strikes depends on the seed, the client and the round alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from fedsim.clients.failures import ClientFailureError
+from fedsim.clients.faults.settings import FaultSettings
+from fedsim.core.streams import Purpose, stream
+from fedsim.protocol.messages import to_arrays, to_numpy
+
+
+class InjectedFaultError(ClientFailureError):
+    """A fault that the experiment asked for."""
+
+
+class Fault:
+    """What goes wrong in one client and round; by itself nothing does.
+
+    The methods are called in this order: before anything is charged, between the charge and the
+    training, after the training, and on what is uploaded.
+    """
+
+    delay: float = 0.0
+
+    def before_charge(self) -> None:
+        """Fail before the client's account is touched."""
+
+    def trained_steps(self, steps: range) -> range:
+        """Return the steps that are really taken of those that were charged."""
+        return steps
+
+    def after_training(self) -> None:
+        """Fail with the trained model in hand."""
+
+    def changed(self, upload: ArrayRecord) -> ArrayRecord:
+        """Return what is sent in place of the upload."""
+        return upload
+
+
+class DropoutBefore(Fault):
+    """The client is gone before it is charged."""
+
+    def before_charge(self) -> None:
+        """Raise InjectedFaultError."""
+        raise InjectedFaultError("dropped out before training (injected)")
+
+
+class EmptyPartition(Fault):
+    """The client finds no data; without examples nothing is charged."""
+
+    def before_charge(self) -> None:
+        """Raise InjectedFaultError."""
+        raise InjectedFaultError("has no examples (injected)")
+
+
+@dataclass(frozen=True)
+class FailsInTraining(Fault):
+    """The client is charged, takes half of its steps and is not heard of again."""
+
+    reason: str
+
+    def trained_steps(self, steps: range) -> range:
+        """Return the first half."""
+        return steps[: len(steps) // 2]
+
+    def after_training(self) -> None:
+        """Raise InjectedFaultError."""
+        raise InjectedFaultError(self.reason)
+
+
+class DropoutAfter(Fault):
+    """The client is charged and trains, but its upload is lost."""
+
+    def after_training(self) -> None:
+        """Raise InjectedFaultError."""
+        raise InjectedFaultError("dropped out after training (injected)")
+
+
+@dataclass(frozen=True)
+class Straggler(Fault):
+    """The client answers late, by simulated seconds."""
+
+    delay: float
+
+
+@dataclass(frozen=True)
+class SpoiledUpload(Fault):
+    """The client uploads something that must not be averaged."""
+
+    spoil: Callable[[np.ndarray], np.ndarray]
+
+    def changed(self, upload: ArrayRecord) -> ArrayRecord:
+        """Return the upload with its first array spoiled."""
+        arrays = to_numpy(upload)
+        first = next(iter(arrays))
+        return to_arrays({**arrays, first: self.spoil(arrays[first])})
+
+
+@dataclass(frozen=True)
+class FaultPlan:
+    """Which fault strikes whom and when.
+
+    Guarantee: the answer for a client and a round does not depend on any other, nor on data.
+    """
+
+    seed: int = 0
+    faults: tuple[FaultSettings, ...] = ()
+
+    def of(self, client: int, round_number: int) -> Fault:
+        """Return what goes wrong for a client in a round: the first entry that strikes."""
+        for entry, strikes in zip(self.faults, self._draws(client, round_number), strict=True):
+            named = entry.clients is None or client in entry.clients
+            due = entry.rounds is None or round_number in entry.rounds
+            if named and due and strikes:
+                return _fault(entry)
+        return Fault()
+
+    def _draws(self, client: int, round_number: int) -> Sequence[bool]:
+        if not self.faults:
+            return ()
+        generator = stream(self.seed, Purpose.FAULT, client=client, round_number=round_number)
+        chances = generator.random(len(self.faults))
+        return [
+            chance < entry.probability for chance, entry in zip(chances, self.faults, strict=True)
+        ]
+
+
+def _fault(entry: FaultSettings) -> Fault:
+    match entry.kind:
+        case "dropout_before":
+            return DropoutBefore()
+        case "dropout_during":
+            return FailsInTraining("dropped out during training (injected)")
+        case "dropout_after":
+            return DropoutAfter()
+        case "straggler":
+            return Straggler(entry.delay or 0.0)
+        case "error":
+            return FailsInTraining("raised an error in training (injected)")
+        case "nan":
+            return SpoiledUpload(lambda array: _with_first(array, np.nan))
+        case "inf":
+            return SpoiledUpload(lambda array: _with_first(array, np.inf))
+        case "wrong_shape":
+            return SpoiledUpload(lambda array: array[..., np.newaxis])
+        case "empty":
+            return EmptyPartition()
+
+
+def _with_first(array: np.ndarray, value: float) -> np.ndarray:
+    changed = array.astype(np.result_type(array.dtype, np.float32))
+    changed.reshape(-1)[0] = value
+    return changed
+
+
+NO_FAULTS = FaultPlan()

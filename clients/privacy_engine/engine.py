@@ -1,0 +1,344 @@
+"""DP-SGD behind any torch optimizer: the facade that Opacus users know.
+
+engine = PrivacyEngine(model, batch_size=32, sample_size=1000, noise_multiplier=1.1)
+engine.attach(optimizer)
+for x, y in engine.batches(features, targets, steps=100):
+    optimizer.zero_grad()
+    loss(model(x), y).backward()
+    optimizer.step()
+epsilon, best_alpha = engine.get_privacy_spent(delta=1e-5)
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from fedsim.accountant import Event, PrivacyLedger
+from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.adjacency import Adjacency
+from fedsim.clients.dp_sgd.clipping import Clipping
+from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
+from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation
+from fedsim.clients.dp_sgd.per_example.clipped_sum import LotStatistics
+from fedsim.clients.privacy_engine.attachment import AttachedModel
+from fedsim.clients.privacy_engine.loaders import PrivateLoader, loader_sizes, tensor_batches
+from fedsim.clients.privacy_engine.lot_schedule import EngineStreams
+from fedsim.clients.privacy_engine.opacus_style import OpacusStyle
+from fedsim.clients.privacy_engine.optimizer_patch import OptimizerPatch, check_optimizer
+from fedsim.clients.privacy_engine.spend import best_order_of, epsilon_of, events_left
+from fedsim.clients.privacy_engine.state import restore_state, saved_state
+from fedsim.clients.privacy_engine.steps import PrivateSteps
+from fedsim.clients.privacy_engine.terms import (
+    LossReduction,
+    SamplingName,
+    clipping_for,
+    privacy_terms,
+)
+
+
+class PrivacyEngine(OpacusStyle):
+    """Makes an optimizer's steps differentially private, example by example.
+
+    After `attach`, `loss.backward()` gives no parameter a `.grad`; `optimizer.step()` clips each
+    example's gradient, adds them up, adds noise once, divides by `batch_size`, and lets the
+    optimizer see nothing else. `optimizer.virtual_step()` adds a physical batch to the lot without
+    noise, so that a lot may be larger than memory. The first dimension of the model's input is the
+    examples, and the first forward pass checks on synthetic ones that the model keeps them apart.
+    The loss must do so too (a mean or a sum over per-example losses): see `check_isolation`.
+
+    Guarantee: every step is in `ledger` before the optimizer moves, and the parameters after any
+    number of steps are (get_epsilon(δ), δ)-DP for every δ under `adjacency`, if lots are drawn as
+    `sampling` says (those of `batches` and `make_private` are), no example occurs twice in a lot,
+    and the loss does not couple examples. A step without a backward pass is an empty lot: pure
+    noise, and charged. Noise does not depend on torch's global seed.
+
+    Args:
+        model: what is trained; its trainable parameters are fixed from now on.
+        batch_size: expected lot: public, and the divisor of every released sum, whatever the lot.
+        sample_size: public number of examples; the sampling rate is batch_size / sample_size.
+        noise_multiplier: z; noise on the sum has standard deviation z · C. 0: no privacy.
+        target_epsilon: instead of z: the ε at `target_delta` after `steps` or `epochs`, which must
+            be given; further steps are refused.
+        target_delta: δ where none is asked for.
+        steps: number of steps to calibrate for.
+        epochs: or number of passes.
+        max_grad_norm: C; a sequence is one bound for each layer or each trainable tensor; or any
+            `Clipping`.
+        noise_allocation: how groups share the noise.
+        sampling: "poisson", or "shuffle" for passes over shuffled data (no amplification; call
+            `begin_epoch` wherever a loader of your own is started anew).
+        loss_reduction: "mean" or "sum", what the loss does over the examples of a forward pass.
+        accountant: whose ε is reported: "pld", "rdp" or "moments".
+        adjacency: what ε protects against. Under "add_remove" the number of examples is private:
+            `sample_size` must be a number that does not depend on it.
+        max_physical_batch: most examples that `batches` yields at once; `optimizer.step()` then
+            waits for the last part of a lot.
+        seed: of sampling and noise; None draws it from the operating system. Simulation grade: who
+            knows the seed can subtract the noise, and the same seed gives the same noise again, so
+            give each client and round its own (a `SeedSequence`), or go on with `load_state_dict`.
+        secure_mode: cryptographic noise, without a seed.
+
+    Raises:
+        ValueError: an argument is outside its range, or arguments do not go together.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        batch_size: int,
+        sample_size: int,
+        noise_multiplier: float | None = None,
+        target_epsilon: float | None = None,
+        target_delta: float = 1e-5,
+        steps: int | None = None,
+        epochs: float | None = None,
+        max_grad_norm: float | Sequence[float] | Clipping = 1.0,
+        noise_allocation: NoiseAllocation = "uniform",
+        sampling: SamplingName = "poisson",
+        loss_reduction: LossReduction = "mean",
+        accountant: AccountantName = "pld",
+        adjacency: Adjacency = "zero_out",
+        max_physical_batch: int | None = None,
+        seed: int | np.random.SeedSequence | None = None,
+        secure_mode: bool = False,
+    ) -> None:
+        self.terms = privacy_terms(
+            batch_size=batch_size,
+            sample_size=sample_size,
+            noise_multiplier=noise_multiplier,
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            steps=steps,
+            epochs=epochs,
+            sampling=sampling,
+            loss_reduction=loss_reduction,
+            accountant=accountant,
+            adjacency=adjacency,
+            max_physical_batch=max_physical_batch,
+        )
+        self._model = AttachedModel(model)
+        parameters = self._model.parameters
+        noise = self.terms.noise_multiplier
+        mechanism = DpSgdStep(
+            sampling=self.terms.sampling,
+            clipping=clipping_for(max_grad_norm, parameters, noisy=noise > 0.0),
+            noise_multiplier=noise,
+            expected_lot=float(self.terms.batch_size),
+            allocation=noise_allocation,
+        ).for_model(parameters)
+        self._streams = EngineStreams(seed, secure=secure_mode, noisy=noise > 0.0)
+        self._steps = PrivateSteps(self._model, mechanism, self.terms, self._streams)
+        self._patch: OptimizerPatch | None = None
+
+    @property
+    def steps(self) -> int:
+        """Steps taken, empty lots included."""
+        return self._steps.schedule.steps
+
+    @property
+    def ledger(self) -> PrivacyLedger:
+        """A copy of everything charged."""
+        return PrivacyLedger().merge(self._steps.ledger)
+
+    @property
+    def event(self) -> Event:
+        """What a step, or with sampling="shuffle" a pass, is charged as."""
+        return self._steps.mechanism.event
+
+    @property
+    def private_statistics(self) -> LotStatistics | None:
+        """What happened to the examples of the last lot. Private: never let it leave the client."""
+        return self._steps.private_statistics
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z, as given or calibrated."""
+        return self.terms.noise_multiplier
+
+    def attach(self, optimizer: Optimizer) -> Self:
+        """Make the optimizer's steps private, and record the model's forward passes.
+
+        Adds `optimizer.virtual_step()` and `optimizer.privacy_engine`. Use it as a context manager
+        to detach at the end.
+
+        Raises:
+            ValueError: the optimizer does not hold exactly the model's trainable parameters, or the
+                engine, the model or the optimizer is attached already.
+        """
+        if self._patch is not None:
+            raise ValueError("the engine is attached to an optimizer already; detach it first")
+        if "privacy_engine" in optimizer.__dict__:
+            raise ValueError("the optimizer has a privacy engine already; detach that first")
+        self._check(optimizer)
+        self._model.attach()
+        self._patch = OptimizerPatch(
+            optimizer,
+            step=self._step,
+            virtual_step=self._steps.virtual_step,
+            zero_grad=self._model.discard,
+            owner=self,
+        )
+        return self
+
+    def detach(self) -> None:
+        """Give model and optimizer back as they were; a lot that is open is dropped."""
+        if self._patch is not None:
+            self._patch.undo()
+            self._model.detach()
+        self._patch = None
+        self._steps.drop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.detach()
+
+    def check_model(self, *args: Any, **kwargs: Any) -> None:
+        """Check the model with a call on a few public examples, instead of synthetic ones.
+
+        The first forward pass does it by itself, on synthetic examples of the same shape; call this
+        for a model that does not run on those.
+
+        Args:
+            args: arguments of the model, with at least two different public examples.
+            kwargs: likewise.
+
+        Raises:
+            UnsafeModelError: an example reaches another's output, or the model's buffers.
+            UncoveredParameterError: a parameter has no per-example gradients.
+        """
+        self._model.check(args, kwargs, public=True)
+
+    def check_isolation(
+        self, loss: Callable[[Tensor, Tensor], Tensor], features: Tensor, targets: Tensor
+    ) -> None:
+        """Show on public examples that model and loss keep examples apart, or refuse them.
+
+        This is `fedsim.clients.dp_sgd.model_checks.isolation.check_isolation`, which must not be
+        called on an attached model itself: its parameters get no gradients, so it would find no
+        coupling.
+
+        Args:
+            loss: from outputs and targets (n, ...) to one loss per example, or their mean or sum.
+            features: at least 2 public or synthetic examples that differ.
+            targets: their targets.
+
+        Raises:
+            UnsafeModelError: an example's gradient depends on another example.
+        """
+        with self._model.paused():
+            check_isolation(self._model.model, loss, features, targets)
+
+    def batches(self, *tensors: Tensor, steps: int | None = None) -> Iterator[tuple[Tensor, ...]]:
+        """Return lots drawn from examples in memory; call `optimizer.step()` once for each.
+
+        With `max_physical_batch` a lot comes in several parts, and `optimizer.step()` adds each to
+        the lot and moves at the last one. A lot may be empty; its gradient is nothing, and it must
+        be released like any other.
+
+        Args:
+            tensors: features, targets and the like, (n, ...) each.
+            steps: number of lots; by default those left of the steps that the noise was calibrated
+                for, else those of one pass.
+
+        Raises:
+            ValueError: the tensors differ in length.
+        """
+        planned = self.terms.planned_steps
+        if steps is None:
+            steps = self.terms.lots_per_epoch if planned is None else planned - self.steps
+        return tensor_batches(self._steps.feed, tensors, steps)
+
+    def private_loader(self, loader: DataLoader[Any]) -> PrivateLoader:
+        """Return a loader of the same dataset that draws lots as the account claims.
+
+        Raises:
+            ValueError: the loader cannot be replaced.
+        """
+        loader_sizes(loader)
+        return PrivateLoader(loader, self._steps.feed, self.terms.lots_per_epoch, self)
+
+    def begin_epoch(self) -> None:
+        """Tell that a loader of your own was started anew (sampling="shuffle" only).
+
+        Raises:
+            EpochError: the sampling is another.
+        """
+        self._steps.schedule.begin_epoch()
+
+    def get_epsilon(self, delta: float | None = None) -> float:
+        """Return ε at δ (by default `target_delta`) of everything charged, by the accountant.
+
+        Raises:
+            NotPoissonError: lots from outside were not Poisson samples, so the account is void.
+            ValueError: δ is not in (0, 1).
+        """
+        self._steps.schedule.check_claim()
+        return epsilon_of(self._steps.ledger, self.terms, delta)
+
+    def get_privacy_spent(self, delta: float | None = None) -> tuple[float, float | None]:
+        """Return (ε, best α): ε by the accountant, and the Rényi order that an RDP account has.
+
+        The order is None where nothing was charged or there is no guarantee.
+
+        Raises:
+            NotPoissonError: lots from outside were not Poisson samples, so the account is void.
+            ValueError: δ is not in (0, 1).
+        """
+        epsilon = self.get_epsilon(delta)
+        return epsilon, best_order_of(self._steps.ledger, self.terms, delta)
+
+    def remaining(self, target_epsilon: float, delta: float | None = None) -> int:
+        """Return how many further steps keep ε at δ within `target_epsilon`.
+
+        Never more than are left of the steps that the noise was calibrated for; 10^12 and more
+        stands for any number.
+        """
+        self._steps.schedule.check_claim()
+        terms, ledger = self.terms, self._steps.ledger
+        events = events_left(ledger, terms, self.event, target_epsilon, delta)
+        if events is None:
+            return 0
+        steps = events * (terms.lots_per_epoch if terms.by_epoch else 1)
+        steps += self._steps.schedule.steps_paid
+        return (
+            steps if terms.planned_steps is None else min(steps, terms.planned_steps - self.steps)
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs: ledger, counters and the place of all streams.
+
+        It holds plain values (JSON will do). With a seed it holds that too, so keep it as private
+        as the data: who has it can subtract the noise.
+
+        Raises:
+            RuntimeError: a lot is open; its sum has no noise yet.
+        """
+        return saved_state(self._steps, self._streams, self.terms)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict` of an engine with the same arguments.
+
+        Guarantee: what follows is what would have followed there, bit for bit, if that engine had a
+        seed. Nothing that this engine has charged is forgotten.
+
+        Raises:
+            ValueError: the state is of another kind, or this engine is further than it.
+        """
+        restore_state(state, self._steps, self._streams, self.terms)
+
+    def _step(self, update: Callable[[], Any]) -> Any:
+        if self._patch is not None:
+            self._check(self._patch.optimizer)
+        return self._steps.step(update)
+
+    def _check(self, optimizer: Optimizer) -> None:
+        parameters = self._model.parameters
+        check_optimizer(optimizer, self._model.model, parameters.names, parameters.tensors)

@@ -1,0 +1,182 @@
+"""Whether a model keeps its examples apart, found out before it sees private ones."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.clients.dp_sgd.model_checks.isolation_probe import rows
+from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, check_private_model
+from fedsim.clients.dp_sgd.per_example.backend import BackendError, gradients_for
+from fedsim.clients.dp_sgd.per_example.clipped_sum import BookKeeping, UncoveredParameterError
+from fedsim.clients.dp_sgd.per_example.module_use import Unit
+
+_ROWS = 3  # synthetic examples
+
+
+def leading_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """Return the first tensor among a model's arguments: its first dimension is the examples.
+
+    Raises:
+        TypeError: there is none.
+    """
+    found = next((t for t in _tensors([*args, *kwargs.values()]) if t.ndim), None)
+    if found is None:
+        raise TypeError(
+            "an attached model needs an input tensor whose first dimension is the examples, got "
+            f"({', '.join(type(value).__name__ for value in [*args, *kwargs.values()])})"
+        )
+    return found
+
+
+def check_forward(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, public: bool = False
+) -> Sequence[Unit]:
+    """Refuse a model that couples examples, or whose gradients by example cannot be computed.
+
+    The gradients of a few examples, of a fixed function of the outputs, are compared with those of
+    each example alone.
+
+    Args:
+        model: the model; values, modes, buffers and global random generators are left as they were.
+        args: arguments of a call, the first tensor being the examples.
+        kwargs: likewise.
+        public: whether their values may be looked at; else only shapes and types are used, and
+            synthetic examples take their place.
+
+    Returns:
+        The layers that must be run as units, because book-keeping has no rule for them.
+
+    Raises:
+        UnsafeModelError: batch normalisation, a buffer that changes in forward, or outputs that
+            depend on other examples.
+        UncoveredParameterError: names the parameters or the layer.
+        ValueError: the model does not run on synthetic examples.
+    """
+    first = leading_tensor(args, kwargs)
+    single = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
+    call = model if single else _Call(model, args, kwargs, len(first), public)
+    examples = first[:_ROWS].detach() if public else _synthetic(first)
+    with _values_in_place(model), _explained(first, public):
+        check_private_model(call, first.new_zeros(1, *first.shape[1:]))
+        targets = torch.zeros(len(examples))
+        chosen = gradients_for(call, _fixed_function, examples, targets, mode="book_keeping")
+    return chosen.units if isinstance(chosen, BookKeeping) else ()
+
+
+class _Call(nn.Module):
+    """A model as a function of its first argument; others follow its number of examples."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        examples: int,
+        public: bool,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._args, self._kwargs = args, kwargs
+        self._examples, self._public = examples, public
+
+    def forward(self, first: Tensor) -> Any:
+        """Call the model with `first` for its first tensor, and as many rows of the others."""
+        given = iter([first])
+
+        def replaced(value: Tensor) -> Tensor:
+            if value.ndim == 0 or len(value) != self._examples:
+                return value
+            row = value[:1] if self._public else value.new_zeros(1, *value.shape[1:])
+            return next(given, row.expand(len(first), *value.shape[1:]))
+
+        args = tuple(mapped(value, replaced) for value in self._args)
+        kwargs = {name: mapped(value, replaced) for name, value in self._kwargs.items()}
+        return self.model(*args, **kwargs)
+
+
+def _fixed_function(outputs: Any, targets: Tensor) -> Tensor:
+    """Return one value per example that depends on each of its outputs."""
+    found = rows(outputs, len(targets))
+    if not found:
+        raise UnsafeModelError(
+            "the model's outputs have no row for each example, so it cannot be checked that "
+            "examples are kept apart; return one row per example and compute the loss outside"
+        )
+    parts = [value.flatten(1) for value in found]
+    weights = [torch.arange(1.0, part.shape[1] + 1).cos().to(part) for part in parts]
+    return sum(
+        ((part * weight).sum(1) for part, weight in zip(parts, weights, strict=True)),
+        start=parts[0].new_zeros(len(targets)),
+    )
+
+
+def _synthetic(like: Tensor) -> Tensor:
+    # Public: nothing private depends on it. Positive, as inputs of roots and logarithms are.
+    generator = torch.Generator().manual_seed(0)
+    shape = (_ROWS, *like.shape[1:])
+    if like.is_floating_point():
+        return torch.rand(shape, generator=generator).to(like)
+    return torch.randint(0, 2, shape, generator=generator).to(like)
+
+
+@contextmanager
+def _values_in_place(model: nn.Module) -> Iterator[None]:
+    """Leave the parameters in the memory that they have: backends lay them out flat."""
+    before = [(parameter, parameter.data) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, data in before:
+            parameter.data = data
+
+
+@contextmanager
+def _explained(first: Tensor, public: bool) -> Iterator[None]:
+    """Say what to do about the errors of a check."""
+    try:
+        yield
+    except UnsafeModelError:
+        raise
+    except BackendError as error:
+        if isinstance(error.__cause__, UnsafeModelError):
+            raise error.__cause__ from None
+        raise UncoveredParameterError(
+            f"no per-example gradients: {error}. Parameters must be used by layers that "
+            "book-keeping knows (Linear, Conv, Embedding, LayerNorm, GroupNorm, RMSNorm) or that "
+            "vmap can run, with the examples in the first dimension of the model's inputs and "
+            "outputs; freeze others (requires_grad_(False)) before the engine is made"
+        ) from error
+    except (RuntimeError, ValueError, TypeError, LookupError, AssertionError) as error:
+        if public:
+            raise
+        raise ValueError(
+            "the model cannot be checked, as it does not run on synthetic examples of shape "
+            f"{tuple(first.shape[1:])} ({type(error).__name__}: {error}); call "
+            "engine.check_model(inputs) with a few public examples before training"
+        ) from error
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested containers, in order."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, Mapping):
+        yield from _tensors(list(values.values()))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _tensors(value)
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return nested containers with each tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: mapped(part, change) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [mapped(part, change) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value

@@ -1,0 +1,212 @@
+"""Hands lots to a training loop: from tensors in memory, or through a data loader's dataset."""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
+
+from fedsim.clients.privacy_engine.forward_checks import mapped
+from fedsim.clients.privacy_engine.lot_schedule import Lot, LotSchedule
+
+
+class SkippedLotError(RuntimeError):
+    """A lot was drawn and not released."""
+
+
+class LotFeed:
+    """Keeps a training loop and its schedule in step: each lot that is drawn is released.
+
+    Args:
+        schedule: draws the lots.
+        max_physical_batch: lots are cut into parts of at most so many examples.
+        drop: called when a loop is left within a lot: what was added up of it must go.
+    """
+
+    def __init__(
+        self,
+        schedule: LotSchedule,
+        max_physical_batch: int | None,
+        drop: Callable[[], None],
+    ) -> None:
+        self.schedule = schedule
+        self.parts_left = 0
+        self._most, self._drop = max_physical_batch, drop
+        self._current: Lot | None = None
+
+    def take(self) -> Lot | None:
+        """Return the lot that a step releases, once; None if it came from outside."""
+        lot, self._current = self._current, None
+        return lot
+
+    def indices(self, lots: Iterable[Lot]) -> Generator[np.ndarray, None, None]:
+        """Yield the indices of each part of each lot.
+
+        Raises:
+            SkippedLotError: the loop went on without a step.
+        """
+        for lot in lots:
+            step, parts = self.schedule.steps, self.split(lot)
+            self._drop()  # what an abandoned loop may have left must not join this lot
+            self._current = lot
+            try:
+                for left, part in zip(reversed(range(len(parts))), parts, strict=True):
+                    self.parts_left = left
+                    yield part
+            finally:
+                if self.parts_left and self._current is lot:  # left within the lot
+                    self.parts_left, self._current = 0, None
+                    self._drop()
+            if self.schedule.steps != step + 1:
+                raise SkippedLotError(
+                    f"the lot of step {step} was followed by {self.schedule.steps - step} calls of "
+                    "optimizer.step() instead of one. A lot that is skipped, an empty one too, "
+                    "tells who is in it: call optimizer.step() once for each batch"
+                )
+
+    def split(self, lot: Lot) -> list[np.ndarray]:
+        """Return the parts of a lot; an empty lot is one empty part."""
+        whole = lot.indices
+        most = max(1, len(whole)) if self._most is None else self._most
+        return [whole[start : start + most] for start in range(0, max(1, len(whole)), most)]
+
+
+def tensor_batches(
+    feed: LotFeed, tensors: Sequence[Tensor], steps: int
+) -> Iterator[tuple[Tensor, ...]]:
+    """Return the lots of `steps` steps as tuples of rows of the tensors.
+
+    Raises:
+        ValueError: there is no tensor, or they differ in length.
+    """
+    lengths = {len(tensor) for tensor in tensors}
+    if len(lengths) != 1:
+        raise ValueError(f"tensors must share one length, got {[len(t) for t in tensors]}")
+    return _tensor_batches(feed, tensors, lengths.pop(), steps)
+
+
+def _tensor_batches(
+    feed: LotFeed, tensors: Sequence[Tensor], length: int, steps: int
+) -> Iterator[tuple[Tensor, ...]]:
+    with closing(feed.indices(feed.schedule.lots(length, steps))) as parts:
+        for part in parts:
+            index = torch.from_numpy(part)
+            yield tuple(tensor[index.to(tensor.device)] for tensor in tensors)
+
+
+class PrivateLoader:
+    """Iterates over lots of a data loader's dataset, drawn as the account claims.
+
+    One iteration has as many lots as it takes to see every example once on average. Batches look
+    like those of the original loader; an empty lot is a batch of zero rows.
+
+    Attributes:
+        dataset: of the original loader.
+        privacy_engine: the engine that the lots are drawn for.
+
+    Args:
+        loader: its dataset, collate function and workers are used; its sampler is replaced.
+        feed: of the engine.
+        lots: number of lots in an iteration.
+        owner: the engine.
+    """
+
+    def __init__(self, loader: DataLoader[Any], feed: LotFeed, lots: int, owner: object) -> None:
+        self.dataset: Any = loader.dataset
+        self.privacy_engine = owner
+        self._loader, self._feed, self._lots = loader, feed, lots
+        self._collate = _EmptyCollate(loader)
+
+    def __len__(self) -> int:
+        return self._lots
+
+    def __iter__(self) -> Iterator[Any]:
+        lots = self._feed.schedule.lots(len(self.dataset), self._lots)
+        loader = self._loader
+        in_memory = isinstance(self.dataset, TensorDataset) and not loader.num_workers
+        if in_memory and loader.collate_fn is default_collate and not loader.pin_memory:
+            yield from self._from_tensors(lots)
+            return
+        # Workers fetch ahead, so the lots of the iteration are drawn before it starts.
+        drawn = list(lots)
+        parts = [part.tolist() for lot in drawn for part in self._feed.split(lot)]
+        with closing(self._feed.indices(drawn)) as indices:
+            for _, batch in zip(indices, self._fetched(parts), strict=False):
+                yield batch
+
+    def _from_tensors(self, lots: Iterator[Lot]) -> Iterator[list[Tensor]]:
+        tensors: Sequence[Tensor] = self.dataset.tensors
+        with closing(self._feed.indices(lots)) as indices:
+            for part in indices:
+                yield [tensor[torch.from_numpy(part)] for tensor in tensors]
+
+    def _fetched(self, parts: list[list[int]]) -> Iterator[Any]:
+        loader = self._loader
+        fetching: DataLoader[Any] = DataLoader(
+            self.dataset,
+            batch_sampler=parts,
+            collate_fn=self._collate,
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=torch.Generator(),  # not torch's global one
+        )
+        return iter(fetching)
+
+
+def loader_sizes(loader: DataLoader[Any]) -> tuple[int, int]:
+    """Return the expected lot and the number of examples that a data loader declares.
+
+    Refused are loaders whose order or batches carry meaning that new lots would lose.
+
+    Raises:
+        ValueError: it has no length, makes its own batches, or samples with weights.
+    """
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise ValueError(
+            "data_loader must have a dataset with a length: lots are drawn from all examples; an "
+            "IterableDataset cannot be sampled"
+        )
+    if loader.batch_size is None:
+        raise ValueError(
+            "data_loader must have a batch_size; a batch_sampler of its own would be replaced, as "
+            "lots must be drawn as the account claims"
+        )
+    plain = isinstance(loader.sampler, SequentialSampler) or (
+        isinstance(loader.sampler, RandomSampler) and not loader.sampler.replacement
+    )
+    if not plain:
+        raise ValueError(
+            f"data_loader has a {type(loader.sampler).__name__}, whose choice of examples has no "
+            "privacy accounting here and would be replaced; use shuffle=True or no sampler, and "
+            "restrict the dataset (torch.utils.data.Subset) if need be"
+        )
+    if not len(dataset):
+        raise ValueError("data_loader must have examples, got an empty dataset")
+    return min(loader.batch_size, len(dataset)), len(dataset)
+
+
+class _EmptyCollate:
+    """A loader's collate function that also knows what no examples look like."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._collate = loader.collate_fn
+        # Only its structure is used: an empty lot has the shapes of a full one.
+        example = self._collate([loader.dataset[0]])
+        self._empty = mapped(example, lambda tensor: tensor[:0])
+
+    def __call__(self, examples: list[Any]) -> Any:
+        return self._collate(examples) if examples else self._empty

@@ -1,0 +1,253 @@
+"""Which lot comes next, from which stream, and when it is charged."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise
+from fedsim.clients.dp_sgd.sampling import ShuffledEpochs
+from fedsim.clients.privacy_engine.lot_sizes import LotSizes, NotPoissonError
+from fedsim.clients.privacy_engine.terms import PrivacyTerms
+from fedsim.core.streams import Purpose
+
+logger = logging.getLogger(__name__)
+
+_noised: dict[tuple[Any, ...], int] = {}  # steps that gave noise in this process, by seed
+
+
+class EpochError(RuntimeError):
+    """A step that belongs to no announced pass over shuffled data."""
+
+
+class EngineStreams:
+    """An engine's randomness: one keyed stream for each lot and for each step's noise.
+
+    A stream's place is the number of its step, so to resume means to know the step.
+
+    Args:
+        seed: of both; None takes entropy from the operating system.
+        secure: noise from `SecureNoise`, which nobody can repeat.
+        noisy: whether noise protects anything, so that repeating it would be a leak.
+
+    Raises:
+        ValueError: a seed that is negative or no whole number, or a seed for secure noise.
+    """
+
+    def __init__(
+        self, seed: int | np.random.SeedSequence | None, *, secure: bool, noisy: bool
+    ) -> None:
+        if secure and seed is not None:
+            raise ValueError("secure_mode takes no seed: its noise must not be repeatable")
+        if isinstance(seed, bool) or (isinstance(seed, int) and seed < 0):
+            raise ValueError(f"seed must be a whole number >= 0, got {seed!r}")
+        self._repeatable = seed is not None
+        self._warned = not noisy
+        is_sequence = isinstance(seed, np.random.SeedSequence)
+        self._root = seed if is_sequence else np.random.SeedSequence(seed)
+        self._secure = SecureNoise() if secure else None
+
+    def lot(self, number: int) -> np.random.Generator:
+        """Return the stream of lot, or epoch, `number`."""
+        return self._stream(Purpose.SAMPLING, number)
+
+    def noise(self, step: int) -> NoiseSource:
+        """Return the noise of a step."""
+        if self._secure is not None:
+            return self._secure
+        if self._repeatable and not self._warned:
+            self._warn_of_reuse(step)
+        return SeededNoise(self._stream(Purpose.NOISE, step))
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the seed; None where the streams come from the operating system."""
+        if not self._repeatable:
+            return None
+        entropy: Any = self._root.entropy
+        entropy = int(entropy) if isinstance(entropy, int) else [int(word) for word in entropy]
+        return {"entropy": entropy, "spawn_key": [int(key) for key in self._root.spawn_key]}
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Go on with the seed of `state`; without one, with fresh entropy."""
+        if state is not None and self._secure is None:
+            self._root = np.random.SeedSequence(
+                state["entropy"], spawn_key=tuple(state["spawn_key"])
+            )
+            self._repeatable = True
+
+    def _stream(self, purpose: Purpose, number: int) -> np.random.Generator:
+        key = (*self._root.spawn_key, int(purpose), number)
+        sequence = np.random.SeedSequence(self._root.entropy, spawn_key=key)
+        return np.random.Generator(np.random.PCG64DXSM(sequence))
+
+    def _warn_of_reuse(self, step: int) -> None:
+        key = (str(self._root.entropy), self._root.spawn_key)
+        if step <= _noised.get(key, -1):
+            self._warned = True
+            logger.warning(
+                "the seed of this privacy engine gave its noise of step %d before in this process; "
+                "whoever sees both releases can subtract the noise. Restore the engine with "
+                "load_state_dict, or give each client and round a seed of its own",
+                step,
+            )
+            return
+        _noised[key] = step
+
+
+@dataclass(frozen=True)
+class Lot:
+    """A lot that the engine drew: `place` in pass `number`, or the lot of step `number`."""
+
+    indices: np.ndarray
+    number: int
+    place: int = 0
+
+
+class LotSchedule:
+    """Counts steps and passes, draws lots, and says what a step is charged.
+
+    Guarantee: `charge` names every event of the claimed sampling before the release that it pays
+    for. A pass over shuffled data is charged at its first step; no step goes without a pass, and
+    lots of two shuffles are never in one pass.
+    """
+
+    def __init__(self, terms: PrivacyTerms, streams: EngineStreams) -> None:
+        self._terms, self._streams = terms, streams
+        self._sizes = LotSizes(terms.sample_size, terms.batch_size / terms.sample_size)
+        self._failure: NotPoissonError | None = None
+        self.steps = 0
+        self._passes = 0  # over shuffled data that were begun
+        self._place = 0  # lots taken in the current pass
+        self._seen = 0  # examples taken in the current pass
+        self._own_pass = False  # whether its lots are drawn here
+
+    @property
+    def steps_paid(self) -> int:
+        """Steps that the current pass has left: they cost nothing more."""
+        sampling = self._terms.sampling
+        if not isinstance(sampling, ShuffledEpochs) or not self._place:
+            return 0
+        return sampling.batches - self._place
+
+    def check_claim(self) -> None:
+        """Refuse to speak for lots that turned out not to be what was claimed.
+
+        Raises:
+            NotPoissonError: lots from outside cannot have been Poisson samples.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    def begin_epoch(self) -> None:
+        """Note that the data were shuffled anew: the next step starts a pass, and is charged.
+
+        Raises:
+            EpochError: the sampling has no passes.
+        """
+        if not isinstance(self._terms.sampling, ShuffledEpochs):
+            raise EpochError(
+                "begin_epoch() is for sampling='shuffle'; Poisson lots are charged step by step"
+            )
+        self._begin_pass(own=False)
+
+    def lots(self, num_examples: int, steps: int) -> Iterator[Lot]:
+        """Yield the lots of the next `steps` steps; each must be released, in this order."""
+        sampling = self._terms.sampling
+        if not isinstance(sampling, ShuffledEpochs):
+            for step in range(self.steps, self.steps + steps):
+                yield Lot(sampling.lot(num_examples, self._streams.lot(step)), step)
+            return
+        number, place = self._next_own(sampling.batches)
+        divided = sampling.divide(num_examples, self._streams.lot(number))
+        for _ in range(steps):
+            if place == sampling.batches:
+                number, place = number + 1, 0
+                divided = sampling.divide(num_examples, self._streams.lot(number))
+            yield Lot(divided[place], number, place)
+            place += 1
+
+    def charge(self, examples: int, lot: Lot | None) -> int:
+        """Return how many events one more step costs, and count the step.
+
+        Args:
+            examples: examples in the lot.
+            lot: what `lots` yielded for this step; None for a lot from outside.
+
+        Raises:
+            NotPoissonError: lots from outside that cannot be Poisson samples.
+            EpochError: a lot that belongs to no pass, or was drawn for another step.
+        """
+        self.check_claim()
+        sampling, cost = self._terms.sampling, 1
+        if isinstance(sampling, ShuffledEpochs):
+            self._join_pass(examples, lot, sampling.batches)
+            self._place, self._seen = self._place + 1, self._seen + examples
+            cost = int(self._place == 1)
+        elif lot is None:
+            self._see_size(examples)
+        elif lot.number != self.steps:
+            raise EpochError(
+                f"the lot drawn for step {lot.number} is used in step {self.steps}; take the lots "
+                "of one loop at a time"
+            )
+        self.steps += 1
+        return cost
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run must know."""
+        return {
+            "steps": self.steps,
+            "passes": self._passes,
+            "place": self._place,
+            "seen": self._seen,
+            "own_pass": self._own_pass,
+            "sizes": self._sizes.counts,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        self.steps = int(state["steps"])
+        self._passes, self._place = int(state["passes"]), int(state["place"])
+        self._seen, self._own_pass = int(state["seen"]), bool(state["own_pass"])
+        self._sizes.restore(state["sizes"])
+
+    def _see_size(self, examples: int) -> None:
+        try:
+            self._sizes.see(examples)
+        except NotPoissonError as error:
+            self._failure = error
+            raise
+
+    def _begin_pass(self, *, own: bool) -> None:
+        self._passes, self._place, self._seen, self._own_pass = self._passes + 1, 0, 0, own
+
+    def _next_own(self, batches: int) -> tuple[int, int]:
+        """Return pass and place of the next lot drawn here."""
+        if self._own_pass and self._place < batches:
+            return self._passes, self._place
+        return self._passes + 1, 0
+
+    def _join_pass(self, examples: int, lot: Lot | None, batches: int) -> None:
+        if lot is not None:
+            expected = self._next_own(batches)
+            if (lot.number, lot.place) != expected:
+                raise EpochError(
+                    f"lot {lot.place} of pass {lot.number} is used where lot {expected[1]} of pass "
+                    f"{expected[0]} is due; take the lots of one loop at a time"
+                )
+            if lot.place == 0:
+                self._begin_pass(own=True)
+        elif not self._passes or self._own_pass or self._place == batches:
+            raise EpochError(
+                "this step belongs to no pass over shuffled data: call engine.begin_epoch() "
+                "wherever the loader is started anew, so that each pass is charged; or take lots "
+                "from engine.batches(x, y), which does it for you"
+            )
+        elif self._seen + examples > self._terms.sample_size:
+            raise EpochError(
+                f"{self._seen + examples} examples in one pass, of sample_size="
+                f"{self._terms.sample_size}: some occur twice. Call engine.begin_epoch() wherever "
+                "the loader is started anew"
+            )

@@ -1,0 +1,114 @@
+"""The constructors that users of Opacus 1.x know."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from fedsim.clients.dp_sgd.clipping import Clipping
+from fedsim.clients.privacy_engine.loaders import PrivateLoader, loader_sizes
+
+
+class OpacusStyle:
+    """Makes an engine, attaches it, and replaces the data loader, in one call."""
+
+    @classmethod
+    def make_private(
+        cls,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        noise_multiplier: float,
+        max_grad_norm: float | Sequence[float] | Clipping,
+        poisson_sampling: bool = True,
+        **settings: Any,
+    ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
+        """Return (module, optimizer, loader) ready for private training, as Opacus 1.x does.
+
+        Module and optimizer are the same objects, attached; the loader draws the lots that the
+        account claims. The engine is `optimizer.privacy_engine` (and `loader.privacy_engine`):
+
+            model, optimizer, loader = PrivacyEngine.make_private(module=model, ...)
+            epsilon = optimizer.privacy_engine.get_epsilon(delta=1e-5)
+
+        Args:
+            module: the model.
+            optimizer: over its trainable parameters.
+            data_loader: its batch_size is the expected lot, its dataset's length the public
+                sample size.
+            noise_multiplier: z.
+            max_grad_norm: C.
+            poisson_sampling: False takes shuffled passes, without amplification.
+            settings: any other argument of `PrivacyEngine`.
+
+        Raises:
+            ValueError: an argument is outside its range, or the loader cannot be replaced.
+        """
+        return cls._make_private(
+            module,
+            optimizer,
+            data_loader,
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            sampling="poisson" if poisson_sampling else "shuffle",
+            **settings,
+        )
+
+    @classmethod
+    def make_private_with_epsilon(
+        cls,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: float,
+        max_grad_norm: float | Sequence[float] | Clipping,
+        poisson_sampling: bool = True,
+        **settings: Any,
+    ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
+        """Return as `make_private`, with noise calibrated to ε after `epochs` passes.
+
+        Raises:
+            ValueError: as `make_private`, or no noise meets the target.
+        """
+        batch_size, sample_size = loader_sizes(data_loader)
+        # The loader's passes have whole lots: these are the steps that its loop takes.
+        steps = math.ceil(epochs * math.ceil(sample_size / batch_size))
+        return cls._make_private(
+            module,
+            optimizer,
+            data_loader,
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            steps=steps,
+            max_grad_norm=max_grad_norm,
+            sampling="poisson" if poisson_sampling else "shuffle",
+            **settings,
+        )
+
+    @classmethod
+    def _make_private(
+        cls,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        **settings: Any,
+    ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
+        batch_size, sample_size = loader_sizes(data_loader)
+        if settings.get("adjacency") == "add_remove":
+            raise ValueError(
+                "adjacency='add_remove' keeps the number of examples private, but the loader's "
+                "length would set the sampling rate; make PrivacyEngine(model, sample_size=...) "
+                "with a public number and take engine.private_loader(data_loader)"
+            )
+        kind: Any = cls
+        engine = kind(module, batch_size=batch_size, sample_size=sample_size, **settings)
+        loader = engine.private_loader(data_loader)
+        engine.attach(optimizer)
+        return module, optimizer, loader

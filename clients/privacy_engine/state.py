@@ -1,0 +1,65 @@
+"""What a privacy engine stores, and what it takes back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedsim.accountant import PrivacyLedger
+from fedsim.clients.privacy_engine.lot_schedule import EngineStreams
+from fedsim.clients.privacy_engine.spend import begins_with
+from fedsim.clients.privacy_engine.steps import PrivateSteps
+from fedsim.clients.privacy_engine.terms import PrivacyTerms
+
+_SCHEMA = 1
+
+
+def saved_state(steps: PrivateSteps, streams: EngineStreams, terms: PrivacyTerms) -> dict[str, Any]:
+    """Return the state as plain values.
+
+    Raises:
+        RuntimeError: a lot is open.
+    """
+    if steps.is_open:
+        raise RuntimeError(
+            "a lot is open: what virtual_step() has added up has no noise yet and must not be "
+            "stored; call optimizer.step() first"
+        )
+    return {
+        "schema": _SCHEMA,
+        "noise_multiplier": terms.noise_multiplier,
+        "ledger": steps.ledger.to_list(),
+        "schedule": steps.schedule.state(),
+        "streams": streams.state(),
+        "clipping": steps.clipping_state(),
+    }
+
+
+def restore_state(
+    state: Mapping[str, Any], steps: PrivateSteps, streams: EngineStreams, terms: PrivacyTerms
+) -> None:
+    """Take a state back, all of it or nothing.
+
+    Guarantee: what was charged stays charged.
+
+    Raises:
+        ValueError: the state is of another kind or another plan, or lacks what was charged.
+    """
+    if state.get("schema") != _SCHEMA:
+        raise ValueError(f"not the state of a privacy engine: schema {state.get('schema')!r}")
+    ledger, taken = PrivacyLedger.from_list(state["ledger"]), state["schedule"]["steps"]
+    ours = steps.schedule.steps
+    if steps.is_open or ours > taken or not begins_with(ledger, steps.ledger):
+        raise ValueError(
+            f"this engine has taken {ours} steps that the state, of {taken}, does not have; to "
+            "load it would un-spend them. Load it into a new engine"
+        )
+    if terms.planned_steps and state["noise_multiplier"] != terms.noise_multiplier:
+        raise ValueError(
+            f"the noise was calibrated to {terms.noise_multiplier:g} for all planned steps, but "
+            f"the state's steps had {state['noise_multiplier']:g}; make the engine with the same "
+            "arguments"
+        )
+    steps.ledger = ledger
+    steps.schedule.restore(state["schedule"])
+    streams.restore(state["streams"])
+    if state["clipping"] is not None:
+        steps.clipping_from(state["clipping"])

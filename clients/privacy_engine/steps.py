@@ -1,0 +1,151 @@
+"""The step of an attached optimizer: lot, charge, noise, update, in this order."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from fedsim.accountant import PrivacyLedger
+from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
+from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.per_example.clipped_sum import LotStatistics
+from fedsim.clients.privacy_engine.attachment import AttachedModel
+from fedsim.clients.privacy_engine.loaders import LotFeed
+from fedsim.clients.privacy_engine.lot_schedule import EngineStreams, LotSchedule
+from fedsim.clients.privacy_engine.terms import PrivacyTerms
+
+
+class BudgetExhaustedError(RuntimeError):
+    """The steps that target_epsilon was calibrated for are used up."""
+
+
+@dataclass
+class _OpenLot:
+    """What the physical batches of the current lot have added up to, without noise."""
+
+    total: Tensor
+    statistics: LotStatistics
+
+
+class PrivateSteps:
+    """Adds physical batches up to lots, and releases each lot once.
+
+    Guarantee: a release is in `ledger` before the optimizer sees it; a lot is released at most
+    once, even if the step is interrupted; noise is added once per lot.
+
+    Attributes:
+        mechanism: of the next step.
+        ledger: everything charged.
+        feed: hands out the lots of `schedule`.
+        private_statistics: what happened to the examples of the last lot.
+
+    Args:
+        model: gives the clipped sums.
+        mechanism: bound to the model.
+        terms: public terms.
+        streams: noise.
+    """
+
+    def __init__(
+        self,
+        model: AttachedModel,
+        mechanism: DpSgdStep,
+        terms: PrivacyTerms,
+        streams: EngineStreams,
+    ) -> None:
+        self.mechanism = mechanism
+        self.ledger = PrivacyLedger()
+        self.schedule = LotSchedule(terms, streams)
+        self.feed = LotFeed(self.schedule, terms.max_physical_batch, self.drop)
+        self.private_statistics: LotStatistics | None = None
+        self._model, self._terms, self._streams = model, terms, streams
+        self._lot: _OpenLot | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a lot was begun and not released."""
+        return self._lot is not None
+
+    def virtual_step(self) -> None:
+        """Add the gradients of the last backward pass to the lot, clipped and without noise."""
+        lot = self._new_lot() if self._lot is None else self._lot
+        statistics = self._model.add_clipped_sum(
+            self.mechanism.clipping,
+            self.mechanism.groups(self._model.parameters),
+            lot.total,
+            scale=1.0 / self.mechanism.expected_lot,
+            divided_by_batch=self._terms.loss_reduction == "mean",
+        )
+        if statistics is not None:
+            lot.statistics += statistics
+            self._lot = lot
+
+    def step(self, update: Callable[[], Any]) -> Any:
+        """Release the lot as the parameters' gradients and call `update`.
+
+        Within a lot that comes in several parts, the last one excepted, it only adds.
+
+        Raises:
+            BudgetExhaustedError: no step is left of those that the noise was calibrated for.
+            NotPoissonError: the lots are not what the account claims.
+            EpochError: likewise, of shuffled data.
+        """
+        if self.feed.parts_left:
+            self.virtual_step()
+            return None
+        self._refuse_beyond_plan()
+        self.virtual_step()
+        lot = self._new_lot() if self._lot is None else self._lot
+        # From here on the lot is gone: whatever interrupts the step, it is not released again.
+        self._lot = None
+        number = self.schedule.steps
+        charges = self.schedule.charge(lot.statistics.examples, self.feed.take())
+        if charges:
+            self.ledger.record(self.mechanism.event, charges)
+        self._release(lot, number)
+        return update()
+
+    def drop(self) -> None:
+        """Forget the open lot and the gradients that are not in it."""
+        self._lot = None
+        self._model.discard()
+
+    def adapt(self, mechanism: DpSgdStep) -> None:
+        """Go on with another clipping."""
+        if mechanism is not self.mechanism:
+            self.mechanism = mechanism.for_model(self._model.parameters)
+
+    def clipping_state(self) -> dict[str, float] | None:
+        """Return what adaptive clipping has learnt; None where it does not adapt."""
+        clipping = self.mechanism.clipping
+        return clipping.state if isinstance(clipping, AdaptiveClipping) else None
+
+    def clipping_from(self, state: Mapping[str, float]) -> None:
+        """Go on from `clipping_state`."""
+        clipping = self.mechanism.clipping
+        if isinstance(clipping, AdaptiveClipping):
+            self.adapt(replace(self.mechanism, clipping=clipping.with_state(dict(state))))
+
+    def _release(self, lot: _OpenLot, number: int) -> None:
+        parameters, noise = self._model.parameters, self._streams.noise(number)
+        released = lot.total.new_empty(lot.total.shape)
+        self.mechanism.fill_with_noise(parameters, noise, released)
+        released += lot.total
+        for parameter, gradient in zip(parameters.tensors, parameters.views(released), strict=True):
+            parameter.grad = gradient
+        self.private_statistics = lot.statistics
+        self.adapt(self.mechanism.adapted(lot.statistics, noise))
+
+    def _new_lot(self) -> _OpenLot:
+        groups = self.mechanism.groups(self._model.parameters)
+        return _OpenLot(self._model.new_sum(), LotStatistics(0, 0, (0,) * len(groups.bounds)))
+
+    def _refuse_beyond_plan(self) -> None:
+        planned = self._terms.planned_steps
+        if planned is not None and self.schedule.steps >= planned:
+            raise BudgetExhaustedError(
+                f"the noise was calibrated to target_epsilon={self._terms.target_epsilon:g} for "
+                f"{planned} steps, and they are taken; one more would exceed it. Make the engine "
+                "with more steps or epochs, or with a noise_multiplier"
+            )

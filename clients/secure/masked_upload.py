@@ -1,0 +1,336 @@
+"""A client's upload under pairwise masks (SecAgg, SecAgg+): four answers, each given once."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fedsim.secagg.context import RoundContext
+from fedsim.secagg.digests import vector_tag
+from fedsim.secagg.encoding import Ring
+from fedsim.secagg.errors import (
+    ContextMismatchError,
+    ProtocolOrderError,
+    PublicKeyError,
+    ShareMismatchError,
+    ThresholdError,
+    TooFewClientsError,
+    UnmaskRefusedError,
+    WireError,
+)
+from fedsim.secagg.hpke import SealingKey, check_distinct, seal
+from fedsim.secagg.messages import (
+    KeysReply,
+    MaskedReply,
+    MaskRequest,
+    Roster,
+    RoundOffer,
+    SharesReply,
+    UnmaskReply,
+    UnmaskRequest,
+)
+from fedsim.secagg.pairwise import (
+    PairwiseMasking,
+    commitment,
+    masked_info,
+    share_info,
+)
+from fedsim.secagg.prg import SeedExpander, new_seed
+from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.secagg.shamir import SHARE_BYTES, ShamirSharing
+
+_NEW, _KEYS, _SHARES, _MASKED, _DONE = range(5)
+_NAMES = ("begin", "share", "mask", "unmask", "nothing more")
+
+
+def _empty() -> Ring:
+    return np.empty(0, np.uint64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskingState:
+    """All that a client remembers between the stages; `wire` turns it into a record and back.
+
+    It holds private keys: keep it where it is. `held` are (seed share, key share) of each holder.
+    """
+
+    stage: int = _NEW
+    run_id: str = ""
+    round_nonce: bytes = b""
+    server_round: int = 0
+    layout: str = ""
+    params: str = ""
+    model: str = ""
+    sealing_private: bytes = b""
+    masking_private: bytes = b""
+    seed: bytes = b""
+    threshold: int = 0
+    peers: tuple[int, ...] = ()
+    masking_keys: tuple[bytes, ...] = ()
+    holders: tuple[int, ...] = ()
+    held: tuple[bytes, ...] = ()
+    payload: Ring = field(default_factory=_empty)
+
+    @property
+    def context(self) -> RoundContext:
+        """The round that this state belongs to."""
+        return RoundContext(
+            run_id=self.run_id,
+            round_nonce=self.round_nonce,
+            server_round=self.server_round,
+            layout=self.layout,
+            params=self.params,
+            model=self.model,
+        )
+
+
+class MaskedUpload:
+    """One client's side of SecAgg and SecAgg+.
+
+    Guarantee: the client answers each stage of a round once. It never gives shares of both secrets
+    of one peer, never unmasks for fewer than the threshold, and never for a set of peers other than
+    the one it masked with. Keys and seeds are fresh from the operating system in every round.
+
+    A server that follows the protocol learns the sum only. One that deviates is caught by these
+    checks, except that it can show different clients different sets (no consistency round).
+
+    Args:
+        client: this client's number.
+        settings: the client's own settings.
+        state: what it remembers; None before the first round.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: int,
+        settings: SecureAggregationSettings,
+        state: MaskingState | None = None,
+    ) -> None:
+        self.client = client
+        self.state = state or MaskingState()
+        self._settings = settings
+
+    def begin(self, offer: RoundOffer, payload: Ring) -> KeysReply:
+        """Begin a round with the payload of `SecureUploader.payload`; return new public keys.
+
+        Raises:
+            ContextMismatchError: the client's settings are others, or not of this protocol.
+            ProtocolOrderError: a round that is over, or was begun before.
+        """
+        own = self._settings
+        if not own.protocol.startswith("secagg") or offer.params != own.digest():
+            raise ContextMismatchError(
+                f"the client runs protocol {own.protocol} with other settings than the server; "
+                "nothing was uploaded",
+                round_number=offer.server_round,
+                client=self.client,
+            )
+        self._check_fresh(offer)
+        sealing, masking = SealingKey.generate(), SealingKey.generate()
+        self.state = MaskingState(
+            stage=_KEYS,
+            run_id=offer.run_id,
+            round_nonce=offer.round_nonce,
+            server_round=offer.server_round,
+            layout=offer.layout,
+            params=offer.params,
+            model=offer.model,
+            sealing_private=sealing.to_bytes(),
+            masking_private=masking.to_bytes(),
+            payload=payload,
+        )
+        return KeysReply(client=self.client, sealing_key=sealing.public, masking_key=masking.public)
+
+    def share(self, roster: Roster) -> SharesReply:
+        """Share a new self-mask seed and the masking key among the holders.
+
+        Raises:
+            ThresholdError: a threshold of half the holders or less, or beyond all.
+            TooFewClientsError: fewer parties than the client's own `min_clients`.
+            PublicKeyError: keys that repeat, or are not the client's own where they should be.
+        """
+        self._at(_KEYS)
+        self._check_roster(roster)
+        seed = new_seed()
+        sharing = ShamirSharing(roster.threshold)
+        seed_shares = sharing.split(seed, roster.points)
+        key_shares = sharing.split(self.state.masking_private, roster.points)
+        receivers, envelopes, own = [], [], []
+        parts = zip(roster.clients, roster.sealing_keys, seed_shares, key_shares, strict=True)
+        for holder, key, seed_share, key_share in parts:
+            if holder == self.client:
+                own.append(seed_share + key_share)
+                continue
+            info = share_info(self.state.context, self.client, holder)
+            receivers.append(holder)
+            envelopes.append(seal(seed_share + key_share, key, info=info))
+        self.state = replace(
+            self.state,
+            stage=_SHARES,
+            seed=seed,
+            threshold=roster.threshold,
+            peers=roster.clients,
+            masking_keys=roster.masking_keys,
+            holders=(self.client,) if own else (),
+            held=tuple(own),
+        )
+        return SharesReply(
+            client=self.client,
+            receivers=tuple(receivers),
+            envelopes=tuple(envelopes),
+            commitment=commitment(self.state.context, self.client, seed),
+        )
+
+    def mask(self, request: MaskRequest) -> MaskedReply:
+        """Open the neighbours' shares and return the payload under all masks.
+
+        Raises:
+            EnvelopeError: a neighbour's envelope does not open.
+            ThresholdError: fewer than the threshold are left.
+            WireError: not the announced neighbours, or one of them twice.
+        """
+        self._at(_SHARES)
+        state = self.state
+        self._check_senders(request)
+        key = SealingKey.from_bytes(state.sealing_private)
+        holders, held = list(state.holders), list(state.held)
+        for sender, envelope in zip(request.senders, request.envelopes, strict=True):
+            info = share_info(state.context, sender, self.client)
+            shares = key.open(envelope, info=info, client=sender)
+            if len(shares) != 2 * SHARE_BYTES:
+                raise ShareMismatchError("it sent shares of a wrong length", client=sender)
+            holders.append(sender)
+            held.append(shares)
+        masked = state.payload.copy()
+        self._apply_masks(masked, request.senders)
+        # The payload and the seed have served: what is not kept cannot leak.
+        self.state = replace(
+            state,
+            stage=_MASKED,
+            holders=tuple(holders),
+            held=tuple(held),
+            payload=_empty(),
+            seed=b"",
+            masking_private=b"",
+        )
+        tag = vector_tag(masked, masked_info(state.context, self.client))
+        return MaskedReply(client=self.client, masked=masked, tag=tag)
+
+    def unmask(self, request: UnmaskRequest) -> UnmaskReply:
+        """Give the shares that unmask the sum: of seeds for the active, of keys for the dead.
+
+        Raises:
+            UnmaskRefusedError: the request would reveal single updates, or comes a second time.
+        """
+        if self.state.stage == _DONE:
+            raise UnmaskRefusedError(
+                "the client unmasks once in a round", client=self.client, **self._where()
+            )
+        self._at(_MASKED)
+        self._check_unmask(request)
+        held = dict(zip(self.state.holders, self.state.held, strict=True))
+        self.state = replace(self.state, stage=_DONE, holders=(), held=())
+        return UnmaskReply(
+            client=self.client,
+            active=request.active,
+            seed_shares=tuple(held[peer][:SHARE_BYTES] for peer in request.active),
+            dead=request.dead,
+            key_shares=tuple(held[peer][SHARE_BYTES:] for peer in request.dead),
+        )
+
+    def _check_fresh(self, offer: RoundOffer) -> None:
+        """A round that was unmasked stays over: two sums of one round differ by single clients."""
+        state = self.state
+        if offer.run_id != state.run_id or offer.server_round > state.server_round:
+            return
+        over = state.stage == _DONE or offer.server_round < state.server_round
+        if over or offer.round_nonce == state.round_nonce:
+            raise ProtocolOrderError(
+                f"the client is past this attempt, at round {state.server_round}; "
+                "go on with the next round",
+                round_number=offer.server_round,
+                client=self.client,
+            )
+
+    def _check_roster(self, roster: Roster) -> None:
+        holders = len(roster.clients)
+        parties = len({*roster.clients, self.client})
+        if parties < self._settings.min_clients:
+            raise TooFewClientsError(
+                f"the server announced {parties} parties, below the client's own min_clients "
+                f"{self._settings.min_clients}",
+                client=self.client,
+                **self._where(),
+            )
+        wanted = self._settings.threshold
+        least = holders // 2 + 1 if wanted == "auto" else max(wanted, holders // 2 + 1)
+        if not least <= roster.threshold <= holders:
+            raise ThresholdError(
+                f"the server announced threshold {roster.threshold} for {holders} holders; it must "
+                f"be from {least} to {holders}",
+                have=roster.threshold,
+                need=least,
+                client=self.client,
+                round_number=self.state.server_round,
+            )
+        if len(set(roster.clients)) != holders or len(set(roster.points)) != holders:
+            raise WireError("the roster names a client or a point twice", client=self.client)
+        check_distinct((*roster.sealing_keys, *roster.masking_keys))
+        own = SealingKey.from_bytes(self.state.masking_private).public
+        announced = dict(zip(roster.clients, roster.masking_keys, strict=True))
+        if announced.get(self.client, own) != own:
+            raise PublicKeyError("the server announced a key that is not mine", client=self.client)
+
+    def _check_senders(self, request: MaskRequest) -> None:
+        senders = set(request.senders)
+        known = senders <= set(self.state.peers) - {self.client}
+        if not known or not (len(senders) == len(request.senders) == len(request.envelopes)):
+            raise WireError(
+                "the senders must be announced neighbours, each once, with one envelope each",
+                client=self.client,
+            )
+        have = len(senders) + len(self.state.holders)
+        if have < self.state.threshold:
+            raise ThresholdError(
+                "too few neighbours are left to hide among",
+                have=have,
+                need=self.state.threshold,
+                client=self.client,
+                round_number=self.state.server_round,
+            )
+
+    def _check_unmask(self, request: UnmaskRequest) -> None:
+        active, dead = set(request.active), set(request.dead)
+        reasons = (
+            (bool(active & dead), "lists clients as active and as dead"),
+            (active | dead != set(self.state.holders), "is not about the clients masked with"),
+            (len(active) < self.state.threshold, "has fewer active clients than the threshold"),
+            (len(active) + len(dead) != len(request.active) + len(request.dead), "repeats clients"),
+        )
+        for wrong, reason in reasons:
+            if wrong:
+                raise UnmaskRefusedError(
+                    f"the request {reason}; answering could reveal a single update",
+                    client=self.client,
+                    **self._where(),
+                )
+
+    def _apply_masks(self, vector: Ring, peers: tuple[int, ...]) -> None:
+        state = self.state
+        keys = dict(zip(state.peers, state.masking_keys, strict=True))
+        masking = PairwiseMasking(state.context, SeedExpander(self._settings.prg))
+        masking.own(self.client, state.seed)
+        for peer in peers:
+            masking.pair(self.client, state.masking_private, peer, keys[peer])
+        masking.apply(vector)
+
+    def _at(self, stage: int) -> None:
+        if self.state.stage != stage:
+            raise ProtocolOrderError(
+                f"asked to {_NAMES[stage]} where {_NAMES[self.state.stage]} is next",
+                client=self.client,
+                **self._where(),
+            )
+
+    def _where(self) -> dict[str, int]:
+        return {"round_number": self.state.server_round}

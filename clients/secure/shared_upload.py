@@ -1,0 +1,172 @@
+"""A client's upload under secure aggregation: a share for the leader, sealed seeds for helpers.
+
+It sees the update after everything else, differential privacy included, and is the last to touch it
+before it leaves.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.secagg.additive import AdditiveSharing
+from fedsim.secagg.context import NONCE_BYTES
+from fedsim.secagg.digests import vector_tag
+from fedsim.secagg.encoding import Ring
+from fedsim.secagg.errors import ContextMismatchError
+from fedsim.secagg.hpke import check_distinct, seal
+from fedsim.secagg.identity import check_pinned
+from fedsim.secagg.layout import Arrays
+from fedsim.secagg.messages import RoundOffer, Upload
+from fedsim.secagg.payload import PayloadCodec
+from fedsim.secagg.prg import SeedExpander
+from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.server.secure.helper import seed_info
+from fedsim.server.secure.leader import share_info
+
+
+@dataclass(frozen=True)
+class SecureUploader:
+    """Turns trained arrays into what may leave the client.
+
+    Guarantee: nothing is encoded for an offer whose settings, model or layout are not the client's
+    own, and never in clear unless the client's own settings say `quantized`. The leader's share is
+    uniform whatever the update is, as long as one helper keeps its seed from the leader.
+
+    Attributes:
+        client: this client's number.
+        settings: the client's own settings; a server cannot weaken them.
+        codec: the payload.
+    """
+
+    client: int
+    settings: SecureAggregationSettings
+    codec: PayloadCodec
+
+    def payload(
+        self,
+        offer: RoundOffer,
+        *,
+        arrays: Arrays,
+        reference: Arrays,
+        model_digest: str,
+        weight: int,
+        metrics: Mapping[str, float] | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> Ring:
+        """Return the encoded update, still in clear: for the sharing or the masking that follows.
+
+        Args:
+            offer: what the server announced for this round.
+            arrays: the trained model.
+            reference: the model of the request.
+            model_digest: digest of `reference`, computed by the client itself.
+            weight: whole number from 1 to w_max.
+            metrics: a mean over the client's examples for each declared metric.
+            rng: the stream of stochastic rounding.
+
+        Raises:
+            ContextMismatchError, LayoutMismatchError: the parties do not agree.
+            NonFiniteUpdateError, ValueOutOfRangeError, InvalidWeightError: a bad update.
+        """
+        self._check(offer, model_digest)
+        return self.codec.encode(
+            arrays,
+            reference=reference if self.settings.payload == "delta" else None,
+            weight=weight,
+            metrics=metrics,
+            rng=rng,
+            client=self.client,
+        )
+
+    def upload(
+        self,
+        offer: RoundOffer,
+        *,
+        arrays: Arrays,
+        reference: Arrays,
+        model_digest: str,
+        weight: int,
+        metrics: Mapping[str, float] | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> Upload:
+        """Return the upload of this round, with fresh seeds; arguments and errors as in `payload`.
+
+        Raises:
+            PublicKeyError: a helper's key is unusable, repeated, or not a pinned one.
+        """
+        self._check_helpers(offer)
+        vector = self.payload(
+            offer,
+            arrays=arrays,
+            reference=reference,
+            model_digest=model_digest,
+            weight=weight,
+            metrics=metrics,
+            rng=rng,
+        )
+        context = offer.context
+        infos = [seed_info(context, self.client, helper) for helper in offer.helpers]
+        seeds = AdditiveSharing(SeedExpander(self.settings.prg)).shard(vector, infos)
+        sealed = zip(seeds, offer.helper_keys, infos, strict=True)
+        return Upload(
+            client=self.client,
+            round_nonce=offer.round_nonce,
+            model=offer.model,
+            share=vector,
+            tag=vector_tag(vector, share_info(context, self.client)),
+            envelopes=tuple(seal(seed, key, info=info) for seed, key, info in sealed),
+        )
+
+    def _check(self, offer: RoundOffer, model_digest: str) -> None:
+        agreed = (
+            ("settings", offer.params, self.settings.digest()),
+            ("model", offer.model, model_digest),
+            ("layout", offer.layout, self.codec.layout.digest),
+            ("nonce length", len(offer.round_nonce), NONCE_BYTES),
+        )
+        for what, announced, own in agreed:
+            if announced != own:
+                raise ContextMismatchError(
+                    f"the server announced {what} {announced}, the client has {own}; "
+                    "nothing was uploaded. Run the same experiment on both sides",
+                    round_number=offer.server_round,
+                    client=self.client,
+                )
+
+    def _check_helpers(self, offer: RoundOffer) -> None:
+        settings = self.settings
+        if settings.protocol not in ("additive", "quantized"):
+            raise ContextMismatchError(
+                f"protocol {settings.protocol} uploads under masks, not in shares; "
+                "use fedsim.clients.secure.masked_upload",
+                client=self.client,
+            )
+        wanted = settings.aggregators - 1 if settings.protocol == "additive" else 0
+        numbers = set(offer.helpers)
+        if not len(offer.helpers) == len(numbers) == len(offer.helper_keys) == wanted:
+            raise ContextMismatchError(
+                f"the server announced helpers {list(offer.helpers)} with "
+                f"{len(offer.helper_keys)} keys, but the settings ask for {wanted}; "
+                "nothing was uploaded",
+                round_number=offer.server_round,
+                client=self.client,
+            )
+        check_distinct(offer.helper_keys)
+        if settings.helper_key_fingerprints:
+            self._check_pins(offer)
+
+    def _check_pins(self, offer: RoundOffer) -> None:
+        pins = dict(enumerate(self.settings.helper_key_fingerprints, start=1))
+        said = (offer.helpers, offer.helper_identities, offer.helper_signatures)
+        if set(offer.helpers) != set(pins) or len({len(one) for one in said}) != 1:
+            raise ContextMismatchError(
+                f"helpers {sorted(pins)} are pinned, but the server announced "
+                f"{list(offer.helpers)} with {len(offer.helper_signatures)} signatures; "
+                "nothing was uploaded",
+                round_number=offer.server_round,
+                client=self.client,
+            )
+        params = self.settings.digest()
+        for hello in offer.hellos:
+            check_pinned(hello, pins[hello.helper], params=params, client=self.client)

@@ -1,0 +1,1 @@
+"""Local training of one round, for one client or for a cohort."""

@@ -1,0 +1,235 @@
+"""A round of several clients trained together, with the result of each alone."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.clients.dp_sgd.cohort import Cohort, Member, PlainCohort, PrivateCohort
+from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, PerExampleLoss
+from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.clients.settings import LocalSettings
+from fedsim.clients.training.local_training import (
+    StreamKey,
+    epochs,
+    generators,
+    train_plain,
+    train_private,
+)
+from fedsim.clients.training.optimizers import make_optimizer
+from fedsim.clients.training.shared_model import Workbench
+from fedsim.core.streams import Purpose
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """One client about to train: its data, whose randomness, and its mechanism if it is private.
+
+    `steps` are numbers of steps over the client's whole life, as in `train_private`.
+    """
+
+    features: Tensor
+    targets: Tensor
+    key: StreamKey
+    steps: range
+    step: DpSgdStep | None = None
+    secure: bool = False
+
+    def member(
+        self,
+        local: LocalSettings,
+        sampling: np.random.Generator,
+        noise: np.random.Generator | None,
+    ) -> Member:
+        """Return the client as a member of a cohort, at the start of its streams of the round."""
+        if self.step is None:
+            lots = epochs(len(self.features), local.batch_size, sampling)
+            return Member(None, self.features, self.targets, lots, None)
+        lots = self.key.lots(
+            self.step.sampling,
+            len(self.features),
+            first_step=self.steps.start,
+            secure=self.secure,
+            stream=sampling,
+        )
+        source = self.key.noise(secure=self.secure, stream=noise)
+        return Member(self.step, self.features, self.targets, lots, source)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a round leaves of clients that trained together.
+
+    Attributes:
+        values: the flat values of each client's trainable parameters (clients, size).
+        learnt: the bound that each client's clipping has learnt; None where it does not learn.
+    """
+
+    values: Tensor
+    learnt: tuple[float | None, ...]
+
+
+def train_together(
+    bench: Workbench, loss: PerExampleLoss, local: LocalSettings, trainees: Sequence[Trainee]
+) -> Trained:
+    """Train clients of one kind and number of steps from the bench's global model.
+
+    Guarantee: row k is what `train_alone` gives for client k, to the bit on the CPU, for models on
+    which `cohorts_agree` holds.
+
+    Raises:
+        ValueError: clients that cannot go together.
+        UncoveredParameterError: the model has no rule for cohorts.
+    """
+    if len({len(trainee.steps) for trainee in trainees}) > 1:
+        raise ValueError("clients of a cohort must take the same number of steps")
+    bench.restart()
+    bench.model.train()
+    kind: type[Cohort] = PlainCohort if trainees[0].step is None else PrivateCohort
+    cohort = kind(bench.model, loss, _members(trainees, local), parameters=bench.parameters)
+    optimizers = [make_optimizer(local.optimizer) for _ in range(cohort.parts)]
+    for _ in trainees[0].steps:
+        for (values, gradient), optimizer in zip(cohort.gradients(), optimizers, strict=True):
+            optimizer.step([values], [gradient])
+    steps = cohort.steps if isinstance(cohort, PrivateCohort) else ()
+    learnt = tuple(step.clipping.learnt for step in steps) or (None,) * len(trainees)
+    return Trained(cohort.values[:, : cohort.size], learnt)
+
+
+def _members(trainees: Sequence[Trainee], local: LocalSettings) -> list[Member]:
+    keys = [trainee.key for trainee in trainees]
+    sampling = generators(keys, Purpose.SAMPLING)
+    private = trainees[0].step is not None
+    noise = generators(keys, Purpose.NOISE) if private else [None] * len(keys)
+    with_streams = zip(trainees, sampling, noise, strict=True)
+    return [trainee.member(local, lots, own) for trainee, lots, own in with_streams]
+
+
+def train_alone(
+    bench: Workbench,
+    loss: PerExampleLoss,
+    gradients: PerExampleGradients | None,
+    local: LocalSettings,
+    trainee: Trainee,
+) -> float | None:
+    """Train one client on the bench, from its global model; return what its clipping learnt."""
+    bench.restart()
+    data = (trainee.features, trainee.targets, local)
+    if trainee.step is None:
+        train_plain(bench.model, loss, *data, trainee.key, steps=trainee.steps)
+        return None
+    if gradients is None:
+        raise ValueError("training with privacy needs per-example gradients")
+    step = train_private(
+        gradients,
+        *data,
+        trainee.step,
+        trainee.key,
+        steps=trainee.steps,
+        secure=trainee.secure,
+    )
+    return step.clipping.learnt
+
+
+def cohorts_agree(
+    bench: Workbench,
+    loss: PerExampleLoss,
+    gradients: PerExampleGradients | None,
+    local: LocalSettings,
+    features: Tensor,
+    targets: Tensor,
+    step: DpSgdStep | None,
+) -> bool:
+    """Tell whether clients of this model train together as they train alone; log why if not.
+
+    A few clients with lots of many lengths are trained both ways, from public examples, and
+    compared: to the bit on the CPU, within rounding elsewhere. The model's values, buffers and
+    modes are as before.
+
+    Args:
+        bench: the model.
+        loss: one value per example.
+        gradients: per-example gradients of the model; None without privacy.
+        local: batch size and optimizer.
+        features: a few public examples (n ≥ 1, ...).
+        targets: their targets.
+        step: the mechanism of some client; None without privacy.
+    """
+    modes = [(module, module.training) for module in bench.model.modules()]
+    try:
+        reason = _disagreement(bench, loss, gradients, local, features, targets, step)
+    except Exception as error:  # noqa: BLE001  a model may raise anything when run in another way
+        reason = f"{type(error).__name__}: {error}"
+    finally:
+        bench.restart()
+        for module, training in modes:
+            module.training = training
+    if reason is not None:
+        logger.info("clients train one at a time: %s", reason)
+    return reason is None
+
+
+def _disagreement(
+    bench: Workbench,
+    loss: PerExampleLoss,
+    gradients: PerExampleGradients | None,
+    local: LocalSettings,
+    features: Tensor,
+    targets: Tensor,
+    step: DpSgdStep | None,
+) -> str | None:
+    if next(iter(bench.model.buffers()), None) is not None and step is None:
+        return "the model has buffers, which training may change"
+    local = local.model_copy(update={"steps": _PROBED_STEPS})
+    trainees = _probes(local, features, targets, step)
+    state = torch.default_generator.get_state()
+    together = train_together(bench, loss, local, trainees)
+    if not torch.equal(state, torch.default_generator.get_state()):
+        torch.default_generator.set_state(state)
+        return "the model draws random numbers (dropout)"
+    for row, learnt, trainee in zip(together.values, together.learnt, trainees, strict=True):
+        alone = train_alone(bench, loss, gradients, local, trainee)
+        ours = bench.parameters.data
+        on_cpu = row.device.type == "cpu"
+        same = torch.equal(row, ours) if on_cpu else _close(row, ours)
+        if not same or (on_cpu and learnt != alone):
+            return "together they would round differently"
+    return None
+
+
+def _probes(
+    local: LocalSettings, features: Tensor, targets: Tensor, step: DpSgdStep | None
+) -> list[Trainee]:
+    """Return clients whose lots have lengths from none to twice the batch, some of them alike."""
+    most = 2 * local.batch_size
+    shares = (1.0, 1.0, 0.9, 0.7, 0.5, 0.5, 0.4, 0.2, 0.05)
+    probes = []
+    for client, share in enumerate(shares):
+        size = most if step is not None else max(1, round(share * most) - client % 3)
+        index = (torch.arange(size) + client) % len(features)
+        mechanism = None
+        if step is not None:
+            mechanism = replace(step, sampling=PoissonSampling(share))
+        probes.append(
+            Trainee(
+                features[index.to(features.device)],
+                targets[index.to(targets.device)],
+                StreamKey(0, client, 1),
+                range(_PROBED_STEPS),
+                mechanism,
+            )
+        )
+    return probes
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-4)
+
+
+_PROBED_STEPS = 3

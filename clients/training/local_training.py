@@ -1,0 +1,207 @@
+"""Local training of one round: plain SGD, or DP-SGD.
+
+Both change the model's parameters in place, take a fixed number of optimizer steps, and draw all
+randomness from the streams of (seed, client, round).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise, secret_stream
+from fedsim.clients.dp_sgd.per_example.chain import chain_of
+from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, PerExampleLoss
+from fedsim.clients.dp_sgd.per_example.loss_gradient import known_gradient
+from fedsim.clients.dp_sgd.sampling import Sampling
+from fedsim.clients.settings import LocalSettings
+from fedsim.clients.training.optimizers import make_optimizer
+from fedsim.core.streams import Purpose, seed_sequence, stream, streams
+
+
+@dataclass(frozen=True)
+class StreamKey:
+    """Whose randomness: the key of every stream that one client uses in one round."""
+
+    seed: int
+    client: int
+    round_number: int
+
+    def generator(self, purpose: Purpose) -> np.random.Generator:
+        """Return the stream for `purpose`."""
+        return stream(self.seed, purpose, client=self.client, round_number=self.round_number)
+
+    def epoch(self, number: int) -> np.random.Generator:
+        """Return the stream that divides the client's examples in an epoch, whatever the round."""
+        return stream(self.seed, Purpose.EPOCH, client=self.client, round_number=number)
+
+    def lots(
+        self,
+        sampling: Sampling,
+        num_examples: int,
+        *,
+        first_step: int,
+        secure: bool = False,
+        stream: np.random.Generator | None = None,
+    ) -> Iterator[np.ndarray]:
+        """Return the lots of the round, which starts after `first_step` steps of the client.
+
+        With `secure`, lots that amplification relies on are drawn from the operating system.
+        `stream` is the fresh one for `Purpose.SAMPLING`, where it is made already.
+        """
+        steps = secret_stream() if secure else stream or self.generator(Purpose.SAMPLING)
+        return sampling.lots(num_examples, steps, epochs=self.epoch, first_step=first_step)
+
+    def noise(
+        self, *, secure: bool = False, stream: np.random.Generator | None = None
+    ) -> NoiseSource:
+        """Return the noise of the round; with `secure`, noise that nobody can repeat.
+
+        `stream` is the fresh one for `Purpose.NOISE`, where it is made already.
+        """
+        return SecureNoise() if secure else SeededNoise(stream or self.generator(Purpose.NOISE))
+
+    def torch_seed(self, purpose: Purpose) -> int:
+        """Return a seed for torch's own generators (dropout); not used for noise."""
+        sequence = seed_sequence(
+            self.seed, purpose, client=self.client, round_number=self.round_number
+        )
+        return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def generators(keys: Sequence[StreamKey], purpose: Purpose) -> list[np.random.Generator]:
+    """Return `generator(purpose)` of each key; together they take a third of the time."""
+    return streams(purpose, [(key.seed, key.client, key.round_number) for key in keys])
+
+
+def train_plain(
+    model: nn.Module,
+    loss: PerExampleLoss,
+    features: Tensor,
+    targets: Tensor,
+    settings: LocalSettings,
+    key: StreamKey,
+    *,
+    steps: range | None = None,
+) -> None:
+    """Take `settings.steps` steps of minibatch SGD on the mean loss, in place; or those of `steps`.
+
+    Batches follow a shuffled order of the client's examples, shuffled anew each time it is used
+    up; a pass ends with a smaller batch where batch_size does not divide the number of examples.
+    """
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = make_optimizer(settings.optimizer)
+    batches = epochs(len(features), settings.batch_size, key.generator(Purpose.SAMPLING))
+    gradient_of = _mean_gradient(model, loss, trainable, settings.max_physical_batch)
+    model.train()
+    with torch_randomness(key, features.device):
+        for _ in steps if steps is not None else range(settings.steps):
+            index = torch.from_numpy(next(batches)).to(features.device)
+            found = gradient_of(features.index_select(0, index), targets.index_select(0, index))
+            optimizer.step(trainable, found)
+
+
+def _mean_gradient(
+    model: nn.Module, loss: PerExampleLoss, trainable: list[nn.Parameter], most: int | None
+) -> Callable[[Tensor, Tensor], Sequence[Tensor]]:
+    """Return what computes the gradients of a batch's mean loss; by hand where that can be.
+
+    With `most`, they are added up from parts of at most that many examples.
+    """
+
+    def by_torch(x: Tensor, y: Tensor) -> Sequence[Tensor]:
+        if most is None or len(x) <= most:
+            return _gradient(loss(model(x), y).mean(), trainable)
+        total = [torch.zeros_like(parameter) for parameter in trainable]
+        for part, wanted in zip(x.split(most), y.split(most), strict=True):
+            share = loss(model(part), wanted).sum() / len(x)
+            for value, found in zip(total, _gradient(share, trainable), strict=True):
+                value += found
+        return total
+
+    chain = chain_of(model, {id(parameter): i for i, parameter in enumerate(trainable)})
+    known = known_gradient(loss)  # what another loss reaches, only torch knows
+    if most is not None or known is None or chain is None or not chain.sums_gradients:
+        return by_torch
+    return lambda x, y: chain.mean_gradients(x, y, known)
+
+
+def _gradient(value: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+
+
+def train_private(
+    gradients: PerExampleGradients,
+    features: Tensor,
+    targets: Tensor,
+    settings: LocalSettings,
+    step: DpSgdStep,
+    key: StreamKey,
+    *,
+    steps: range,
+    secure: bool = False,
+) -> DpSgdStep:
+    """Take DP-SGD steps on the model of `gradients`, in place.
+
+    Guarantee: the resulting parameters are a function of the initial ones and of `len(steps)`
+    releases of `step`; so is what its clipping learns. The optimizer sees nothing but noisy
+    gradients. Buffers do not change.
+
+    Args:
+        gradients: the model and its per-example gradients.
+        features: the client's examples (n, ...).
+        targets: their targets (n, ...).
+        settings: the optimizer.
+        step: the mechanism.
+        key: whose randomness.
+        steps: numbers of the charged steps, counted over the client's whole life.
+        secure: lots and noise come from the operating system instead of `key`.
+
+    Returns:
+        The mechanism as it goes on: adaptive clipping has learnt a bound.
+    """
+    values = gradients.parameters.data
+    released = torch.empty_like(values)
+    optimizer = make_optimizer(settings.optimizer)
+    gradients.model.train()
+    lots = key.lots(step.sampling, len(features), first_step=steps.start, secure=secure)
+    noise = key.noise(secure=secure)
+    with torch_randomness(key, features.device):
+        for _ in steps:
+            seen = step.release(gradients, features, targets, lots=lots, noise=noise, into=released)
+            optimizer.step([values], [released])
+            step = step.adapted(seen, noise)
+    return step
+
+
+def epochs(
+    num_examples: int, batch_size: int, generator: np.random.Generator
+) -> Iterator[np.ndarray]:
+    """Yield batches of examples, shuffled anew each time they are used up, without end."""
+    while True:
+        order = generator.permutation(num_examples)
+        for start in range(0, num_examples, batch_size):
+            yield order[start : start + batch_size]
+
+
+@contextmanager
+def torch_randomness(key: StreamKey, device: torch.device) -> Iterator[None]:
+    """Give layers that draw from torch (dropout) the client's stream, and restore it afterwards."""
+    seed = key.torch_seed(Purpose.DROPOUT)
+    if device.type != "cpu":
+        with torch.random.fork_rng(devices=[device]):
+            torch.manual_seed(seed)
+            yield
+        return
+    # As above, without torch's record of who asked, which takes longer than a small step.
+    generator = torch.default_generator
+    before = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(before)

@@ -1,0 +1,106 @@
+"""Where the clients of one process train: one model, filled anew for each of them.
+
+Everything that is the same for all clients of a round is done once: the global model is unpacked
+and its digest computed when it first arrives, and each client then starts from one copy in memory.
+"""
+
+from operator import is_
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+from torch import Tensor, nn
+
+from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.protocol.live_arrays import is_live, live_record
+from fedsim.protocol.messages import digest, to_arrays
+
+
+class Workbench:
+    """A model that clients of one process take turns to train.
+
+    Args:
+        model: scratch space; its trainable parameters are views of one flat tensor.
+        parameters: as laid out before; None: they are laid out here.
+    """
+
+    def __init__(self, model: nn.Module, *, parameters: FlatParameters | None = None) -> None:
+        self.model = model
+        self.parameters = FlatParameters(model) if parameters is None else parameters
+        self._layout = _Layout(model, self.parameters)
+        self._current: tuple[ArrayRecord, str] | None = None
+        self.start: Tensor = self.parameters.data.clone()
+        self._fixed: list[tuple[Tensor, Tensor]] = []
+
+    def load(self, arrays: ArrayRecord) -> str:
+        """Make `arrays` the global model that clients start from, and return its digest.
+
+        Raises:
+            RuntimeError: names or shapes are not the model's.
+        """
+        if self._current is not None and _same(self._current[0], arrays):
+            return self._current[1]
+        self._current = None
+        state = {name: torch.from_numpy(np.array(a.numpy())) for name, a in arrays.items()}
+        self.model.load_state_dict(state)
+        self.start.copy_(self.parameters.data)
+        self._fixed = [(tensor, tensor.clone()) for tensor in self._layout.outside]
+        self._current = arrays, digest(arrays)
+        return self._current[1]
+
+    def restart(self) -> None:
+        """Give the model the values of the global model."""
+        self.parameters.data.copy_(self.start)
+        for tensor, value in self._fixed:
+            tensor.copy_(value)
+
+    def upload(self, request: ArrayRecord, *, private: bool) -> ArrayRecord:
+        """Return the model's values as a record of the request's kind.
+
+        Args:
+            request: the global model that the client started from.
+            private: buffers and frozen parameters are those of the request.
+        """
+        trained = self.parameters.data.detach().cpu().numpy().copy()
+        return self.upload_of(trained, request, private=private)
+
+    def upload_of(self, trained: np.ndarray, request: ArrayRecord, *, private: bool) -> ArrayRecord:
+        """As `upload`, of the flat values (size,) of trainable parameters, which are taken over."""
+        values: dict[str, np.ndarray] = {}
+        trained = trained.view()
+        trained.flags.writeable = False  # so are its parts, then
+        for name, array in request.items():
+            place = self._layout.places.get(name)
+            if place is not None:
+                values[name] = trained[place[0]].reshape(place[1])
+            elif private:
+                values[name] = array.numpy()
+            else:
+                tensor = self._layout.tensors[name]
+                values[name] = tensor.detach().cpu().numpy().copy()
+        return live_record(values) if is_live(request) else to_arrays(values)
+
+
+class _Layout:
+    """Where each name of a model's state lies: in the flat tensor, or outside of it.
+
+    Tied parameters have several names and lie in one place.
+    """
+
+    def __init__(self, model: nn.Module, parameters: FlatParameters) -> None:
+        slices = parameters.slices(range(len(parameters.tensors)))
+        at = {
+            id(tensor): (place, tuple(tensor.shape))
+            for tensor, place in zip(parameters.tensors, slices, strict=True)
+        }
+        named = model.named_parameters(remove_duplicate=False)
+        self.places = {name: at[id(value)] for name, value in named if id(value) in at}
+        self.tensors = {name: value.detach() for name, value in model.state_dict().items()}
+        self.outside = [t for name, t in self.tensors.items() if name not in self.places]
+
+
+def _same(one: ArrayRecord, other: ArrayRecord) -> bool:
+    """Tell whether two records hold the same unchangeable arrays."""
+    if one is not other and list(one.keys()) != list(other.keys()):
+        return False
+    return all(map(is_, one.values(), other.values())) and is_live(other)

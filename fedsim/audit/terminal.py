@@ -1,0 +1,55 @@
+"""What a person sees of an audit."""
+
+import math
+
+from rich.console import Console
+
+from fedsim.audit.evidence import Interval
+from fedsim.audit.results import Audit
+from fedsim.core.formatting import epsilon_text, least_epsilon_text
+from fedsim.report.lines import say
+from fedsim.report.tables import figure_table, print_table
+from fedsim.statement.sentence import counted
+
+
+def print_audit(audit: Audit, console: Console | None = None) -> None:
+    """Print what was measured on each client beside what it claims, and the verdict."""
+    console = console or Console()
+    table = figure_table(
+        "Measured on each client, over what is charged",
+        ["client", "examples", "ε claimed", "ε at least", "noise", "example", "sampling"],
+    )
+    for one in audit.clients:
+        found = one.findings
+        table.add_row(
+            str(one.client),
+            str(one.examples),
+            epsilon_text(one.claim.epsilon),
+            least_epsilon_text(found.epsilon),
+            _with_room(found.noise),
+            _with_room(found.contribution),
+            f"{found.rate.estimate:.3f}",
+        )
+    notes = [
+        "ε at least: by the noise, clipping and sampling that the attack proved",
+        "noise: its deviation; example: its part in a sum; sampling: its rate",
+    ]
+    if audit.num_clients > len(audit.clients):
+        shown = len(audit.clients)
+        which = f"the {shown} largest claims" if shown > 1 else "the largest claim"
+        notes.append(f"{which} of {audit.num_clients:,} clients")
+    table.caption = "\n".join(notes)
+    print_table(console, table)
+    problems = len(audit.violations)
+    verdict = f"{counted(problems, 'violation')} found" if problems else "no claim is violated"
+    say(
+        console,
+        f"{audit.name}: {verdict} ({counted(len(audit.clients), 'client')}, "
+        f"{counted(audit.steps, 'step')} each, confidence {audit.confidence:g})",
+    )
+
+
+def _with_room(interval: Interval) -> str:
+    if math.isnan(interval.estimate):
+        return "–"
+    return f"{interval.estimate:.3f} ± {interval.high - interval.estimate:.3f}"

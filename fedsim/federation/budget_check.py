@@ -1,0 +1,112 @@
+"""Whether a federation's plan stays within its clients' budgets, and when each one leaves."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from fedsim.clients.budget.affordable_steps import epsilon_of
+from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlan
+from fedsim.federation.assembly import Federation
+
+
+@dataclass(frozen=True)
+class Overdrawn:
+    """A client whose plan exceeds its budget.
+
+    Attributes:
+        client: its number.
+        plan: its plan.
+        last_round: the last round in which it can take a step; 0 for none.
+    """
+
+    client: int
+    plan: PrivacyPlan
+    last_round: int
+
+
+def overdrawn_clients(federation: Federation) -> tuple[Overdrawn, ...]:
+    """Return the clients whose budget does not afford every step that is planned for them."""
+    return tuple(
+        Overdrawn(client, plan, last_round(federation, client))
+        for client, plan in enumerate(federation.plans or ())
+        if plan.taken_steps < plan.planned_steps
+    )
+
+
+def last_round(federation: Federation, client: int) -> int:
+    """Return the last round in which a client takes a step if nothing fails; 0 for none."""
+    plans = federation.plans
+    steps = federation.experiment.local.steps
+    scheduled = federation.participation.rounds_of(client)
+    count = len(scheduled) if plans is None else ceil(plans[client].taken_steps / steps)
+    return scheduled[count - 1] if count else 0
+
+
+def refuse_overspending(federation: Federation) -> None:
+    """Check, before anything is trained, that budgets and plan go together.
+
+    With `on_exhausted: refuse` every client's budget must afford its whole plan; otherwise somebody
+    must be able to take a step.
+
+    Raises:
+        PrivacyBudgetError: they do not; the message says how many rounds would fit.
+    """
+    privacy = federation.experiment.privacy
+    overdrawn = overdrawn_clients(federation)
+    if privacy is None or not overdrawn:
+        return
+    if privacy.on_exhausted == "refuse":
+        raise PrivacyBudgetError(_refusal(federation, overdrawn))
+    if all(plan.taken_steps == 0 for plan in federation.plans or ()):
+        raise PrivacyBudgetError(
+            f"no client can take a single step: {_spending(federation, overdrawn[0], 1)}; raise "
+            "target_epsilon, delta or noise_multiplier"
+        )
+
+
+def _refusal(federation: Federation, overdrawn: tuple[Overdrawn, ...]) -> str:
+    worst = min(overdrawn, key=lambda one: one.last_round)
+    others = f" ({len(overdrawn)} clients exceed theirs)" if len(overdrawn) > 1 else ""
+    rounds = _affordable_rounds(federation)
+    fits = (
+        f"at most {rounds} of {federation.experiment.federation.rounds} rounds fit every budget: "
+        f"set federation.rounds={rounds}"
+        if rounds
+        else "not even one round fits every budget: raise target_epsilon or noise_multiplier"
+    )
+    spending = _spending(federation, worst, worst.plan.planned_steps)
+    return (
+        f"a privacy budget forbids this plan: {spending}{others}; {fits}, or let clients leave "
+        "when theirs is spent with privacy.on_exhausted=withdraw"
+    )
+
+
+def _spending(federation: Federation, one: Overdrawn, steps: int) -> str:
+    privacy = federation.experiment.privacy
+    if privacy is None:
+        raise ValueError("a federation without privacy spends nothing")
+    epsilon = epsilon_of(
+        one.plan.step,
+        steps,
+        delta=one.plan.delta,
+        accountant=privacy.accountant,
+        adjacency=privacy.adjacency,
+    )
+    return (
+        f"{steps} step{'s' if steps > 1 else ''} of client {one.client} with noise_multiplier "
+        f"{one.plan.step.noise_multiplier:.4g} would spend ε = {epsilon:.4g} at δ = "
+        f"{one.plan.delta:g}, and its target_epsilon is {one.plan.target_epsilon:g}"
+    )
+
+
+def _affordable_rounds(federation: Federation) -> int:
+    """Return the largest number of rounds after which no budget is exceeded."""
+    return min(_rounds_before_exceeding(federation), default=federation.participation.rounds)
+
+
+def _rounds_before_exceeding(federation: Federation) -> Iterator[int]:
+    steps = federation.experiment.local.steps
+    for client, plan in enumerate(federation.plans or ()):
+        if plan.taken_steps < plan.planned_steps:
+            whole = plan.taken_steps // steps
+            yield federation.participation.rounds_of(client)[whole] - 1

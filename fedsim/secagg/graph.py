@@ -1,0 +1,199 @@
+"""Who masks with whom: everybody with everybody, or a sparse random graph (SecAgg+).
+
+Source: Bell, Bonawitz, Gascón, Lepoint, Raykova 2020, "Secure single-server aggregation with
+(poly)logarithmic overhead": the conditions of section 3 on a Harary graph with random places.
+"""
+
+import logging
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Self
+
+from fedsim.secagg.errors import ThresholdError
+from fedsim.secagg.settings import SecureAggregationSettings
+
+logger = logging.getLogger(__name__)
+
+CORRECTNESS_BITS = 30
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """Size of a neighbourhood and how many of its members recover a secret."""
+
+    degree: int
+    threshold: int
+
+
+@dataclass(frozen=True)
+class NeighbourGraph:
+    """The neighbours of each client of a round, and its threshold.
+
+    In the complete graph every client also holds a share of its own secrets (as in Bonawitz et al.
+    2017), so that the threshold counts clients.
+
+    Attributes:
+        clients: all clients, in ascending order; a client's point is its place plus one.
+        neighbours: for each client those it masks with.
+        threshold: shares that recover a secret.
+        complete: whether all are neighbours of all.
+    """
+
+    clients: tuple[int, ...]
+    neighbours: dict[int, tuple[int, ...]]
+    threshold: int
+    complete: bool
+
+    @classmethod
+    def for_round(cls, settings: SecureAggregationSettings, clients: Sequence[int]) -> Self:
+        """Return the graph of the clients that began a round.
+
+        Places in a sparse graph are drawn anew from the operating system, so that nobody can
+        choose neighbours.
+
+        Raises:
+            ThresholdError: a fixed threshold that these clients cannot reach or that is too low.
+        """
+        members = tuple(sorted(clients))
+        if settings.protocol == "secagg_plus":
+            sparse = sparse_neighbourhood(
+                len(members),
+                corrupt_fraction=settings.corrupt_fraction,
+                dropout_fraction=settings.dropout_fraction,
+                security_bits=settings.security_bits,
+            )
+            if sparse is not None and sparse.degree < len(members) - 1:
+                return cls(members, _harary(members, sparse.degree), sparse.threshold, False)
+            logger.info("%d clients are too few for a sparse graph: all are masked", len(members))
+        everybody = {one: tuple(other for other in members if other != one) for one in members}
+        return cls(members, everybody, _complete_threshold(settings, len(members)), True)
+
+    def point(self, client: int) -> int:
+        """Return the client's place in the secret sharing, ≥ 1."""
+        return self.clients.index(client) + 1
+
+    def holders(self, client: int) -> tuple[int, ...]:
+        """Return who holds shares of the client's secrets."""
+        others = self.neighbours[client]
+        return tuple(sorted((*others, client))) if self.complete else others
+
+
+@lru_cache(maxsize=256)
+def sparse_neighbourhood(
+    clients: int, *, corrupt_fraction: float, dropout_fraction: float, security_bits: int
+) -> Neighbourhood | None:
+    """Return the smallest safe neighbourhood, or None where there is none below n.
+
+    Guarantee: with ⌊γn⌋ corrupt and ⌊δn⌋ dropped clients in random places, with probability at
+    least 1 - 2^-security_bits no client has `threshold` corrupt neighbours and the honest survivors
+    stay connected; with probability at least 1 - 2^-30 every client keeps `threshold` neighbours.
+    The threshold is above half the degree.
+
+    Args:
+        clients: n.
+        corrupt_fraction: γ.
+        dropout_fraction: δ.
+        security_bits: σ; half of 2^-σ goes to each of the two ways to fail.
+    """
+    for degree in range(2, clients):
+        if degree % 2 and clients % 2:
+            continue  # no graph has an odd number of odd degrees
+        found = _Tails(clients, degree, corrupt_fraction, dropout_fraction, security_bits)
+        threshold = found.threshold()
+        if threshold is not None and found.recoverable(raised := max(threshold, degree // 2 + 1)):
+            return Neighbourhood(degree, raised)
+    return None
+
+
+@dataclass(frozen=True)
+class _Tails:
+    """The ways in which a neighbourhood of `degree` fails, each with its probability."""
+
+    clients: int
+    degree: int
+    corrupt_fraction: float
+    dropout_fraction: float
+    security_bits: int
+
+    def threshold(self) -> int | None:
+        """Return the smallest threshold that corrupt neighbours do not reach, if connected."""
+        from scipy.stats import hypergeom  # slow to import, and not every run has neighbours
+
+        budget = 2.0 ** -(self.security_bits + 1)
+        if self._disconnected() > budget:
+            return None
+        corrupt = _count(self.corrupt_fraction, self.clients)
+        for threshold in range(1, self.degree + 1):
+            tail = hypergeom.sf(threshold - 1, self.clients - 1, corrupt, self.degree)
+            if self.clients * tail <= budget:
+                return threshold
+        return None
+
+    def recoverable(self, threshold: int) -> bool:
+        """Return whether every client keeps `threshold` neighbours."""
+        from scipy.stats import hypergeom  # as above
+
+        alive = self.clients - 1 - _count(self.dropout_fraction, self.clients)
+        lost = hypergeom.cdf(threshold - 1, self.clients - 1, alive, self.degree)
+        return bool(self.clients * lost <= 2.0**-CORRECTNESS_BITS)
+
+    def _disconnected(self) -> float:
+        """Return a bound on the chance that the honest survivors fall apart.
+
+        The first bound is of isolated clients with independent neighbours. In the Harary graph two
+        runs of ⌊degree/2⌋ consecutive places must be lost, drawn without replacement: the second.
+        """
+        lost_fraction = self.corrupt_fraction + self.dropout_fraction
+        isolated = self.clients * lost_fraction**self.degree
+        lost = _count(self.corrupt_fraction, self.clients)
+        lost += _count(self.dropout_fraction, self.clients)
+        run = 2 * (self.degree // 2)
+        cut = math.comb(lost, run) / math.comb(self.clients, run)
+        return max(isolated, math.comb(self.clients, 2) * cut)
+
+
+def smallest_threshold(
+    clients: int,
+    degree: int,
+    *,
+    corrupt_fraction: float,
+    dropout_fraction: float,
+    security_bits: int,
+) -> int | None:
+    """Return the smallest threshold safe at this degree before it is raised, or None."""
+    tails = _Tails(clients, degree, corrupt_fraction, dropout_fraction, security_bits)
+    threshold = tails.threshold()
+    return threshold if threshold is not None and tails.recoverable(threshold) else None
+
+
+def _count(fraction: float, clients: int) -> int:
+    return math.floor(fraction * clients + 1e-9)  # 0.1 * 30 is below 3 in binary
+
+
+def _harary(members: tuple[int, ...], degree: int) -> dict[int, tuple[int, ...]]:
+    places = list(members)
+    secrets.SystemRandom().shuffle(places)
+    n, reach = len(places), degree // 2
+    steps = {step for k in range(1, reach + 1) for step in (k, n - k)}
+    if degree % 2:
+        steps.add(n // 2)
+    return {
+        one: tuple(sorted(places[(place + step) % n] for step in steps))
+        for place, one in enumerate(places)
+    }
+
+
+def _complete_threshold(settings: SecureAggregationSettings, clients: int) -> int:
+    if settings.threshold == "auto":
+        return 2 * clients // 3 + 1
+    if not clients / 2 < settings.threshold <= clients:
+        raise ThresholdError(
+            f"threshold {settings.threshold} must be above half and at most all of the {clients} "
+            "clients of the round; use threshold: auto",
+            have=clients,
+            need=settings.threshold,
+        )
+    return settings.threshold

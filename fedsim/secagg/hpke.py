@@ -1,0 +1,151 @@
+"""Sealing small secrets to a public key: RFC 9180, X25519, HKDF-SHA256, AES-256-GCM, base mode."""
+
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Self
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+try:
+    from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+except ImportError:  # before 47; said by `check_hpke`, since averaging in clear can do without
+    _SUITE = None
+else:
+    _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
+
+from fedsim.secagg.errors import EnvelopeError, PublicKeyError
+
+KEY_BYTES = 32
+OVERHEAD = 48  # encapsulated key and authentication tag
+_PROBE = X25519PrivateKey.from_private_bytes(bytes([1]) * 32)
+
+
+class HpkeMissingError(ValueError):
+    """The installed cryptography has no HPKE."""
+
+
+def check_hpke() -> None:
+    """Check that envelopes can be sealed here.
+
+    Raises:
+        HpkeMissingError: the installed cryptography is too old.
+    """
+    _suite()
+
+
+class SealingKey:
+    """A private key that opens envelopes.
+
+    Guarantee: what `seal` closed with an `info` opens with the same key and `info` only.
+    """
+
+    def __init__(self, private: X25519PrivateKey) -> None:
+        self._private = private
+        self.public = private.public_key().public_bytes_raw()
+
+    @classmethod
+    def generate(cls) -> Self:
+        """Return a new key from the operating system's randomness."""
+        return cls(X25519PrivateKey.generate())
+
+    @classmethod
+    def from_bytes(cls, private: bytes) -> Self:
+        """Return the key with these 32 private bytes."""
+        return cls(X25519PrivateKey.from_private_bytes(private))
+
+    def to_bytes(self) -> bytes:
+        """Return the 32 private bytes."""
+        return self._private.private_bytes_raw()
+
+    def open(self, envelope: bytes, *, info: bytes, client: int | None = None) -> bytes:
+        """Return what is in an envelope.
+
+        Raises:
+            EnvelopeError: damaged, sealed to another key, or for another context.
+        """
+        try:
+            return _suite().decrypt(envelope, self._private, info=info)
+        except InvalidTag:
+            raise EnvelopeError(
+                "the envelope does not open: it was damaged, sealed to another key, or made for "
+                "another run, round, model or client",
+                client=client,
+            ) from None
+
+
+def seal(secret: bytes, public: bytes, *, info: bytes) -> bytes:
+    """Return an envelope, `OVERHEAD` bytes longer than the secret, for the owner of `public`.
+
+    Raises:
+        PublicKeyError: the key is malformed or of low order.
+        HpkeMissingError: the installed cryptography is too old.
+    """
+    suite = _suite()
+    try:
+        return suite.encrypt(secret, X25519PublicKey.from_public_bytes(public), info=info)
+    except ValueError:
+        raise _unusable(public, None) from None
+
+
+def checked_public_key(public: bytes, *, owner: int | None = None) -> X25519PublicKey:
+    """Return an X25519 public key that leads to a secret.
+
+    Raises:
+        PublicKeyError: not 32 bytes, or of low order (every shared secret would be zero).
+    """
+    try:
+        key = X25519PublicKey.from_public_bytes(public)
+        _PROBE.exchange(key)
+    except ValueError:
+        raise _unusable(public, owner) from None
+    return key
+
+
+def agree(private: bytes, public: bytes, *, owner: int | None = None) -> bytes:
+    """Return the 32-byte X25519 secret of a private and another party's public key (RFC 7748).
+
+    Raises:
+        PublicKeyError: the public key is malformed or of low order.
+    """
+    try:
+        key = X25519PublicKey.from_public_bytes(public)
+        return X25519PrivateKey.from_private_bytes(private).exchange(key)
+    except ValueError:
+        raise _unusable(public, owner) from None
+
+
+def _suite() -> "Suite":
+    if _SUITE is None:
+        raise _missing()
+    return _SUITE
+
+
+def _missing() -> HpkeMissingError:
+    return HpkeMissingError(
+        "secure_aggregation needs HPKE (RFC 9180), which came with cryptography 47; this is "
+        f"{version('cryptography')}: pip install 'flwr>=1.40' 'cryptography>=47'"
+    )
+
+
+def _unusable(public: bytes, owner: int | None) -> PublicKeyError:
+    return PublicKeyError(
+        f"{bytes(public).hex() or 'nothing'} is no usable X25519 public key; "
+        "it must have 32 bytes and not be of low order",
+        client=owner,
+    )
+
+
+def check_distinct(keys: Iterable[bytes]) -> None:
+    """Check that no key occurs twice.
+
+    Raises:
+        PublicKeyError: a repeated key: its owners would share their secrets.
+    """
+    seen: set[bytes] = set()
+    for key in keys:
+        if key in seen:
+            raise PublicKeyError(
+                f"the public key {key.hex()} occurs twice; each party needs its own"
+            )
+        seen.add(key)

@@ -1,0 +1,93 @@
+"""Shamir's secret sharing of 32-byte secrets over the prime field of 2^256 + 297 elements."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fedsim.secagg.errors import ShareMismatchError, ThresholdError
+
+PRIME = 2**256 + 297
+SECRET_BYTES = 32
+SHARE_BYTES = 33
+
+
+@dataclass(frozen=True)
+class ShamirSharing:
+    """Shares of which any `threshold` recover the secret and fewer say nothing at all about it.
+
+    Guarantee: the coefficients are uniform in the field and drawn from the operating system, so
+    hiding is perfect.
+
+    Source: Shamir 1979, "How to share a secret".
+    """
+
+    threshold: int
+
+    def split(self, secret: bytes, points: Sequence[int]) -> list[bytes]:
+        """Return a share of 33 bytes for each point.
+
+        Args:
+            secret: 32 bytes.
+            points: distinct whole numbers ≥ 1, at least `threshold` of them.
+
+        Raises:
+            ThresholdError: fewer points than the threshold; the secret could not be recovered.
+            ValueError: the secret has not 32 bytes, or points repeat or are below 1.
+        """
+        if len(secret) != SECRET_BYTES:
+            raise ValueError(f"a secret must have {SECRET_BYTES} bytes, got {len(secret)}")
+        if len(set(points)) != len(points) or min(points, default=1) < 1:
+            raise ValueError(f"points must be distinct and >= 1, got {list(points)}")
+        if not 1 <= self.threshold <= len(points):
+            raise ThresholdError("too few holders", have=len(points), need=self.threshold)
+        coefficients = [secrets.randbelow(PRIME) for _ in range(self.threshold - 1)]
+        constant = int.from_bytes(secret, "big")
+        return [
+            _evaluate(coefficients, constant, point).to_bytes(SHARE_BYTES, "big")
+            for point in points
+        ]
+
+    def combine(self, shares: Mapping[int, bytes]) -> bytes:
+        """Return the secret of shares by their points.
+
+        Of more shares than needed, those of the smallest points are used, so that the secrets of
+        many owners share one interpolation.
+
+        Raises:
+            ThresholdError: fewer than `threshold` shares.
+            ShareMismatchError: shares that come from no 32-byte secret.
+        """
+        if len(shares) < self.threshold:
+            raise ThresholdError("too few shares", have=len(shares), need=self.threshold)
+        points = tuple(sorted(shares)[: self.threshold])
+        factors = _at_zero(points)
+        value = sum(
+            factor * int.from_bytes(shares[point], "big")
+            for factor, point in zip(factors, points, strict=True)
+        )
+        secret = value % PRIME
+        if secret >= 2**256:
+            raise ShareMismatchError("the shares belong to no secret; one of them was damaged")
+        return secret.to_bytes(SECRET_BYTES, "big")
+
+
+def _evaluate(coefficients: Sequence[int], constant: int, point: int) -> int:
+    value = 0
+    for coefficient in coefficients:
+        value = (value + coefficient) * point % PRIME
+    return (value + constant) % PRIME
+
+
+@lru_cache(maxsize=256)
+def _at_zero(points: tuple[int, ...]) -> tuple[int, ...]:
+    """Return Lagrange's factors of the value at 0."""
+    factors = []
+    for mine in points:
+        above, below = 1, 1
+        for other in points:
+            if other != mine:
+                above = above * other % PRIME
+                below = below * (other - mine) % PRIME
+        factors.append(above * pow(below, -1, PRIME) % PRIME)
+    return tuple(factors)

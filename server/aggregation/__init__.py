@@ -1,0 +1,1 @@
+"""How client updates become the next global model: the mean, aggregators and Flower strategies."""

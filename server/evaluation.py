@@ -1,0 +1,135 @@
+"""Federated evaluation: clients score the global model on examples that never leave them.
+
+What a client tells is computed from its private examples. Nothing bounds what it reveals, so this
+is for federations without differential privacy; there, a client refuses.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from flwr.app import ArrayRecord, Message
+
+from fedsim.core.streams import Purpose, stream
+from fedsim.protocol.messages import EvaluateReply, EvaluateRequest, ProtocolError
+from fedsim.server.settings import EvaluationSettings
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What clients found of a model on their held-out examples.
+
+    Attributes:
+        clients: those whose figures are in the averages, ascending.
+        examples: the examples of all of them.
+        metrics: averages over all these examples; empty where there are none.
+        failed: clients that were asked and gave no figures, and why.
+    """
+
+    clients: tuple[int, ...] = ()
+    examples: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    failed: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClientEvaluation:
+    """Who evaluates when, and what becomes of the answers.
+
+    Guarantee: whom it asks depends on the seed and the round alone, and the averages do not depend
+    on the order of the answers.
+
+    Args:
+        settings: how often, and how many clients.
+        seed: the experiment's seed.
+        rounds: rounds of the federation; the last is always evaluated.
+        deadline: seconds after which an answer comes too late.
+    """
+
+    settings: EvaluationSettings
+    seed: int
+    rounds: int
+    deadline: float | None = None
+
+    def is_due(self, round_number: int) -> bool:
+        """Tell whether clients evaluate the model of a round."""
+        return round_number % self.settings.every == 0 or round_number == self.rounds
+
+    def clients(self, round_number: int, num_clients: int) -> tuple[int, ...]:
+        """Return who is asked, ascending: all, or a uniform choice without repetition."""
+        wanted = self.settings.clients
+        if wanted is None or wanted >= num_clients:
+            return tuple(range(num_clients))
+        generator = stream(self.seed, Purpose.EVALUATION, round_number=round_number)
+        return tuple(sorted(generator.choice(num_clients, wanted, replace=False).tolist()))
+
+    def requests(
+        self, round_number: int, arrays: ArrayRecord, node_of: Mapping[int, int]
+    ) -> list[Message]:
+        """Return the requests of a round; none where none is due.
+
+        Args:
+            round_number: the round.
+            arrays: the global model after it.
+            node_of: the node of each client.
+        """
+        if not self.is_due(round_number):
+            return []
+        asked = self.clients(round_number, len(node_of))
+        request = EvaluateRequest(round_number, arrays)
+        return [request.to_message(node_of[client]) for client in asked]
+
+    def averaged(
+        self, asked: Iterable[int], replies: Iterable[Message], client_of: Mapping[int, int]
+    ) -> Evaluated:
+        """Return the means of the clients' metrics, each weighted by its number of examples.
+
+        A client without held-out examples is in no average and did not fail.
+
+        Args:
+            asked: the clients that were asked.
+            replies: their answers, in any order.
+            client_of: the client of each node.
+        """
+        found: dict[int, EvaluateReply] = {}
+        failed = dict.fromkeys(asked, "no reply")
+        for reply in replies:
+            client = client_of[reply.metadata.src_node_id]
+            try:
+                found[client] = self._read(reply)
+            except ProtocolError as error:
+                failed[client] = str(error)
+            else:
+                failed.pop(client, None)
+        scored = {client: found[client] for client in sorted(found) if found[client].examples}
+        names = next((list(one.metrics) for one in scored.values()), [])
+        for client in [c for c, one in scored.items() if list(one.metrics) != names]:
+            failed[client] = f"reports {list(scored.pop(client).metrics)}, others {names}"
+        total = sum(one.examples for one in scored.values())
+        return Evaluated(
+            clients=tuple(scored),
+            examples=total,
+            metrics={
+                name: _mean([(one.examples, one.metrics[name]) for one in scored.values()], total)
+                for name in names
+            },
+            failed=dict(sorted(failed.items())),
+        )
+
+    def _read(self, message: Message) -> EvaluateReply:
+        if message.has_error():
+            raise ProtocolError(message.error.reason or "no reason given")
+        reply = EvaluateReply.from_message(message)
+        if self.deadline is not None and reply.delay > self.deadline:
+            raise ProtocolError(
+                f"answered after {reply.delay:g} s, past the deadline of {self.deadline:g} s"
+            )
+        return reply
+
+
+def _mean(weighted: Iterable[tuple[int, float]], total: int) -> float:
+    """Return the weighted mean, correctly rounded, so that no order of the answers shows."""
+    terms = [weight * value for weight, value in weighted]
+    if not all(map(math.isfinite, terms)):
+        return math.nan
+    return math.fsum(terms) / total

@@ -1,0 +1,1 @@
+"""The server side of secure aggregation: leader, helper, masked sum, opened sums."""

@@ -1,0 +1,303 @@
+"""A helper: opens the seeds that clients sealed to it, and answers once for each round.
+
+A pure state machine without network; its state is a dict of plain values, so that it can be kept
+wherever the node keeps its state.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+
+from fedsim.secagg.additive import AdditiveSharing
+from fedsim.secagg.context import RoundContext, pack, set_digest
+from fedsim.secagg.digests import vector_tag
+from fedsim.secagg.errors import (
+    AlreadyAnsweredError,
+    ContextMismatchError,
+    DuplicateClientError,
+    EnvelopeError,
+    PublicKeyError,
+    ReplayError,
+    TooFewClientsError,
+    WireError,
+)
+from fedsim.secagg.hpke import SealingKey
+from fedsim.secagg.identity import IdentityKey
+from fedsim.secagg.messages import (
+    CombineReply,
+    CombineRequest,
+    Hello,
+    HelloReply,
+)
+from fedsim.secagg.prg import SEED_BYTES, SeedExpander
+from fedsim.secagg.settings import SecureAggregationSettings
+
+SEED_PURPOSE = "helper seed"
+TOTAL_PURPOSE = "helper total"
+Plain = str | int | bytes | list[str]
+
+
+@dataclass(frozen=True)
+class HelperState:
+    """All that a helper remembers. `answered` is the last round it released a sum for.
+
+    Attributes:
+        run_id: the run, "" before the first hello.
+        private_key: 32 bytes.
+        min_clients: the larger of the helper's own and the leader's.
+        answered: last answered round, 0 before the first.
+        question: digest of the request answered in that round.
+        past: earlier runs; they never come back, because their answers are forgotten.
+    """
+
+    run_id: str = ""
+    private_key: bytes = b""
+    min_clients: int = 0
+    answered: int = 0
+    question: str = ""
+    past: tuple[str, ...] = ()
+
+    def to_record(self) -> dict[str, Plain]:
+        """Return the state as plain values. It holds the private key: keep it where it is."""
+        return {
+            "run_id": self.run_id,
+            "private_key": self.private_key,
+            "min_clients": self.min_clients,
+            "answered": self.answered,
+            "question": self.question,
+            "past": list(self.past),
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, object]) -> Self:
+        """Read a state back.
+
+        Raises:
+            WireError: a field is missing or of the wrong type.
+        """
+        fresh = cls().to_record()
+        fields: dict[str, object] = {name: record.get(name) for name in fresh}
+        for name, value in fields.items():
+            if type(value) is not type(fresh[name]):
+                raise WireError(f"the helper's saved state has {name} = {value!r}; start a new run")
+        fields["past"] = tuple(record["past"])  # pyright: ignore[reportArgumentType]
+        return cls(**fields)  # pyright: ignore[reportArgumentType]  # checked one by one above
+
+
+class Helper:
+    """One aggregator beside the leader.
+
+    Guarantee: for each round at most one sum leaves the helper, never for fewer than `min_clients`
+    clients, only over envelopes that were sealed for exactly this run, round, model and layout.
+    Asked the same again it gives the same answer; asked differently it refuses, because two sums of
+    one round differ by single clients. Rounds never go back. What it sees are seeds, which are
+    independent of every update, and who took part.
+
+    Args:
+        helper: this helper's number, ≥ 1 (the leader is 0).
+        settings: its own settings; the leader can raise `min_clients` and change nothing else.
+        state: what it remembers; None before the first hello.
+        identity: a lasting key, which clients can pin and which signs the key of every run; None
+            for a helper that nobody can tell from another.
+    """
+
+    def __init__(
+        self,
+        *,
+        helper: int,
+        settings: SecureAggregationSettings,
+        state: HelperState | None = None,
+        identity: IdentityKey | None = None,
+    ) -> None:
+        self.helper = helper
+        self.state = state or HelperState()
+        self._settings = settings
+        self._identity = identity
+        self._sharing = AdditiveSharing(SeedExpander(settings.prg))
+
+    def hello(self, hello: Hello) -> HelloReply:
+        """Begin a run, or return the key of the run that has begun.
+
+        Every run has a new key, also under a lasting identity: a helper that lost its memory has
+        lost the key to earlier envelopes with it, and an earlier run is over for good.
+
+        Raises:
+            ReplayError: a run that is over.
+            ContextMismatchError: the leader's parameters are not the helper's own.
+            PublicKeyError: the helper is not the one that its own settings pin.
+        """
+        self._check_pin()
+        if hello.params != self._settings.digest():
+            raise ContextMismatchError(
+                f"helper {self.helper} has parameters {self._settings.digest()[:12]}, the leader "
+                f"{hello.params[:12]}; give both the same secure_aggregation section"
+            )
+        if not hello.run_id or hello.run_id in self.state.past:
+            raise ReplayError(
+                f"run {hello.run_id!r} of helper {self.helper} is over; start a run of another name"
+            )
+        if hello.run_id != self.state.run_id:
+            over = (self.state.run_id,) if self.state.run_id else ()
+            self.state = HelperState(
+                run_id=hello.run_id,
+                private_key=SealingKey.generate().to_bytes(),
+                min_clients=max(hello.min_clients, self._settings.min_clients),
+                past=(*self.state.past, *over),
+            )
+        key = SealingKey.from_bytes(self.state.private_key)
+        reply = HelloReply(run_id=hello.run_id, helper=self.helper, public_key=key.public)
+        if self._identity is None:
+            return reply
+        signature = self._identity.sign(
+            run_id=hello.run_id, helper=self.helper, params=hello.params, public_key=key.public
+        )
+        return replace(reply, identity=self._identity.public, signature=signature)
+
+    def combine(self, request: CombineRequest) -> CombineReply:
+        """Answer a request: rejected clients, or this helper's share of the sum.
+
+        Raises:
+            ReplayError: another run, or an earlier round.
+            AlreadyAnsweredError: this round was answered for something else.
+            TooFewClientsError: fewer than `min_clients` clients.
+            DuplicateClientError: a client occurs twice.
+            WireError: clients and envelopes do not pair up, or nonsense lengths.
+        """
+        self._check(request)
+        question = _digest(request)
+        if request.release:
+            self._check_unanswered(request, question)
+        seeds, rejected = self._open(request)
+        if rejected or not request.release:
+            return CombineReply(
+                helper=self.helper,
+                round_nonce=request.round_nonce,
+                released=False,
+                rejected=tuple(rejected),
+            )
+        self.state = replace(self.state, answered=request.server_round, question=question)
+        return self._release(request, seeds)
+
+    def _check_pin(self) -> None:
+        """Say at once what every client would refuse."""
+        pins = self._settings.helper_key_fingerprints
+        if not pins:
+            return
+        if self._identity is None:
+            raise PublicKeyError(
+                f"helper {self.helper} has no lasting key, but helper_key_fingerprints pins "
+                f"{pins[self.helper - 1][:16]}...; give it the file of that key"
+            )
+        if self._identity.fingerprint != pins[self.helper - 1]:
+            raise PublicKeyError(
+                f"the lasting key of helper {self.helper} has the fingerprint "
+                f"{self._identity.fingerprint}, but helper_key_fingerprints pins "
+                f"{pins[self.helper - 1]}; give it the other file, or correct the pin everywhere"
+            )
+
+    def _check(self, request: CombineRequest) -> None:
+        where = {"round_number": request.server_round}
+        if not self.state.run_id or request.run_id != self.state.run_id:
+            raise ReplayError(
+                f"helper {self.helper} is in run {self.state.run_id!r}, the request in "
+                f"{request.run_id!r}; say hello first",
+                **where,
+            )
+        if request.server_round < max(self.state.answered, 1):
+            raise ReplayError(
+                f"helper {self.helper} has answered round {self.state.answered} and does not go "
+                "back; go on with a later round",
+                **where,
+            )
+        if len(request.clients) != len(request.envelopes) or request.length < 1:
+            raise WireError(
+                f"{len(request.clients)} clients, {len(request.envelopes)} envelopes and length "
+                f"{request.length}; each client needs one envelope, and the length is >= 1",
+                **where,
+            )
+        if len(set(request.clients)) != len(request.clients):
+            raise DuplicateClientError("a client occurs twice in one request", **where)
+        if len(request.clients) < self.state.min_clients:
+            raise TooFewClientsError(
+                f"{len(request.clients)} clients, but helper {self.helper} opens no sum of fewer "
+                f"than {self.state.min_clients}; wait for more clients, or lower min_clients in "
+                "the helper's own settings",
+                **where,
+                have=len(request.clients),
+                need=self.state.min_clients,
+            )
+
+    def _check_unanswered(self, request: CombineRequest, question: str) -> None:
+        if request.server_round == self.state.answered and question != self.state.question:
+            raise AlreadyAnsweredError(
+                f"helper {self.helper} has answered this round for another set of clients, model "
+                "or attempt; a second sum would reveal single updates. Go on with the next round",
+                round_number=request.server_round,
+            )
+
+    def _open(self, request: CombineRequest) -> tuple[list[bytes], list[int]]:
+        key = SealingKey.from_bytes(self.state.private_key)
+        seeds: list[bytes] = []
+        rejected: list[int] = []
+        pairs = zip(request.clients, request.envelopes, self._infos(request), strict=True)
+        for client, envelope, info in pairs:
+            try:
+                seed = key.open(envelope, info=info, client=client)
+            except EnvelopeError:
+                seed = b""
+            if len(seed) == SEED_BYTES:
+                seeds.append(seed)
+            else:
+                rejected.append(client)
+        return seeds, rejected
+
+    def _release(self, request: CombineRequest, seeds: list[bytes]) -> CombineReply:
+        dtype = np.uint64 if self._settings.ring_bits == 64 else np.uint32
+        total = np.zeros(request.length, dtype)
+        self._sharing.expand_into(total, seeds, self._infos(request))
+        context = self._context(request)
+        return CombineReply(
+            helper=self.helper,
+            round_nonce=request.round_nonce,
+            released=True,
+            count=len(seeds),
+            clients=set_digest(request.clients),
+            total=total,
+            tag=vector_tag(total, total_info(context, self.helper)),
+        )
+
+    def _infos(self, request: CombineRequest) -> list[bytes]:
+        context = self._context(request)
+        return [seed_info(context, client, self.helper) for client in request.clients]
+
+    def _context(self, request: CombineRequest) -> RoundContext:
+        return RoundContext(
+            run_id=self.state.run_id,
+            round_nonce=request.round_nonce,
+            server_round=request.server_round,
+            layout=request.layout,
+            params=self._settings.digest(),
+            model=request.model,
+        )
+
+
+def seed_info(context: RoundContext, client: int, helper: int) -> bytes:
+    """Return the bytes that name the seed of `client` for `helper`."""
+    return context.info(purpose=SEED_PURPOSE, sender=client, receiver=helper)
+
+
+def total_info(context: RoundContext, helper: int) -> bytes:
+    """Return the bytes that name the sum of `helper`."""
+    return context.info(purpose=TOTAL_PURPOSE, sender=helper, receiver=0)
+
+
+def _digest(request: CombineRequest) -> str:
+    """Return the SHA-256 of everything that the released sum depends on, in any client order."""
+    fields = [request.round_nonce, request.layout.encode(), request.model.encode()]
+    fields.append(str(request.length).encode())
+    for client, envelope in sorted(zip(request.clients, request.envelopes, strict=True)):
+        fields += [str(client).encode(), envelope]
+    return hashlib.sha256(pack(fields)).hexdigest()

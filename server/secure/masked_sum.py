@@ -1,0 +1,330 @@
+"""The server of secure aggregation by pairwise masks: four stages, one sum.
+
+    keys -> rosters -> shares -> envelopes -> masked payloads -> unmask requests -> shares -> sum
+
+A pure state machine. A client that stays out of a stage stays out of the following ones. Threat
+model: the server follows the protocol (semi-honest); clients check what a deviating server could
+gain most from, see `fedsim.clients.secure.masked_upload`.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from fedsim.secagg.context import RoundContext
+from fedsim.secagg.digests import add_checked
+from fedsim.secagg.encoding import Ring
+from fedsim.secagg.errors import (
+    ContextMismatchError,
+    DuplicateClientError,
+    LayoutMismatchError,
+    ProtocolOrderError,
+    ThresholdError,
+    TooFewClientsError,
+    WireError,
+)
+from fedsim.secagg.graph import NeighbourGraph
+from fedsim.secagg.hpke import check_distinct, checked_public_key
+from fedsim.secagg.layout import Arrays
+from fedsim.secagg.messages import (
+    KeysReply,
+    MaskedReply,
+    MaskRequest,
+    Roster,
+    RoundOffer,
+    SharesReply,
+    UnmaskReply,
+    UnmaskRequest,
+)
+from fedsim.secagg.pairwise import masked_info
+from fedsim.secagg.payload import Aggregate, PayloadCodec
+from fedsim.secagg.prg import SeedExpander
+from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.server.secure.recovery import Recovery
+
+_KEYS, _SHARES, _MASKED, _UNMASK = range(4)
+_STAGES = ("keys", "shares", "masked", "unmask")
+
+
+class MaskedSum:
+    """One round of SecAgg or SecAgg+, seen from the server.
+
+    Guarantee: `open` returns the exact sum over the clients whose masked payload came, or an error
+    is raised. Recovered secrets are checked against public keys and commitments, so a wrong share
+    names its owner and never reaches the model.
+
+    Args:
+        codec: the payload.
+        context: the round; its nonce must be fresh.
+        settings: protocol, threshold or fractions, min_clients, prg.
+        clients: who was asked.
+    """
+
+    def __init__(
+        self,
+        *,
+        codec: PayloadCodec,
+        context: RoundContext,
+        settings: SecureAggregationSettings,
+        clients: Iterable[int],
+    ) -> None:
+        self._codec = codec
+        self._context = context
+        self._settings = settings
+        self._asked = set(clients)
+        self._stage = _KEYS
+        self._keys: dict[int, KeysReply] = {}
+        self._shares: dict[int, SharesReply] = {}
+        self._paired: dict[int, tuple[int, ...]] = {}
+        self._masked: set[int] = set()
+        self._unmasked: dict[int, UnmaskReply] = {}
+        self._total: Ring = np.zeros(codec.length, codec.encoder.dtype)
+        self._graph: NeighbourGraph | None = None
+
+    @property
+    def clients(self) -> list[int]:
+        """The clients in the sum, in ascending order."""
+        return sorted(self._masked)
+
+    @property
+    def graph(self) -> NeighbourGraph:
+        """Who masks with whom, known after `rosters`."""
+        if self._graph is None:
+            raise ProtocolOrderError("the graph is drawn when the keys are closed; call rosters()")
+        return self._graph
+
+    def offer(self) -> RoundOffer:
+        """Return what clients need to know of the round."""
+        context = self._context
+        return RoundOffer(
+            run_id=context.run_id,
+            round_nonce=context.round_nonce,
+            server_round=context.server_round,
+            layout=context.layout,
+            params=context.params,
+            model=context.model,
+            helpers=(),
+            helper_keys=(),
+        )
+
+    def take_keys(self, reply: KeysReply) -> None:
+        """Take the public keys of a client.
+
+        Raises:
+            PublicKeyError: malformed, of low order, or not distinct.
+            DuplicateClientError, ContextMismatchError, ProtocolOrderError: not its turn.
+        """
+        self._expect(reply.client, _KEYS, self._asked, self._keys)
+        checked_public_key(reply.sealing_key, owner=reply.client)
+        checked_public_key(reply.masking_key, owner=reply.client)
+        known = [
+            key for each in self._keys.values() for key in (each.sealing_key, each.masking_key)
+        ]
+        check_distinct([*known, reply.sealing_key, reply.masking_key])
+        self._keys[reply.client] = reply
+
+    def rosters(self) -> dict[int, Roster]:
+        """Close the keys, draw the graph and return each client's neighbours and their keys.
+
+        Raises:
+            TooFewClientsError, ThresholdError: no sum can come of this round.
+        """
+        self._advance(_KEYS)
+        self._check_enough(len(self._keys))
+        self._graph = graph = NeighbourGraph.for_round(self._settings, list(self._keys))
+        return {client: self._roster(graph, client) for client in graph.clients}
+
+    def take_shares(self, reply: SharesReply) -> None:
+        """Take the sealed shares of a client's secrets.
+
+        Raises:
+            WireError: not exactly one envelope for each neighbour.
+            DuplicateClientError, ContextMismatchError, ProtocolOrderError: not its turn.
+        """
+        self._expect(reply.client, _SHARES, self._keys, self._shares)
+        neighbours = self.graph.neighbours[reply.client]
+        if reply.receivers != neighbours or len(reply.envelopes) != len(neighbours):
+            raise WireError(
+                "it must send one envelope for each neighbour, in their order",
+                round_number=self._context.server_round,
+                client=reply.client,
+            )
+        self._shares[reply.client] = reply
+
+    def mask_requests(self) -> dict[int, MaskRequest]:
+        """Close the shares and return, for each client, the envelopes of its neighbours.
+
+        A client with fewer holders than the threshold is left out: its secrets could not be
+        recovered.
+
+        Raises:
+            ThresholdError, TooFewClientsError: too many are gone.
+        """
+        self._advance(_SHARES)
+        alive = self._with_enough_holders()
+        self._check_enough(len(alive))
+        for client in sorted(alive):
+            self._paired[client] = tuple(
+                peer for peer in self.graph.neighbours[client] if peer in alive
+            )
+        return {client: self._mask_request(client) for client in self._paired}
+
+    def take_masked(self, reply: MaskedReply) -> None:
+        """Add the masked payload of a client to the sum.
+
+        Raises:
+            LayoutMismatchError, ShareMismatchError: malformed or damaged.
+            DuplicateClientError, ContextMismatchError, ProtocolOrderError: not its turn.
+        """
+        self._expect(reply.client, _MASKED, self._paired, self._masked)
+        if reply.masked.shape != self._total.shape or reply.masked.dtype != self._total.dtype:
+            raise LayoutMismatchError(
+                f"expected {self._total.dtype}[{len(self._total)}], "
+                f"got {reply.masked.dtype}{list(reply.masked.shape)}",
+                round_number=self._context.server_round,
+                client=reply.client,
+            )
+        add_checked(
+            self._total,
+            reply.masked,
+            masked_info(self._context, reply.client),
+            reply.tag,
+            what="the masked payload",
+            client=reply.client,
+        )
+        self._masked.add(reply.client)
+
+    def unmask_requests(self) -> dict[int, UnmaskRequest]:
+        """Close the payloads and ask each of their senders for the shares that unmask the sum.
+
+        Raises:
+            TooFewClientsError: fewer than `min_clients` payloads.
+            ThresholdError: a secret has fewer living holders than the threshold.
+        """
+        self._advance(_MASKED)
+        self._check_enough(len(self._masked))
+        self._recovery().check_possible()
+        return {client: self._unmask_request(client) for client in self.clients}
+
+    def take_unmask(self, reply: UnmaskReply) -> None:
+        """Take the shares that a client holds.
+
+        Raises:
+            WireError: it answers something else than it was asked.
+            DuplicateClientError, ContextMismatchError, ProtocolOrderError: not its turn.
+        """
+        self._expect(reply.client, _UNMASK, self._masked, self._unmasked)
+        asked = self._unmask_request(reply.client)
+        answered = (reply.active, reply.dead, len(reply.seed_shares), len(reply.key_shares))
+        if answered != (asked.active, asked.dead, len(asked.active), len(asked.dead)):
+            raise WireError(
+                "it answered for other clients than it was asked for",
+                round_number=self._context.server_round,
+                client=reply.client,
+            )
+        self._unmasked[reply.client] = reply
+
+    def open(self, *, reference: Arrays | None) -> Aggregate:
+        """Remove the masks and return the aggregate.
+
+        Raises:
+            ThresholdError: too few clients answered to recover a secret.
+            ShareMismatchError: a recovered secret or the sum is wrong.
+            ZeroWeightError: the weights add up to nothing.
+        """
+        if self._stage != _UNMASK:
+            raise ProtocolOrderError(
+                f"the round is at the stage {_STAGES[self._stage]}; call unmask_requests() first"
+            )
+        total = self._total.copy()
+        self._recovery().remove(total, self._unmasked)
+        return self._codec.decode(total, clients=len(self._masked), reference=reference)
+
+    def _recovery(self) -> Recovery:
+        return Recovery(
+            context=self._context,
+            graph=self.graph,
+            expander=SeedExpander(self._settings.prg),
+            keys=self._keys,
+            shares=self._shares,
+            paired=self._paired,
+            masked=self._masked,
+        )
+
+    def _roster(self, graph: NeighbourGraph, client: int) -> Roster:
+        holders = graph.holders(client)
+        return Roster(
+            clients=holders,
+            points=tuple(graph.point(holder) for holder in holders),
+            sealing_keys=tuple(self._keys[holder].sealing_key for holder in holders),
+            masking_keys=tuple(self._keys[holder].masking_key for holder in holders),
+            threshold=graph.threshold,
+        )
+
+    def _with_enough_holders(self) -> set[int]:
+        alive = set(self._shares)
+        while True:
+            short = {
+                client
+                for client in alive
+                if len(alive & set(self.graph.holders(client))) < self.graph.threshold
+            }
+            if short == alive:
+                raise ThresholdError(
+                    "too few clients sent shares of their secrets",
+                    have=len(self._shares),
+                    need=self.graph.threshold,
+                    round_number=self._context.server_round,
+                )
+            if not short:
+                return alive
+            alive -= short
+
+    def _mask_request(self, client: int) -> MaskRequest:
+        senders = self._paired[client]
+        envelopes = []
+        for sender in senders:
+            reply = self._shares[sender]
+            envelopes.append(reply.envelopes[reply.receivers.index(client)])
+        return MaskRequest(senders=senders, envelopes=tuple(envelopes))
+
+    def _unmask_request(self, client: int) -> UnmaskRequest:
+        own = (client,) if self.graph.complete else ()
+        known = sorted((*self._paired[client], *own))
+        return UnmaskRequest(
+            active=tuple(peer for peer in known if peer in self._masked),
+            dead=tuple(peer for peer in known if peer not in self._masked),
+        )
+
+    def _expect(
+        self, client: int, stage: int, invited: Iterable[int], before: Iterable[int]
+    ) -> None:
+        where = {"round_number": self._context.server_round, "client": client}
+        if self._stage != stage:
+            raise ProtocolOrderError(
+                f"a reply to {_STAGES[stage]} at the stage {_STAGES[self._stage]}", **where
+            )
+        if client in before:
+            raise DuplicateClientError(
+                f"it answered {_STAGES[stage]} before; the first answer counts", **where
+            )
+        if client not in invited:
+            raise ContextMismatchError(f"it was not asked for {_STAGES[stage]}", **where)
+
+    def _advance(self, stage: int) -> None:
+        if self._stage != stage:
+            raise ProtocolOrderError(
+                f"{_STAGES[stage]} cannot be closed at the stage {_STAGES[self._stage]}",
+                round_number=self._context.server_round,
+            )
+        self._stage += 1
+
+    def _check_enough(self, have: int) -> None:
+        if have < self._settings.min_clients:
+            raise TooFewClientsError(
+                f"{have} clients are left, but min_clients is {self._settings.min_clients}; "
+                "ask more clients, or lower min_clients",
+                round_number=self._context.server_round,
+                have=have,
+                need=self._settings.min_clients,
+            )

@@ -1,0 +1,98 @@
+"""What a run can truthfully say about its secure aggregation."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsim.secagg.encoding import FixedPointEncoder
+from fedsim.secagg.settings import SecureAggregationSettings
+
+IMPLEMENTATION = "fedsim.secagg 1"
+ENVELOPE = "RFC 9180 X25519/HKDF-SHA256/AES-256-GCM"
+_TRUST = {
+    "additive": "one of leader and helpers follows the protocol and colludes with no other",
+    "secagg": "the server follows the protocol and colludes with fewer clients than the threshold",
+    "secagg_plus": "the server follows the protocol; corrupt and dropped clients stay within the "
+    "configured fractions",
+    "quantized": "none: the server sees every update (control arm)",
+}
+
+
+@dataclass
+class SecureAggregationReport:
+    """Collects the facts of a run, round by round.
+
+    Attributes:
+        settings: what was asked for.
+        encoder: what came of it.
+        clients_sampled: clients asked in a round.
+        survivors: for each completed round the clients in the sum.
+        aborted: for each aborted round why.
+        retried: combine requests that were sent again.
+    """
+
+    settings: SecureAggregationSettings
+    encoder: FixedPointEncoder
+    clients_sampled: int
+    survivors: dict[int, int] = field(default_factory=dict)
+    aborted: dict[int, str] = field(default_factory=dict)
+    retried: int = 0
+
+    def completed(self, round_number: int, survivors: int) -> None:
+        """Record a round whose sum was opened."""
+        self.survivors[round_number] = survivors
+
+    def failed(self, round_number: int, reason: str) -> None:
+        """Record a round that was given up; its uploads left the clients and were charged."""
+        self.aborted[round_number] = reason
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the section `secure_aggregation` of a report as JSON values."""
+        settings, encoder = self.settings, self.encoder
+        hidden = settings.protocol != "quantized"
+        return {
+            "protocol": settings.protocol,
+            "implementation": IMPLEMENTATION,
+            "parties": {
+                "leader": "server",
+                "helpers": settings.helpers,
+                "clients_sampled": self.clients_sampled,
+                "survivors_per_round": [self.survivors[key] for key in sorted(self.survivors)],
+            },
+            "trust": {
+                "privacy_requires": _TRUST[settings.protocol],
+                "active_server": "pinned_helper_keys"
+                if settings.helper_key_fingerprints
+                else "not_covered",
+                "malicious_clients": "undetected",
+            },
+            "simulated_non_collusion": True,
+            "server_view": _server_view(hidden, list(settings.metrics)),
+            "encoding": {
+                "ring_bits": encoder.ring_bits,
+                "frac_bits": encoder.frac_bits,
+                "value_bound": encoder.value_bound,
+                "max_weight": encoder.max_weight,
+                "max_clients": encoder.max_clients,
+                "guard_bits": encoder.guard_bits,
+                "rounding": encoder.rounding,
+                "max_abs_error": encoder.max_abs_error,
+            },
+            "exactness": "equals quantised plain averaging bit for bit",
+            "prg": settings.prg if hidden else None,
+            "envelope": ENVELOPE if hidden else None,
+            "rounds": {
+                "completed": len(self.survivors),
+                "aborted": len(self.aborted),
+                "retried": self.retried,
+                "reasons": {str(key): self.aborted[key] for key in sorted(self.aborted)},
+            },
+        }
+
+
+def _server_view(hidden: bool, metrics: list[str]) -> list[str]:
+    if hidden:
+        seen = ["sum of weighted updates", "sum of weights"]
+        seen += [f"sum of weighted {name}" for name in metrics]
+    else:
+        seen = ["every update", "every weight", *(f"every {name}" for name in metrics)]
+    return [*seen, "participant ids", "timings"]

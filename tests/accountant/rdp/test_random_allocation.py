@@ -1,0 +1,94 @@
+"""Random allocation: the pair's divergences in b dimensions, by brute force and closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsim.accountant.rdp import random_allocation as allocation
+from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, rdp_sampled_gaussian
+from fedsim.accountant.rdp.random_allocation import rdp_random_allocation
+
+ORDERS = np.array(DEFAULT_ORDERS)
+
+
+@pytest.mark.parametrize("noise", [0.3, 0.5, 1.0, 3.0])
+def test_two_batches_equal_the_double_integral(noise: float) -> None:
+    step = min(noise / 10, noise * noise / 6)
+    x = np.arange(-16 * noise - 3, 16 * noise + 3, step)
+    weight = np.exp(-0.5 * (x / noise) ** 2) * step / noise / math.sqrt(2 * math.pi)
+    ratio = np.exp((x - 0.5) / noise**2)
+    mean, joint = 0.5 * (ratio[:, None] + ratio), weight[:, None] * weight
+    ours = allocation._log_moments_removed(np.arange(2.0, 4.0), 2, noise)
+    for order, value in zip((2, 3), ours, strict=True):
+        assert value == pytest.approx(math.log(float((joint * mean**order).sum())), rel=1e-9)
+    betas = np.array([beta for beta in (0.05, 0.5, 1.0, 2.0, 5.0) if beta <= 4 * noise])
+    ours = allocation._log_moments_added(betas + 1, 2, noise)
+    for beta, value in zip(betas, ours, strict=True):
+        assert value == pytest.approx(math.log(float((joint * mean**-beta).sum())), rel=1e-9)
+
+
+@pytest.mark.parametrize(("batches", "noise"), [(3, 1.0), (100, 0.5), (1000, 5.0), (10**6, 2.0)])
+def test_order_2_has_a_closed_form(batches: int, noise: float) -> None:
+    (ours,) = rdp_random_allocation(batches, noise, (2.0,))
+    expected = math.log1p(math.expm1(noise**-2) / batches)
+    assert ours == pytest.approx(expected, rel=1e-10)
+
+
+def test_order_3_has_a_closed_form() -> None:
+    b, w = 7, math.exp(0.8**-2)  # E[r^2] = w, E[r^3] = w^3
+    expected = math.log((b * w**3 + 3 * b * (b - 1) * w + b * (b - 1) * (b - 2)) / b**3) / 2
+    assert rdp_random_allocation(7, 0.8, (3.0,))[0] == pytest.approx(expected, rel=1e-12)
+
+
+def test_one_batch_is_the_gaussian_in_both_orders_of_the_pair() -> None:
+    assert rdp_random_allocation(1, 1.5) == pytest.approx(ORDERS / (2 * 1.5**2), rel=1e-14)
+    orders = np.array([1.05, 2.0, 3.5])
+    ours = allocation._log_moments_added(orders, 1, 1.5)
+    assert ours == pytest.approx(orders * (orders - 1) / (2 * 1.5**2), rel=1e-9)
+
+
+@given(
+    batches=st.integers(2, 2000),
+    noise=st.floats(0.25, 20.0),
+    factor=st.floats(1.0, 3.0),
+)
+@settings(max_examples=25, deadline=None)
+def test_never_above_no_amplification_and_monotone(
+    batches: int, noise: float, factor: float
+) -> None:
+    curve = rdp_random_allocation(batches, noise)
+    assert np.all(curve <= ORDERS / (2 * noise**2) * (1 + 1e-12))
+    assert np.all(curve >= 0.0)
+    assert np.all(rdp_random_allocation(batches, noise * factor) <= curve * (1 + 1e-9))
+    # More batches hide more: r is then a mean of more, which is smaller in convex order.
+    assert np.all(rdp_random_allocation(batches + 1, noise) <= curve * (1 + 1e-9))
+
+
+@pytest.mark.parametrize("order", [1.5, 2.0, 8.0])
+def test_many_batches_at_much_noise_tend_to_poisson_sampling(order: float) -> None:
+    (ours,) = rdp_random_allocation(1000, 5.0, (2.0, 8.0) if order == 1.5 else (order,))[:1]
+    sampled = 1000 * rdp_sampled_gaussian(1e-3, 5.0, (2.0 if order == 1.5 else order,))[0]
+    assert ours == pytest.approx(sampled, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("batches", [1, 2, 10**3, 10**9, 10**18])
+@pytest.mark.parametrize("noise", [0.0, 1e-200, 0.19, 0.2, 1.0, 1e5, 1e300])
+def test_extreme_arguments_give_bounds_without_warnings(batches: int, noise: float) -> None:
+    curve = rdp_random_allocation(batches, noise, (1.05, 2.0, 7.5, 32.0, 1024.0))
+    assert np.all(curve >= 0.0)
+    assert not np.isnan(curve).any()
+    if noise == 1.0 and batches > 10**6:
+        assert curve[1] < 1e-3 * 2 / (2 * noise**2)
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="batches must be a whole number >= 1, got 0"):
+        rdp_random_allocation(0, 1.0)
+    with pytest.raises(ValueError, match="noise_multiplier must be"):
+        rdp_random_allocation(2, -1.0)
+    with pytest.raises(ValueError, match="orders must lie in"):
+        rdp_random_allocation(2, 1.0, (1.0,))

@@ -1,0 +1,241 @@
+"""The bound follows a quantile, and what it learns from is accounted for."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from fedsim.accountant import Gaussian, JointGaussian, PoissonSampled
+from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
+from fedsim.clients.dp_sgd.clipping import FlatClipping, GroupClipping
+from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.noise import NoiseSource, SeededNoise
+from fedsim.clients.dp_sgd.per_example.clipped_sum import LotStatistics, VmapGradients
+from fedsim.clients.dp_sgd.sampling import PoissonSampling
+
+
+class NoNoise(NoiseSource):
+    """Adds nothing, and remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, float]] = []
+
+    def fill_(self, values: Tensor, standard_deviation: float) -> Tensor:
+        self.asked.append((values.numel(), standard_deviation))
+        return values.zero_()
+
+
+def step(clipping: AdaptiveClipping, z: float = 1.0, lot: float = 100.0) -> DpSgdStep:
+    return DpSgdStep(PoissonSampling(0.5), clipping, z, lot)
+
+
+def score(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.squeeze(1)
+
+
+def bounds(
+    one: DpSgdStep, x: Tensor, lots: np.random.Generator, noise: NoiseSource, steps: int
+) -> Iterator[float]:
+    gradients = VmapGradients(nn.Linear(x.shape[1], 1, bias=False), score)
+    into = torch.zeros_like(gradients.parameters.data)
+    for _ in range(steps):
+        seen = one.release(gradients, x, torch.zeros(len(x)), lots=lots, noise=noise, into=into)
+        one = one.adapted(seen, noise)
+        assert isinstance(one.clipping, AdaptiveClipping)
+        yield one.clipping.max_grad_norm
+
+
+@pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("start", [0.01, 100.0])
+def test_the_bound_converges_to_the_quantile(quantile: float, start: float) -> None:
+    """Norms are 1 ... 10 in equal shares; sampled lots, noisy counts."""
+    x = torch.zeros(400, 2)
+    x[:, 0] = torch.linspace(1, 10, 400)
+    clipping = AdaptiveClipping.for_lot(200.0, max_grad_norm=start, quantile=quantile)
+    assert clipping.count_noise == 10.0
+    one = step(clipping, z=2.0, lot=200.0)
+    lots, noise = np.random.default_rng(1), SeededNoise(np.random.default_rng(2))
+    found = list(bounds(one, x, lots, noise, 500))
+    # A factor 1000 away, C moves by e^(η γ) a step at worst; then it wanders by a few percent.
+    assert np.mean(found[-200:]) == pytest.approx(1 + 9 * quantile, rel=0.04)
+
+
+def test_the_update_is_the_published_one() -> None:
+    clipping = AdaptiveClipping(2.0, count_noise=3.0, quantile=0.4, learning_rate=0.3)
+    noise = NoNoise()
+    after = step(clipping).adapted(LotStatistics(80, 0, (50,)), noise).clipping
+    # b̄ = (50 - 80/2) / 100 + 1/2: divided by the expected lot, not by the drawn one.
+    assert after == AdaptiveClipping(2.0 * math.exp(-0.3 * (0.6 - 0.4)), 3.0, 0.4, 0.3)
+    assert noise.asked == [(1, 3.0)]
+
+
+def test_an_empty_lot_leaves_the_count_to_its_noise() -> None:
+    clipping = AdaptiveClipping(2.0, count_noise=3.0, quantile=0.5)
+    after = step(clipping).adapted(LotStatistics(0, 0, (0,)), NoNoise()).clipping
+    assert after == clipping
+
+
+@pytest.mark.parametrize("within", [0, 1])
+def test_one_example_moves_the_count_by_half(within: int) -> None:
+    """So that 2 σ_b is the noise multiplier of the count, absent or present."""
+    clipping = AdaptiveClipping(1.0, count_noise=3.0, learning_rate=1.0)
+    with_it = step(clipping).adapted(LotStatistics(8, 0, (5 + within,)), NoNoise()).clipping
+    without = step(clipping).adapted(LotStatistics(7, 0, (5,)), NoNoise()).clipping
+    moved = math.log(without.max_grad_norm / with_it.max_grad_norm)  # type: ignore[attr-defined]
+    assert moved * 100.0 == pytest.approx(0.5 if within else -0.5)
+
+
+def test_an_example_that_is_not_finite_is_not_within() -> None:
+    x = torch.tensor([[0.1, 0.0], [math.nan, 0.0], [5.0, 0.0]])
+    gradients = VmapGradients(nn.Linear(2, 1, bias=False), score)
+    one = DpSgdStep(PoissonSampling(1.0), AdaptiveClipping(1.0, 3.0), 1.0, 3.0)
+    seen = one.release(
+        gradients,
+        x,
+        torch.zeros(3),
+        lots=np.random.default_rng(0),
+        noise=NoNoise(),
+        into=torch.zeros(2),
+    )
+    assert (seen.examples, seen.not_finite, seen.within) == (3, 1, (1,))
+
+
+def test_gradients_and_count_have_the_noise_that_was_asked_for_together() -> None:
+    one = step(AdaptiveClipping(0.7, count_noise=5.0), z=1.3)
+    z_gradients = 1 / math.sqrt(1.3**-2 - 10.0**-2)
+    event = one.event
+    assert isinstance(event, PoissonSampled)
+    assert isinstance(event.event, JointGaussian)
+    assert event.event.noise_multipliers == pytest.approx((z_gradients, 10.0), rel=1e-14)
+    assert event.event.noise_multiplier == pytest.approx(1.3, rel=1e-14)
+    noise = NoNoise()
+    gradients = VmapGradients(nn.Linear(4, 1, bias=False), score)
+    one.fill_with_noise(gradients.parameters, noise, torch.zeros(4))
+    assert noise.asked == [(4, pytest.approx(z_gradients * 0.7 / 100.0))]
+
+
+def count_noise_is_plausible(found: np.ndarray, deviation: float) -> bool:
+    """Two-sided χ² test of the variance and a test of the mean: a false alarm 2e-4 of the time."""
+    scaled = (found**2).sum() / deviation**2
+    low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(found))
+    mean = abs(found.mean()) / deviation * math.sqrt(len(found))
+    return bool(low < scaled < high) and mean < stats.norm.ppf(1 - 5e-5)
+
+
+@pytest.mark.parametrize("released_about", [0, 60])
+def test_the_released_count_has_the_noise_that_is_charged(released_about: int) -> None:
+    """Nobody is within C, so what moves log C is the noise alone; 7 % of σ_b are noticed."""
+    n = 60
+    x = torch.full((n, 2), 1e12) if released_about else torch.zeros(0, 2)
+    target = 0.0 if released_about else 0.5  # what the noiseless share is, so that C stays put
+    clipping = AdaptiveClipping.for_lot(n, max_grad_norm=1.0, quantile=target)
+    one = DpSgdStep(PoissonSampling(1.0), clipping, 1.0, n)
+    event = one.event
+    assert isinstance(event, PoissonSampled)
+    assert isinstance(event.event, JointGaussian)
+    charged = event.event.noise_multipliers[1] * 0.5
+    lots, noise = np.random.default_rng(1), SeededNoise(np.random.default_rng(2))
+    found = np.log([1.0, *bounds(one, x, lots, noise, 4000)])
+    count = -np.diff(found) / clipping.learning_rate * n
+    assert count_noise_is_plausible(count, charged)
+    assert not count_noise_is_plausible(1.07 * count, charged)
+    assert not count_noise_is_plausible(0.93 * count, charged)
+    assert not count_noise_is_plausible(count + 0.3, charged), "a count that is off by a third"
+    assert abs(np.corrcoef(count[1:], count[:-1])[0, 1]) < 0.07, "fresh noise in every step"
+
+
+@pytest.mark.parametrize("bound", [1e-10, 1e-3, 0.7, 50.0, 1e10])
+def test_whatever_the_bound_a_step_costs_the_same(bound: float) -> None:
+    """A server that sends a wrong bound back spoils the accuracy, never the guarantee."""
+    one = step(AdaptiveClipping(0.7, count_noise=5.0), z=1.3)
+    resumed = one.resumed(bound)
+    assert resumed.event == one.event
+    assert resumed.clipping.learnt == bound
+    gradients = VmapGradients(nn.Linear(4, 1, bias=False), score)
+    groups = resumed.groups(gradients.parameters)
+    (sigma,) = resumed.standard_deviations(groups)
+    assert sigma / groups.sensitivity == pytest.approx(event_multipliers(one)[0], rel=1e-12)
+    x = torch.tensor([[1e30, 0, 0, 0], [1e-30, 0, 0, 0], [3.0, 4.0, 0, 0]])
+    for example in x:
+        into = torch.zeros(4)
+        gradients.add_clipped_sum(
+            example[None], torch.zeros(1), resumed.clipping, groups, into, scale=1.0
+        )
+        assert into.double().norm() <= bound
+
+
+def event_multipliers(one: DpSgdStep) -> tuple[float, ...]:
+    event = one.event
+    assert isinstance(event, PoissonSampled)
+    assert isinstance(event.event, JointGaussian)
+    return event.event.noise_multipliers
+
+
+@pytest.mark.parametrize("bound", [0.0, 1e-11, 1e11, math.inf, math.nan, -1.0])
+def test_a_bound_that_was_never_learnt_is_refused(bound: float) -> None:
+    with pytest.raises(ValueError, match="a learnt bound must be from 1e-10 to 1e\\+10"):
+        step(AdaptiveClipping(0.7, count_noise=5.0)).resumed(bound)
+
+
+def test_a_fixed_bound_does_not_go_on_from_a_learnt_one() -> None:
+    fixed = DpSgdStep(PoissonSampling(0.5), FlatClipping(1.0), 1.0, 10.0)
+    assert fixed.resumed(None) is fixed
+    with pytest.raises(ValueError, match="cannot go on from a learnt one"):
+        fixed.resumed(0.5)
+
+
+def test_a_step_for_a_model_has_the_same_event() -> None:
+    one = step(AdaptiveClipping(0.7, count_noise=5.0))
+    bound = one.for_model(VmapGradients(nn.Linear(4, 1), score).parameters)
+    assert bound.event == one.event
+    after = bound.adapted(LotStatistics(80, 0, (80,)), NoNoise())
+    assert after.event == one.event, "the event does not depend on the bound"
+    gradients = VmapGradients(nn.Linear(4, 1), score)
+    assert after.groups(gradients.parameters).bounds == (after.clipping.max_grad_norm,)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("z", [10.0, 12.0])
+def test_a_count_that_would_spend_everything_is_refused(z: float) -> None:
+    with pytest.raises(ValueError, match=r"count noise > noise_multiplier / 2 .* larger lots"):
+        step(AdaptiveClipping(0.7, count_noise=5.0), z=z)
+
+
+def test_without_noise_nothing_is_raised() -> None:
+    one = step(AdaptiveClipping(0.7, count_noise=5.0), z=0.0)
+    assert one.event == PoissonSampled(0.5, JointGaussian((0.0, 10.0)))
+
+
+def test_the_state_is_the_bound() -> None:
+    clipping = AdaptiveClipping(0.7, count_noise=5.0)
+    later = clipping.adapted(0.9)
+    assert later.max_grad_norm < clipping.max_grad_norm
+    assert clipping.with_state(later.state) == later
+
+
+@pytest.mark.parametrize("share", [-1e300, 1e300])
+def test_the_bound_stays_a_number(share: float) -> None:
+    clipping = AdaptiveClipping(1.0, count_noise=5.0, learning_rate=10.0)
+    for _ in range(200):
+        clipping = clipping.adapted(share)
+    assert 0 < clipping.max_grad_norm < math.inf
+
+
+@pytest.mark.parametrize("clipping", [FlatClipping(1.0), GroupClipping(1.0)])
+def test_other_clippings_learn_nothing_and_draw_no_noise(clipping: FlatClipping) -> None:
+    noise, one = NoNoise(), DpSgdStep(PoissonSampling(0.5), clipping, 1.0, 10.0)
+    assert one.adapted(LotStatistics(3, 0, (2,)), noise) is one
+    assert noise.asked == []
+    assert one.mechanism == Gaussian(1.0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(0.0, 5.0), (1.0, 0.0), (1.0, math.inf), (1.0, 5.0, 1.1), (1.0, 5.0, 0.5, 0.0)],
+)
+def test_settings_outside_their_range_are_refused(arguments: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        AdaptiveClipping(*arguments)

@@ -1,0 +1,79 @@
+"""Faults strike by the seed, and what a failing client says holds nothing private."""
+
+import traceback
+from itertools import pairwise
+
+import pytest
+from pydantic import ValidationError
+
+from fedsim.accountant.ledger.journal import JournalError
+from fedsim.clients.failures import ClientFailureError, without_private_text
+from fedsim.clients.faults.injection import DropoutAfter, DropoutBefore, Fault, FaultPlan
+from fedsim.clients.faults.settings import FaultSettings
+
+
+def plan(*faults: FaultSettings, seed: int = 3) -> FaultPlan:
+    return FaultPlan(seed, faults)
+
+
+def test_a_fault_strikes_whom_and_when_it_says() -> None:
+    faults = plan(
+        FaultSettings(kind="dropout_before", clients=[1], rounds=[2, 4]),
+        FaultSettings(kind="dropout_after", clients=[1, 2]),
+    )
+    assert isinstance(faults.of(1, 2), DropoutBefore)
+    assert isinstance(faults.of(1, 3), DropoutAfter)
+    assert isinstance(faults.of(2, 2), DropoutAfter)
+    assert type(faults.of(0, 2)) is Fault
+
+
+def test_faults_strike_as_often_as_they_say_and_independently() -> None:
+    """4,000 draws of 0.3: 5 standard deviations are 0.036, so a false alarm is below 1e-6."""
+    faults = plan(FaultSettings(kind="dropout_before", probability=0.3))
+    hits = [
+        [isinstance(faults.of(client, number), DropoutBefore) for number in range(1, 41)]
+        for client in range(100)
+    ]
+    assert abs(sum(map(sum, hits)) / 4000 - 0.3) < 0.036
+    pairs = [a and b for row in hits for a, b in pairwise(row)]
+    assert abs(sum(pairs) / len(pairs) - 0.09) < 0.03
+    assert hits != [
+        [
+            isinstance(plan(*faults.faults, seed=4).of(client, number), DropoutBefore)
+            for number in range(1, 41)
+        ]
+        for client in range(100)
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "straggler"},
+        {"kind": "nan", "delay": 1.0},
+        {"kind": "nan", "probability": 0.0},
+        {"kind": "nan", "rounds": [0]},
+        {"kind": "nan", "clients": []},
+    ],
+)
+def test_impossible_faults_are_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        FaultSettings.model_validate(fields)
+
+
+def test_a_foreign_exception_says_its_type_and_line_only() -> None:
+    def secret(value: float) -> None:
+        raise KeyError(f"example {value}")
+
+    with pytest.raises(KeyError) as caught:
+        secret(4711.25)
+    hidden = without_private_text(caught.value)
+    assert isinstance(hidden, ClientFailureError)
+    assert str(hidden).startswith("KeyError at test_faults.py:")
+    shown = "".join(traceback.format_exception(hidden))
+    assert "4711" not in shown
+
+
+@pytest.mark.parametrize("error", [ClientFailureError("why"), JournalError("record 3")])
+def test_errors_of_our_own_keep_their_text(error: Exception) -> None:
+    assert without_private_text(error) is error

@@ -1,0 +1,56 @@
+"""What runs share is checked, not assumed."""
+
+from pathlib import Path
+
+import pytest
+
+from fedsim.comparison.pairs import PARTS, check_pairing, pairing_digests
+from fedsim.experiment import load_experiment
+from fedsim.federation.assembly import assemble
+
+
+def digests(directory: Path, **overrides: object) -> dict[str, str]:
+    loaded = load_experiment(directory / "tiny.yaml", {"privacy": None, **overrides})
+    return pairing_digests(assemble(loaded, ledger=None))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "differing"),
+    [
+        ({"local.optimizer.lr": 0.1}, set()),
+        ({"privacy": {"noise_multiplier": 1.0, "delta": 1e-4, "max_grad_norm": 1.0}}, set()),
+        ({"data.partition.num_clients": 4}, {"data", "participants"}),
+        ({"model": {"name": "mlp"}}, {"initial_model"}),
+        ({"federation.clients_per_round": 2}, {"participants"}),
+        ({"seed": 1}, {"data", "initial_model"}),  # all clients take part in every round
+    ],
+)
+def test_a_digest_differs_exactly_where_a_setting_changes_the_part(
+    directory: Path, overrides: dict[str, object], differing: set[str]
+) -> None:
+    before, after = digests(directory), digests(directory, **overrides)
+    assert {part for part in PARTS if before[part] != after[part]} == differing
+
+
+SAME = {"data": "a", "initial_model": "b", "participants": "c"}
+
+
+def test_variants_that_share_everything_are_paired() -> None:
+    found = check_pairing({"base": {0: SAME, 1: SAME}, "dp": {0: SAME}, "x": {1: SAME}}, "base")
+    assert found.paired
+    assert found.checked == 2
+    assert "Checked in all 2 pairs of runs" in found.statement
+
+
+def test_a_part_that_differs_is_named_with_its_variant() -> None:
+    other = {**SAME, "data": "z", "initial_model": "y"}
+    found = check_pairing({"base": {0: SAME, 1: SAME}, "dp": {0: SAME, 1: other}}, "base")
+    assert not found.paired
+    assert found.differences == {"dp": ("data", "initial_model")}
+    assert "dp differs in its data (partitions, test set) and initial model" in found.statement
+
+
+def test_nothing_to_pair_is_not_called_paired() -> None:
+    found = check_pairing({"base": {0: SAME}, "dp": {1: SAME}}, "base")
+    assert not found.paired
+    assert found.statement.startswith("No seed finished both")

@@ -1,0 +1,103 @@
+"""A plan says before training what a run says after it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsim
+from fedsim.clients.budget.plan import PrivacyPlanError
+from fedsim.experiment import load_experiment
+from fedsim.planning.projection import Plan, plan_experiment
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "plan",
+    "data": {
+        "dataset": "digits",
+        "partition": {"scheme": "dirichlet", "num_clients": 4, "min_examples": 20},
+    },
+    "model": {"name": "logistic"},
+    "federation": {"rounds": 4, "clients_per_round": 3},
+    "local": {"steps": 2, "batch_size": 32},
+    "privacy": {"target_epsilon": 4.0, "delta": 1e-3, "max_grad_norm": 0.5},
+}
+GIVEN = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
+
+
+def planned(**overrides: Any) -> Plan:
+    return plan_experiment(load_experiment(EXPERIMENT, overrides))
+
+
+@pytest.mark.parametrize("privacy", [EXPERIMENT["privacy"], GIVEN])
+def test_the_plan_is_what_the_run_spends(tmp_path: Path, privacy: dict[str, Any]) -> None:
+    plan = planned(privacy=privacy)
+    result = fedsim.run(EXPERIMENT, overrides={"privacy": privacy}, out=tmp_path / "r")
+    assert result.privacy is not None
+    for before, after in zip(plan.clients, result.privacy.clients, strict=True):
+        assert (before.examples, before.rounds) == (after.examples, after.rounds)
+        assert before.noise_multiplier == after.noise_multiplier
+        assert before.epsilon == after.epsilon
+    assert plan.system_epsilon == result.privacy.system_epsilon
+
+
+def test_curves_rise_to_the_end() -> None:
+    for client in planned().clients:
+        rounds, values = zip(*client.curve, strict=True)
+        assert list(rounds) == sorted(set(rounds))
+        assert rounds[-1] == client.rounds
+        assert list(values) == sorted(values)
+        assert 3.9 < values[-1] == client.epsilon <= 4.0
+
+
+def test_variations_go_the_right_way() -> None:
+    everybody = {"federation.clients_per_round": None}
+    plan = planned(**everybody)
+    noise = {one.change.split(":")[0]: one.noise_multiplier for one in plan.variations}
+    assert noise["half the batch"] < noise["as planned"] < noise["double the batch"]
+    assert noise["half the rounds"] < noise["as planned"] < noise["double the rounds"]
+    assert noise["as planned"] < noise["privacy.sampling=shuffle"]
+    given = planned(**everybody, privacy=GIVEN)
+    spent = {one.change: one.epsilon for one in given.variations}
+    assert spent["half the rounds"] < spent["as planned"] < spent["double the rounds"]
+
+
+def test_nothing_to_plan_without_privacy() -> None:
+    with pytest.raises(PrivacyPlanError, match="no privacy section"):
+        planned(privacy=None)
+
+
+def test_nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedsim.clients import app
+    from fedsim.clients import batch_app as many
+
+    def train(*arguments: object, **options: object) -> None:
+        raise AssertionError("a plan must not train")
+
+    monkeypatch.setattr(app, "train_private", train)
+    monkeypatch.setattr(many, "train_together", train)
+    planned()
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedsim.cli import main
+
+    file = tmp_path / "e.json"
+    file.write_text(json.dumps(EXPERIMENT))  # JSON is YAML
+    plot = tmp_path / "p.svg"
+    monkeypatch.setattr("sys.argv", ["fedsim", "plan", str(file), "--json", "--plot", str(plot)])
+    main()
+    content = json.loads(capsys.readouterr().out)
+    assert content["system_epsilon"] <= 4.0
+    assert len(content["clients"]) == 4
+    assert plot.read_text().lstrip().startswith("<?xml")
+    monkeypatch.setattr("sys.argv", ["fedsim", "plan", str(file)])
+    main()
+    assert "nothing was trained" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["fedsim", "plan", str(file), "--plot", "p.pdf"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert ".svg or .png" in capsys.readouterr().err

@@ -1,0 +1,54 @@
+"""Live arrays are arrays like any other, for everybody and for reading only."""
+
+import pickle
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+
+from fedsim.protocol.live_arrays import LiveArray, is_live, live_record, portable
+from fedsim.protocol.messages import digest
+
+VALUES = {
+    "w": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "n": np.array(7),
+    "e": np.empty((0, 2)),
+}
+
+
+def test_they_say_what_serialized_arrays_say() -> None:
+    live = live_record(VALUES)
+    plain = ArrayRecord({name: Array(value) for name, value in VALUES.items()})
+    assert list(live) == list(plain)
+    for name, array in live.items():
+        other = plain[name]
+        assert (array.dtype, array.shape, array.stype) == (other.dtype, other.shape, other.stype)
+        assert array.data == other.data
+        assert array == other
+        assert other == array
+        np.testing.assert_array_equal(array.numpy(), other.numpy())
+    assert digest(live) == digest(plain)
+    assert is_live(live)
+    assert not is_live(plain)
+
+
+def test_nobody_can_change_one() -> None:
+    array = LiveArray(np.zeros(3))
+    with pytest.raises(ValueError, match="read-only"):
+        array.numpy()[0] = 1
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        array.data = b"other"  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        array.dtype = "float32"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_numbers_are_not_copied() -> None:
+    values = np.zeros(3)
+    assert np.shares_memory(LiveArray(values).numpy(), values)
+
+
+def test_what_leaves_the_process_is_flowers_own() -> None:
+    live = live_record(VALUES)
+    for record in (portable(live), pickle.loads(pickle.dumps(live))):
+        assert all(type(array) is Array for array in record.values())
+        assert digest(record) == digest(live)

@@ -1,0 +1,141 @@
+"""A run that was cut off goes on to the same result, and opens no second sum."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+import fedsim
+from fedsim.runs.runner import RunFailedError, RunObserver
+from fedsim.secagg.payload import PayloadCodec
+
+
+@pytest.mark.parametrize("protocol", ["additive", "secagg"])
+def test_an_interrupted_run_resumes_to_the_same_result(
+    lab: Any, stop_after: Callable[[int], RunObserver], tmp_path: Path, protocol: str
+) -> None:
+    secure = lab.experiment({"protocol": protocol}, privacy=lab.privacy, federation={"rounds": 3})
+    whole = lab.control({"protocol": protocol}, privacy=lab.privacy, federation={"rounds": 3})
+    assert fedsim.run(secure, out=tmp_path / "r", observer=stop_after(1)).status == "interrupted"
+    result = fedsim.run(secure, out=tmp_path / "r", resume=True)
+    lab.same_result(whole, result)
+    assert (whole.path / "privacy.json").read_bytes() == (result.path / "privacy.json").read_bytes()
+
+
+@pytest.mark.parametrize("protocol", ["additive", "secagg"])
+def test_a_run_that_dies_inside_a_round_resumes_to_the_same_result(
+    lab: Any, tmp_path: Path, protocol: str
+) -> None:
+    """Charged and uploaded, but not opened: the round is repeated under a new run id."""
+    stage = "secagg_combine" if protocol == "additive" else "secagg_masked"
+
+    def power_cut(request: Message) -> bool:
+        if request.metadata.message_type.endswith(stage):
+            raise KeyboardInterrupt
+        return False
+
+    secure = lab.experiment({"protocol": protocol}, privacy=lab.privacy)
+    whole = lab.control({"protocol": protocol}, privacy=lab.privacy)
+    cut = fedsim.run(secure, out=tmp_path / "r", engine=lab.wire(power_cut))
+    assert (cut.status, cut.rounds) == ("interrupted", ())
+    assert cut.privacy is not None
+    assert {spend.rounds for spend in cut.privacy.clients} == {1}
+    lab.same_result(whole, fedsim.run(secure, out=tmp_path / "r", resume=True))
+
+
+class Cut:
+    """A power cut at the moment when the server has the sum of round 1, and no checkpoint yet."""
+
+    def __init__(self, protocol: str) -> None:
+        self._last = "secagg_combine" if protocol == "additive" else "secagg_unmask"
+
+    def __call__(self, request: Message, _: Message) -> None:
+        if request.metadata.message_type.endswith(self._last):
+            raise KeyboardInterrupt
+
+
+def asked(wire: Any) -> list[tuple[int, ...]]:
+    """Return the sets of clients whose sum somebody was asked for."""
+    found = []
+    for request, _ in wire.seen:
+        config = request.content.config_records.get("secagg", {})
+        if config.get("kind") == "CombineRequest":
+            found.append(tuple(config["clients"]))
+        if config.get("kind") == "UnmaskRequest":
+            found.append(tuple(config["active"]))
+    return found
+
+
+@pytest.mark.parametrize("protocol", ["additive", "secagg"])
+def test_a_resumed_round_opens_no_sum_of_fewer_clients(
+    lab: Any, tmp_path: Path, protocol: str
+) -> None:
+    """The differencing attack over a restart: S(U) is known, and S(U without i) is never asked."""
+    secure = {"protocol": protocol}
+    lab.run(tmp_path / "r", secure, lab.wire(twisted=Cut(protocol)))
+    fewer = lab.wire(lab.loses("train", [4], [1]))
+    said = "AlreadyAnsweredError: round 1: .* the sum of 6 clients .* of these \\[4\\] are missing"
+    again = lab.experiment(secure)
+    with pytest.raises(RunFailedError, match=said):
+        fedsim.run(again, out=tmp_path / "r", resume=True, engine=fewer)
+    assert asked(fewer) == []
+    lab.same_result(lab.control(secure), fedsim.run(again, out=tmp_path / "r", resume=True))
+
+
+@pytest.mark.parametrize("protocol", ["additive", "secagg"])
+def test_a_resumed_round_opens_no_sum_of_more_clients(
+    lab: Any, tmp_path: Path, protocol: str
+) -> None:
+    """Who comes back for the repeated round stays out of its sum, and joins in the next."""
+    secure = {"protocol": protocol}
+    lost = lab.loses("train", [4], [1])
+    lab.run(tmp_path / "r", secure, lab.wire(lost, Cut(protocol)))
+    back = lab.wire()
+    result = fedsim.run(lab.experiment(secure), out=tmp_path / "r", resume=True, engine=back)
+    assert [len(row["participants"]) for row in result.rounds] == [5, 6]
+    assert asked(back)[0] == (0, 1, 2, 3, 5)
+    (failed,) = result.rounds[0]["failed"]
+    assert (failed["client"], "joins again in the next round" in failed["reason"]) == (4, True)
+    whole = lab.run(tmp_path / "w", secure, lab.wire(lab.loses("train", [4], [1])))
+    lab.same_result(whole, result)
+
+
+def test_without_the_record_two_sums_would_give_an_update(lab: Any, tmp_path: Path) -> None:
+    """What the record is for: without it, two sums differ by one client's update."""
+    sums = []
+
+    def recorded(codec: PayloadCodec, total: Any, **options: Any) -> Any:
+        sums.append(total.copy())
+        return decode(codec, total, **options)
+
+    def cut(_: Message) -> bool:
+        if len(sums) == 1:
+            raise KeyboardInterrupt
+        return False
+
+    decode = PayloadCodec.decode
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PayloadCodec, "decode", recorded)
+        lab.run(tmp_path / "r", {}, lab.wire(cut))
+        (tmp_path / "r" / "checkpoint" / "opening.json").unlink()
+        (tmp_path / "r" / "checkpoint" / "model.safetensors").unlink()
+        fewer = lab.wire(lab.loses("train", [4], [1]))
+        resumed = lab.experiment({}, federation={"rounds": 2})
+        fedsim.run(resumed, out=tmp_path / "r", resume=True, engine=fewer)
+    difference = sums[0] - sums[1]
+    assert int(difference[-1]) == 1  # one client, and its weight is there to read
+    assert int(difference[-2]) == len(lab.examples(4))
+
+
+def test_a_round_that_cannot_be_opened_again_can_be_skipped_on_resume(
+    lab: Any, tmp_path: Path
+) -> None:
+    lab.run(tmp_path / "r", {}, lab.wire(twisted=Cut("additive")))
+    skipping = lab.experiment({"on_abort": "skip_round"})
+    fewer = lab.wire(lab.loses("train", [4], [1]))
+    result = fedsim.run(skipping, out=tmp_path / "r", resume=True, engine=fewer)
+    said = [row["secure_aggregation"]["aborted"] for row in result.rounds]
+    assert said[0].startswith("AlreadyAnsweredError")
+    assert said[1] is None

@@ -1,0 +1,238 @@
+"""Training clients together changes nothing but the time."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedsim
+from fedsim.clients import batch_app as many
+from fedsim.clients.dp_sgd.clipping import FlatClipping
+from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.per_example.backend import gradients_for
+from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.clients.settings import LocalSettings, SgdSettings
+from fedsim.clients.training.cohort_size import Workload, cohort_size
+from fedsim.clients.training.cohorts import cohorts_agree
+from fedsim.clients.training.shared_model import Workbench
+from fedsim.simulation import local_grid
+from fedsim.simulation.batch_answers import answers_of
+
+PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
+OWN = {"1": {"max_grad_norm": 1.5}, "3": {"noise_multiplier": 0.7}}
+
+
+def experiment(**sections: object) -> dict[str, Any]:
+    partition = {"scheme": "dirichlet", "num_clients": 7, "alpha": 0.5, "min_examples": 20}
+    content: dict[str, Any] = {
+        "name": "together",
+        "data": {"dataset": "digits", "partition": partition},
+        "model": {"name": "mlp", "args": {"hidden": [9]}},
+        "federation": {"rounds": 3, "clients_per_round": 6},
+        "local": {"steps": 2, "batch_size": 16, "optimizer": {"name": "adam", "lr": 0.01}},
+        "privacy": {**PRIVACY, "clients": OWN},
+        **sections,
+    }
+    return {name: section for name, section in content.items() if section is not None}
+
+
+def outcome(path: Path) -> tuple[bytes, list[str], list[Any]]:
+    """The model's bytes, the ledger's lines and what each round says, times apart."""
+    lines = (path / "rounds.jsonl").read_text().splitlines()
+    said = [
+        {k: v for k, v in json.loads(line).items() if k not in ("seconds", "timeline")}
+        for line in lines
+    ]
+    ledger = path / "ledger.jsonl"
+    charges = sorted(ledger.read_text().splitlines()) if ledger.exists() else []
+    return (path / "model.safetensors").read_bytes(), charges, said
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"privacy": {**PRIVACY, "clipping": "per_layer", "sampling": "balls_and_bins"}},
+        {"privacy": None},
+    ],
+    ids=["private", "by layer", "plain"],
+)
+def test_the_size_of_cohorts_changes_no_bit(
+    tmp_path: Path, sections: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    train = many.train_together
+
+    def counting(*arguments: Any) -> Any:
+        sizes.append(len(arguments[-1]))
+        return train(*arguments)
+
+    monkeypatch.setattr(many, "train_together", counting)
+    outcomes = []
+    together: dict[str | int, list[int]] = {"off": [], "auto": [6], 2: [2, 2, 2], 4: [3, 3]}
+    for cohort, expected in together.items():
+        sizes.clear()
+        out = tmp_path / str(cohort)
+        fedsim.run(experiment(runtime={"cohort": cohort}, **sections), out=out)
+        assert sizes == 3 * expected, "in each of 3 rounds of 6 clients"
+        outcomes.append(outcome(out))
+    assert all(other == outcomes[0] for other in outcomes[1:])
+
+
+@pytest.mark.parametrize("privacy", [PRIVACY, None], ids=["private", "plain"])
+def test_nor_does_a_cohort_whose_streams_are_seeded_at_once(
+    tmp_path: Path, privacy: dict[str, Any] | None
+) -> None:
+    outcomes = []
+    for cohort in ("off", 80):
+        content = experiment(
+            data={"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 80}},
+            federation={"rounds": 2},
+            privacy=privacy,
+            runtime={"cohort": cohort},
+        )
+        fedsim.run(content, out=tmp_path / str(cohort))
+        outcomes.append(outcome(tmp_path / str(cohort)))
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize(("cohort", "groups"), [("off", [1] * 6), (4, [3, 3]), (1, [1] * 6)])
+def test_answers_of_a_cohort_come_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cohort: str | int, groups: list[int]
+) -> None:
+    seen: list[int] = []
+
+    def looking(*arguments: Any) -> Any:
+        for group in answers_of(*arguments):
+            answers = list(group)
+            seen.append(len(answers))
+            yield answers
+
+    monkeypatch.setattr(local_grid, "answers_of", looking)
+    fedsim.run(experiment(runtime={"cohort": cohort}), out=tmp_path / "r")
+    questions = [1] * 7  # who is there
+    assert seen == questions + 3 * groups
+
+
+def test_a_cohort_that_breaks_costs_nobody_their_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fedsim.run(experiment(runtime={"cohort": "off"}), out=tmp_path / "alone")
+
+    def broken(*arguments: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(many, "train_together", broken)
+    fedsim.run(experiment(), out=tmp_path / "broken")
+    assert outcome(tmp_path / "broken") == outcome(tmp_path / "alone")
+
+
+def test_every_charge_of_a_cohort_is_on_disk_before_any_of_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, seen = many.train_together, []
+
+    def looking(*arguments: Any) -> Any:
+        seen.append(len((tmp_path / "r" / "ledger.jsonl").read_text().splitlines()))
+        return train(*arguments)
+
+    monkeypatch.setattr(many, "train_together", looking)
+    fedsim.run(experiment(), out=tmp_path / "r")
+    assert seen == [6, 12, 18]
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def agree(model: nn.Module, *, private: bool) -> bool:
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(20, 8, generator=generator), torch.arange(20) % 3
+    gradients = gradients_for(model, cross_entropy, x[:3], y[:3]) if private else None
+    bench = Workbench(model, parameters=None if gradients is None else gradients.parameters)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    local = LocalSettings(steps=9, batch_size=8, optimizer=SgdSettings(name="sgd", lr=0.1))
+    step = None
+    if private:
+        step = DpSgdStep(PoissonSampling(0.5), FlatClipping(0.5), 1.0, 4.0)
+        step = step.for_model(bench.parameters)
+    state = torch.get_rng_state()
+    found = cohorts_agree(bench, cross_entropy, gradients, local, x, y, step)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+    return found
+
+
+def net(*between: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 21), *between, nn.Linear(21, 3))
+
+
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize(
+    ("between", "reason"),
+    [
+        (nn.ReLU(), None),
+        (nn.Tanh(), None),
+        (nn.GELU(), None),
+        (nn.SiLU(), "would round differently"),
+        (nn.Dropout(0.2), "draws random numbers"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_models_train_together_only_where_that_changes_nothing(
+    between: nn.Module, reason: str | None, private: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """torch's SiLU rounds the last few numbers of a tensor differently from the others."""
+    caplog.set_level(logging.INFO)
+    assert agree(net(between), private=private) == (reason is None)
+    assert reason is None or reason in caplog.text
+
+
+def test_a_model_that_couples_examples_trains_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    coupled = nn.BatchNorm1d(21, track_running_stats=False)
+    assert not agree(net(coupled), private=False)
+    assert not agree(net(nn.BatchNorm1d(21)), private=False)
+    assert "buffers" in caplog.text
+
+
+def size_of(
+    model: nn.Module,
+    values: int,
+    setting: int | str = "auto",
+    *,
+    private: bool = True,
+    lot: float = 32,
+    inputs: int = 784,
+) -> int:
+    return cohort_size(model, Workload(values, lot, inputs, private), setting)
+
+
+def test_the_cost_model() -> None:
+    linear, recurrent = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4))
+    assert size_of(linear, 2_410) == 512
+    assert size_of(linear, 101_770) == 82
+    assert size_of(linear, 5_000_000) == 1
+    assert size_of(linear, 2_410, private=False) == 435
+    assert size_of(linear, 101_770, private=False) == 1
+    assert size_of(linear, 10, "off") == 1
+    assert size_of(recurrent, 10) == 1
+    assert size_of(recurrent, 10, 3) == 3
+
+
+def test_convolutions_of_many_clients_take_little_memory() -> None:
+    """Each client's examples' gradients are held, and images grow on their way."""
+    model = nn.Sequential(nn.Conv2d(1, 16, 8), nn.Flatten(), nn.Linear(16, 10))
+    assert size_of(model, 26_010) == 20
+    assert size_of(model, 26_010, lot=64) == 10
+    assert size_of(model, 26_010, lot=100) == 1
+    assert size_of(model, 26_010, inputs=3 * 224 * 224) == 1
+    assert size_of(model, 26_010, private=False) == 1
+    assert size_of(model, 550_000) == 1

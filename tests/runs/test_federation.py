@@ -1,0 +1,407 @@
+"""The whole federation, against what can be computed by hand or by another library."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from safetensors.numpy import load_file
+
+import fedsim
+from fedsim.clients import app
+from fedsim.clients import batch_app as many
+from fedsim.clients.training.local_training import StreamKey
+from fedsim.experiment import load_experiment
+from fedsim.federation.assembly import Federation, assemble
+from fedsim.runs.runner import RunFailedError
+
+Mapping = dict[str, Any]
+
+PRIVATE = {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5}
+
+
+def digits(**sections: object) -> Mapping:
+    """A small, quick federation on digits; a section given as None is left out."""
+    experiment: Mapping = {
+        "name": "test",
+        "data": {
+            "dataset": "digits",
+            "partition": {
+                "scheme": "dirichlet",
+                "num_clients": 4,
+                "alpha": 0.5,
+                "min_examples": 20,
+            },
+        },
+        "model": {"name": "mlp", "args": {"hidden": [8]}},
+        "federation": {"rounds": 3},
+        "local": {"steps": 2, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.5}},
+        "privacy": PRIVATE,
+        **sections,
+    }
+    return {name: section for name, section in experiment.items() if section is not None}
+
+
+def line(tmp_path: Path, sizes: tuple[int, ...] = (2, 3)) -> Mapping:
+    """Regression y = w·x + b with one client per size, by a user's dataset and model."""
+    (tmp_path / "line.py").write_text(
+        "import numpy as np, torch\n"
+        "def load(seed=0):\n"
+        f"    n = {sum(sizes)}\n"
+        "    x = np.linspace(-1, 1, n, dtype=np.float32)[:, None]\n"
+        "    y = (3 * x[:, 0] + 1).astype(np.float32)\n"
+        "    return x, y, x, y\n"
+        "def build():\n"
+        "    return torch.nn.Linear(1, 1)\n"
+    )
+    return {
+        "name": "line",
+        "data": {"dataset": "./line.py:load", "partition": {"scheme": "iid", "num_clients": 2}},
+        "model": {"name": "./line.py:build", "loss": "mse"},
+        "federation": {"rounds": 3},
+        "local": {"steps": 2, "batch_size": 100, "optimizer": {"name": "sgd", "lr": 0.1}},
+    }
+
+
+def model_of(result: fedsim.RunResult) -> dict[str, np.ndarray]:
+    return load_file(result.path / "model.safetensors")
+
+
+def loaded(experiment: Mapping, base: Path) -> Federation:
+    return assemble(load_experiment(experiment, base=base), ledger=None)
+
+
+def start_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def least_squares_by_hand(experiment: Mapping, base: Path, weights: list[float]) -> np.ndarray:
+    """FedAvg of full-batch gradient descent in plain numpy, float64."""
+    federation = loaded(experiment, base)
+    state = federation.model.state_dict()
+    theta = np.array([state["weight"].item(), state["bias"].item()])
+    data = [
+        (np.column_stack([c.features[:, 0], np.ones(len(c))]).astype(np.float64), c.targets)
+        for c in federation.data.clients
+    ]
+    for _ in range(experiment["federation"]["rounds"]):
+        local = []
+        for x, y in data:
+            w = theta.copy()
+            for _ in range(experiment["local"]["steps"]):
+                w -= 0.1 * 2 * x.T @ (x @ w - y) / len(y)
+            local.append(w)
+        theta = np.average(local, axis=0, weights=weights)
+    return theta
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+@pytest.mark.parametrize("private", [False, True])
+def test_two_clients_equal_the_hand_computed_federation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighting: str, private: bool
+) -> None:
+    """Also: no noise, no clipping and full lots give exactly the FedAvg of gradient descent."""
+    start_in(tmp_path, monkeypatch)
+    experiment = line(tmp_path)
+    experiment["federation"]["weighting"] = weighting
+    if private:
+        experiment["privacy"] = {"noise_multiplier": 0.0, "delta": 1e-3, "max_grad_norm": 1e6}
+    sizes = [len(c) for c in loaded(experiment, tmp_path).data.clients]
+    assert sorted(sizes) == [2, 3]
+    weights = [float(s) for s in sizes] if weighting == "examples" else [1.0, 1.0]
+    expected = least_squares_by_hand(experiment, tmp_path, weights)
+    model = model_of(fedsim.run(experiment, out=tmp_path / "run"))
+    np.testing.assert_allclose([model["weight"].item(), model["bias"].item()], expected, rtol=3e-6)
+
+
+def test_the_weightings_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_in(tmp_path, monkeypatch)
+    experiment = line(tmp_path)
+    one = least_squares_by_hand(experiment, tmp_path, [1.0, 1.0])
+    assert not np.allclose(one, least_squares_by_hand(experiment, tmp_path, [2.0, 3.0]), rtol=1e-4)
+
+
+def dp_accounting_epsilon(ledger: list[Mapping], delta: float, *, pessimistic: bool) -> float:
+    """Recompute ε from a ledger with dp-accounting alone, at a fine discretisation."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    total = None
+    for entry in ledger:
+        event, count = entry["event"], entry["count"]
+        assert event["type"] == "PoissonSampled"
+        assert event["event"]["type"] == "Gaussian"
+        step = pld.from_gaussian_mechanism(
+            event["event"]["noise_multiplier"],
+            sampling_prob=event["sampling_rate"],
+            value_discretization_interval=1e-4,
+            pessimistic_estimate=pessimistic,
+        )
+        steps = step.self_compose(count)
+        total = steps if total is None else total.compose(steps)
+    assert total is not None
+    return total.get_epsilon_for_delta(delta)
+
+
+def test_every_epsilon_can_be_recomputed_with_another_library(tmp_path: Path) -> None:
+    result = fedsim.run(
+        digits(federation={"rounds": 3, "clients_per_round": 3}), out=tmp_path / "r"
+    )
+    privacy = json.loads((result.path / "privacy.json").read_text())
+    assert len(privacy["clients"]) == 4
+    spent = [client for client in privacy["clients"] if client["rounds"]]
+    assert len({client["rounds"] for client in spent}) > 1, "the test wants unequal participation"
+    for client in spent:
+        exact = dp_accounting_epsilon(client["ledger"], client["delta"], pessimistic=False)
+        upper = dp_accounting_epsilon(client["ledger"], client["delta"], pessimistic=True)
+        assert upper - exact < 5e-3
+        assert exact - 1e-9 <= client["epsilon"] <= exact + 1e-2
+        assert client["epsilon"] <= 8.0
+        assert client["epsilon_rdp"] >= client["epsilon"]
+    assert privacy["system_epsilon"] == max(client["epsilon"] for client in privacy["clients"])
+
+
+def test_an_epsilon_over_rounds_is_that_of_all_steps_together(tmp_path: Path) -> None:
+    """Not the ε of the last round, which is what a fresh engine in every round would report."""
+    result = fedsim.run(digits(), out=tmp_path / "r")
+    assert result.privacy is not None
+    for spend in result.privacy.clients:
+        assert (spend.rounds, spend.steps) == (3, 6)
+        accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        step = dp_accounting.PoissonSampledDpEvent(
+            spend.sampling_rate, dp_accounting.GaussianDpEvent(spend.noise_multiplier)
+        )
+        accountant.compose(step, 6)
+        assert spend.epsilon == pytest.approx(accountant.get_epsilon(1e-3), abs=1e-2)
+        assert 7.9 < spend.epsilon <= 8.0, "the noise is calibrated to the whole run"
+
+
+def test_running_twice_gives_identical_bytes(tmp_path: Path) -> None:
+    experiment = digits(federation={"rounds": 2, "clients_per_round": 3})
+    first = fedsim.run(experiment, out=tmp_path / "a")
+    again = fedsim.run(experiment, out=tmp_path / "b")
+    other = fedsim.run({**experiment, "seed": 1}, out=tmp_path / "c")
+    for name in ("model.safetensors", "ledger.jsonl", "privacy.json", "clients.csv"):
+        assert (first.path / name).read_bytes() == (again.path / name).read_bytes(), name
+    assert model_of(first)["1.weight"].tobytes() != model_of(other)["1.weight"].tobytes()
+
+
+@pytest.mark.pages
+def test_the_run_directory_holds_what_it_promises(tmp_path: Path) -> None:
+    result = fedsim.run(digits(), out=tmp_path / "r")
+    names = {
+        str(path.relative_to(result.path)) for path in result.path.rglob("*") if path.is_file()
+    }
+    assert names == {
+        "experiment.yaml",
+        "rounds.jsonl",
+        "privacy.json",
+        "ledger.jsonl",
+        "clients.csv",
+        "summary.json",
+        "report.html",
+        "model.safetensors",
+        "checkpoint/inputs.json",
+        "checkpoint/model.safetensors",
+        "environment.json",
+    }
+    rows = [json.loads(text) for text in (result.path / "rounds.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        assert {"test_loss", "test_accuracy", "seconds", "withdrawn"} <= set(row)
+        assert set(row["timeline"]) == {"sample", "train", "aggregate", "evaluate", "account"}
+        assert sum(row["timeline"].values()) == pytest.approx(row["seconds"], rel=0.1, abs=0.01)
+        assert row["participants"] == [0, 1, 2, 3]
+        assert row["failed"] == []
+    assert rows[0]["epsilon_max"] < rows[1]["epsilon_max"] < rows[2]["epsilon_max"] <= 8.0
+    summary = json.loads((result.path / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["test_accuracy"] == rows[-1]["test_accuracy"] == result.metrics["test_accuracy"]
+    assert summary["epsilon"]["max"] == rows[-1]["epsilon_max"]
+    assert summary["delta"] == 1e-3
+    csv = (result.path / "clients.csv").read_text().splitlines()
+    assert csv[0].startswith("client,examples,delta,epsilon,epsilon_rdp")
+    assert len(csv) == 5
+    environment = json.loads((result.path / "environment.json").read_text())
+    assert environment["seed"] == 0
+    assert environment["packages"]["torch"]
+
+
+def test_the_recorded_experiment_runs_again_to_the_same_model(tmp_path: Path) -> None:
+    first = fedsim.run(digits(), overrides=["federation.rounds=2"], out=tmp_path / "a")
+    again = fedsim.run(first.path / "experiment.yaml", out=tmp_path / "b")
+    assert model_of(first)["1.weight"].tobytes() == model_of(again)["1.weight"].tobytes()
+
+
+def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "thesis.txt").write_text("precious")
+    with pytest.raises(ValueError, match="never overwritten"):
+        fedsim.run(digits(), out=tmp_path / "r")
+    assert [path.name for path in (tmp_path / "r").iterdir()] == ["thesis.txt"]
+
+
+def test_a_wrong_experiment_leaves_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(fedsim.ExperimentError):
+        fedsim.run(digits(), overrides={"federation.rounds": 0}, out=tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+def test_without_privacy_no_epsilon_is_claimed(tmp_path: Path) -> None:
+    result = fedsim.run(digits(privacy=None), out=tmp_path / "r")
+    assert result.privacy is None
+    privacy = json.loads((result.path / "privacy.json").read_text())
+    assert privacy["private"] is False
+    assert privacy["system_epsilon"] is None
+    assert (result.path / "ledger.jsonl").read_text() == ""
+    assert all(row["epsilon_max"] is None for row in result.rounds)
+
+
+def test_no_noise_is_an_infinite_epsilon(tmp_path: Path) -> None:
+    privacy = {"noise_multiplier": 0.0, "delta": 1e-3, "max_grad_norm": 0.5}
+    result = fedsim.run(digits(privacy=privacy), out=tmp_path / "r")
+    assert result.privacy is not None
+    assert math.isinf(result.privacy.system_epsilon)
+    content = json.loads((result.path / "privacy.json").read_text())
+    assert content["private"] is False
+    assert content["system_epsilon"] is None
+    assert "infinite" in content["statement"]
+
+
+def test_add_remove_keeps_client_sizes_out_of_everything_public(tmp_path: Path) -> None:
+    privacy = {**PRIVATE, "adjacency": "add_remove", "declared_examples": 300}
+    result = fedsim.run(digits(privacy=privacy), out=tmp_path / "r")
+    assert result.privacy is not None
+    sizes = {len(c) for c in loaded(digits(privacy=privacy), tmp_path).data.clients}
+    assert len(sizes) > 1
+    assert {spend.examples for spend in result.privacy.clients} == {300}
+    assert {spend.sampling_rate for spend in result.privacy.clients} == {32 / 300}
+    assert len({spend.noise_multiplier for spend in result.privacy.clients}) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"sampling": "shuffle"}, "cut from shuffled data, which is not counted as sampling"),
+        ({"sampling": "balls_and_bins"}, "allocated every example to one lot at random"),
+        ({"sampling": "fixed_size", "adjacency": "replace_one"}, "drawn without replacement"),
+        ({"adjacency": "replace_one"}, "replace-one adjacency: one example becomes another"),
+        ({"clipping": "per_layer", "noise_allocation": "optimal"}, "by Poisson sampling"),
+        ({"clipping": "automatic"}, "from someone who knows the seed"),
+        ({"noise": "secure"}, "from the operating system's randomness"),
+    ],
+)
+def test_every_way_to_draw_and_clip_keeps_the_target(
+    tmp_path: Path, settings: Mapping, said: str
+) -> None:
+    experiment = digits(
+        federation={"rounds": 3, "clients_per_round": 3}, privacy={**PRIVATE, **settings}
+    )
+    result = fedsim.run(experiment, out=tmp_path / "r")
+    assert result.privacy is not None
+    assert said in result.privacy.statement
+    for spend in result.privacy.clients:
+        assert spend.steps == 2 * spend.rounds
+        assert spend.epsilon <= 8.0
+        assert result.rounds[-1]["epsilon_max"] == result.privacy.system_epsilon
+
+
+def test_shuffled_epochs_are_charged_once_over_rounds(tmp_path: Path) -> None:
+    """More lots in an epoch than steps in the run: every client has begun one epoch, not six."""
+    local = {"steps": 2, "batch_size": 2, "optimizer": {"name": "sgd", "lr": 0.5}}
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5, "sampling": "shuffle"}
+    result = fedsim.run(digits(local=local, privacy=privacy), out=tmp_path / "r")
+    assert result.privacy is not None
+    for spend in result.privacy.clients:
+        assert spend.examples > 12
+        assert [count for _, count in spend.ledger.entries] == [1]
+        assert spend.steps == 6
+
+
+def break_training(monkeypatch: pytest.MonkeyPatch, fails: Callable[[StreamKey], bool]) -> None:
+    """Let training raise for some (client, round), after the charge and before the reply."""
+    train, train_together = app.train_private, many.train_together
+
+    def faulty(*arguments: Any, **options: Any) -> Any:
+        if fails(arguments[-1]):
+            raise RuntimeError("the disk of this client is full")
+        return train(*arguments, **options)
+
+    def faulty_together(*arguments: Any) -> Any:
+        if any(fails(trainee.key) for trainee in arguments[-1]):
+            raise RuntimeError("the disk of some client is full")
+        return train_together(*arguments)
+
+    monkeypatch.setattr(app, "train_private", faulty)
+    monkeypatch.setattr(many, "train_together", faulty_together)
+
+
+def test_a_failed_client_stays_charged_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_training(monkeypatch, lambda key: (key.client, key.round_number) == (2, 2))
+    result = fedsim.run(digits(), out=tmp_path / "r")
+    (failure,) = result.rounds[1]["failed"]
+    assert failure["client"] == 2
+    assert failure["reason"].startswith("RuntimeError at test_federation.py:")
+    assert "disk" not in failure["reason"]  # the text could quote an example
+    assert result.rounds[1]["participants"] == [0, 1, 3]
+    assert result.rounds[2]["participants"] == [0, 1, 2, 3]
+    assert result.privacy is not None
+    assert [spend.steps for spend in result.privacy.clients] == [6, 6, 6, 6]
+
+
+def test_a_client_that_fails_last_is_charged_in_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_training(monkeypatch, lambda key: key.client == 2)
+    result = fedsim.run(digits(), out=tmp_path / "r")
+    assert result.privacy is not None
+    assert result.privacy.clients[2].steps == 6, "charged though no reply ever arrived"
+
+
+@pytest.mark.pages
+def test_when_every_client_fails_the_run_fails_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_training(monkeypatch, lambda key: True)
+    with pytest.raises(
+        RunFailedError, match=r"every client failed.*RuntimeError at test_fed"
+    ) as caught:
+        fedsim.run(digits(), out=tmp_path / "r")
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert caught.value.result.privacy is not None
+    assert {spend.steps for spend in caught.value.result.privacy.clients} == {2}
+    assert (tmp_path / "r" / "report.html").exists()
+
+
+@pytest.mark.pages
+def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
+    class Impatient:
+        def started(self, federation: object, path: Path) -> None: ...
+
+        def round_finished(self, row: Any) -> None:
+            if row["round"] == 2:
+                raise KeyboardInterrupt
+
+        def ended(self) -> None: ...
+
+    result = fedsim.run(digits(), out=tmp_path / "r", observer=Impatient())
+    assert result.status == "interrupted"
+    assert len(result.rounds) == 2
+    assert (result.path / "report.html").exists()
+    assert json.loads((result.path / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_dp_and_plain_arms_share_data_start_and_participants(tmp_path: Path) -> None:
+    one, other = loaded(digits(), tmp_path), loaded(digits(privacy=None), tmp_path)
+    for a, b in zip(one.data.clients, other.data.clients, strict=True):
+        np.testing.assert_array_equal(a.features, b.features)
+    for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        np.testing.assert_array_equal(a.detach().numpy(), b.detach().numpy())
+    assert one.participation == other.participation

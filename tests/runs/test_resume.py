@@ -1,0 +1,141 @@
+"""A run that is interrupted continues to the same end, and never un-spends."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedsim
+from fedsim.clients import app
+from fedsim.runs.directory import RunDirectoryError
+from fedsim.runs.runner import RunObserver
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "resume",
+    "data": {
+        "dataset": "digits",
+        "partition": {"scheme": "dirichlet", "num_clients": 4, "min_examples": 20},
+    },
+    "model": {"name": "mlp", "args": {"hidden": [8]}},
+    "federation": {"rounds": 6, "clients_per_round": 3},
+    "local": {"steps": 2, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.5}},
+    "privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5},
+}
+SAME = ("model.safetensors", "privacy.json", "clients.csv", "ledger.jsonl", "experiment.yaml")
+
+
+def assert_equal_runs(one: Path, other: Path) -> None:
+    for name in SAME:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    rows = [
+        [
+            {**json.loads(line), "seconds": 0, "timeline": {}}
+            for line in (run / "rounds.jsonl").open()
+        ]
+        for run in (one, other)
+    ]
+    assert rows[0] == rows[1]
+    assert json.loads((other / "summary.json").read_text())["status"] == "completed"
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_interrupted_and_resumed_equals_uninterrupted(
+    stop_after: Callable[[int], RunObserver], tmp_path: Path, private: bool
+) -> None:
+    experiment = EXPERIMENT if private else {**EXPERIMENT, "privacy": None}
+    fedsim.run(experiment, out=tmp_path / "whole")
+    for stop in (1, 3, 5):
+        out = tmp_path / f"stopped-{stop}"
+        assert fedsim.run(experiment, out=out, observer=stop_after(stop)).status == "interrupted"
+        result = fedsim.run(experiment, out=out, resume=True)
+        assert [row["round"] for row in result.rounds] == [1, 2, 3, 4, 5, 6]
+        assert_equal_runs(tmp_path / "whole", out)
+
+
+def test_charges_of_an_interrupted_round_are_kept_and_not_doubled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fedsim.run(EXPERIMENT, out=tmp_path / "whole")
+    train, calls = app.train_private, []
+
+    def power_cut(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments[-1])
+        if len(calls) == 8:  # in the middle of round 3, after all were charged
+            raise KeyboardInterrupt
+        return train(*arguments, **options)
+
+    monkeypatch.setattr(app, "train_private", power_cut)
+    alone = {"runtime.cohort": "off"}
+    result = fedsim.run(EXPERIMENT, overrides=alone, out=tmp_path / "cut")
+    assert result.status == "interrupted"
+    assert len(result.rounds) == 2
+    charged = [json.loads(line) for line in (tmp_path / "cut" / "ledger.jsonl").open()]
+    assert [record["round"] for record in charged] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert result.privacy is not None
+    assert sum(spend.rounds for spend in result.privacy.clients) == 9, "spent and shown as spent"
+    monkeypatch.setattr(app, "train_private", train)
+    fedsim.run(EXPERIMENT, out=tmp_path / "cut", resume=True)
+    assert_equal_runs(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_more_rounds_where_the_noise_does_not_depend_on_them(tmp_path: Path) -> None:
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
+    experiment = {**EXPERIMENT, "privacy": privacy}
+    fedsim.run(experiment, out=tmp_path / "whole")
+    short = {"federation.rounds": 3}
+    fedsim.run(experiment, overrides=short, out=tmp_path / "r")
+    fedsim.run(experiment, out=tmp_path / "r", resume=True)
+    assert_equal_runs(tmp_path / "whole", tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "seed was 0 in the run and is 1 now"),
+        ({"local.optimizer.lr": 0.1}, r"local.optimizer.lr was 0.5 .* is 0.1 now"),
+        ({"privacy.max_grad_norm": 1.0}, "privacy.max_grad_norm was 0.5"),
+        ({"privacy": None}, "privacy was "),
+        ({"federation.rounds": 2}, "rounds can only be added"),
+        ({"federation.rounds": 9}, "calibrated to spend the target_epsilon of each client over 6"),
+        ({"data.partition.num_clients": 5}, "data.partition.num_clients was 4"),
+    ],
+)
+def test_a_changed_experiment_is_not_continued(
+    stop_after: Callable[[int], RunObserver], tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    fedsim.run(EXPERIMENT, out=tmp_path / "r", observer=stop_after(1))
+    with pytest.raises(RunDirectoryError, match=message):
+        fedsim.run(EXPERIMENT, overrides=change, out=tmp_path / "r", resume=True)
+
+
+def test_data_that_changed_under_the_same_name_are_not_continued_with(
+    stop_after: Callable[[int], RunObserver], tmp_path: Path
+) -> None:
+    def write(seed: int) -> None:
+        numbers = np.random.default_rng(seed)
+        x, y = numbers.normal(size=(200, 3)).astype(np.float32), numbers.integers(0, 2, 200)
+        np.savez(tmp_path / "d.npz", x=x, y=y)
+
+    data = {
+        "dataset": {"path": "d.npz", "target": "y"},
+        "partition": EXPERIMENT["data"]["partition"],
+    }
+    experiment = {**EXPERIMENT, "data": data}
+    write(1)
+    fedsim.run(experiment, base=tmp_path, out=tmp_path / "r", observer=stop_after(1))
+    write(2)
+    with pytest.raises(RunDirectoryError, match="the data, or how they are divided"):
+        fedsim.run(experiment, base=tmp_path, out=tmp_path / "r", resume=True)
+    write(1)
+    result = fedsim.run(experiment, base=tmp_path, out=tmp_path / "r", resume=True)
+    assert result.status == "completed"
+
+
+def test_resuming_needs_a_run(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="name the run directory"):
+        fedsim.run(EXPERIMENT, resume=True)
+    with pytest.raises(RunDirectoryError, match="not a run directory"):
+        fedsim.run(EXPERIMENT, out=tmp_path / "none", resume=True)

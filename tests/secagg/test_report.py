@@ -1,0 +1,52 @@
+"""The report says what ran, and nothing nicer."""
+
+import json
+from typing import Any
+
+import pytest
+
+from fedsim.secagg.encoding import FixedPointEncoder
+from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.server.secure.report import SecureAggregationReport
+
+
+def report(**keys: Any) -> SecureAggregationReport:
+    settings = SecureAggregationSettings(**keys)
+    encoder = FixedPointEncoder.from_settings(settings, clients=10, weighted=False)
+    return SecureAggregationReport(settings, encoder, clients_sampled=10)
+
+
+def test_it_is_json_and_counts_every_round() -> None:
+    one = report(aggregators=3)
+    one.completed(2, 9)
+    one.completed(1, 10)
+    one.failed(3, "helper 2 is silent")
+    facts = json.loads(json.dumps(one.to_dict()))
+    assert facts["parties"]["helpers"] == 2
+    assert facts["parties"]["survivors_per_round"] == [10, 9]
+    assert facts["rounds"] == {
+        "completed": 2,
+        "aborted": 1,
+        "retried": 0,
+        "reasons": {"3": "helper 2 is silent"},
+    }
+    assert facts["encoding"]["max_abs_error"] == one.encoder.max_abs_error
+    assert facts["simulated_non_collusion"] is True
+
+
+@pytest.mark.parametrize("protocol", ["additive", "secagg", "secagg_plus", "quantized"])
+def test_the_control_arm_claims_no_secrecy(protocol: str) -> None:
+    facts = report(protocol=protocol).to_dict()
+    sees_all = "every update" in facts["server_view"]
+    assert sees_all == (protocol == "quantized") == (facts["envelope"] is None)
+    assert facts["trust"]["malicious_clients"] == "undetected"
+    assert facts["parties"]["helpers"] == (1 if protocol == "additive" else 0)
+    assert not any("loss" in seen for seen in facts["server_view"])
+    declared = report(protocol=protocol, metrics={"train_loss": 3.0}).to_dict()["server_view"]
+    assert ("every train_loss" if sees_all else "sum of weighted train_loss") in declared
+
+
+def test_an_active_server_is_covered_only_by_pinned_keys() -> None:
+    assert report().to_dict()["trust"]["active_server"] == "not_covered"
+    pinned = report(helper_key_fingerprints=["ab" * 32]).to_dict()
+    assert pinned["trust"]["active_server"] == "pinned_helper_keys"

@@ -1,0 +1,600 @@
+"""The Ray engine: real actors, real deaths."""
+
+import gc
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg, Result
+
+import fedsim
+from fedsim.simulation.engines import EngineError, LocalEngine
+from fedsim.simulation.ray import engine as ray_engine
+from fedsim.simulation.settings import RuntimeSettings
+
+ray = pytest.importorskip("ray", reason="engine ray needs the extra `ray`")
+pytestmark = pytest.mark.slow
+
+PATIENCE = 180.0  # seconds: beside other work, Ray takes more than a minute to start or to end
+STORE = 200 << 20
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """One small Ray for the tests of this file that do not look at its start and end."""
+    ray.init(
+        address="local",  # not that of other tests beside these
+        num_cpus=3,
+        include_dashboard=False,
+        object_store_memory=STORE,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
+    yield
+    ray.shutdown()
+
+
+def serve(main: Callable[[Grid], None], client: ClientApp, clients: int, workers: int) -> None:
+    app = ServerApp()
+
+    @app.main()
+    def run(grid: Grid, context: Context) -> None:
+        main(grid)
+
+    ray_engine.RayEngine(RuntimeSettings(engine="ray", workers=workers)).execute(
+        app, client, clients
+    )
+
+
+def strange_client() -> ClientApp:
+    """Does what the message says; made here so that it travels by value."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        import os
+        import signal
+        import time
+        from pathlib import Path
+
+        config = message.content.config_records["config"]
+        rounds = int(context.state.config_records.get("count", ConfigRecord({"n": 0}))["n"]) + 1  # pyright: ignore[reportArgumentType]
+        context.state["count"] = ConfigRecord({"n": rounds})
+        partition = int(context.node_config["partition-id"])
+        time.sleep(float(config.get("pause", 0.0)))  # pyright: ignore[reportArgumentType]
+        if config.get("kill") == partition:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if config.get("raise") == partition:
+            raise RuntimeError("power cut")
+        if config.get("sleep") == partition:
+            time.sleep(60)
+        if config.get("wait") == partition:
+            path = Path(str(config["file"]))
+            path.write_text("working")
+            while path.exists():
+                time.sleep(0.01)
+        value = message.content.array_records["arrays"]["w"].numpy() + partition + 1
+        message.content["config"] = ConfigRecord({"scribble": partition})
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord({"w": Array(value)}),
+                "metrics": MetricRecord(
+                    {"num-examples": partition + 1, "rounds": rounds, "pid": os.getpid()}
+                ),
+            }
+        )
+        return Message(content, reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        value = float(message.content.array_records["arrays"]["w"].numpy()[0])
+        metrics = MetricRecord({"num-examples": 1, "value": value})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def messages(grid: Grid, **config: int | float | str) -> list[Message]:
+    content = RecordDict(
+        {"arrays": ArrayRecord({"w": Array(np.zeros(2))}), "config": ConfigRecord(dict(config))}
+    )
+    return [Message(content, node, MessageType.TRAIN) for node in grid.get_node_ids()]
+
+
+def partition(reply: Message) -> int:
+    return reply.metadata.src_node_id - 1000
+
+
+def by_client(replies: Iterator[Message]) -> dict[int, Message]:
+    return {partition(reply): reply for reply in replies}
+
+
+def metric(reply: Message, name: str) -> int:
+    return int(reply.content.metric_records["metrics"][name])  # pyright: ignore[reportArgumentType]
+
+
+def test_flowers_fedavg_runs_unchanged(cluster: None) -> None:
+    results: list[Result] = []
+
+    def main(grid: Grid) -> None:
+        start = ArrayRecord({"w": Array(np.zeros(2))})
+        results.append(FedAvg(min_available_nodes=3).start(grid, start, num_rounds=3))
+
+    serve(main, strange_client(), 3, workers=2)
+    np.testing.assert_allclose(results[0].arrays["w"].numpy(), 3 * (1 + 4 + 9) / 6)
+    assert results[0].train_metrics_clientapp[3]["rounds"] == 3, "state lives on over rounds"
+    assert results[0].evaluate_metrics_clientapp[3]["value"] == pytest.approx(3 * 14 / 6)
+
+
+def test_clients_stay_where_they_are_and_the_model_travels_once(
+    cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puts: list[object] = []
+    put = ray.put
+
+    def counted(value: object) -> object:
+        puts.append(value)
+        return put(value)
+
+    monkeypatch.setattr(ray, "put", counted)
+
+    def main(grid: Grid) -> None:
+        first, second = (by_client(iter(grid.send_and_receive(messages(grid)))) for _ in range(2))
+        assert sorted(first) == [0, 1, 2, 3]
+        pids = [{c: metric(r, "pid") for c, r in replies.items()} for replies in (first, second)]
+        assert pids[0] == pids[1]
+        assert len(set(pids[0].values())) == 2
+        assert all(metric(reply, "rounds") == 2 for reply in second.values())
+        assert len(puts) == 2, "once a round, not once a client"
+        ids = list(grid.push_messages(messages(grid)))
+        replies = list(grid.pull_messages(ids))
+        assert {reply.metadata.reply_to_message_id for reply in replies} == set(ids)
+        assert list(grid.pull_messages(ids)) == []
+        failed = by_client(iter(grid.send_and_receive(messages(grid, **{"raise": 1}))))
+        assert failed[1].error.reason == "RuntimeError: power cut"
+        after = by_client(iter(grid.send_and_receive(messages(grid))))
+        assert metric(after[1], "rounds") == 5, "what was written before the error is kept"
+
+    serve(main, strange_client(), 4, workers=2)
+
+
+def test_a_worker_killed_in_mid_round_is_replaced_and_loses_nothing(
+    cluster: None, tmp_path: Path
+) -> None:
+    def main(grid: Grid) -> None:
+        before = by_client(iter(grid.send_and_receive(messages(grid))))
+        victim = metric(before[0], "pid")
+        mates = {client for client, reply in before.items() if metric(reply, "pid") == victim}
+        assert 0 in mates
+        assert mates != set(before)
+        busy = tmp_path / "busy"
+        replies = iter(grid.send_and_receive(messages(grid, wait=0, file=str(busy))))
+        other = next(replies)  # the other worker answers, client 0 waits
+        while not busy.exists():
+            time.sleep(0.01)
+        os.kill(victim, signal.SIGKILL)
+        busy.unlink()
+        (tmp_path / "busy").mkdir()  # so that the client, asked again, waits no more: it raises
+        rest = by_client(replies)
+        assert {partition(other), *rest} == {0, 1, 2, 3}
+        (tmp_path / "busy").rmdir()
+        last = by_client(iter(grid.send_and_receive(messages(grid))))
+        for client in (1, 2, 3):
+            assert metric(last[client], "rounds") == 3, "no state was lost and none came twice"
+        replaced = {metric(last[client], "pid") for client in mates}
+        assert len(replaced) == 1
+        assert victim not in replaced
+        unharmed = set(before) - mates
+        assert all(metric(last[c], "pid") == metric(before[c], "pid") for c in unharmed)
+
+    serve(main, strange_client(), 4, workers=2)
+
+
+def test_a_client_that_kills_its_worker_is_named_and_the_others_answer(cluster: None) -> None:
+    def main(grid: Grid) -> None:
+        replies = by_client(iter(grid.send_and_receive(messages(grid, kill=1))))
+        assert sorted(replies) == [0, 1, 2]
+        reason = replies[1].error.reason or ""
+        assert reason.startswith("its worker died 3 times while answering")
+        assert not replies[0].has_error()
+        assert not replies[2].has_error()
+        assert len(by_client(iter(grid.send_and_receive(messages(grid))))) == 3, "life goes on"
+
+    serve(main, strange_client(), 3, workers=1)
+
+
+def test_after_the_timeout_the_others_replies_are_there(
+    cluster: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def main(grid: Grid) -> None:
+        replies = by_client(iter(grid.send_and_receive(messages(grid, sleep=0), timeout=3)))
+        assert sorted(replies) == [1]
+
+    serve(main, strange_client(), 2, workers=2)
+    assert "no reply within 3 s from clients [0]" in caplog.text
+
+
+def test_a_worker_that_goes_on_answering_does_not_put_off_the_timeout(
+    cluster: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def main(grid: Grid) -> None:
+        list(grid.send_and_receive(messages(grid)))
+        replies = by_client(iter(grid.send_and_receive(messages(grid, pause=0.3), timeout=1)))
+        assert len(replies) < 12
+
+    serve(main, strange_client(), 12, workers=1)
+    assert "no reply within 1 s from clients" in caplog.text
+
+
+def test_the_garbage_collector_leaves_out_what_was_there_before(cluster: None) -> None:
+    """A full collection walks through all objects of torch and Flower, for nothing."""
+
+    def main(grid: Grid) -> None:
+        assert gc.get_freeze_count() > 10_000
+        assert gc.get_threshold() != before
+
+    before = gc.get_threshold()
+    serve(main, strange_client(), 1, workers=1)
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+
+
+def test_too_many_workers_and_unstartable_clients_are_refused(cluster: None) -> None:
+    with pytest.raises(EngineError, match=r"8 workers need a processor each, .* has 3"):
+        serve(lambda grid: None, strange_client(), 8, workers=8)
+
+    class Unreadable(ClientApp):
+        def __reduce__(self) -> Any:
+            return int, ("no number",)
+
+    with pytest.raises(EngineError, match=r"worker 0 does not start: .*no number"):
+        serve(lambda grid: None, Unreadable(), 1, workers=1)
+
+
+def test_quick_clients_are_asked_in_groups_and_a_killer_in_a_group_is_found(cluster: None) -> None:
+    """One call for many clients; after a death each is asked alone, and only one is to blame."""
+    calls: list[int] = []
+
+    def main(grid: Grid) -> None:
+        list(grid.send_and_receive(messages(grid)))
+        count_calls(grid, calls)
+        first = by_client(iter(grid.send_and_receive(messages(grid))))
+        assert len(first) == sum(calls) == 12
+        assert len(calls) == 1
+        assert {metric(reply, "rounds") for reply in first.values()} == {2}
+        calls.clear()
+        second = by_client(iter(grid.send_and_receive(messages(grid, kill=4))))
+        assert [client for client, reply in second.items() if reply.has_error()] == [4]
+        assert "died 3 times while answering" in (second[4].error.reason or "")
+        others = {metric(second[c], "rounds") for c in second if c != 4}
+        assert others == {3}, "what a dead worker had not answered was not counted"
+
+    serve(main, strange_client(), 12, workers=1)
+
+
+def count_calls(grid: Grid, calls: list[int]) -> None:
+    """Note the size of every call to the only worker."""
+    pool = grid._pool  # pyright: ignore[reportAttributeAccessIssue]
+    (worker,) = pool._workers
+    take = worker._next_jobs
+
+    def counted() -> Any:
+        jobs = take()
+        calls.append(len(jobs))
+        return jobs
+
+    worker._next_jobs = counted
+
+
+def test_replies_come_while_their_call_goes_on(cluster: None, tmp_path: Path) -> None:
+    calls: list[int] = []
+    busy = tmp_path / "busy"
+
+    def main(grid: Grid) -> None:
+        list(grid.send_and_receive(messages(grid)))
+        count_calls(grid, calls)
+        asked = messages(grid, pause=0.3, wait=2, file=str(busy))
+        arrived: list[int] = []
+        for reply in grid.send_and_receive(asked, timeout=20):
+            arrived.append(partition(reply))
+            if len(arrived) == 2:
+                while not busy.exists():
+                    time.sleep(0.01)
+                busy.unlink()
+        assert arrived == [0, 1, 2]
+
+    serve(main, strange_client(), 3, workers=1)
+    assert calls == [3]
+
+
+def test_who_answered_before_the_death_of_the_worker_is_not_asked_again(cluster: None) -> None:
+    calls: list[int] = []
+
+    def main(grid: Grid) -> None:
+        list(grid.send_and_receive(messages(grid)))
+        count_calls(grid, calls)
+        replies = list(grid.send_and_receive(messages(grid, pause=0.3, kill=2)))
+        assert [partition(reply) for reply in replies] == [0, 1, 2]
+        assert [reply.has_error() for reply in replies] == [False, False, True]
+        assert calls == [3, 1, 1]
+        later = by_client(iter(grid.send_and_receive(messages(grid))))
+        assert [metric(later[client], "rounds") for client in range(3)] == [3, 3, 2]
+
+    serve(main, strange_client(), 3, workers=1)
+
+
+PLUGIN = """\
+import os, signal
+import numpy as np, torch
+from torch import nn
+
+def load(seed=0):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 5)).astype(np.float32)
+    return x, (x.sum(1) > 0).astype(np.int64)
+
+def build():
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
+
+def loss(outputs, targets):
+    try:
+        os.unlink({armed!r})  # one process can
+    except OSError:
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def experiment(directory: Path, armed: Path, **sections: Any) -> dict[str, Any]:
+    (directory / "plugin.py").write_text(PLUGIN.format(armed=str(armed)))
+    return {
+        "name": "ray",
+        "data": {
+            "dataset": "./plugin.py:load",
+            "partition": {"scheme": "quantity", "num_clients": 5, "min_examples": 10},
+        },
+        "model": {"name": "./plugin.py:build", "loss": "./plugin.py:loss"},
+        "federation": {"rounds": 3, "clients_per_round": 4},
+        "local": {"steps": 2, "batch_size": 16, "optimizer": {"name": "sgd", "lr": 0.5}},
+        "privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5},
+        **sections,
+    }
+
+
+class ArmAfterRound:
+    """An observer that has a worker killed in the round after the given one."""
+
+    def __init__(self, round_number: int, armed: Path) -> None:
+        self._round, self._armed = round_number, armed
+
+    def started(self, federation: object, path: Path) -> None: ...
+
+    def round_finished(self, row: Any) -> None:
+        if row["round"] == self._round:
+            self._armed.touch()
+
+    def ended(self) -> None: ...
+
+
+def assert_same_result(one: Path, other: Path) -> None:
+    for name in ("model.safetensors", "privacy.json", "clients.csv"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    ledgers = [sorted((run / "ledger.jsonl").read_text().splitlines()) for run in (one, other)]
+    assert ledgers[0] == ledgers[1]
+    rows = [
+        [
+            {**json.loads(line), "seconds": 0, "timeline": {}}
+            for line in (run / "rounds.jsonl").open()
+        ]
+        for run in (one, other)
+    ]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(("private", "workers"), [(True, (1, 2, 3)), (False, (2,))])
+def test_any_number_of_workers_gives_the_local_result_also_with_a_kill(
+    cluster: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    private: bool,
+    workers: tuple[int, ...],
+) -> None:
+    """kill -9 falls after the charge and before the reply: the worst moment there is."""
+    monkeypatch.chdir(tmp_path)
+    armed = tmp_path / "armed"
+    settings = experiment(tmp_path, armed, **({} if private else {"privacy": None}))
+    local = fedsim.run(settings, out=tmp_path / "local")
+    for number in workers:
+        overrides = {"runtime.engine": "ray", "runtime.workers": number}
+        out = tmp_path / str(number)
+        kill = ArmAfterRound(0 if number == 1 else 1, armed)  # one worker: no death
+        run = fedsim.run(settings, overrides=overrides, out=out, observer=kill)
+        assert not armed.exists(), "the kill took place"
+        assert all(row["failed"] == [] for row in run.rounds)
+        assert_same_result(local.path, out)
+
+
+def descendants(of: int) -> dict[int, str]:
+    """Return the command lines of all processes below one, by pid."""
+    found: dict[int, str] = {}
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            parents[int(entry.name)] = (int(stat.rsplit(")", 1)[1].split()[1]), line)
+    wave = [of]
+    while wave:
+        wave = [pid for pid, (parent, _) in parents.items() if parent in wave]
+        found |= {pid: parents[pid][1] for pid in wave}
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class KillKeeperAfterRound1:
+    """An observer that ends the one process that writes the ledger."""
+
+    def started(self, federation: object, path: Path) -> None: ...
+
+    def round_finished(self, row: Any) -> None:
+        if row["round"] == 1:
+            from ray._private.state import actors
+
+            kind = {"ActorClassName": "JournalKeeper", "State": "ALIVE"}
+            (keeper,) = [one["Pid"] for one in actors().values() if kind.items() <= one.items()]
+            os.kill(keeper, signal.SIGKILL)
+
+    def ended(self) -> None: ...
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
+def test_the_ledgers_keeper_may_die_too(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = experiment(tmp_path, tmp_path / "never")
+    local = fedsim.run(settings, out=tmp_path / "local")
+    overrides = {"runtime.engine": "ray", "runtime.workers": 2}
+    observer = KillKeeperAfterRound1()
+    run = fedsim.run(settings, overrides=overrides, out=tmp_path / "ray", observer=observer)
+    assert all(row["failed"] == [] for row in run.rounds)
+    assert_same_result(local.path, run.path)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL, None])
+def test_nothing_is_left_running(tmp_path: Path, end: signal.Signals | None) -> None:
+    """After Ctrl-C, after kill -9 of the run itself, and after an error in the server.
+
+    After a kill -9, Ray's agents (idle, no data) take up to a minute to notice.
+    """
+    settings = experiment(tmp_path, tmp_path / "never")
+    settings["federation"]["rounds"] = 10_000
+    settings["privacy"] = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
+    settings["runtime"] = {"engine": "ray", "workers": 2}
+    (tmp_path / "e.yaml").write_text(json.dumps(settings))
+    code = (
+        "import sys; from pathlib import Path; import fedsim.runs.runner\n"
+        "class Fails:\n"
+        "    def started(self, *_): ...\n"
+        "    def ended(self): ...\n"
+        "    def round_finished(self, row):\n"
+        "        if Path('fail').exists(): raise OSError('disk full')\n"
+        "fedsim.runs.runner.run('e.yaml', out='r', observer=Fails())\n"
+    )
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    family: dict[int, str] = {}
+    try:
+        family = _family_at_work(process, tmp_path / "r" / "rounds.jsonl", log)
+        if end is None:
+            (tmp_path / "fail").touch()
+        elif end == signal.SIGINT:
+            os.killpg(process.pid, end)  # as a terminal does: everybody in the group gets it
+        else:
+            process.kill()
+        process.wait(timeout=PATIENCE)
+        until = time.monotonic() + PATIENCE
+        agents = {pid for pid, line in family.items() if "Agent" in line}
+        excused = agents if end == signal.SIGKILL else set()
+        while left := {pid: family[pid] for pid in set(family) - excused if alive(pid)}:
+            assert time.monotonic() < until, f"{left}\n{log.read_text()}"
+            time.sleep(0.1)
+        if end == signal.SIGINT:
+            summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+            assert summary["status"] == "interrupted"
+    finally:
+        for pid in filter(alive, [process.pid, *family]):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _family_at_work(process: subprocess.Popen[bytes], rounds: Path, log: Path) -> dict[int, str]:
+    """Wait for two rounds, for which both workers answered; return all processes of the run."""
+    until = time.monotonic() + PATIENCE
+    while not (rounds.exists() and rounds.read_text().count("\n") >= 2):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < until, log.read_text()
+        time.sleep(0.05)
+    assert all(json.loads(row)["failed"] == [] for row in rounds.read_text().splitlines()[:2])
+    family = descendants(process.pid)
+    # The ledger's keeper and two workers. Ray gives a worker its title if it can: not where it
+    # overwrote the variable that happens to be the first of the worker's environment.
+    hosts = [line for line in family.values() if "default_worker" in line or "ray::" in line]
+    assert sum("Agent" not in line for line in hosts) >= 3, "\n".join(family.values())
+    return family
+
+
+def test_without_ray_the_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_engine, "find_spec", lambda name: None)
+    with pytest.raises(EngineError, match=r"pip install 'fedsim-dp\[ray\]'.*engine: local"):
+        serve(lambda grid: None, strange_client(), 2, workers=1)
+
+
+def test_a_cluster_that_is_not_there_is_named() -> None:
+    engine = ray_engine.RayEngine(RuntimeSettings(engine="ray", workers=1, address="127.0.0.1:1"))
+    with pytest.raises(EngineError, match=r"no Ray cluster at 127\.0\.0\.1:1"):
+        engine.execute(ServerApp(), strange_client(), 1)
+
+
+def test_local_and_ray_grids_answer_alike(cluster: None) -> None:
+    """The same messages: the same records and the same reasons, whatever the engine."""
+    found: dict[str, dict[int, Any]] = {}
+
+    def ask(name: str) -> Callable[[Grid], None]:
+        def main(grid: Grid) -> None:
+            replies = by_client(iter(grid.send_and_receive(messages(grid, **{"raise": 2}))))
+            found[name] = {
+                c: r.error.reason
+                if r.has_error()
+                else r.content.array_records["arrays"]["w"].numpy().tolist()
+                for c, r in sorted(replies.items())
+            }
+
+        return main
+
+    serve(ask("ray"), strange_client(), 4, workers=2)
+    app = ServerApp()
+
+    @app.main()
+    def run(grid: Grid, context: Context) -> None:
+        ask("local")(grid)
+
+    LocalEngine().execute(app, strange_client(), 4)
+    assert found["ray"] == found["local"]
