@@ -27,9 +27,10 @@ from fedsim.accountant.events import (
     RepeatAndSelect,
     SelfComposed,
 )
+from fedsim.core.errors import FedsimError
 
 
-class UnsupportedEventError(ValueError):
+class UnsupportedEventError(FedsimError, ValueError):
     """The event, or a part of it, is one for which the accountant has no proof."""
 
 

@@ -24,6 +24,7 @@ import torch
 
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
+from fedsim.federation.shards import client_app
 from fedsim.protocol.messages import to_numpy
 from fedsim.runs.directory import Checkpoint, RunDirectory
 from fedsim.server.aggregation.strategies import FedAvg
@@ -53,7 +54,7 @@ class Contender:
         self._federation = assemble(loaded, ledger=ledger, trains_here=True)
         self._run = run if checkpoints else None
         clients = self._federation.num_clients
-        app = self._federation.client_app(in_process=True, ledger=None)
+        app = client_app(self._federation, in_process=True, ledger=None)
         self._grid = LocalGrid(app, clients)
         privacy = loaded.experiment.privacy
         self._book = None if privacy is None else PrivacyBook(privacy.accountant, privacy.adjacency)

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
+from fedsim.federation.shards import client_app
 from fedsim.server.app import RoundResult, Start
 from fedsim.simulation.engines import LocalEngine
 
@@ -98,7 +99,7 @@ def _run(experiment: Mapping[str, Any]) -> _Measured:
         server = federation.server_app(
             start=Start(federation.initial_arrays()), on_round=on_round, on_stop=on_stop, book=None
         )
-        client = federation.client_app(in_process=True, ledger=None)
+        client = client_app(federation, in_process=True, ledger=None)
         LocalEngine().execute(server, client, federation.num_nodes)
     times = [end - start for start, end in pairwise(ends)]
     size = sum(one.numel() for one in federation.model.parameters())

@@ -9,10 +9,11 @@ import traceback
 from pathlib import Path
 
 from fedsim.accountant.ledger.journal import JournalError
+from fedsim.core.errors import FedsimError
 from fedsim.protocol.messages import ProtocolError
 
 
-class ClientFailureError(RuntimeError):
+class ClientFailureError(FedsimError, RuntimeError):
     """A client cannot answer; the message says why and holds nothing private."""
 
 

@@ -14,7 +14,7 @@ from fedsim.clients.client_settings import (
     Probability,
     Share,
 )
-from fedsim.server.settings import Settings
+from fedsim.core.settings import Settings
 
 
 class SgdSettings(Settings):

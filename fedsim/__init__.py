@@ -24,19 +24,19 @@ for _name, _value in (
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fedsim.comparison.compare import ComparisonResult as ComparisonResult
-    from fedsim.comparison.compare import compare as compare
+    from fedsim.api import compare as compare
+    from fedsim.api import run as run
+    from fedsim.comparison.comparison_result import ComparisonResult as ComparisonResult
     from fedsim.experiment import ExperimentError as ExperimentError
     from fedsim.runs.runner import RunResult as RunResult
-    from fedsim.runs.runner import run as run
 
 # Loaded when first used: `fedsim --help` answers without importing torch or Flower.
 _public = {
-    "ComparisonResult": "fedsim.comparison.compare",
+    "ComparisonResult": "fedsim.comparison.comparison_result",
     "ExperimentError": "fedsim.experiment",
     "RunResult": "fedsim.runs.runner",
-    "compare": "fedsim.comparison.compare",
-    "run": "fedsim.runs.runner",
+    "compare": "fedsim.api",
+    "run": "fedsim.api",
 }
 __all__ = ["ComparisonResult", "ExperimentError", "RunResult", "__version__", "compare", "run"]
 

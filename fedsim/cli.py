@@ -13,17 +13,17 @@ import click
 import fedsim
 from fedsim.audit.command import audit
 from fedsim.comparison.command import compare
+from fedsim.core.errors import ExitCode, FedsimError
 
 if TYPE_CHECKING:
     from fedsim.experiment import Experiment
 
-DONE, FAILED, WRONG_INPUT, BUDGET_FORBIDS, INTERRUPTED = 0, 1, 2, 3, 130
 EXIT_CODES = {
-    DONE: "done",
-    FAILED: "failed: a run, a run of a comparison, or what `verify` or `audit` checked",
-    WRONG_INPUT: "the command or the file is wrong; nothing was run",
-    BUDGET_FORBIDS: "a privacy budget forbids it",
-    INTERRUPTED: "interrupted; the same command continues a comparison, `--resume` a run",
+    ExitCode.DONE: "done",
+    ExitCode.FAILED: "failed: a run, a run of a comparison, or what `verify` or `audit` checked",
+    ExitCode.WRONG_INPUT: "the command or the file is wrong; nothing was run",
+    ExitCode.BUDGET_FORBIDS: "a privacy budget forbids it",
+    ExitCode.INTERRUPTED: "interrupted; the same command continues a comparison, `--resume` a run",
 }
 
 _overrides = click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
@@ -61,27 +61,27 @@ def run(
 
     KEY.PATH=VALUE replaces a key of the file: fedsim run exp.yaml federation.rounds=5 privacy=null
     """
+    from fedsim.api import run as run_and_report
     from fedsim.profiling import profiled
     from fedsim.report.terminal import ProgressObserver, print_result
     from fedsim.runs.directory import RunDirectory
     from fedsim.runs.runner import RunFailedError
-    from fedsim.runs.runner import run as run_experiment
 
     observer = None if quiet else ProgressObserver()
     try:
         with profiled(None if profile is None else Path(profile), name=file):
-            result = run_experiment(
+            result = run_and_report(
                 file, overrides=overrides, out=out, resume=resume, observer=observer
             )
     except RunFailedError as error:
-        _fail(f"{error}\nwhat there is of the run: {error.result.path}", FAILED)
+        _fail(f"{error}\nwhat there is of the run: {error.result.path}", ExitCode.FAILED)
     if as_json:
         summary = RunDirectory(result.path).read_json("summary.json")
         _print_json({**summary, "path": str(result.path)})
     else:
         print_result(RunDirectory(result.path))
     if result.status == "interrupted":
-        sys.exit(INTERRUPTED)
+        sys.exit(ExitCode.INTERRUPTED)
 
 
 @cli.command()
@@ -108,7 +108,7 @@ def plan(file: str, overrides: tuple[str, ...], plot: str | None, as_json: bool)
     else:
         print_plan(planned)
     if planned.refusal is not None:
-        _fail(planned.refusal, BUDGET_FORBIDS)
+        _fail(planned.refusal, ExitCode.BUDGET_FORBIDS)
 
 
 @cli.command()
@@ -157,7 +157,7 @@ def verify(directory: str, as_json: bool) -> None:
     else:
         click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
     if found.problems:
-        sys.exit(FAILED)
+        sys.exit(ExitCode.FAILED)
 
 
 @cli.command()
@@ -200,7 +200,7 @@ def helper_key(file: str, as_json: bool) -> None:
     try:
         key = make_helper_key(path) if made else read_helper_key(path)
     except (OSError, PublicKeyError) as error:
-        _fail(str(error), WRONG_INPUT)
+        _fail(str(error), ExitCode.WRONG_INPUT)
     if as_json:
         _print_json({"path": str(path), "fingerprint": key.fingerprint, "made": made})
         return
@@ -268,11 +268,9 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        _fail("interrupted", INTERRUPTED)
-    except Exception as error:
-        if not isinstance(error, _user_errors()):
-            raise
-        _fail(str(error), BUDGET_FORBIDS if _is_about_budget(error) else WRONG_INPUT)
+        _fail("interrupted", ExitCode.INTERRUPTED)
+    except FedsimError as error:
+        _fail(str(error), error.exit_code)
 
 
 def _privacy_in_words(experiment: "Experiment") -> str:
@@ -285,19 +283,6 @@ def _privacy_in_words(experiment: "Experiment") -> str:
     delta = experiment.privacy.delta
     at = "a δ for its size" if delta == "auto" else f"δ = {delta:g}"
     return f"DP-SGD with target ε = {target:g} at {at}"
-
-
-def _user_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that say what a person did wrong and how to mend it."""
-    from fedsim.errors import USER_ERRORS
-
-    return USER_ERRORS
-
-
-def _is_about_budget(error: Exception) -> bool:
-    from fedsim.errors import PrivacyBudgetError
-
-    return isinstance(error, PrivacyBudgetError)
 
 
 def _fail(message: str, code: int) -> NoReturn:

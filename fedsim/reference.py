@@ -151,7 +151,7 @@ def _paths(value: object, path: str = "") -> Iterator[str]:
 
 
 def _codes() -> Iterator[str]:
-    rows = [(str(code), meaning) for code, meaning in EXIT_CODES.items()]
+    rows = [(str(int(code)), meaning) for code, meaning in EXIT_CODES.items()]
     yield from _section("Exit codes", _table(("code", "meaning"), rows))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedsim.server.settings import Settings
+from fedsim.core.settings import Settings
 
 Schema = dict[str, Any]
 

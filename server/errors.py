@@ -1,5 +1,7 @@
 """What ends a federation."""
 
+from fedsim.core.errors import FedsimError
 
-class FederationError(RuntimeError):
+
+class FederationError(FedsimError, RuntimeError):
     """The federation cannot go on; the message says why."""

@@ -2,14 +2,9 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-
-class Settings(BaseModel):
-    """Base of all settings: immutable, no unknown keys, no silent conversions, finite numbers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
+from fedsim.core.settings import Settings
 
 STRATEGIES = {"fedavg": "federated averaging (McMahan et al. 2017), summed in a fixed order"}
 

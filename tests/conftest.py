@@ -1,7 +1,6 @@
 """Settings of the whole suite, made before torch and numpy are imported."""
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,15 +41,3 @@ def pytest_configure(config: pytest.Config) -> None:
 def stop_after() -> Callable[[int], _StopAfter]:
     """Make observers that interrupt a run after a round."""
     return _StopAfter
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave out the page of a run, four fifths of a small one, but for tests marked `pages`.
-
-    Only what runs in the process of the tests is meant; commands write their pages as always. Who
-    tests nothing that runs need not wait for torch: the module is there once a test has loaded it.
-    """
-    running = sys.modules.get("fedsim.runs.runner")
-    if running is not None:
-        written = sys.modules["fedsim.report.html"].write_report
-        running.write_report = written if "pages" in item.keywords else lambda directory: None  # pyright: ignore[reportAttributeAccessIssue]

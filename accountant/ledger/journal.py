@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, Protocol, Self
 
 from fedsim.accountant.events import Event
 from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger, records_of
+from fedsim.core.errors import FedsimError
 
 GENESIS = "0" * 64
 
@@ -30,7 +31,7 @@ _COMPACT = json.JSONEncoder(separators=(",", ":"))
 _SORTED = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
 
 
-class JournalError(ValueError):
+class JournalError(FedsimError, ValueError):
     """A durable ledger that cannot be trusted; the message names the record."""
 
 

@@ -28,6 +28,7 @@ from fedsim.accountant.composition import SampledGaussian
 from fedsim.accountant.rdp.conversion import delta_from_rdp, epsilon_from_rdp
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 from fedsim.accountant.rdp.table import rdp_table
+from fedsim.core.errors import FedsimError
 
 Floats = NDArray[np.float64]
 Complexes = NDArray[np.complex128]
@@ -43,7 +44,7 @@ _TAIL = 9.5  # standard deviations of the noise over which expectations run
 _CANDIDATES = np.exp(np.linspace(math.log(1e-4), math.log(16.0), 97))
 
 
-class InversionError(ArithmeticError):
+class InversionError(FedsimError, ArithmeticError):
     """The inversion cannot be trusted for this composition; use the PLD accountant."""
 
 

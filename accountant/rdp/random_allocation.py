@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
 from fedsim.accountant import checks
+from fedsim.accountant.rdp.log_moments import interpolate_log_moments
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, checked_orders
-from fedsim.accountant.textbook.moments import interpolate_log_moments
 
 Floats = NDArray[np.float64]
 

@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
 from fedsim.accountant import checks
+from fedsim.accountant.rdp.log_moments import interpolate_log_moments
 from fedsim.accountant.rdp.poisson import checked_orders, rdp_sampled_gaussian
-from fedsim.accountant.textbook.moments import interpolate_log_moments
 
 Floats = NDArray[np.float64]
 

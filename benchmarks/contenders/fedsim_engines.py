@@ -13,7 +13,9 @@ from flwr.serverapp import Grid, ServerApp
 from contenders.base import Contender, Work
 from contenders.turns import Turns
 from fedsim.experiment import load_experiment
-from fedsim.federation.assembly import Federation, assemble
+from fedsim.federation.assembly import assemble
+from fedsim.federation.federation import Federation
+from fedsim.federation.shards import client_app
 from fedsim.server.aggregation.strategies import FedAvg
 from fedsim.server.app import run_round
 from fedsim.server.client_ledgers import PrivacyBook
@@ -58,7 +60,7 @@ class LocalEngine(Contender):
         federation = federation_of(work, folder, {"cohort": self._cohort})
         self._open.enter_context(frozen_objects())
         self._open.enter_context(server_identity(1))
-        app = federation.client_app(in_process=True, ledger=None)
+        app = client_app(federation, in_process=True, ledger=None)
         self._server = _Server(federation, LocalGrid(app, work.clients))
 
     def round(self) -> None:
@@ -89,7 +91,7 @@ class RayWorkers(Contender):
         folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
         runtime = {"engine": "ray", "workers": self._workers}
         federation = federation_of(work, folder, runtime)
-        clients = federation.client_app(in_process=False, ledger=folder / "ledger.jsonl")
+        clients = client_app(federation, in_process=False, ledger=folder / "ledger.jsonl")
         engine = engine_for(federation.experiment.runtime)
 
         def body(turns: Turns) -> None:

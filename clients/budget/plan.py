@@ -31,14 +31,17 @@ from fedsim.clients.dp_sgd.sampling import (
     ShuffledEpochs,
 )
 from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.core.errors import ExitCode, InputError
 
 
-class PrivacyPlanError(ValueError):
+class PrivacyPlanError(InputError):
     """Privacy settings that no mechanism can meet."""
 
 
 class PrivacyBudgetError(PrivacyPlanError):
     """A privacy budget forbids what was planned; the message says what it would afford."""
+
+    exit_code = ExitCode.BUDGET_FORBIDS
 
 
 @dataclass(frozen=True)

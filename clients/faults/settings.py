@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.server.settings import Settings
+from fedsim.core.settings import Settings
 
 FaultKind = Literal[
     "dropout_before",

@@ -18,9 +18,10 @@ from torch.utils.data import (
 
 from fedsim.clients.privacy_engine.forward_checks import mapped
 from fedsim.clients.privacy_engine.lot_schedule import Lot, LotSchedule
+from fedsim.core.errors import FedsimError
 
 
-class SkippedLotError(RuntimeError):
+class SkippedLotError(FedsimError, RuntimeError):
     """A lot was drawn and not released."""
 
 

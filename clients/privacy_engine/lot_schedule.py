@@ -11,6 +11,7 @@ from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise
 from fedsim.clients.dp_sgd.sampling import ShuffledEpochs
 from fedsim.clients.privacy_engine.lot_sizes import LotSizes, NotPoissonError
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
+from fedsim.core.errors import FedsimError
 from fedsim.core.streams import Purpose
 
 logger = logging.getLogger(__name__)
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 _noised: dict[tuple[Any, ...], int] = {}  # steps that gave noise in this process, by seed
 
 
-class EpochError(RuntimeError):
+class EpochError(FedsimError, RuntimeError):
     """A step that belongs to no announced pass over shuffled data."""
 
 

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainc, gammaln, xlog1py, xlogy
 
+from fedsim.core.errors import FedsimError
+
 FALSE_ALARM = 1e-9
 
 _FIX = (
@@ -20,7 +22,7 @@ _FIX = (
 )
 
 
-class NotPoissonError(RuntimeError):
+class NotPoissonError(FedsimError, RuntimeError):
     """Lots that are accounted as Poisson samples are not."""
 
 

@@ -5,9 +5,10 @@ from typing import Any
 from fedsim.clients.dp_sgd.per_example.layers import ExampleUse
 from fedsim.clients.dp_sgd.per_example.module_use import ModuleUse
 from fedsim.clients.dp_sgd.per_example.tape import Tape
+from fedsim.core.errors import FedsimError
 
 
-class BackwardError(RuntimeError):
+class BackwardError(FedsimError, RuntimeError):
     """Gradients that cannot be told apart by example."""
 
 

@@ -14,9 +14,10 @@ from fedsim.clients.privacy_engine.attachment import AttachedModel
 from fedsim.clients.privacy_engine.loaders import LotFeed
 from fedsim.clients.privacy_engine.lot_schedule import EngineStreams, LotSchedule
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
+from fedsim.core.errors import FedsimError
 
 
-class BudgetExhaustedError(RuntimeError):
+class BudgetExhaustedError(FedsimError, RuntimeError):
     """The steps that target_epsilon was calibrated for are used up."""
 
 

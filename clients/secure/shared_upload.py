@@ -21,8 +21,7 @@ from fedsim.secagg.messages import RoundOffer, Upload
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.prg import SeedExpander
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.server.secure.helper import seed_info
-from fedsim.server.secure.leader import share_info
+from fedsim.secagg.share_names import seed_info, share_info
 
 
 @dataclass(frozen=True)

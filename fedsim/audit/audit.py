@@ -27,7 +27,8 @@ from fedsim.clients.dp_sgd.per_example.backend import gradients_for
 from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients
 from fedsim.core.streams import Purpose, stream
 from fedsim.experiment import LoadedExperiment
-from fedsim.federation.assembly import Federation, assemble
+from fedsim.federation.assembly import assemble
+from fedsim.federation.federation import Federation
 from fedsim.federation.replica import TRIED, first_public, tensors_of
 
 

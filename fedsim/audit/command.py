@@ -5,7 +5,7 @@ import sys
 
 import click
 
-_VIOLATED = 1
+from fedsim.core.errors import ExitCode
 
 
 @click.command()
@@ -70,4 +70,4 @@ def audit(
     for violation in found.violations:
         click.echo(violation, err=True)
     if found.violations:
-        sys.exit(_VIOLATED)
+        sys.exit(ExitCode.FAILED)

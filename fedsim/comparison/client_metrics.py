@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from fedsim.models.metrics import evaluate
 
 if TYPE_CHECKING:
-    from fedsim.federation.assembly import Federation
+    from fedsim.federation.federation import Federation
     from fedsim.runs.directory import RunDirectory
 
 FILE = "client_metrics.json"

@@ -5,7 +5,7 @@ import sys
 
 import click
 
-_FAILED, _INTERRUPTED = 1, 130
+from fedsim.core.errors import ExitCode
 
 
 @click.command()
@@ -36,7 +36,7 @@ def compare(file: str, out: str | None, workers: int | None, quiet: bool, as_jso
         result = run_comparison(file, out=out, workers=workers, observer=observer)
     except NothingFinishedError as error:
         click.echo(str(error), err=True)
-        sys.exit(_FAILED)
+        sys.exit(ExitCode.FAILED)
     if as_json:
         content = {**result.to_json(), "path": str(result.path)}
         click.echo(json.dumps(content, indent=2, ensure_ascii=False))
@@ -46,6 +46,6 @@ def compare(file: str, out: str | None, workers: int | None, quiet: bool, as_jso
         click.echo(f"{run.path}: {run.reason}", err=True)
     if result.interrupted:
         click.echo("interrupted; the same command continues", err=True)
-        sys.exit(_INTERRUPTED)
+        sys.exit(ExitCode.INTERRUPTED)
     if result.failed:
-        sys.exit(_FAILED)
+        sys.exit(ExitCode.FAILED)

@@ -1,17 +1,17 @@
 """Run a comparison: from a file to a directory with every run and what they show together."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.files import write_comparison, write_settings
 from fedsim.comparison.jobs import MARKER, Job, alone_in, plan_jobs, refuse_foreign
 from fedsim.comparison.load import LoadedComparison, load_comparison
-from fedsim.comparison.outcomes import Outcome, read_outcome
+from fedsim.comparison.outcomes import read_outcome
 from fedsim.comparison.page import write_page
-from fedsim.comparison.results import Results, summarise
-from fedsim.comparison.tuning import Tuning, tuning_cost
+from fedsim.comparison.results import summarise
+from fedsim.comparison.tuning import tuning_cost
 from fedsim.comparison.workers import default_workers, execute
 
 
@@ -29,32 +29,6 @@ class ComparisonObserver(Protocol):
     def ended(self) -> None:
         """Called once when no run will follow."""
         ...
-
-
-@dataclass(frozen=True)
-class ComparisonResult:
-    """A comparison that ended.
-
-    Attributes:
-        path: its directory.
-        results: means, differences and tests.
-        tuning: what the runs cost together.
-        interrupted: whether the user stopped it; runs are then missing.
-    """
-
-    path: Path
-    results: Results
-    tuning: Tuning
-    interrupted: bool
-
-    @property
-    def failed(self) -> tuple[Outcome, ...]:
-        """The runs that failed."""
-        return tuple(one for one in self.results.outcomes if one.status == "failed")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of `comparison.json`."""
-        return {**self.results.to_json(), "tuning": self.tuning.to_json()}
 
 
 def compare(

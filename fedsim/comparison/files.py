@@ -3,16 +3,13 @@
 import csv
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
+from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.results import Results
 from fedsim.runs.directory import RunDirectory
-
-if TYPE_CHECKING:
-    from fedsim.comparison.compare import ComparisonResult
 
 _COLUMNS = ("variant", "seed", "status", "private", "epsilon", "delta", "rounds", "seconds", "path")
 
@@ -34,7 +31,7 @@ def write_settings(comparison: LoadedComparison, path: Path) -> None:
     RunDirectory(path.parent).write_text(path.name, text)
 
 
-def write_comparison(result: "ComparisonResult") -> None:
+def write_comparison(result: ComparisonResult) -> None:
     """Write the results of a comparison as JSON and as a table."""
     directory = RunDirectory(result.path)
     directory.write_json("comparison.json", result.to_json())

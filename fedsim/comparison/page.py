@@ -14,6 +14,7 @@ import jinja2
 
 import fedsim
 from fedsim.comparison.client_metrics import WARNING
+from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.jobs import MARKER
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import CONFIDENCE
@@ -32,7 +33,6 @@ from fedsim.runs.directory import RunDirectory
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from fedsim.comparison.compare import ComparisonResult
 
 _HERE = Path(__file__).parent
 _MAX_RUNS = 2000
@@ -57,12 +57,12 @@ class Row:
     link: str | None = None
 
 
-def write_page(result: "ComparisonResult") -> None:
+def write_page(result: ComparisonResult) -> None:
     """Write `comparison.html`."""
     RunDirectory(result.path).write_text("comparison.html", render(result))
 
 
-def render(result: "ComparisonResult") -> str:
+def render(result: ComparisonResult) -> str:
     """Return the report as HTML. Everything that comes from files is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([_HERE, _HERE.parent / "report"], encoding="utf-8"),
@@ -81,7 +81,7 @@ def render(result: "ComparisonResult") -> str:
     return page.encode(errors="replace").decode()
 
 
-def _context(result: "ComparisonResult") -> dict[str, Any]:
+def _context(result: ComparisonResult) -> dict[str, Any]:
     from fedsim.comparison.pictures import series_of
 
     results = result.results
@@ -109,7 +109,7 @@ def _context(result: "ComparisonResult") -> dict[str, Any]:
     }
 
 
-def _warnings(result: "ComparisonResult") -> list[tuple[str, str]]:
+def _warnings(result: ComparisonResult) -> list[tuple[str, str]]:
     found = []
     if result.interrupted:
         found.append(("The comparison is not finished.", "The same command continues it."))
@@ -204,7 +204,7 @@ def _run_row(run: Any, metric: str, series: int) -> Row:
     return Row(run.variant, series, cells, link=f"{run.path}/report.html")
 
 
-def _guarantees(result: "ComparisonResult") -> list[tuple[str, str]]:
+def _guarantees(result: ComparisonResult) -> list[tuple[str, str]]:
     """Return what the run with the largest ε of each private variant says of its guarantee."""
     found = []
     for variant in result.results.variants:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from fedsim.federation.assembly import Federation
+    from fedsim.federation.federation import Federation
 
 PARTS = {
     "data": "data (partitions, test set)",

@@ -15,6 +15,7 @@ from fedsim.comparison.statistics import (
     mean_interval,
     paired_difference,
 )
+from fedsim.core.errors import FedsimError, InputError
 
 SCHEMA = 1
 
@@ -22,11 +23,11 @@ _SHOWN = 10  # reasons of failures
 _PREFERRED = ("test_accuracy", "test_r2", "test_loss")
 
 
-class ComparisonError(ValueError):
+class ComparisonError(InputError):
     """A comparison that has no result; the message says what to change."""
 
 
-class NothingFinishedError(RuntimeError):
+class NothingFinishedError(FedsimError, RuntimeError):
     """A comparison of which no run was finished; the message says why."""
 
 

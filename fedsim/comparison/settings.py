@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from fedsim.core.settings import Settings
 from fedsim.experiment.schema import NAME_PATTERN
 from fedsim.experiment.text import value_text
-from fedsim.server.settings import Settings
 
 MAX_SEEDS = 1000
 

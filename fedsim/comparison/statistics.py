@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student
+from scipy.special import stdtr, stdtrit
 
 CONFIDENCE = 0.95
 MAX_FLIPPED = 20  # seeds up to which all 2^n sign flips are enumerated
@@ -80,7 +80,7 @@ def mean_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) ->
     if len(array) == 1:
         return Estimate(1, mean, None, None, None)
     sd = float(array.std(ddof=1))
-    half = float(student.ppf((1 + confidence) / 2, len(array) - 1)) * sd / math.sqrt(len(array))
+    half = float(stdtrit(len(array) - 1, (1 + confidence) / 2)) * sd / math.sqrt(len(array))
     return Estimate(len(array), mean, sd, mean - half, mean + half)
 
 
@@ -154,7 +154,7 @@ def _t_test(estimate: Estimate) -> float | None:
     if estimate.sd <= _TIE * abs(estimate.mean):  # equal differences, up to rounding
         return 1.0 if estimate.mean == 0 else None
     statistic = estimate.mean / (estimate.sd / math.sqrt(estimate.n))
-    return float(2 * student.sf(abs(statistic), estimate.n - 1))
+    return float(2 * stdtr(estimate.n - 1, -abs(statistic)))
 
 
 def _finite(values: Sequence[float]) -> NDArray[np.float64]:

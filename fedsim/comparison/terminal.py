@@ -15,7 +15,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedsim.comparison.compare import ComparisonResult
+from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.jobs import Job
 from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.results import VariantResult

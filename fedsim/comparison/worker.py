@@ -57,21 +57,23 @@ def _execute(job: Mapping[str, Any], send: News) -> str:
     from fedsim.comparison.client_metrics import write_client_metrics
     from fedsim.experiment import load_experiment
     from fedsim.federation.assembly import assemble
+    from fedsim.report.html import write_report
     from fedsim.runs.directory import RunDirectory
-    from fedsim.runs.runner import run
+    from fedsim.runs.runner import run_experiment
 
     torch.set_num_threads(1)
     path = Path(job["directory"])
     watcher = _Watcher(job["record"], send)
     status = "completed"
     if job["action"] in ("run", "resume"):
-        status = run(
+        status = run_experiment(
             job["experiment"],
             base=job["base"],
             out=path,
             resume=job["action"] == "resume",
             observer=watcher,
         ).status
+        write_report(RunDirectory(path))
     if job["measure"] and status not in ("interrupted", "failed"):
         loaded = load_experiment(job["experiment"], base=job["base"])
         federation = watcher.federation or assemble(loaded, ledger=None)

@@ -4,8 +4,10 @@ from typing import Literal
 
 import torch
 
+from fedsim.core.errors import InputError
 
-class DeviceError(ValueError):
+
+class DeviceError(InputError):
     """A device that was asked for and is not there."""
 
 

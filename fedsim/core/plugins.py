@@ -16,10 +16,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fedsim.core.errors import InputError
+
 _FORMS = "package.module:callable or ./file.py:callable"
 
 
-class PluginError(ValueError):
+class PluginError(InputError):
     """A plug-in that an experiment names cannot be found or loaded."""
 
 

@@ -6,10 +6,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.core.errors import InputError
+
 _CHECKED_AT_ONCE = 1 << 22  # values
 
 
-class DataError(ValueError):
+class DataError(InputError):
     """The data cannot be used as the experiment asks; the message is one line with the fix."""
 
 

@@ -10,9 +10,8 @@ from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.ledgers import LEDGER_TYPE, empty_ledger_reply, ledger_reply
 from fedsim.deployment.node_state import client_ledger, state_directory
 from fedsim.experiment import LoadedExperiment, load_experiment
-from fedsim.federation.assembly import TaskSource
 from fedsim.federation.nodes import num_helpers, with_helpers
-from fedsim.federation.shards import clients_elsewhere
+from fedsim.federation.shards import TaskSource, clients_elsewhere
 from fedsim.protocol.messages import PARTITION
 from fedsim.simulation.virtual_grid import failure
 

@@ -14,10 +14,11 @@ from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.ledgers import collect_ledgers
 from fedsim.deployment.node_state import state_directory
 from fedsim.experiment import load_experiment
-from fedsim.federation.assembly import Federation
+from fedsim.federation.federation import Federation
+from fedsim.report.html import write_report
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.runner import run
-from fedsim.simulation.engines import Engine
+from fedsim.runs.runner import run_experiment
+from fedsim.simulation.engine import Engine
 from fedsim.simulation.sharded_app import Sharded
 
 logger = logging.getLogger("flwr")
@@ -66,13 +67,14 @@ def deployed_server(directory: Path) -> ServerApp:
                 f"flwr run . -c '{OUT}=\"/absolute/path\"'"
             )
         logger.info("run directory: %s%s", out, " (continued)" if resume else "")
-        result = run(
+        result = run_experiment(
             directory / EXPERIMENT,
             out=out,
             resume=resume,
             observer=_Log(experiment.experiment.federation.rounds),
             engine=DeployedEngine(grid, context),
         )
+        write_report(RunDirectory(result.path))
         logger.info("%s: %s, %s", result.path, result.status, dict(result.metrics))
 
     return app

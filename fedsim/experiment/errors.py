@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fedsim.core.errors import InputError
 from fedsim.experiment.text import KeyPath, path_text
 
 
@@ -30,7 +31,7 @@ class Problem:
         return ": ".join(part for part in (place, path_text(self.path), self.message) if part)
 
 
-class ExperimentError(ValueError):
+class ExperimentError(InputError):
     """An experiment that cannot be run as written; `problems` holds every mistake found.
 
     `str()` is one line per problem, in the order of the file, overrides last.

@@ -5,11 +5,15 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from fedsim.clients.faults.settings import FaultSettings
 from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.core.settings import Settings
 from fedsim.data.settings import DataSettings
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.server.settings import EvaluationSettings, FederationSettings, Settings
+from fedsim.server.settings import (
+    EvaluationSettings,
+    FederationSettings,
+)
 from fedsim.simulation.settings import RuntimeSettings
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"

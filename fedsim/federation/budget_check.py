@@ -6,7 +6,7 @@ from math import ceil
 
 from fedsim.clients.budget.affordable_steps import epsilon_of
 from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlan
-from fedsim.federation.assembly import Federation
+from fedsim.federation.federation import Federation
 
 
 @dataclass(frozen=True)

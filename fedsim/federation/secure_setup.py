@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from fedsim.clients.secure.channel import SecureChannel
+from fedsim.core.errors import InputError
 from fedsim.experiment import Experiment
 from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.hpke import HpkeMissingError, check_hpke
@@ -13,7 +14,7 @@ from fedsim.secagg.metrics import MetricGrids
 from fedsim.secagg.payload import PayloadCodec
 
 
-class SecureSetupError(ValueError):
+class SecureSetupError(InputError):
     """Secure aggregation that cannot start here; the message is one line with the fix."""
 
 

@@ -2,30 +2,66 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedsim.accountant.ledger.journal import Journal
-from fedsim.clients.app import make_client_app
+from fedsim.clients.app import ClientTask, make_client_app
+from fedsim.clients.batch_app import ManyClientsApp
 from fedsim.clients.dp_sgd.per_example.backend import gradients_for
 from fedsim.clients.training.shared_model import Workbench
 from fedsim.core.device import choose_device
 from fedsim.data import FederatedData
+from fedsim.experiment import Experiment, LoadedExperiment
+from fedsim.federation.assembly import assemble
+from fedsim.federation.federation import Federation
 from fedsim.federation.nodes import num_helpers, with_helpers
 from fedsim.federation.replica import PROBED, TRIED, first_public, initial_model, tensors_of
 from fedsim.models.losses import resolve_loss
 from fedsim.simulation.sharded_app import Shard
 
-if TYPE_CHECKING:
-    from fedsim.federation.assembly import Federation, TaskSource
-
 _MADE_THERE = {"model", "bench", "loss", "gradients", "device", "journal", "data"}
 
 
-def clients_elsewhere(source: "TaskSource") -> ClientApp:
+def client_app(federation: Federation, *, in_process: bool, ledger: Path | None) -> ClientApp:
+    """Return the clients: sharing this object, or rebuilt from the experiment elsewhere."""
+    if in_process:
+        clients = ManyClientsApp(federation.client_task, cohort_size=federation.cohort_size())
+        return with_helpers(clients, federation.experiment, federation.base)
+    source = TaskSource(federation.experiment.model_dump_json(), federation.base, ledger)
+    return FederationClients(federation, source)
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """Gives client tasks in another process, from the experiment's JSON alone."""
+
+    experiment: str
+    base: Path
+    ledger: Path | None
+
+    @property
+    def settings(self) -> Experiment:
+        """The experiment."""
+        return Experiment.model_validate_json(self.experiment)
+
+    def __call__(self, client: int) -> ClientTask:
+        """Return the task of `client`; the first call in a process assembles the federation."""
+        return _assembled(self).client_task(client)
+
+
+@lru_cache(maxsize=1)
+def _assembled(source: TaskSource) -> Federation:
+    experiment = source.settings
+    loaded = LoadedExperiment(experiment=experiment, path=None, base=source.base)
+    return assemble(loaded, ledger=source.ledger)
+
+
+def clients_elsewhere(source: TaskSource) -> ClientApp:
     """Return the clients of a federation that is assembled, when first asked, in this process."""
     return with_helpers(make_client_app(source), source.settings, source.base)
 
@@ -37,7 +73,7 @@ class FederationClients(ClientApp):
     runtime needs it). Divided, each process gets the data of its own clients.
     """
 
-    def __init__(self, federation: "Federation", source: "TaskSource") -> None:
+    def __init__(self, federation: Federation, source: TaskSource) -> None:
         super().__init__()
         self._federation = federation
         self._source = source
@@ -86,7 +122,7 @@ class FederationClients(ClientApp):
 
 @dataclass(frozen=True)
 class _FederationShard:
-    kind: type["Federation"]
+    kind: type[Federation]
     rest: Mapping[str, Any]
     data: FederatedData
 
@@ -111,4 +147,4 @@ class _FederationShard:
             device=device,
             journal=cast("Any", journal),
         )
-        return federation.client_app(in_process=True, ledger=None)
+        return client_app(federation, in_process=True, ledger=None)

@@ -9,9 +9,9 @@ from math import prod
 
 from torch import nn
 
+from fedsim.core.settings import Settings
 from fedsim.models.catalog import CnnArgs, LogisticArgs, MlpArgs
 from fedsim.models.errors import ModelError
-from fedsim.server.settings import Settings
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 

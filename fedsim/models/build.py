@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedsim.core.plugins import PluginError, describe, resolve, source_file
+from fedsim.core.settings import Settings
 from fedsim.core.streams import Purpose, seed_sequence
 from fedsim.models.architectures import architecture
 from fedsim.models.catalog import MODELS
 from fedsim.models.errors import ModelError
 from fedsim.models.settings import ModelSettings
-from fedsim.server.settings import Settings
 
 
 def build_model(

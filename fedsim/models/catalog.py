@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedsim.server.settings import Settings
+from fedsim.core.settings import Settings
 
 Width = Annotated[int, Field(ge=1)]
 

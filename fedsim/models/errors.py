@@ -1,5 +1,7 @@
 """The error of everything in `fedsim.models`, importable without torch."""
 
+from fedsim.core.errors import InputError
 
-class ModelError(ValueError):
+
+class ModelError(InputError):
     """Model, loss and data do not fit together; the message is one line with the fix."""

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from fedsim.server.settings import Settings
+from fedsim.core.settings import Settings
 
 
 class ModelSettings(Settings):

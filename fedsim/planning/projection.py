@@ -14,8 +14,9 @@ from fedsim.clients.budget.plan import (
 )
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.experiment import LoadedExperiment
-from fedsim.federation.assembly import Federation, assemble
+from fedsim.federation.assembly import assemble
 from fedsim.federation.budget_check import last_round, refuse_overspending
+from fedsim.federation.federation import Federation
 from fedsim.runs.privacy_summary import finite_or_none
 
 _POINTS = 12  # of each client's curve

@@ -24,6 +24,7 @@ from flwr.app import (
 )
 
 from fedsim.accountant import PrivacyLedger
+from fedsim.core.errors import FedsimError
 from fedsim.protocol.records import config_record, metric_record, record_dict
 
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
@@ -49,7 +50,7 @@ ROLL_CALL = "roll_call"
 ROLL_CALL_TYPE = f"{MessageType.QUERY}.{ROLL_CALL}"
 
 
-class ProtocolError(ValueError):
+class ProtocolError(FedsimError, ValueError):
     """A message that does not follow the protocol; it names the record and what is wrong."""
 
 

@@ -17,7 +17,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
-from fedsim.federation.assembly import Federation
+from fedsim.federation.federation import Federation
 from fedsim.planning.projection import Plan, PlannedClient
 from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.lines import say

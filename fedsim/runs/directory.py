@@ -14,6 +14,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from fedsim.core.errors import InputError
 from fedsim.server.secure.opened_sums import Opening
 
 CLIENT_COLUMNS = (
@@ -48,7 +49,7 @@ class Checkpoint:
     clip_norms: Mapping[int, float] = field(default_factory=dict)
 
 
-class RunDirectoryError(ValueError):
+class RunDirectoryError(InputError):
     """A directory that cannot hold, or does not hold, a run."""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 
 from fedsim.data import Examples
-from fedsim.federation.assembly import Federation
+from fedsim.federation.federation import Federation
 from fedsim.protocol.messages import digest
 from fedsim.runs.directory import RunDirectoryError
 

@@ -9,7 +9,7 @@ from typing import Any
 import fedsim
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import GENESIS, total_of
-from fedsim.federation.assembly import Federation
+from fedsim.federation.federation import Federation
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.recorded_facts import ledger_digest
 

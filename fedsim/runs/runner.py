@@ -5,13 +5,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
+from fedsim.core.errors import FedsimError
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
-from fedsim.federation.assembly import Federation, assemble
+from fedsim.federation.assembly import assemble
 from fedsim.federation.budget_check import refuse_overspending
+from fedsim.federation.federation import Federation
+from fedsim.federation.shards import client_app
 from fedsim.protocol.messages import to_arrays, to_numpy
-from fedsim.report.html import write_report
 from fedsim.runs.directory import Checkpoint, RunDirectory, RunDirectoryError
 from fedsim.runs.environment import describe_environment
 from fedsim.runs.inputs import fingerprint, refuse_other_inputs
@@ -27,13 +29,17 @@ from fedsim.server.app import RoundError, RoundResult, Start
 from fedsim.server.errors import FederationError
 from fedsim.server.evaluation import Evaluated
 from fedsim.server.secure.opened_sums import Openings
-from fedsim.simulation.engines import Engine, LocalEngine, engine_for
-from fedsim.tracking.observer import with_trackers
+from fedsim.simulation.engine import Engine
+from fedsim.simulation.engines import (
+    LocalEngine,
+    engine_for,
+)
+from fedsim.tracking.observer import RunObserver, with_trackers
 
 Status = Literal["completed", "stopped", "interrupted", "failed"]
 
 
-class RunFailedError(RuntimeError):
+class RunFailedError(FedsimError, RuntimeError):
     """A run that could not be finished; `result` holds what there is of it."""
 
     def __init__(self, message: str, result: "RunResult") -> None:
@@ -65,23 +71,7 @@ class RunResult:
     seconds: float
 
 
-class RunObserver(Protocol):
-    """Somebody who watches a run, such as the terminal."""
-
-    def started(self, federation: Federation, path: Path) -> None:
-        """Called when the first round is about to start."""
-        ...
-
-    def round_finished(self, row: Mapping[str, Any]) -> None:
-        """Called after each round with its line of `rounds.jsonl`."""
-        ...
-
-    def ended(self) -> None:
-        """Called once when no round will follow."""
-        ...
-
-
-def run(
+def run_experiment(
     source: str | Path | Mapping[str, Any],
     *,
     overrides: Mapping[str, Any] | Sequence[str] = (),
@@ -91,23 +81,9 @@ def run(
     observer: RunObserver | None = None,
     engine: Engine | None = None,
 ) -> RunResult:
-    """Run an experiment and return its result.
+    """Run an experiment, write its run directory but for the report, and return its result.
 
-    Args:
-        source: path of an experiment file, or its content as a mapping.
-        overrides: `{"key.path": value}` or `["key.path=value", ...]`, applied before validation.
-        out: the run directory; must be new or empty. Default: `runs/<name>-<time>`.
-        resume: continue the run in `out` after its last finished round. The result is the one of
-            an uninterrupted run, to the bit; what an interrupted round spent stays spent.
-        base: where relative paths of the experiment start, see `load_experiment`.
-        observer: is told of every round.
-        engine: executes the federation instead of the engine that `runtime` names.
-
-    Raises:
-        ExperimentError: the experiment is wrong; it lists every mistake with its place.
-        ValueError: data, model, loss or run directory do not fit.
-        PrivacyBudgetError: a privacy budget forbids the plan (a ValueError, too).
-        RunFailedError: the federation could not go on; its `result` is what there is.
+    Args and errors: as `fedsim.run`.
     """
     loaded = load_experiment(source, overrides, base=base)
     observer = with_trackers(loaded.experiment.runtime.trackers, observer)
@@ -220,8 +196,10 @@ class _Recorder:
             patience=engine.patience,
             openings=Openings(self._directory.read_opening(), self._directory.write_opening),
         )
-        client = self._federation.client_app(
-            in_process=isinstance(engine, LocalEngine), ledger=self._directory.ledger
+        client = client_app(
+            self._federation,
+            in_process=isinstance(engine, LocalEngine),
+            ledger=self._directory.ledger,
         )
         engine.execute(server, client, self._federation.num_nodes)
 
@@ -292,7 +270,6 @@ class _Recorder:
                 "seconds": round(seconds, 3),
             },
         )
-        write_report(directory)
         return RunResult(
             path=directory.path,
             status=status,

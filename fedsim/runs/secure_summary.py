@@ -17,7 +17,7 @@ from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.server.secure.report import SecureAggregationReport
 
 if TYPE_CHECKING:
-    from fedsim.federation.assembly import Federation
+    from fedsim.federation.federation import Federation
 
 ADVERSARY = (
     "sees the sums only; server and helpers follow the protocol and share no secrets, and no other "

@@ -1,7 +1,9 @@
 """What can go wrong in secure aggregation: every fault has a name, and no fault a wrong model."""
 
+from fedsim.core.errors import FedsimError
 
-class SecureAggregationError(Exception):
+
+class SecureAggregationError(FedsimError):
     """A round, or one client's part in it, that cannot be trusted and was therefore refused.
 
     Attributes:

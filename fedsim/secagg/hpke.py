@@ -14,6 +14,7 @@ except ImportError:  # before 47; said by `check_hpke`, since averaging in clear
 else:
     _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 
+from fedsim.core.errors import InputError
 from fedsim.secagg.errors import EnvelopeError, PublicKeyError
 
 KEY_BYTES = 32
@@ -21,7 +22,7 @@ OVERHEAD = 48  # encapsulated key and authentication tag
 _PROBE = X25519PrivateKey.from_private_bytes(bytes([1]) * 32)
 
 
-class HpkeMissingError(ValueError):
+class HpkeMissingError(InputError):
     """The installed cryptography has no HPKE."""
 
 

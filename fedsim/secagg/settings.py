@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.server.settings import Settings
+from fedsim.core.settings import Settings
 
 RUNTIME_KEYS = {
     "combine_timeout_s",

@@ -1,38 +1,19 @@
-"""The engines: one ServerApp and one ClientApp in, a finished federation out."""
+"""The engines by name: local, Ray, and Flower's own simulation."""
 
 import logging
-from abc import ABC, abstractmethod
 from importlib.util import find_spec
 
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+from fedsim.simulation.engine import Engine, EngineError
 from fedsim.simulation.flower_internals import kept_identity, server_identity
 from fedsim.simulation.local_grid import LocalGrid
 from fedsim.simulation.memory import frozen_objects, keep_freed_memory
 from fedsim.simulation.settings import RuntimeSettings
 
 _RUN_ID = 1
-
-
-class EngineError(RuntimeError):
-    """An engine that cannot run here; the message says what it needs."""
-
-
-class Engine(ABC):
-    """Executes a federation. No engine changes its result.
-
-    `patience`: seconds in which all nodes must be there and have said who they are;
-    `one_operator`: whether one party runs all of them.
-    """
-
-    patience: float = 60.0
-    one_operator: bool = True
-
-    @abstractmethod
-    def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
-        """Run `server_app` against `num_nodes` nodes of `client_app` until it returns."""
 
 
 class LocalEngine(Engine):

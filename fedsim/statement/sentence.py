@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from fedsim.core.errors import FedsimError
 from fedsim.statement.facts import Facts
 
 Kind = Literal["claim", "fact", "limit", "warning"]
@@ -14,7 +15,7 @@ Kind = Literal["claim", "fact", "limit", "warning"]
 _NAMED_CLIENTS = 10
 
 
-class UnsupportedClaimError(ValueError):
+class UnsupportedClaimError(FedsimError, ValueError):
     """A sentence that the facts do not support."""
 
 

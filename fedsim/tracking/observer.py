@@ -5,16 +5,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.tracking.mlflow import MlflowTracker
 from fedsim.tracking.protocol import TrackedRun, Tracker
 from fedsim.tracking.tensorboard import TensorBoardTracker
 from fedsim.tracking.wandb import WandbTracker
 
 if TYPE_CHECKING:
-    from fedsim.federation.assembly import Federation
-    from fedsim.runs.runner import RunObserver
+    from fedsim.federation.federation import Federation
 
 _log = logging.getLogger(__name__)
 
@@ -26,11 +26,29 @@ TRACKERS: dict[str, Callable[[], Tracker]] = {
 }
 
 
-class TrackerError(RuntimeError):
+class TrackerError(FedsimError, RuntimeError):
     """A tracker that is not installed; the message names the extra."""
 
+    exit_code = ExitCode.WRONG_INPUT
 
-def with_trackers(names: Sequence[str], observer: "RunObserver | None") -> "RunObserver | None":
+
+class RunObserver(Protocol):
+    """Somebody who watches a run, such as the terminal."""
+
+    def started(self, federation: "Federation", path: Path) -> None:
+        """Called when the first round is about to start."""
+        ...
+
+    def round_finished(self, row: Mapping[str, Any]) -> None:
+        """Called after each round with its line of `rounds.jsonl`."""
+        ...
+
+    def ended(self) -> None:
+        """Called once when no round will follow."""
+        ...
+
+
+def with_trackers(names: Sequence[str], observer: RunObserver | None) -> RunObserver | None:
     """Return an observer that also tells the named trackers; the given one where there are none.
 
     Raises:
@@ -50,7 +68,7 @@ def with_trackers(names: Sequence[str], observer: "RunObserver | None") -> "RunO
 class _Tracking:
     """Tells several trackers and another observer; a tracker that fails is told no more."""
 
-    def __init__(self, trackers: dict[str, Tracker], observer: "RunObserver | None") -> None:
+    def __init__(self, trackers: dict[str, Tracker], observer: RunObserver | None) -> None:
         self._trackers = trackers
         self._observer = observer
 

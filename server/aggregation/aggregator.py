@@ -12,13 +12,14 @@ from typing import Generic, Literal, Protocol, TypeVar
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
+from fedsim.core.errors import FedsimError
 from fedsim.protocol.messages import PrivacyStatement, TrainReply, to_arrays, to_numpy
 from fedsim.server.aggregation.mean import OrderedMean
 
 Weighting = Literal["uniform", "examples"]
 
 
-class RoundAbortedError(Exception):
+class RoundAbortedError(FedsimError):
     """A round that was given up; no update of it may become part of the model."""
 
 

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedsim.core.errors import FedsimError
+
 Arrays = Mapping[str, np.ndarray]
 
 
-class InvalidUpdateError(ValueError):
+class InvalidUpdateError(FedsimError, ValueError):
     """An update that must not be averaged in; it names the array and what is wrong with it."""
 
 

@@ -34,9 +34,8 @@ from fedsim.secagg.messages import (
 )
 from fedsim.secagg.prg import SEED_BYTES, SeedExpander
 from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.secagg.share_names import seed_info, total_info
 
-SEED_PURPOSE = "helper seed"
-TOTAL_PURPOSE = "helper total"
 Plain = str | int | bytes | list[str]
 
 
@@ -282,16 +281,6 @@ class Helper:
             params=self._settings.digest(),
             model=request.model,
         )
-
-
-def seed_info(context: RoundContext, client: int, helper: int) -> bytes:
-    """Return the bytes that name the seed of `client` for `helper`."""
-    return context.info(purpose=SEED_PURPOSE, sender=client, receiver=helper)
-
-
-def total_info(context: RoundContext, helper: int) -> bytes:
-    """Return the bytes that name the sum of `helper`."""
-    return context.info(purpose=TOTAL_PURPOSE, sender=helper, receiver=0)
 
 
 def _digest(request: CombineRequest) -> str:

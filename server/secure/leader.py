@@ -37,10 +37,8 @@ from fedsim.secagg.messages import (
     Upload,
 )
 from fedsim.secagg.payload import Aggregate, PayloadCodec
+from fedsim.secagg.share_names import share_info, total_info
 from fedsim.server.secure.archive import MemoryArchive, ShareArchive
-from fedsim.server.secure.helper import total_info
-
-SHARE_PURPOSE = "leader share"
 
 
 class Leader:
@@ -272,11 +270,6 @@ class Leader:
                 **where,
             )
         _check_vector(reply.total, self._codec, **where)
-
-
-def share_info(context: RoundContext, client: int) -> bytes:
-    """Return the bytes that name the leader's share of `client`."""
-    return context.info(purpose=SHARE_PURPOSE, sender=client, receiver=0)
 
 
 def _check_vector(

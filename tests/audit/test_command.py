@@ -88,10 +88,10 @@ def test_steps_are_whole_rounds(audit: Any) -> None:
     ],
 )
 def test_mistakes_are_the_persons_to_mend(audit: Any, arguments: list[str], message: str) -> None:
-    from fedsim.errors import USER_ERRORS
+    from fedsim.core.errors import FedsimError
 
     found = audit(*arguments)
-    assert isinstance(found.exception, USER_ERRORS)
+    assert isinstance(found.exception, FedsimError)
     assert message in str(found.exception)
 
 

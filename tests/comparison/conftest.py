@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import fedsim
-from fedsim.comparison.compare import ComparisonResult
+from fedsim.comparison.comparison_result import ComparisonResult
 
 BASE = """\
 name: tiny

@@ -15,10 +15,11 @@ from scipy import stats
 
 import fedsim
 from fedsim.comparison.client_metrics import WARNING
-from fedsim.comparison.compare import ComparisonResult
+from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.jobs import plan_jobs
 from fedsim.comparison.load import load_comparison
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 
 LONG = 60  # rounds
@@ -44,7 +45,7 @@ def runs(out: Path) -> list[Path]:
 
 def test_a_run_is_the_one_that_fedsim_run_makes(compared: ComparisonResult, tmp_path: Path) -> None:
     base = compared.path.parent / "tiny.yaml"
-    alone = fedsim.run(base, overrides={"seed": 1}, out=tmp_path / "alone").path
+    alone = run_experiment(base, overrides={"seed": 1}, out=tmp_path / "alone").path
     for name in ("model.safetensors", "ledger.jsonl"):
         ours = compared.path / "runs" / "dp" / "seed-1" / name
         assert ours.read_bytes() == (alone / name).read_bytes()

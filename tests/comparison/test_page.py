@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.comparison.client_metrics import WARNING
-from fedsim.comparison.compare import ComparisonResult
+from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.page import render
 from fedsim.comparison.pictures import draw_fairness, draw_tradeoff, series_of
 from fedsim.comparison.statistics import mean_interval

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fedsim
 from fedsim.data import DataError, Examples, load_federated_data
 from fedsim.data.settings import DataSettings
 from fedsim.data.shares import ClientShares
 from fedsim.federation.client_tensors import ClientTensors, arranged
+from fedsim.runs.runner import run_experiment
 
 
 def numbered(n: int, width: int = 3) -> Examples:
@@ -130,7 +130,7 @@ def test_data_on_disk_stay_there_and_change_no_bit(tmp_path: Path) -> None:
     for mode in ("r", None):
         overrides = {"data.args": {"mode": mode}}
         out = tmp_path / f"run-{mode}"
-        fedsim.run(experiment, overrides=overrides, base=tmp_path, out=out)
+        run_experiment(experiment, overrides=overrides, base=tmp_path, out=out)
         models.append((out / "model.safetensors").read_bytes())
     assert models[0] == models[1]
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedsim
 from fedsim.data import DataError
 from fedsim.data.conversion import to_dataset
 from fedsim.data.files import read_file
 from fedsim.experiment import ExperimentError, load_experiment
+from fedsim.runs.runner import run_experiment
 
 MODEL = """
 from torch import nn
@@ -49,7 +49,7 @@ def experiment(folder: Path, **sections: Any) -> dict[str, Any]:
 def test_an_embedding_learns_from_a_file_of_tokens(tmp_path: Path, private: bool) -> None:
     privacy = {"noise_multiplier": 0.6, "delta": 1e-3, "max_grad_norm": 1.0}
     sections = experiment(tmp_path, **({"privacy": privacy} if private else {}))
-    result = fedsim.run(sections, base=tmp_path, out=tmp_path / "run")
+    result = run_experiment(sections, base=tmp_path, out=tmp_path / "run")
     assert result.metrics["test_accuracy"] > (0.75 if private else 0.95)
     rows = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     assert not any(json.loads(row)["failed"] for row in rows)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import fedsim
 from fedsim.federation.helper_keys import make_helper_key
+from fedsim.runs.runner import run_experiment
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,7 +30,7 @@ def test_a_pinned_helper_on_a_supernode_opens_the_sum_of_the_local_run(
         },
     )
     files = {"secure_aggregation.helper_key_files": [str(site.home / "helper.key")]}
-    local = fedsim.run(experiment, overrides=files, out=tmp_path / "local")
+    local = run_experiment(experiment, overrides=files, out=tmp_path / "local")
     app, out = site.deploy(experiment, "app"), tmp_path / "run"
     with site.running() as running:
         for client in (0, 1):

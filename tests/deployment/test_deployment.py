@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import fedsim
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 
 pytestmark = [
@@ -24,7 +24,7 @@ def test_two_supernodes_give_the_local_result_also_over_a_restart(site, tmp_path
     Then, on the same nodes, an experiment without privacy whose clients also evaluate.
     """
     private = site.written("private")
-    local = fedsim.run(private, overrides={"federation.rounds": 2}, out=tmp_path / "local")
+    local = run_experiment(private, overrides={"federation.rounds": 2}, out=tmp_path / "local")
     first, second = (site.deploy(private, f"app-{n}", f"federation.rounds={n}") for n in (1, 2))
     open_book = site.written("open", privacy=None, seed=1, evaluation={"holdout": 0.2})
     third = site.deploy(open_book, "app-3")
@@ -48,7 +48,7 @@ def test_two_supernodes_give_the_local_result_also_over_a_restart(site, tmp_path
             assert ledger.read_text().splitlines() == own
         assert sorted(site.ledger(out)) == sorted(site.ledger(local.path))
         assert verify_run(RunDirectory(out)).problems == ()
-        simulated = fedsim.run(open_book, out=tmp_path / "simulated").path
+        simulated = run_experiment(open_book, out=tmp_path / "simulated").path
         out = tmp_path / "evaluated"
         assert running.run_app(third, out) == "finished:completed", running.log()
     assert (out / "model.safetensors").read_bytes() == (

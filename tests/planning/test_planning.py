@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-import fedsim
 from fedsim.clients.budget.plan import PrivacyPlanError
 from fedsim.experiment import load_experiment
 from fedsim.planning.projection import Plan, plan_experiment
+from fedsim.runs.runner import run_experiment
 
 EXPERIMENT: dict[str, Any] = {
     "name": "plan",
@@ -32,7 +32,7 @@ def planned(**overrides: Any) -> Plan:
 @pytest.mark.parametrize("privacy", [EXPERIMENT["privacy"], GIVEN])
 def test_the_plan_is_what_the_run_spends(tmp_path: Path, privacy: dict[str, Any]) -> None:
     plan = planned(privacy=privacy)
-    result = fedsim.run(EXPERIMENT, overrides={"privacy": privacy}, out=tmp_path / "r")
+    result = run_experiment(EXPERIMENT, overrides={"privacy": privacy}, out=tmp_path / "r")
     assert result.privacy is not None
     for before, after in zip(plan.clients, result.privacy.clients, strict=True):
         assert (before.examples, before.rounds) == (after.examples, after.rounds)

@@ -17,9 +17,10 @@ from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.protocol.messages import TrainReply, TrainRequest, digest
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.runner import RunObserver
+from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.simulation.flower_internals import server_identity
+from fedsim.tracking.observer import RunObserver
 
 PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5, "clipping": "adaptive"}
 OWN = {"1": {"max_grad_norm": 2.0}, "3": {"noise_multiplier": 0.7}}
@@ -54,7 +55,7 @@ def bounds(path: Path) -> dict[int, float]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fedsim.run(experiment(), out=tmp_path_factory.mktemp("run") / "whole").path
+    return run_experiment(experiment(), out=tmp_path_factory.mktemp("run") / "whole").path
 
 
 def test_every_client_learns_a_bound_of_its_own(whole: Path) -> None:
@@ -73,7 +74,7 @@ def test_every_client_learns_a_bound_of_its_own(whole: Path) -> None:
 def test_the_ledger_holds_gradients_and_count_as_one_release(whole: Path) -> None:
     """ε is that of the noise multiplier asked for, and what is said of the run says how."""
     flat = {"privacy": {**PRIVACY, "clipping": "flat", "clients": OWN}}
-    without = fedsim.run(experiment(**flat), out=whole.parent / "flat")
+    without = run_experiment(experiment(**flat), out=whole.parent / "flat")
     privacy = json.loads((whole / "privacy.json").read_text())
     assert without.privacy is not None
     for row, spend in zip(privacy["clients"], without.privacy.clients, strict=True):
@@ -109,7 +110,7 @@ def test_the_printed_script_recomputes_epsilon(whole: Path) -> None:
 @pytest.mark.parametrize("cohort", ["off", 2])
 def test_training_together_changes_no_bit(whole: Path, tmp_path: Path, cohort: object) -> None:
     """Also the clients whose lots are empty learn the same from their counts."""
-    fedsim.run(experiment(), overrides={"runtime.cohort": cohort}, out=tmp_path / "r")
+    run_experiment(experiment(), overrides={"runtime.cohort": cohort}, out=tmp_path / "r")
     assert outcome(tmp_path / "r") == outcome(whole)
 
 
@@ -117,11 +118,13 @@ def test_training_together_changes_no_bit(whole: Path, tmp_path: Path, cohort: o
 def test_empty_lots_learn_from_noise_alone(tmp_path: Path, cohort: str) -> None:
     privacy = {**PRIVACY, "sampling_rate": 1e-4, "clip_count_noise": 2.0}
     changed = experiment(privacy=privacy, runtime={"cohort": cohort})
-    result = fedsim.run(changed, out=tmp_path / cohort)
+    result = run_experiment(changed, out=tmp_path / cohort)
     assert result.privacy is not None
     assert all(spend.clip_norm != 0.5 for spend in result.privacy.clients)
     if cohort == "auto":
-        fedsim.run(experiment(privacy=privacy, runtime={"cohort": "off"}), out=tmp_path / "alone")
+        run_experiment(
+            experiment(privacy=privacy, runtime={"cohort": "off"}), out=tmp_path / "alone"
+        )
         assert outcome(tmp_path / "auto") == outcome(tmp_path / "alone")
 
 
@@ -130,8 +133,10 @@ def test_interrupted_and_resumed_equals_uninterrupted(
 ) -> None:
     for stop in (1, 3):
         out = tmp_path / f"stopped-{stop}"
-        assert fedsim.run(experiment(), out=out, observer=stop_after(stop)).status == "interrupted"
-        fedsim.run(experiment(), out=out, resume=True)
+        assert (
+            run_experiment(experiment(), out=out, observer=stop_after(stop)).status == "interrupted"
+        )
+        run_experiment(experiment(), out=out, resume=True)
         assert outcome(out) == outcome(whole)
 
 
@@ -150,9 +155,9 @@ def test_a_round_cut_short_is_repeated_from_the_same_bounds(
     alone = {"runtime.cohort": "off"}
     with monkeypatch.context() as patch:
         patch.setattr(app, "train_private", power_cut)
-        fedsim.run(experiment(), overrides=alone, out=tmp_path / "cut")
+        run_experiment(experiment(), overrides=alone, out=tmp_path / "cut")
     assert len(RunDirectory(tmp_path / "cut").read_rounds()) == 2
-    fedsim.run(experiment(), out=tmp_path / "cut", resume=True)
+    run_experiment(experiment(), out=tmp_path / "cut", resume=True)
     assert outcome(tmp_path / "cut") == outcome(whole)
 
 
@@ -166,19 +171,19 @@ def test_who_is_not_in_the_average_goes_on_from_the_bound_it_had(
     federation = {"rounds": 3, "deadline": 5.0}
     struck = {**fault, "clients": [0], "rounds": [2]}
     changed = experiment(federation=federation, faults=[struck])
-    fedsim.run(changed, overrides={"federation.rounds": 1}, out=tmp_path / "r")
+    run_experiment(changed, overrides={"federation.rounds": 1}, out=tmp_path / "r")
     first = bounds(tmp_path / "r")
     assert sorted(first) == [0, 1, 2, 3, 4]
     grown = {"federation.rounds": 2}
-    after = fedsim.run(changed, overrides=grown, out=tmp_path / "r", resume=True)
+    after = run_experiment(changed, overrides=grown, out=tmp_path / "r", resume=True)
     assert [one["client"] for one in after.rounds[1]["failed"]] == [0]
     second = bounds(tmp_path / "r")
     assert second[0] == first[0]
     assert all(second[client] != first[client] for client in (1, 2, 3, 4))
     assert after.privacy is not None
     assert after.privacy.clients[0].rounds == 2
-    fedsim.run(changed, out=tmp_path / "r", resume=True)
-    fedsim.run(changed, out=tmp_path / "whole")
+    run_experiment(changed, out=tmp_path / "r", resume=True)
+    run_experiment(changed, out=tmp_path / "whole")
     assert outcome(tmp_path / "r") == outcome(tmp_path / "whole")
 
 
@@ -224,7 +229,7 @@ def test_each_client_reaches_the_quantile_of_its_own_gradients(
         "local": {"steps": 8, "batch_size": 100, "optimizer": {"name": "sgd", "lr": 1e-6}},
         "privacy": {**PRIVACY, "max_grad_norm": 3.0, "clip_quantile": quantile},
     }
-    result = fedsim.run(known, base=tmp_path, out=tmp_path / "r")
+    result = run_experiment(known, base=tmp_path, out=tmp_path / "r")
     assert result.privacy is not None
     found = sorted(spend.clip_norm or 0.0 for spend in result.privacy.clients)
     wanted = np.array([0.1, 1.0, 10.0]) * (1 + 9 * quantile)
@@ -281,4 +286,4 @@ def test_a_learnt_bound_does_not_go_with_sums_only(tmp_path: Path) -> None:
     """Each client's bound would be in clear beside a sealed update: refused until it is not."""
     secure = {"secure_aggregation": {"protocol": "additive"}}
     with pytest.raises(fedsim.ExperimentError, match="each client's learnt bound to the server"):
-        fedsim.run(experiment(**secure), out=tmp_path / "r")
+        run_experiment(experiment(**secure), out=tmp_path / "r")

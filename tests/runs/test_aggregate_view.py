@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-import fedsim
 from fedsim.accountant.aggregate_view import RoundView, UploadTerms, aggregate_view
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.statement import UnsupportedClaimError, read_facts
 from fedsim.statement.secure import AggregateView, NoAggregateView
@@ -28,7 +28,7 @@ HOLDS: dict[str, Any] = {
 
 def privacy_of(out: Path, **overrides: Any) -> dict[str, Any]:
     changed = {key.replace("__", "."): value for key, value in overrides.items()}
-    run = fedsim.run(HOLDS, overrides=changed, out=out)
+    run = run_experiment(HOLDS, overrides=changed, out=out)
     assert verify_run(RunDirectory(run.path)).problems == ()
     return json.loads((run.path / "privacy.json").read_text())
 

@@ -16,6 +16,7 @@ from fedsim.clients.settings import PrivacySettings
 from fedsim.experiment import load_experiment
 from fedsim.planning.projection import plan_experiment
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 
 TARGETS = {client: 0.5 + 7.5 * client / 19 for client in range(20)}
@@ -47,7 +48,7 @@ def recomputed(client: dict[str, Any]) -> float:
 
 def test_no_client_exceeds_its_own_target(tmp_path: Path) -> None:
     """Twenty clients with targets from 0.5 to 8, recomputed by dp-accounting from the ledger."""
-    run = fedsim.run(EXPERIMENT, out=tmp_path / "r").path
+    run = run_experiment(EXPERIMENT, out=tmp_path / "r").path
     clients = json.loads((run / "privacy.json").read_text())["clients"]
     noise = [client["noise_multiplier"] for client in clients]
     for client in clients:
@@ -65,7 +66,7 @@ def test_no_client_exceeds_its_own_target(tmp_path: Path) -> None:
 
 def test_a_client_keeps_what_is_everybodys(tmp_path: Path) -> None:
     own = {"1": {"noise_multiplier": 2.0}, "2": {"delta": 1e-4, "max_grad_norm": 0.1}}
-    result = fedsim.run(EXPERIMENT, overrides={"privacy.clients": own}, out=tmp_path / "r")
+    result = run_experiment(EXPERIMENT, overrides={"privacy.clients": own}, out=tmp_path / "r")
     assert result.privacy is not None
     first, second, third, fourth = result.privacy.clients[:4]
     assert (second.noise_multiplier, second.target_epsilon) == (2.0, 8.0)
@@ -117,7 +118,7 @@ def test_clients_withdraw_in_the_round_that_the_plan_predicted(tmp_path: Path) -
     """Targets from 0.5 to 8 under one noise: each client trains as long as its own allows."""
     loaded = load_experiment(EXPERIMENT, COMMON_NOISE)
     predicted = {one.client: one for one in plan_experiment(loaded).clients}
-    result = fedsim.run(EXPERIMENT, overrides=COMMON_NOISE, out=tmp_path / "r")
+    result = run_experiment(EXPERIMENT, overrides=COMMON_NOISE, out=tmp_path / "r")
     assert result.status == "completed"
     assert result.privacy is not None
     left = 0
@@ -141,7 +142,7 @@ def test_clients_withdraw_in_the_round_that_the_plan_predicted(tmp_path: Path) -
 
 
 def test_one_step_more_would_exceed_the_target(tmp_path: Path) -> None:
-    result = fedsim.run(EXPERIMENT, overrides=COMMON_NOISE, out=tmp_path / "r")
+    result = run_experiment(EXPERIMENT, overrides=COMMON_NOISE, out=tmp_path / "r")
     assert result.privacy is not None
     for spend in result.privacy.clients:
         if spend.withdrawn_round is not None and spend.steps:
@@ -151,16 +152,15 @@ def test_one_step_more_would_exceed_the_target(tmp_path: Path) -> None:
 
 
 def test_a_withdrawn_client_stays_away_after_a_resume(tmp_path: Path) -> None:
-    whole = fedsim.run(EXPERIMENT, overrides=COMMON_NOISE, out=tmp_path / "whole")
+    whole = run_experiment(EXPERIMENT, overrides=COMMON_NOISE, out=tmp_path / "whole")
     overrides = {**COMMON_NOISE, "federation.rounds": 4}
-    fedsim.run(EXPERIMENT, overrides=overrides, out=tmp_path / "r")
-    again = fedsim.run(EXPERIMENT, overrides=COMMON_NOISE, out=tmp_path / "r", resume=True)
+    run_experiment(EXPERIMENT, overrides=overrides, out=tmp_path / "r")
+    again = run_experiment(EXPERIMENT, overrides=COMMON_NOISE, out=tmp_path / "r", resume=True)
     for name in ("model.safetensors", "privacy.json", "clients.csv", "ledger.jsonl"):
         assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
     assert [row["withdrawn"] for row in again.rounds] == [row["withdrawn"] for row in whole.rounds]
 
 
-@pytest.mark.pages
 def test_stop_ends_the_run_with_a_complete_report(tmp_path: Path) -> None:
     overrides = {**COMMON_NOISE, "privacy.on_exhausted": "stop", "privacy.clients": {}}
     overrides["privacy.clients"] = {"4": {"target_epsilon": 3.0}}
@@ -179,7 +179,7 @@ def test_stop_ends_the_run_with_a_complete_report(tmp_path: Path) -> None:
 
 def test_a_federation_that_everybody_left_stops(tmp_path: Path) -> None:
     overrides = {**COMMON_NOISE, "privacy.target_epsilon": 2.0, "privacy.clients": {}}
-    result = fedsim.run(EXPERIMENT, overrides=overrides, out=tmp_path / "r")
+    result = run_experiment(EXPERIMENT, overrides=overrides, out=tmp_path / "r")
     assert (result.status, result.reason) == (
         "stopped",
         "every client has spent its privacy budget",
@@ -192,14 +192,14 @@ def test_a_plan_beyond_the_budget_is_refused_with_the_rounds_that_fit(tmp_path: 
     overrides = {**COMMON_NOISE, "privacy.on_exhausted": "refuse", "privacy.clients": {}}
     overrides["privacy.target_epsilon"] = 4.0
     with pytest.raises(PrivacyBudgetError, match=r"set federation\.rounds=") as caught:
-        fedsim.run(EXPERIMENT, overrides=overrides, out=tmp_path / "no")
+        run_experiment(EXPERIMENT, overrides=overrides, out=tmp_path / "no")
     assert not (tmp_path / "no").exists()
     fits = int(re.findall(r"federation\.rounds=(\d+)", str(caught.value))[0])
     overrides["federation.rounds"] = fits + 1
     with pytest.raises(PrivacyBudgetError):
-        fedsim.run(EXPERIMENT, overrides=overrides, out=tmp_path / "no")
+        run_experiment(EXPERIMENT, overrides=overrides, out=tmp_path / "no")
     overrides["federation.rounds"] = fits
-    result = fedsim.run(EXPERIMENT, overrides=overrides, out=tmp_path / "r")
+    result = run_experiment(EXPERIMENT, overrides=overrides, out=tmp_path / "r")
     assert result.privacy is not None
     assert 3.0 < result.privacy.system_epsilon <= 4.0
 
@@ -212,7 +212,7 @@ def test_the_rounds_that_fit_count_the_rounds_a_client_sits_out(tmp_path: Path) 
         "privacy.clients": {"3": {"target_epsilon": 3.0}},
     }
     with pytest.raises(PrivacyBudgetError, match=r"client 3 .* target_epsilon is 3") as caught:
-        fedsim.run(EXPERIMENT, overrides=overrides, out=tmp_path / "no")
+        run_experiment(EXPERIMENT, overrides=overrides, out=tmp_path / "no")
     fits = int(re.findall(r"federation\.rounds=(\d+)", str(caught.value))[0])
     federation = {"rounds": fits, "clients_per_round": 4}
     plan = plan_experiment(load_experiment(EXPERIMENT, {**overrides, "federation": federation}))
@@ -225,7 +225,7 @@ def test_the_rounds_that_fit_count_the_rounds_a_client_sits_out(tmp_path: Path) 
 def test_a_budget_that_affords_no_step_at_all_is_refused(tmp_path: Path) -> None:
     overrides = {**COMMON_NOISE, "privacy.target_epsilon": 0.01, "privacy.clients": {}}
     with pytest.raises(PrivacyBudgetError, match="no client can take a single step"):
-        fedsim.run(EXPERIMENT, overrides=overrides, out=tmp_path / "no")
+        run_experiment(EXPERIMENT, overrides=overrides, out=tmp_path / "no")
 
 
 def test_a_target_below_all_noise_names_the_steps_that_fit() -> None:
@@ -243,7 +243,7 @@ def test_own_sampling_rates_set_the_lots(tmp_path: Path) -> None:
     own = {"1": {"sampling_rate": 0.05}}
     for sampling, share in (("poisson", 0.05), ("balls_and_bins", 1 / 18)):
         overrides = {"privacy.clients": own, "privacy.sampling": sampling}
-        run = fedsim.run(EXPERIMENT, overrides=overrides, out=tmp_path / sampling)
+        run = run_experiment(EXPERIMENT, overrides=overrides, out=tmp_path / sampling)
         assert run.privacy is not None
         first, second = run.privacy.clients[:2]
         assert second.sampling_rate == pytest.approx(share)  # 72 examples, lots of 4
@@ -266,7 +266,7 @@ def test_automatic_delta_is_each_clients_own(tmp_path: Path) -> None:
         "privacy.clients": {"0": {"delta": 1e-5}},
         "data.partition": {"scheme": "quantity", "num_clients": 20, "min_examples": 5},
     }
-    result = fedsim.run(EXPERIMENT, overrides=overrides, out=tmp_path / "r")
+    result = run_experiment(EXPERIMENT, overrides=overrides, out=tmp_path / "r")
     assert result.privacy is not None
     first, *others = result.privacy.clients
     assert first.delta == 1e-5

@@ -18,8 +18,10 @@ from fedsim.clients import app
 from fedsim.clients.failures import ClientFailureError
 from fedsim.data.splits import held_out
 from fedsim.experiment import ExperimentError, load_experiment
-from fedsim.federation.assembly import Federation, assemble
+from fedsim.federation.assembly import assemble
+from fedsim.federation.federation import Federation
 from fedsim.protocol.messages import EvaluateRequest
+from fedsim.runs.runner import run_experiment
 from fedsim.simulation.flower_internals import server_identity
 
 PRIVATE = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
@@ -62,7 +64,6 @@ def test_held_out_rows_are_the_clients_own_and_no_training_row(
     assert abs(len(kept) - n * fraction) <= 1
 
 
-@pytest.mark.pages
 def test_the_average_is_that_of_all_held_out_examples(tmp_path: Path) -> None:
     result = fedsim.run(experiment(), out=tmp_path / "run")
     federation = assembled()
@@ -97,15 +98,15 @@ def test_evaluation_changes_no_bit_of_training_and_resumes(tmp_path: Path) -> No
 
         def ended(self) -> None: ...
 
-    often = fedsim.run(experiment(), out=tmp_path / "often").path
+    often = run_experiment(experiment(), out=tmp_path / "often").path
     seldom = {"evaluation.every": 3, "evaluation.clients": 2}
-    seldom = fedsim.run(experiment(), overrides=seldom, out=tmp_path / "seldom").path
+    seldom = run_experiment(experiment(), overrides=seldom, out=tmp_path / "seldom").path
     names = "model.safetensors", "ledger.jsonl"
     assert (often / names[0]).read_bytes() == (seldom / names[0]).read_bytes()
     assert [row["evaluated"] is None for row in rows(seldom)] == [True, True, False]
     assert rows(seldom)[2]["clients_loss"] != rows(often)[2]["clients_loss"]
-    fedsim.run(experiment(), out=tmp_path / "again", observer=Impatient())
-    again = fedsim.run(experiment(), out=tmp_path / "again", resume=True).path
+    run_experiment(experiment(), out=tmp_path / "again", observer=Impatient())
+    again = run_experiment(experiment(), out=tmp_path / "again", resume=True).path
     assert rows(again) == rows(often)
 
 
@@ -115,7 +116,7 @@ def test_who_is_gone_in_a_round_does_not_evaluate_it(tmp_path: Path) -> None:
         {"kind": "straggler", "clients": [2], "rounds": [2], "delay": 9},
     ]
     federation = {"rounds": 2, "deadline": 5}
-    path = fedsim.run(experiment(faults=faults, federation=federation), out=tmp_path / "r").path
+    path = run_experiment(experiment(faults=faults, federation=federation), out=tmp_path / "r").path
     first, second = rows(path)
     assert first["evaluated"]["failed"] == []
     assert second["evaluated"]["clients"] == [0, 3, 4]

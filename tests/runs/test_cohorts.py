@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fedsim
 from fedsim.clients import batch_app as many
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdStep
@@ -19,6 +18,7 @@ from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.clients.training.cohort_size import Workload, cohort_size
 from fedsim.clients.training.cohorts import cohorts_agree
 from fedsim.clients.training.shared_model import Workbench
+from fedsim.runs.runner import run_experiment
 from fedsim.simulation import local_grid
 from fedsim.simulation.batch_answers import answers_of
 
@@ -77,7 +77,7 @@ def test_the_size_of_cohorts_changes_no_bit(
     for cohort, expected in together.items():
         sizes.clear()
         out = tmp_path / str(cohort)
-        fedsim.run(experiment(runtime={"cohort": cohort}, **sections), out=out)
+        run_experiment(experiment(runtime={"cohort": cohort}, **sections), out=out)
         assert sizes == 3 * expected, "in each of 3 rounds of 6 clients"
         outcomes.append(outcome(out))
     assert all(other == outcomes[0] for other in outcomes[1:])
@@ -95,7 +95,7 @@ def test_nor_does_a_cohort_whose_streams_are_seeded_at_once(
             privacy=privacy,
             runtime={"cohort": cohort},
         )
-        fedsim.run(content, out=tmp_path / str(cohort))
+        run_experiment(content, out=tmp_path / str(cohort))
         outcomes.append(outcome(tmp_path / str(cohort)))
     assert outcomes[0] == outcomes[1]
 
@@ -113,7 +113,7 @@ def test_answers_of_a_cohort_come_together(
             yield answers
 
     monkeypatch.setattr(local_grid, "answers_of", looking)
-    fedsim.run(experiment(runtime={"cohort": cohort}), out=tmp_path / "r")
+    run_experiment(experiment(runtime={"cohort": cohort}), out=tmp_path / "r")
     questions = [1] * 7  # who is there
     assert seen == questions + 3 * groups
 
@@ -121,13 +121,13 @@ def test_answers_of_a_cohort_come_together(
 def test_a_cohort_that_breaks_costs_nobody_their_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fedsim.run(experiment(runtime={"cohort": "off"}), out=tmp_path / "alone")
+    run_experiment(experiment(runtime={"cohort": "off"}), out=tmp_path / "alone")
 
     def broken(*arguments: Any) -> Any:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(many, "train_together", broken)
-    fedsim.run(experiment(), out=tmp_path / "broken")
+    run_experiment(experiment(), out=tmp_path / "broken")
     assert outcome(tmp_path / "broken") == outcome(tmp_path / "alone")
 
 
@@ -141,7 +141,7 @@ def test_every_charge_of_a_cohort_is_on_disk_before_any_of_it_trains(
         return train(*arguments)
 
     monkeypatch.setattr(many, "train_together", looking)
-    fedsim.run(experiment(), out=tmp_path / "r")
+    run_experiment(experiment(), out=tmp_path / "r")
     assert seen == [6, 12, 18]
 
 

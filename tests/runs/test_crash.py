@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-import fedsim
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.runner import run_experiment
 
 MOMENTS = 100
 EXPERIMENT: dict[str, Any] = {
@@ -46,21 +46,21 @@ NURSERY = """
 import gc, json, os, sys
 from pathlib import Path
 import sklearn.datasets, torch
-import fedsim, fedsim.runs.runner, fedsim.report.html, fedsim.report.plots
+import fedsim, fedsim.api, fedsim.report.html, fedsim.report.plots
 torch.set_num_threads(1)
 experiment = json.load(open("experiment.json"))
 print("ready", flush=True)
 write_report = fedsim.report.html.write_report
 if sys.argv[1] == "blank":
     def write_report(directory): (directory.path / "report.html").touch()
-    fedsim.runs.runner.write_report = write_report
+    fedsim.api.write_report = write_report
 warm = False
 for line in sys.stdin:
     out, resume = line.split()
     child = os.fork()
     if child == 0:
         os.close(0)
-        fedsim.run(experiment, out=out, resume=resume == "resume")
+        run_experiment(experiment, out=out, resume=resume == "resume")
         os._exit(0)
     print(child, flush=True)
     _, status = os.waitpid(child, 0)
@@ -111,7 +111,7 @@ class Nursery:
 
 @pytest.fixture
 def nursery(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Nursery]:
-    started = Nursery(tmp_path, page="own" if "pages" in request.keywords else "blank")
+    started = Nursery(tmp_path, page=getattr(request, "param", "blank"))
     yield started
     started.close()
 
@@ -141,8 +141,8 @@ def test_killed_at_a_hundred_moments_and_resumed_equals_uninterrupted(
 
 
 @pytest.mark.slow
-@pytest.mark.pages
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
+@pytest.mark.parametrize("nursery", ["own"], indirect=True)
 def test_killed_again_and_again_it_still_ends_the_same(tmp_path: Path, nursery: Nursery) -> None:
     assert nursery.run("whole", resume=False) == 0
     started = time.perf_counter()
@@ -190,7 +190,7 @@ def _assert_same(whole: Path, run: Path) -> None:
 
 def test_the_experiment_has_what_can_go_wrong(tmp_path: Path) -> None:
     """A withdrawal, a shortened round and failures are among what has to survive the kills."""
-    result = fedsim.run(EXPERIMENT, out=tmp_path / "r")
+    result = run_experiment(EXPERIMENT, out=tmp_path / "r")
     assert any(row["withdrawn"] for row in result.rounds)
     assert any(row["shortened"] for row in result.rounds)
     assert any(row["failed"] for row in result.rounds)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import fedsim
+from fedsim.runs.runner import run_experiment
 
 pytest.importorskip("ray", reason="engines ray and flower need the extra `ray`")
 pytestmark = pytest.mark.slow
@@ -60,10 +60,10 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 @pytest.mark.parametrize("privacy", [PRIVATE, LEARNING, None], ids=["private", "adaptive", "plain"])
 def test_local_ray_and_flower_agree(tmp_path: Path, privacy: dict[str, Any] | None) -> None:
-    local = fedsim.run(experiment(privacy), out=tmp_path / "local")
+    local = run_experiment(experiment(privacy), out=tmp_path / "local")
     for engine in ("ray", "flower"):
         overrides = {"runtime.engine": engine, "runtime.workers": 2}
-        other = fedsim.run(experiment(privacy), overrides=overrides, out=tmp_path / engine)
+        other = run_experiment(experiment(privacy), overrides=overrides, out=tmp_path / engine)
         assert_same_run(local.path, other.path)
     records = (local.path / "ledger.jsonl").read_text().splitlines()
     assert len(records) == (6 if privacy else 0)
@@ -80,9 +80,11 @@ def test_a_run_may_change_its_engine_when_it_is_resumed(tmp_path: Path) -> None:
 
         def ended(self) -> None: ...
 
-    whole = fedsim.run(experiment(LEARNING), out=tmp_path / "whole")
+    whole = run_experiment(experiment(LEARNING), out=tmp_path / "whole")
     ray = {"runtime.engine": "ray", "runtime.workers": 2}
-    part = fedsim.run(experiment(LEARNING), overrides=ray, out=tmp_path / "r", observer=Impatient())
+    part = run_experiment(
+        experiment(LEARNING), overrides=ray, out=tmp_path / "r", observer=Impatient()
+    )
     assert part.status == "interrupted"
-    fedsim.run(experiment(LEARNING), out=tmp_path / "r", resume=True)
+    run_experiment(experiment(LEARNING), out=tmp_path / "r", resume=True)
     assert_same_run(whole.path, tmp_path / "r")

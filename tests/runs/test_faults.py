@@ -12,7 +12,7 @@ import fedsim
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import FileJournal, total_of
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.runner import RunFailedError
+from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.runs.verification import verify_run
 
 ROUND, ROUNDS, STEPS = 2, 3, 2
@@ -63,7 +63,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], fed
     """One run with all faults for each engine, with and without privacy."""
     base = tmp_path_factory.mktemp("faults")
     return {
-        (engine, private): fedsim.run(
+        (engine, private): run_experiment(
             experiment(private=private, engine=engine), out=base / f"{engine}-{private}"
         )
         for engine in ("local", "flower", "ray")
@@ -133,7 +133,7 @@ def test_a_failed_client_does_not_change_the_weights_of_the_others(
 
     def model(name: str, failing: list[int]) -> dict[str, np.ndarray]:
         faults = [{"kind": "dropout_after", "clients": failing}]
-        run = fedsim.run(
+        run = run_experiment(
             experiment(private=private, **settings, faults=faults), out=tmp_path / name
         )
         return load_file(run.path / "model.safetensors")
@@ -147,7 +147,6 @@ def test_a_failed_client_does_not_change_the_weights_of_the_others(
         np.testing.assert_allclose(both[name], expected, rtol=0, atol=1e-7)
 
 
-@pytest.mark.pages
 def test_a_round_that_all_clients_fail_ends_the_run_with_a_report(tmp_path: Path) -> None:
     faults = [{"kind": "dropout_during", "rounds": [2]}]
     with pytest.raises(RunFailedError, match=r"round 2: every client failed \(12\)") as caught:
@@ -164,15 +163,15 @@ def test_a_round_that_all_clients_fail_ends_the_run_with_a_report(tmp_path: Path
 
 def test_a_failed_round_is_tried_again_by_resume(tmp_path: Path) -> None:
     """Charged in the first attempt, so that the second one costs nothing."""
-    whole = fedsim.run(experiment(private=True, faults=[]), out=tmp_path / "whole")
+    whole = run_experiment(experiment(private=True, faults=[]), out=tmp_path / "whole")
     faults = experiment(private=True, faults=[{"kind": "dropout_after", "rounds": [2]}])
     with pytest.raises(RunFailedError):
-        fedsim.run(faults, out=tmp_path / "r")
+        run_experiment(faults, out=tmp_path / "r")
     file = tmp_path / "r" / "experiment.yaml"
     text = file.read_text().replace("rounds: [2]", "rounds: [9]")  # the fault was mended
     file.write_text(text)
     mended = experiment(private=True, faults=[{"kind": "dropout_after", "rounds": [9]}])
-    result = fedsim.run(mended, out=tmp_path / "r", resume=True)
+    result = run_experiment(mended, out=tmp_path / "r", resume=True)
     for name in ("model.safetensors", "ledger.jsonl", "privacy.json"):
         assert (result.path / name).read_bytes() == (whole.path / name).read_bytes()
 
@@ -180,7 +179,7 @@ def test_a_failed_round_is_tried_again_by_resume(tmp_path: Path) -> None:
 def test_rounds_without_participants_can_be_allowed(tmp_path: Path) -> None:
     federation = {"rounds": 3, "min_participants": 0}
     faults = [{"kind": "dropout_before", "rounds": [2]}]
-    result = fedsim.run(
+    result = run_experiment(
         experiment(private=True, federation=federation, faults=faults), out=tmp_path / "r"
     )
     assert (result.status, [len(row["participants"]) for row in result.rounds]) == (
@@ -193,7 +192,9 @@ def test_what_lost_answers_have_cost_counts_at_once(tmp_path: Path) -> None:
     """A round's largest ε has every charge in it, also of a client that was never heard of."""
     privacy = {**PRIVACY, "clients": {"3": {"noise_multiplier": 0.6}}}
     lost = [fault("dropout_after", clients=[3])]
-    result = fedsim.run(experiment(private=True, privacy=privacy, faults=lost), out=tmp_path / "r")
+    result = run_experiment(
+        experiment(private=True, privacy=privacy, faults=lost), out=tmp_path / "r"
+    )
     total = PrivacyLedger()
     for charge, row in zip(
         FileJournal(tmp_path / "r" / "ledger.jsonl").history(3), result.rounds, strict=True
@@ -207,7 +208,7 @@ def test_too_few_participants_end_the_run(tmp_path: Path) -> None:
     federation = {"rounds": 3, "min_participants": 10}
     faults = [{"kind": "nan", "rounds": [3], "clients": [0, 4, 7]}]
     with pytest.raises(RunFailedError, match="round 3: 3 clients failed and 9 of at least 10"):
-        fedsim.run(
+        run_experiment(
             experiment(private=False, federation=federation, faults=faults), out=tmp_path / "r"
         )
 
@@ -216,7 +217,7 @@ def test_too_few_participants_end_the_run(tmp_path: Path) -> None:
 def test_a_really_empty_partition_fails_by_name_and_is_never_charged(
     tmp_path: Path, private: bool
 ) -> None:
-    result = fedsim.run(_with_empty_clients(private), out=tmp_path / "r")
+    result = run_experiment(_with_empty_clients(private), out=tmp_path / "r")
     empty = [one["client"] for one in result.rounds[0]["failed"]]
     assert 0 < len(empty) < 30
     assert {one["reason"] for row in result.rounds for one in row["failed"]} == {"has no examples"}
@@ -229,7 +230,7 @@ def test_a_really_empty_partition_fails_by_name_and_is_never_charged(
 def test_where_sizes_are_private_an_empty_client_behaves_like_any_other(tmp_path: Path) -> None:
     settings = _with_empty_clients(True)
     settings["privacy"] = {**PRIVACY, "adjacency": "add_remove", "declared_examples": 60}
-    result = fedsim.run(settings, out=tmp_path / "r")
+    result = run_experiment(settings, out=tmp_path / "r")
     assert all(row["failed"] == [] for row in result.rounds)
     assert result.privacy is not None
     assert len({(s.epsilon, s.examples, s.steps) for s in result.privacy.clients}) == 1
@@ -242,7 +243,7 @@ def _with_empty_clients(private: bool) -> dict[str, Any]:
 
 
 def _sizes(tmp_path: Path, settings: dict[str, Any]) -> list[int]:
-    run = fedsim.run(settings, out=tmp_path / "sizes")
+    run = run_experiment(settings, out=tmp_path / "sizes")
     return [row["examples"] for row in json.loads(_text(run, "privacy.json"))["clients"]]
 
 

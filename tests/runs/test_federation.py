@@ -17,8 +17,9 @@ from fedsim.clients import app
 from fedsim.clients import batch_app as many
 from fedsim.clients.training.local_training import StreamKey
 from fedsim.experiment import load_experiment
-from fedsim.federation.assembly import Federation, assemble
-from fedsim.runs.runner import RunFailedError
+from fedsim.federation.assembly import assemble
+from fedsim.federation.federation import Federation
+from fedsim.runs.runner import RunFailedError, run_experiment
 
 Mapping = dict[str, Any]
 
@@ -115,7 +116,7 @@ def test_two_clients_equal_the_hand_computed_federation(
     assert sorted(sizes) == [2, 3]
     weights = [float(s) for s in sizes] if weighting == "examples" else [1.0, 1.0]
     expected = least_squares_by_hand(experiment, tmp_path, weights)
-    model = model_of(fedsim.run(experiment, out=tmp_path / "run"))
+    model = model_of(run_experiment(experiment, out=tmp_path / "run"))
     np.testing.assert_allclose([model["weight"].item(), model["bias"].item()], expected, rtol=3e-6)
 
 
@@ -148,7 +149,7 @@ def dp_accounting_epsilon(ledger: list[Mapping], delta: float, *, pessimistic: b
 
 
 def test_every_epsilon_can_be_recomputed_with_another_library(tmp_path: Path) -> None:
-    result = fedsim.run(
+    result = run_experiment(
         digits(federation={"rounds": 3, "clients_per_round": 3}), out=tmp_path / "r"
     )
     privacy = json.loads((result.path / "privacy.json").read_text())
@@ -167,7 +168,7 @@ def test_every_epsilon_can_be_recomputed_with_another_library(tmp_path: Path) ->
 
 def test_an_epsilon_over_rounds_is_that_of_all_steps_together(tmp_path: Path) -> None:
     """Not the ε of the last round, which is what a fresh engine in every round would report."""
-    result = fedsim.run(digits(), out=tmp_path / "r")
+    result = run_experiment(digits(), out=tmp_path / "r")
     assert result.privacy is not None
     for spend in result.privacy.clients:
         assert (spend.rounds, spend.steps) == (3, 6)
@@ -182,15 +183,14 @@ def test_an_epsilon_over_rounds_is_that_of_all_steps_together(tmp_path: Path) ->
 
 def test_running_twice_gives_identical_bytes(tmp_path: Path) -> None:
     experiment = digits(federation={"rounds": 2, "clients_per_round": 3})
-    first = fedsim.run(experiment, out=tmp_path / "a")
-    again = fedsim.run(experiment, out=tmp_path / "b")
-    other = fedsim.run({**experiment, "seed": 1}, out=tmp_path / "c")
+    first = run_experiment(experiment, out=tmp_path / "a")
+    again = run_experiment(experiment, out=tmp_path / "b")
+    other = run_experiment({**experiment, "seed": 1}, out=tmp_path / "c")
     for name in ("model.safetensors", "ledger.jsonl", "privacy.json", "clients.csv"):
         assert (first.path / name).read_bytes() == (again.path / name).read_bytes(), name
     assert model_of(first)["1.weight"].tobytes() != model_of(other)["1.weight"].tobytes()
 
 
-@pytest.mark.pages
 def test_the_run_directory_holds_what_it_promises(tmp_path: Path) -> None:
     result = fedsim.run(digits(), out=tmp_path / "r")
     names = {
@@ -232,8 +232,8 @@ def test_the_run_directory_holds_what_it_promises(tmp_path: Path) -> None:
 
 
 def test_the_recorded_experiment_runs_again_to_the_same_model(tmp_path: Path) -> None:
-    first = fedsim.run(digits(), overrides=["federation.rounds=2"], out=tmp_path / "a")
-    again = fedsim.run(first.path / "experiment.yaml", out=tmp_path / "b")
+    first = run_experiment(digits(), overrides=["federation.rounds=2"], out=tmp_path / "a")
+    again = run_experiment(first.path / "experiment.yaml", out=tmp_path / "b")
     assert model_of(first)["1.weight"].tobytes() == model_of(again)["1.weight"].tobytes()
 
 
@@ -241,18 +241,18 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "thesis.txt").write_text("precious")
     with pytest.raises(ValueError, match="never overwritten"):
-        fedsim.run(digits(), out=tmp_path / "r")
+        run_experiment(digits(), out=tmp_path / "r")
     assert [path.name for path in (tmp_path / "r").iterdir()] == ["thesis.txt"]
 
 
 def test_a_wrong_experiment_leaves_no_directory(tmp_path: Path) -> None:
     with pytest.raises(fedsim.ExperimentError):
-        fedsim.run(digits(), overrides={"federation.rounds": 0}, out=tmp_path / "r")
+        run_experiment(digits(), overrides={"federation.rounds": 0}, out=tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
 
 def test_without_privacy_no_epsilon_is_claimed(tmp_path: Path) -> None:
-    result = fedsim.run(digits(privacy=None), out=tmp_path / "r")
+    result = run_experiment(digits(privacy=None), out=tmp_path / "r")
     assert result.privacy is None
     privacy = json.loads((result.path / "privacy.json").read_text())
     assert privacy["private"] is False
@@ -263,7 +263,7 @@ def test_without_privacy_no_epsilon_is_claimed(tmp_path: Path) -> None:
 
 def test_no_noise_is_an_infinite_epsilon(tmp_path: Path) -> None:
     privacy = {"noise_multiplier": 0.0, "delta": 1e-3, "max_grad_norm": 0.5}
-    result = fedsim.run(digits(privacy=privacy), out=tmp_path / "r")
+    result = run_experiment(digits(privacy=privacy), out=tmp_path / "r")
     assert result.privacy is not None
     assert math.isinf(result.privacy.system_epsilon)
     content = json.loads((result.path / "privacy.json").read_text())
@@ -274,7 +274,7 @@ def test_no_noise_is_an_infinite_epsilon(tmp_path: Path) -> None:
 
 def test_add_remove_keeps_client_sizes_out_of_everything_public(tmp_path: Path) -> None:
     privacy = {**PRIVATE, "adjacency": "add_remove", "declared_examples": 300}
-    result = fedsim.run(digits(privacy=privacy), out=tmp_path / "r")
+    result = run_experiment(digits(privacy=privacy), out=tmp_path / "r")
     assert result.privacy is not None
     sizes = {len(c) for c in loaded(digits(privacy=privacy), tmp_path).data.clients}
     assert len(sizes) > 1
@@ -301,7 +301,7 @@ def test_every_way_to_draw_and_clip_keeps_the_target(
     experiment = digits(
         federation={"rounds": 3, "clients_per_round": 3}, privacy={**PRIVATE, **settings}
     )
-    result = fedsim.run(experiment, out=tmp_path / "r")
+    result = run_experiment(experiment, out=tmp_path / "r")
     assert result.privacy is not None
     assert said in result.privacy.statement
     for spend in result.privacy.clients:
@@ -314,7 +314,7 @@ def test_shuffled_epochs_are_charged_once_over_rounds(tmp_path: Path) -> None:
     """More lots in an epoch than steps in the run: every client has begun one epoch, not six."""
     local = {"steps": 2, "batch_size": 2, "optimizer": {"name": "sgd", "lr": 0.5}}
     privacy = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5, "sampling": "shuffle"}
-    result = fedsim.run(digits(local=local, privacy=privacy), out=tmp_path / "r")
+    result = run_experiment(digits(local=local, privacy=privacy), out=tmp_path / "r")
     assert result.privacy is not None
     for spend in result.privacy.clients:
         assert spend.examples > 12
@@ -344,7 +344,7 @@ def test_a_failed_client_stays_charged_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_training(monkeypatch, lambda key: (key.client, key.round_number) == (2, 2))
-    result = fedsim.run(digits(), out=tmp_path / "r")
+    result = run_experiment(digits(), out=tmp_path / "r")
     (failure,) = result.rounds[1]["failed"]
     assert failure["client"] == 2
     assert failure["reason"].startswith("RuntimeError at test_federation.py:")
@@ -359,12 +359,11 @@ def test_a_client_that_fails_last_is_charged_in_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_training(monkeypatch, lambda key: key.client == 2)
-    result = fedsim.run(digits(), out=tmp_path / "r")
+    result = run_experiment(digits(), out=tmp_path / "r")
     assert result.privacy is not None
     assert result.privacy.clients[2].steps == 6, "charged though no reply ever arrived"
 
 
-@pytest.mark.pages
 def test_when_every_client_fails_the_run_fails_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,7 +379,6 @@ def test_when_every_client_fails_the_run_fails_and_says_why(
     assert (tmp_path / "r" / "report.html").exists()
 
 
-@pytest.mark.pages
 def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
     class Impatient:
         def started(self, federation: object, path: Path) -> None: ...

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import fedsim
 from fedsim.runs.directory import RunDirectoryError
+from fedsim.runs.runner import run_experiment
 
 # A model that notes the largest batch that it was trained on.
 MODEL = """
@@ -43,7 +43,7 @@ def trained(tmp_path: Path, name: str, privacy: object, most: int | None) -> tup
         "privacy": privacy,
         "runtime": {"cohort": "off"},
     }
-    fedsim.run(experiment, base=tmp_path, out=tmp_path / name)
+    run_experiment(experiment, base=tmp_path, out=tmp_path / name)
     return tmp_path / name, int(log.read_text())
 
 
@@ -82,7 +82,7 @@ def test_a_run_is_not_continued_with_other_parts(tmp_path: Path) -> None:
         "local": {"steps": 1, "batch_size": 32},
         "privacy": PRIVACY,
     }
-    fedsim.run(experiment, out=tmp_path / "r")
+    run_experiment(experiment, out=tmp_path / "r")
     changed = {"local.max_physical_batch": 8}
     with pytest.raises(RunDirectoryError, match=r"local\.max_physical_batch was None"):
-        fedsim.run(experiment, overrides=changed, out=tmp_path / "r", resume=True)
+        run_experiment(experiment, overrides=changed, out=tmp_path / "r", resume=True)

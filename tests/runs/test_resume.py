@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedsim
 from fedsim.clients import app
 from fedsim.runs.directory import RunDirectoryError
-from fedsim.runs.runner import RunObserver
+from fedsim.runs.runner import run_experiment
+from fedsim.tracking.observer import RunObserver
 
 EXPERIMENT: dict[str, Any] = {
     "name": "resume",
@@ -46,11 +46,13 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     stop_after: Callable[[int], RunObserver], tmp_path: Path, private: bool
 ) -> None:
     experiment = EXPERIMENT if private else {**EXPERIMENT, "privacy": None}
-    fedsim.run(experiment, out=tmp_path / "whole")
+    run_experiment(experiment, out=tmp_path / "whole")
     for stop in (1, 3, 5):
         out = tmp_path / f"stopped-{stop}"
-        assert fedsim.run(experiment, out=out, observer=stop_after(stop)).status == "interrupted"
-        result = fedsim.run(experiment, out=out, resume=True)
+        assert (
+            run_experiment(experiment, out=out, observer=stop_after(stop)).status == "interrupted"
+        )
+        result = run_experiment(experiment, out=out, resume=True)
         assert [row["round"] for row in result.rounds] == [1, 2, 3, 4, 5, 6]
         assert_equal_runs(tmp_path / "whole", out)
 
@@ -58,7 +60,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
 def test_charges_of_an_interrupted_round_are_kept_and_not_doubled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fedsim.run(EXPERIMENT, out=tmp_path / "whole")
+    run_experiment(EXPERIMENT, out=tmp_path / "whole")
     train, calls = app.train_private, []
 
     def power_cut(*arguments: Any, **options: Any) -> Any:
@@ -69,7 +71,7 @@ def test_charges_of_an_interrupted_round_are_kept_and_not_doubled(
 
     monkeypatch.setattr(app, "train_private", power_cut)
     alone = {"runtime.cohort": "off"}
-    result = fedsim.run(EXPERIMENT, overrides=alone, out=tmp_path / "cut")
+    result = run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "cut")
     assert result.status == "interrupted"
     assert len(result.rounds) == 2
     charged = [json.loads(line) for line in (tmp_path / "cut" / "ledger.jsonl").open()]
@@ -77,17 +79,17 @@ def test_charges_of_an_interrupted_round_are_kept_and_not_doubled(
     assert result.privacy is not None
     assert sum(spend.rounds for spend in result.privacy.clients) == 9, "spent and shown as spent"
     monkeypatch.setattr(app, "train_private", train)
-    fedsim.run(EXPERIMENT, out=tmp_path / "cut", resume=True)
+    run_experiment(EXPERIMENT, out=tmp_path / "cut", resume=True)
     assert_equal_runs(tmp_path / "whole", tmp_path / "cut")
 
 
 def test_more_rounds_where_the_noise_does_not_depend_on_them(tmp_path: Path) -> None:
     privacy = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
     experiment = {**EXPERIMENT, "privacy": privacy}
-    fedsim.run(experiment, out=tmp_path / "whole")
+    run_experiment(experiment, out=tmp_path / "whole")
     short = {"federation.rounds": 3}
-    fedsim.run(experiment, overrides=short, out=tmp_path / "r")
-    fedsim.run(experiment, out=tmp_path / "r", resume=True)
+    run_experiment(experiment, overrides=short, out=tmp_path / "r")
+    run_experiment(experiment, out=tmp_path / "r", resume=True)
     assert_equal_runs(tmp_path / "whole", tmp_path / "r")
 
 
@@ -106,9 +108,9 @@ def test_more_rounds_where_the_noise_does_not_depend_on_them(tmp_path: Path) -> 
 def test_a_changed_experiment_is_not_continued(
     stop_after: Callable[[int], RunObserver], tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    fedsim.run(EXPERIMENT, out=tmp_path / "r", observer=stop_after(1))
+    run_experiment(EXPERIMENT, out=tmp_path / "r", observer=stop_after(1))
     with pytest.raises(RunDirectoryError, match=message):
-        fedsim.run(EXPERIMENT, overrides=change, out=tmp_path / "r", resume=True)
+        run_experiment(EXPERIMENT, overrides=change, out=tmp_path / "r", resume=True)
 
 
 def test_data_that_changed_under_the_same_name_are_not_continued_with(
@@ -125,17 +127,17 @@ def test_data_that_changed_under_the_same_name_are_not_continued_with(
     }
     experiment = {**EXPERIMENT, "data": data}
     write(1)
-    fedsim.run(experiment, base=tmp_path, out=tmp_path / "r", observer=stop_after(1))
+    run_experiment(experiment, base=tmp_path, out=tmp_path / "r", observer=stop_after(1))
     write(2)
     with pytest.raises(RunDirectoryError, match="the data, or how they are divided"):
-        fedsim.run(experiment, base=tmp_path, out=tmp_path / "r", resume=True)
+        run_experiment(experiment, base=tmp_path, out=tmp_path / "r", resume=True)
     write(1)
-    result = fedsim.run(experiment, base=tmp_path, out=tmp_path / "r", resume=True)
+    result = run_experiment(experiment, base=tmp_path, out=tmp_path / "r", resume=True)
     assert result.status == "completed"
 
 
 def test_resuming_needs_a_run(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="name the run directory"):
-        fedsim.run(EXPERIMENT, resume=True)
+        run_experiment(EXPERIMENT, resume=True)
     with pytest.raises(RunDirectoryError, match="not a run directory"):
-        fedsim.run(EXPERIMENT, out=tmp_path / "none", resume=True)
+        run_experiment(EXPERIMENT, out=tmp_path / "none", resume=True)

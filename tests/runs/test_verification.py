@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import fedsim
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 
 EXPERIMENT: dict[str, Any] = {
@@ -23,7 +23,7 @@ EXPERIMENT: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fedsim.run(EXPERIMENT, out=tmp_path_factory.mktemp("run") / "r").path
+    return run_experiment(EXPERIMENT, out=tmp_path_factory.mktemp("run") / "r").path
 
 
 def problems(run: Path) -> str:
@@ -48,7 +48,7 @@ def problems(run: Path) -> str:
     ],
 )
 def test_an_honest_run_is_sound(tmp_path: Path, change: dict[str, Any]) -> None:
-    result = fedsim.run(EXPERIMENT, overrides=change, out=tmp_path / "r")
+    result = run_experiment(EXPERIMENT, overrides=change, out=tmp_path / "r")
     assert problems(result.path) == ""
 
 

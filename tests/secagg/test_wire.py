@@ -18,9 +18,16 @@ from fedsim.secagg.errors import (
 from fedsim.secagg.messages import CombineRequest, Refusal, RoundOffer, Upload
 from fedsim.secagg.prg import SeedExpander
 from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.secagg.share_names import (
+    seed_info,
+    share_info,
+    total_info,
+)
 from fedsim.secagg.wire import VERSION, from_record, refuse, to_record
-from fedsim.server.secure.helper import Helper, HelperState, seed_info, total_info
-from fedsim.server.secure.leader import share_info
+from fedsim.server.secure.helper import (
+    Helper,
+    HelperState,
+)
 
 VECTORS = Path(__file__).parent / "vectors"
 KINDS = [getattr(messages, name) for name in dir(messages) if name[0].isupper()]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-import fedsim
+from fedsim.runs.runner import run_experiment
 
 needs_cuda = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="this machine has no CUDA device to compare with the CPU"
@@ -35,7 +35,7 @@ def outcome(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """The model after three rounds, and what each client spent."""
     overrides = {f"runtime.{key}": value for key, value in runtime.items()}
-    run = fedsim.run(experiment(model, private), overrides=overrides, out=folder)
+    run = run_experiment(experiment(model, private), overrides=overrides, out=folder)
     assert all(row["failed"] == [] for row in run.rounds)
     spent = [] if run.privacy is None else [str(c.epsilon) for c in run.privacy.clients]
     return load_file(folder / "model.safetensors"), spent
@@ -73,7 +73,9 @@ def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused() -> None:
 def test_the_comparison_would_see_another_seed(tmp_path: Path) -> None:
     """The tolerance is far below what different noise does: the test above can fail."""
     one, _ = outcome(tmp_path / "one", "mlp", True, device="cpu")
-    other = fedsim.run(experiment("mlp", True), overrides={"seed": 1}, out=tmp_path / "other").path
+    other = run_experiment(
+        experiment("mlp", True), overrides={"seed": 1}, out=tmp_path / "other"
+    ).path
     values = load_file(other / "model.safetensors")
     assert any(
         not np.allclose(one[name], value, rtol=1e-3, atol=1e-4) for name, value in values.items()

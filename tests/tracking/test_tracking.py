@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import fedsim
+from fedsim.runs.runner import run_experiment
 from fedsim.tracking import observer as observing
 from fedsim.tracking.observer import TrackerError, with_trackers
 from fedsim.tracking.protocol import TrackedRun, Tracker
@@ -31,7 +32,7 @@ def run(
     out: Path, *trackers: str, rounds: int = 2, resume: bool = False
 ) -> list[dict[str, object]]:
     overrides = {"runtime.trackers": list(trackers), "federation.rounds": rounds}
-    path = fedsim.run(EXPERIMENT, overrides=overrides, out=out, resume=resume).path
+    path = run_experiment(EXPERIMENT, overrides=overrides, out=out, resume=resume).path
     return [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
 
 
@@ -121,7 +122,7 @@ def test_no_trackers_leave_the_observer_alone() -> None:
 
 def test_an_unknown_one_is_a_located_mistake() -> None:
     with pytest.raises(fedsim.ExperimentError, match=r"must be one of 'tensorboard', 'mlflow'"):
-        fedsim.run(EXPERIMENT, overrides={"runtime.trackers": ["tensorbord"]})
+        run_experiment(EXPERIMENT, overrides={"runtime.trackers": ["tensorbord"]})
 
 
 @pytest.mark.slow

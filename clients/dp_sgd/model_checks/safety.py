@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from fedsim.core.errors import InputError
 
-class UnsafeModelError(ValueError):
+
+class UnsafeModelError(InputError):
     """A model whose training would break the per-example guarantee."""
 
 

@@ -4,19 +4,17 @@ A route returns None for what it does not cover; the operation then runs as it i
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fedsim.clients.dp_sgd.per_example.layers import AffineUse
-
-if TYPE_CHECKING:
-    from fedsim.clients.dp_sgd.per_example.tape import Tape
+from fedsim.clients.dp_sgd.per_example.recorder import Recorder
 
 
-def needs_no_gradient(tape: "Tape", *parameters: Tensor | None) -> bool:
+def needs_no_gradient(tape: Recorder, *parameters: Tensor | None) -> bool:
     """Tell whether what is not tracked needs no gradient: a use would swallow it."""
     return all(p is None or tape.tracked(p) is not None or not p.requires_grad for p in parameters)
 
@@ -27,7 +25,7 @@ def detached(value: Tensor | None) -> Tensor | None:
 
 
 def _affine(
-    tape: "Tape",
+    tape: Recorder,
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -46,7 +44,7 @@ def _affine(
 
 
 def _layer_norm(
-    tape: "Tape",
+    tape: Recorder,
     input: Tensor,
     normalized_shape: list[int],
     weight: Tensor | None = None,
@@ -57,7 +55,7 @@ def _layer_norm(
 
 
 def _rms_norm(
-    tape: "Tape",
+    tape: Recorder,
     input: Tensor,
     normalized_shape: list[int],
     weight: Tensor | None = None,
@@ -67,7 +65,7 @@ def _rms_norm(
 
 
 def _group_norm(
-    tape: "Tape",
+    tape: Recorder,
     input: Tensor,
     num_groups: int,
     weight: Tensor | None = None,
@@ -79,7 +77,7 @@ def _group_norm(
 
 
 def _batch_norm(
-    tape: "Tape",
+    tape: Recorder,
     input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
@@ -96,7 +94,7 @@ def _batch_norm(
 
 
 def _instance_norm(
-    tape: "Tape",
+    tape: Recorder,
     input: Tensor,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
@@ -112,7 +110,7 @@ def _instance_norm(
     return _affine(tape, plain, weight, bias, input.ndim - 2)
 
 
-def _prelu(tape: "Tape", input: Tensor, weight: Tensor) -> Tensor | None:
+def _prelu(tape: Recorder, input: Tensor, weight: Tensor) -> Tensor | None:
     if tape.tracked(weight) is None or tape.tracked(input) is not None:
         return None
     below = input.clamp(max=0)
@@ -120,24 +118,24 @@ def _prelu(tape: "Tape", input: Tensor, weight: Tensor) -> Tensor | None:
     return None if slope is None else functional.relu(input) + slope
 
 
-def _add(tape: "Tape", input: Any, other: Any, *, alpha: float = 1) -> Tensor | None:
+def _add(tape: Recorder, input: Any, other: Any, *, alpha: float = 1) -> Tensor | None:
     pair = _parameter_and_rows(tape, input, other)
     return None if pair is None or alpha != 1 else _affine(tape, pair[1], None, pair[0])
 
 
-def _add_in_place(tape: "Tape", input: Any, other: Any, *, alpha: float = 1) -> Tensor | None:
+def _add_in_place(tape: Recorder, input: Any, other: Any, *, alpha: float = 1) -> Tensor | None:
     if tape.tracked(other) is None:
         return None
     output = _add(tape, input, other, alpha=alpha)
     return None if output is None else input.copy_(output)
 
 
-def _multiply(tape: "Tape", input: Any, other: Any) -> Tensor | None:
+def _multiply(tape: Recorder, input: Any, other: Any) -> Tensor | None:
     pair = _parameter_and_rows(tape, input, other)
     return None if pair is None else _affine(tape, pair[1], pair[0], None)
 
 
-def _parameter_and_rows(tape: "Tape", one: Any, two: Any) -> tuple[Tensor, Tensor] | None:
+def _parameter_and_rows(tape: Recorder, one: Any, two: Any) -> tuple[Tensor, Tensor] | None:
     """Split the operands into a tracked parameter and (n, ...) that it is broadcast over."""
     for parameter, rows in ((one, two), (two, one)):
         if tape.tracked(parameter) is None or not isinstance(rows, Tensor):
@@ -147,7 +145,7 @@ def _parameter_and_rows(tape: "Tape", one: Any, two: Any) -> tuple[Tensor, Tenso
     return None
 
 
-def _expand(tape: "Tape", input: Tensor, *sizes: Any) -> Tensor | None:
+def _expand(tape: Recorder, input: Tensor, *sizes: Any) -> Tensor | None:
     """A token or a query that every example gets: a shift of zeros."""
     if tape.tracked(input) is None:
         return None
@@ -157,7 +155,7 @@ def _expand(tape: "Tape", input: Tensor, *sizes: Any) -> Tensor | None:
     return _affine(tape, input.new_zeros(shape), None, input)
 
 
-def _repeat(tape: "Tape", input: Tensor, *sizes: Any) -> Tensor | None:
+def _repeat(tape: Recorder, input: Tensor, *sizes: Any) -> Tensor | None:
     times = sizes if isinstance(sizes[0], int) else tuple(sizes[0])
     added = len(times) - input.ndim
     if tape.tracked(input) is None or any(count != 1 for count in times[1:]):

@@ -19,6 +19,7 @@ from fedsim.clients.dp_sgd.per_example.clipped_sum import (
 )
 from fedsim.clients.dp_sgd.per_example.module_use import Unit
 from fedsim.clients.dp_sgd.per_example.unit_layouts import possible_units
+from fedsim.core.errors import FedsimError
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ _FAILURES = (
 )
 
 
-class BackendError(RuntimeError):
+class BackendError(FedsimError, RuntimeError):
     """The chosen way of computing per-example gradients is not right for a model."""
 
 

@@ -9,11 +9,12 @@ from torch.func import functional_call
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotFactors, LotStatistics, lot_factors
+from fedsim.core.errors import FedsimError
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 
 
-class UncoveredParameterError(RuntimeError):
+class UncoveredParameterError(FedsimError, RuntimeError):
     """A model used parameters in a way that book-keeping has no rule for.
 
     Attributes:

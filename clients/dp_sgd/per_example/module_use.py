@@ -17,12 +17,13 @@ from torch.utils import _pytree as pytree
 
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.layers import HeldUse
+from fedsim.core.errors import FedsimError
 
 Layout = tuple[int | None, ...]
 """For each tensor among arguments or outputs, which dimension is the examples'; None: none is."""
 
 
-class UnitError(RuntimeError):
+class UnitError(FedsimError, RuntimeError):
     """A layer that cannot be run as one unit."""
 
 

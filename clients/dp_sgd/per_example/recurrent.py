@@ -5,16 +5,15 @@ Equations: those of torch.nn.LSTM, torch.nn.GRU and torch.nn.RNN.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-if TYPE_CHECKING:
-    from fedsim.clients.dp_sgd.per_example.tape import Tape
+from fedsim.clients.dp_sgd.per_example.recorder import Recorder
 
-Linear = Callable[["Tape", Tensor, Tensor, Tensor | None], Tensor | None]
+Linear = Callable[[Recorder, Tensor, Tensor, Tensor | None], Tensor | None]
 State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, Tensor, State], State]
 
@@ -53,7 +52,7 @@ def layers_route(kind: str, linear: Linear) -> Callable[..., Any]:
     """Return the route of torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu."""
 
     def route(
-        tape: "Tape",
+        tape: Recorder,
         input: Tensor,
         state: Any,
         parameters: Any,
@@ -102,7 +101,7 @@ def cell_route(kind: str, linear: Linear) -> Callable[..., Any]:
     """Return the route of torch.lstm_cell, torch.gru_cell and the like."""
 
     def route(
-        tape: "Tape",
+        tape: Recorder,
         input: Tensor,
         state: Any,
         w_ih: Tensor,
@@ -123,7 +122,7 @@ def cell_route(kind: str, linear: Linear) -> Callable[..., Any]:
 
 
 def _over_time(
-    tape: "Tape",
+    tape: Recorder,
     cell: Cell,
     linear: Linear,
     rows: Tensor,

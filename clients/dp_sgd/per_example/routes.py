@@ -4,7 +4,7 @@ A route returns None for what it does not cover; the operation then runs as it i
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,14 +16,12 @@ from fedsim.clients.dp_sgd.per_example.affine_routes import (
     needs_no_gradient,
 )
 from fedsim.clients.dp_sgd.per_example.layers import ConvolutionUse, EmbeddingUse, LinearUse
+from fedsim.clients.dp_sgd.per_example.recorder import Recorder
 from fedsim.clients.dp_sgd.per_example.recurrent import CELLS, cell_route, layers_route
-
-if TYPE_CHECKING:
-    from fedsim.clients.dp_sgd.per_example.tape import Tape
 
 
 def _linear(
-    tape: "Tape", input: Tensor, weight: Tensor, bias: Tensor | None = None
+    tape: Recorder, input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Tensor | None:
     if tape.tracked(input) is not None or not needs_no_gradient(tape, weight, bias):
         return None
@@ -32,7 +30,7 @@ def _linear(
 
 
 def _convolution(
-    tape: "Tape",
+    tape: Recorder,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -73,7 +71,7 @@ def _each(value: Any, dimensions: int) -> list[int]:
 
 
 def _embedding(
-    tape: "Tape",
+    tape: Recorder,
     input: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
@@ -91,7 +89,7 @@ def _embedding(
 
 
 def _linear_or_frozen(
-    tape: "Tape", input: Tensor, weight: Tensor, bias: Tensor | None
+    tape: Recorder, input: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor | None:
     if tape.tracked(weight) is None and tape.tracked(bias) is None:
         return functional.linear(input, weight, bias)

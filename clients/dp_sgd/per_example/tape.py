@@ -7,7 +7,7 @@ parameter in a way that no `Use` covers is noted in `uncovered`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -15,27 +15,8 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from fedsim.clients.dp_sgd.per_example.layers import Use
+from fedsim.clients.dp_sgd.per_example.recorder import Recordable
 from fedsim.clients.dp_sgd.per_example.routes import HARMLESS, ROUTES
-
-
-class Recordable(Protocol):
-    """What a tape can note: a use, or the like of one."""
-
-    input: Tensor
-    output_gradient: Tensor
-
-    @property
-    def needs_input(self) -> bool:
-        """Whether the input is read after the backward pass."""
-        ...
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output."""
-        ...
-
-    def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
-        """Return the gradient with respect to the input; of x only the shape may be read."""
-        ...
 
 
 class Tape(TorchFunctionMode):

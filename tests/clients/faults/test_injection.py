@@ -69,7 +69,7 @@ def test_a_foreign_exception_says_its_type_and_line_only() -> None:
         secret(4711.25)
     hidden = without_private_text(caught.value)
     assert isinstance(hidden, ClientFailureError)
-    assert str(hidden).startswith("KeyError at test_faults.py:")
+    assert str(hidden).startswith("KeyError at test_injection.py:")
     shown = "".join(traceback.format_exception(hidden))
     assert "4711" not in shown
 

@@ -22,7 +22,7 @@ from fedsim.secagg.messages import RoundOffer, Upload
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.prg import SeedExpander, derive_key
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.server.secure.helper import seed_info
+from fedsim.secagg.share_names import seed_info
 
 REFERENCE = {"w": np.zeros(4, np.float32)}
 UPDATE = {"w": np.array([0.5, -0.25, 0.125, 1.0], np.float32)}

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 import fedsim
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
+from fedsim.runs.runner import run_experiment
 from fedsim.simulation.engines import LocalEngine
 from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
@@ -108,7 +109,7 @@ class Lab:
         wire: LocalEngine | None = None,
         **sections: Any,
     ) -> fedsim.RunResult:
-        return fedsim.run(self.experiment(secure, **sections), out=out, engine=wire)
+        return run_experiment(self.experiment(secure, **sections), out=out, engine=wire)
 
     def control(self, secure: Mapping[str, Any] | None, **sections: Any) -> fedsim.RunResult:
         """Return an undisturbed run, made when it is first asked for."""

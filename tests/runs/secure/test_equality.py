@@ -53,7 +53,6 @@ def test_the_first_round_is_plain_averaging_within_the_printed_bound(
         assert (np.abs(value.astype(float) - plain[name]) <= room).all()
 
 
-@pytest.mark.pages
 def test_epsilon_is_that_of_the_clients_own_noise(lab: Any, tmp_path: Path) -> None:
     privacy = {"target_epsilon": 4.0, "delta": 1e-3, "max_grad_norm": 0.5}
     plain, secure = (

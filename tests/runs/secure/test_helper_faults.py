@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
-import fedsim
 from fedsim.protocol.messages import to_arrays
-from fedsim.runs.runner import RunFailedError
+from fedsim.runs.runner import RunFailedError, run_experiment
 
 
 def test_a_dead_helper_ends_the_run_and_leaves_model_and_charges(lab: Any, tmp_path: Path) -> None:
@@ -26,7 +25,7 @@ def test_a_dead_helper_ends_the_run_and_leaves_model_and_charges(lab: Any, tmp_p
         np.testing.assert_array_equal(lab.model(result.path)[name], value)
     assert result.privacy is not None
     assert {spend.rounds for spend in result.privacy.clients} == {2}
-    resumed = fedsim.run(
+    resumed = run_experiment(
         lab.experiment({}, privacy=lab.privacy, federation={"rounds": 3}),
         out=result.path,
         resume=True,

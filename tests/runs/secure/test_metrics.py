@@ -91,7 +91,6 @@ def test_what_is_clipped_is_counted_and_a_lost_round_has_no_mean(lab: Any, tmp_p
     assert clipped == [lab.clients, 0]
 
 
-@pytest.mark.pages
 def test_the_page_draws_them_and_the_record_says_that_the_server_saw_sums(
     lab: Any, tmp_path: Path
 ) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-import fedsim
-from fedsim.runs.runner import RunFailedError, RunObserver
+from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.secagg.payload import PayloadCodec
+from fedsim.tracking.observer import RunObserver
 
 
 @pytest.mark.parametrize("protocol", ["additive", "secagg"])
@@ -18,8 +18,10 @@ def test_an_interrupted_run_resumes_to_the_same_result(
 ) -> None:
     secure = lab.experiment({"protocol": protocol}, privacy=lab.privacy, federation={"rounds": 3})
     whole = lab.control({"protocol": protocol}, privacy=lab.privacy, federation={"rounds": 3})
-    assert fedsim.run(secure, out=tmp_path / "r", observer=stop_after(1)).status == "interrupted"
-    result = fedsim.run(secure, out=tmp_path / "r", resume=True)
+    assert (
+        run_experiment(secure, out=tmp_path / "r", observer=stop_after(1)).status == "interrupted"
+    )
+    result = run_experiment(secure, out=tmp_path / "r", resume=True)
     lab.same_result(whole, result)
     assert (whole.path / "privacy.json").read_bytes() == (result.path / "privacy.json").read_bytes()
 
@@ -38,11 +40,11 @@ def test_a_run_that_dies_inside_a_round_resumes_to_the_same_result(
 
     secure = lab.experiment({"protocol": protocol}, privacy=lab.privacy)
     whole = lab.control({"protocol": protocol}, privacy=lab.privacy)
-    cut = fedsim.run(secure, out=tmp_path / "r", engine=lab.wire(power_cut))
+    cut = run_experiment(secure, out=tmp_path / "r", engine=lab.wire(power_cut))
     assert (cut.status, cut.rounds) == ("interrupted", ())
     assert cut.privacy is not None
     assert {spend.rounds for spend in cut.privacy.clients} == {1}
-    lab.same_result(whole, fedsim.run(secure, out=tmp_path / "r", resume=True))
+    lab.same_result(whole, run_experiment(secure, out=tmp_path / "r", resume=True))
 
 
 class Cut:
@@ -79,9 +81,9 @@ def test_a_resumed_round_opens_no_sum_of_fewer_clients(
     said = "AlreadyAnsweredError: round 1: .* the sum of 6 clients .* of these \\[4\\] are missing"
     again = lab.experiment(secure)
     with pytest.raises(RunFailedError, match=said):
-        fedsim.run(again, out=tmp_path / "r", resume=True, engine=fewer)
+        run_experiment(again, out=tmp_path / "r", resume=True, engine=fewer)
     assert asked(fewer) == []
-    lab.same_result(lab.control(secure), fedsim.run(again, out=tmp_path / "r", resume=True))
+    lab.same_result(lab.control(secure), run_experiment(again, out=tmp_path / "r", resume=True))
 
 
 @pytest.mark.parametrize("protocol", ["additive", "secagg"])
@@ -93,7 +95,7 @@ def test_a_resumed_round_opens_no_sum_of_more_clients(
     lost = lab.loses("train", [4], [1])
     lab.run(tmp_path / "r", secure, lab.wire(lost, Cut(protocol)))
     back = lab.wire()
-    result = fedsim.run(lab.experiment(secure), out=tmp_path / "r", resume=True, engine=back)
+    result = run_experiment(lab.experiment(secure), out=tmp_path / "r", resume=True, engine=back)
     assert [len(row["participants"]) for row in result.rounds] == [5, 6]
     assert asked(back)[0] == (0, 1, 2, 3, 5)
     (failed,) = result.rounds[0]["failed"]
@@ -123,7 +125,7 @@ def test_without_the_record_two_sums_would_give_an_update(lab: Any, tmp_path: Pa
         (tmp_path / "r" / "checkpoint" / "model.safetensors").unlink()
         fewer = lab.wire(lab.loses("train", [4], [1]))
         resumed = lab.experiment({}, federation={"rounds": 2})
-        fedsim.run(resumed, out=tmp_path / "r", resume=True, engine=fewer)
+        run_experiment(resumed, out=tmp_path / "r", resume=True, engine=fewer)
     difference = sums[0] - sums[1]
     assert int(difference[-1]) == 1  # one client, and its weight is there to read
     assert int(difference[-2]) == len(lab.examples(4))
@@ -135,7 +137,7 @@ def test_a_round_that_cannot_be_opened_again_can_be_skipped_on_resume(
     lab.run(tmp_path / "r", {}, lab.wire(twisted=Cut("additive")))
     skipping = lab.experiment({"on_abort": "skip_round"})
     fewer = lab.wire(lab.loses("train", [4], [1]))
-    result = fedsim.run(skipping, out=tmp_path / "r", resume=True, engine=fewer)
+    result = run_experiment(skipping, out=tmp_path / "r", resume=True, engine=fewer)
     said = [row["secure_aggregation"]["aborted"] for row in result.rounds]
     assert said[0].startswith("AlreadyAnsweredError")
     assert said[1] is None

@@ -20,9 +20,12 @@ from fedsim.secagg.hpke import SealingKey, seal
 from fedsim.secagg.messages import CombineRequest, RoundOffer
 from fedsim.secagg.prg import SeedExpander
 from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.secagg.share_names import seed_info, share_info
 from fedsim.secagg.wire import VERSION, to_record
-from fedsim.server.secure.helper import Helper, HelperState, seed_info
-from fedsim.server.secure.leader import share_info
+from fedsim.server.secure.helper import (
+    Helper,
+    HelperState,
+)
 
 HERE = Path(__file__).parent
 PAYLOADS = {2: [5, -5, 50, 7, 1], 5: [4, -4, 40, 6, 1], 8: [6, -6, 60, 8, 1]}

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-import fedsim
+from fedsim.runs.runner import run_experiment
 from fedsim.simulation.ray.engine import RayEngine
 from fedsim.simulation.settings import RuntimeSettings
 
@@ -107,15 +107,15 @@ def test_without_an_address_a_cluster_on_this_machine_is_left_alone(
 ) -> None:
     """Ray itself would join it, and refuse to say how many processors it may use."""
     runtime = {"engine": engine, "workers": 2}
-    run = fedsim.run(EXPERIMENT, overrides={"runtime": runtime}, out=tmp_path / "run")
+    run = run_experiment(EXPERIMENT, overrides={"runtime": runtime}, out=tmp_path / "run")
     assert len(run.rounds) == 2
     assert len(machines.list_all_nodes()) == 2
 
 
 def test_the_result_and_the_ledger_are_those_of_one_process(machines: Any, tmp_path: Path) -> None:
-    local = fedsim.run(EXPERIMENT, out=tmp_path / "local")
+    local = run_experiment(EXPERIMENT, out=tmp_path / "local")
     runtime = {"engine": "ray", "workers": 2, "address": machines.address}
-    ray = fedsim.run(EXPERIMENT, overrides={"runtime": runtime}, out=tmp_path / "ray")
+    ray = run_experiment(EXPERIMENT, overrides={"runtime": runtime}, out=tmp_path / "ray")
     for name in ("model.safetensors", "privacy.json"):
         assert (local.path / name).read_bytes() == (ray.path / name).read_bytes(), name
     ledgers = [sorted((run.path / "ledger.jsonl").open()) for run in (local, ray)]

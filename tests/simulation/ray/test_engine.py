@@ -28,8 +28,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Result
 
-import fedsim
-from fedsim.simulation.engines import EngineError, LocalEngine
+from fedsim.runs.runner import run_experiment
+from fedsim.simulation.engine import EngineError
+from fedsim.simulation.engines import LocalEngine
 from fedsim.simulation.ray import engine as ray_engine
 from fedsim.simulation.settings import RuntimeSettings
 
@@ -424,12 +425,12 @@ def test_any_number_of_workers_gives_the_local_result_also_with_a_kill(
     monkeypatch.chdir(tmp_path)
     armed = tmp_path / "armed"
     settings = experiment(tmp_path, armed, **({} if private else {"privacy": None}))
-    local = fedsim.run(settings, out=tmp_path / "local")
+    local = run_experiment(settings, out=tmp_path / "local")
     for number in workers:
         overrides = {"runtime.engine": "ray", "runtime.workers": number}
         out = tmp_path / str(number)
         kill = ArmAfterRound(0 if number == 1 else 1, armed)  # one worker: no death
-        run = fedsim.run(settings, overrides=overrides, out=out, observer=kill)
+        run = run_experiment(settings, overrides=overrides, out=out, observer=kill)
         assert not armed.exists(), "the kill took place"
         assert all(row["failed"] == [] for row in run.rounds)
         assert_same_result(local.path, out)
@@ -483,10 +484,10 @@ def test_the_ledgers_keeper_may_die_too(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = experiment(tmp_path, tmp_path / "never")
-    local = fedsim.run(settings, out=tmp_path / "local")
+    local = run_experiment(settings, out=tmp_path / "local")
     overrides = {"runtime.engine": "ray", "runtime.workers": 2}
     observer = KillKeeperAfterRound1()
-    run = fedsim.run(settings, overrides=overrides, out=tmp_path / "ray", observer=observer)
+    run = run_experiment(settings, overrides=overrides, out=tmp_path / "ray", observer=observer)
     assert all(row["failed"] == [] for row in run.rounds)
     assert_same_result(local.path, run.path)
 
@@ -510,7 +511,7 @@ def test_nothing_is_left_running(tmp_path: Path, end: signal.Signals | None) -> 
         "    def ended(self): ...\n"
         "    def round_finished(self, row):\n"
         "        if Path('fail').exists(): raise OSError('disk full')\n"
-        "fedsim.runs.runner.run('e.yaml', out='r', observer=Fails())\n"
+        "fedsim.runs.runner.run_experiment('e.yaml', out='r', observer=Fails())\n"
     )
     log = tmp_path / "log"
     with log.open("wb") as output:

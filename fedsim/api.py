@@ -1,0 +1,57 @@
+"""The Python interface: run an experiment, compare variants, load a model."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsim.comparison.compare import compare as compare
+from fedsim.report.html import write_report
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.runner import RunFailedError, RunResult, run_experiment
+from fedsim.simulation.engine import Engine
+from fedsim.tracking.observer import RunObserver
+
+
+def run(
+    source: str | Path | Mapping[str, Any],
+    *,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    base: str | Path | None = None,
+    observer: RunObserver | None = None,
+    engine: Engine | None = None,
+) -> RunResult:
+    """Run an experiment, write its run directory with `report.html`, and return its result.
+
+    Args:
+        source: path of an experiment file, or its content as a mapping.
+        overrides: `{"key.path": value}` or `["key.path=value", ...]`, applied before validation.
+        out: the run directory; must be new or empty. Default: `runs/<name>-<time>`.
+        resume: continue the run in `out` after its last finished round. The result is the one of
+            an uninterrupted run, to the bit; what an interrupted round spent stays spent.
+        base: directory that relative paths of the experiment start at; see `load_experiment`.
+        observer: receives every round.
+        engine: executes the federation in place of the engine that `runtime` names.
+
+    Raises:
+        ExperimentError: the experiment is wrong; it lists every mistake with its place.
+        ValueError: data, model, loss or run directory do not fit.
+        PrivacyBudgetError: a privacy budget forbids the plan (a ValueError, too).
+        RunFailedError: the federation failed; `result` on the error holds the rounds before.
+    """
+    try:
+        result = run_experiment(
+            source,
+            overrides=overrides,
+            out=out,
+            resume=resume,
+            base=base,
+            observer=observer,
+            engine=engine,
+        )
+    except RunFailedError as error:
+        write_report(RunDirectory(error.result.path))
+        raise
+    write_report(RunDirectory(result.path))
+    return result

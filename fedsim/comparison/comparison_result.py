@@ -1,0 +1,35 @@
+"""The result of a comparison."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsim.comparison.outcomes import Outcome
+from fedsim.comparison.results import Results
+from fedsim.comparison.tuning import Tuning
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
+    """A comparison that ended.
+
+    Attributes:
+        path: its directory.
+        results: means, differences and tests.
+        tuning: what the runs cost together.
+        interrupted: whether the user stopped it; runs are then missing.
+    """
+
+    path: Path
+    results: Results
+    tuning: Tuning
+    interrupted: bool
+
+    @property
+    def failed(self) -> tuple[Outcome, ...]:
+        """The runs that failed."""
+        return tuple(one for one in self.results.outcomes if one.status == "failed")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of `comparison.json`."""
+        return {**self.results.to_json(), "tuning": self.tuning.to_json()}
