@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.cohort import Member, PrivateCohort
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import SeededNoise
 from fedsim.clients.dp_sgd.per_example.backend import gradients_for
 from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, VmapGradients
@@ -102,7 +102,7 @@ def fedsim_step(
     gradients = make(model, x, y)
     values = gradients.parameters.data
     into, optimizer = torch.zeros_like(values), Sgd(SgdSettings(name="sgd", lr=0.01))
-    mechanism = DpSgdStep(PoissonSampling(1.0), FlatClipping(1.0), 1.0, float(len(x)))
+    mechanism = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(1.0), 1.0, float(len(x)))
     lots, noise = np.random.default_rng(0), SeededNoise(np.random.default_rng(1))
 
     def step() -> None:
@@ -182,7 +182,7 @@ def contenders(make_model: Callable[[], nn.Module], x: Tensor, y: Tensor) -> dic
 
 def cohort_step(model: nn.Module, x: Tensor, y: Tensor, clients: int) -> Step:
     """One step of several clients at once."""
-    mechanism = DpSgdStep(PoissonSampling(1.0), FlatClipping(1.0), 1.0, float(len(x)))
+    mechanism = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(1.0), 1.0, float(len(x)))
     members = [
         Member(
             mechanism,

@@ -29,7 +29,7 @@ from fedsim.protocol.messages import to_numpy
 from fedsim.runs.directory import Checkpoint, RunDirectory
 from fedsim.server.aggregation.strategies import FedAvg
 from fedsim.server.app import RoundResult, Start, run_round
-from fedsim.server.client_ledgers import PrivacyBook
+from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
 
@@ -57,7 +57,9 @@ class Contender:
         app = client_app(self._federation, in_process=True, ledger=None)
         self._grid = LocalGrid(app, clients)
         privacy = loaded.experiment.privacy
-        self._book = None if privacy is None else PrivacyBook(privacy.accountant, privacy.adjacency)
+        self._book = (
+            None if privacy is None else ClientLedgers(privacy.accountant, privacy.adjacency)
+        )
         self._strategy = FedAvg(
             settings=loaded.experiment.federation,
             participation=self._federation.participation,

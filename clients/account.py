@@ -31,7 +31,7 @@ class ChargeRefusedError(ClientFailureError):
     """The account does not allow this round; nothing was charged and nothing may be released."""
 
 
-class BudgetExhaustedError(ChargeRefusedError):
+class ClientBudgetExhaustedError(ChargeRefusedError):
     """The budget affords no further step."""
 
 
@@ -116,7 +116,7 @@ class PrivacyAccount:
             journal: the durable ledger; None keeps the account in the state only.
 
         Raises:
-            BudgetExhaustedError: not even one more step fits.
+            ClientBudgetExhaustedError: not even one more step fits.
             ChargeRefusedError: the round was answered for another model, or lies in the past.
         """
         charge = self.propose(plan, round_number=round_number, request=request, steps=steps)
@@ -160,7 +160,7 @@ class PrivacyAccount:
             examples=plan.examples,
             delta=plan.delta,
             noise_multiplier=plan.step.noise_multiplier,
-            sampling_rate=plan.step.sampling.share,
+            sampling_rate=plan.step.sampling.sampling_rate,
             target_epsilon=plan.target_epsilon,
             rounds=self.rounds,
             steps=self.steps,
@@ -212,7 +212,7 @@ class PrivacyAccount:
             return steps
         granted = min(steps, plan.affordable_steps - self.steps)
         if granted <= 0:
-            raise BudgetExhaustedError(
+            raise ClientBudgetExhaustedError(
                 f"target ε = {plan.target_epsilon:g} at δ = {plan.delta:g} affords "
                 f"{plan.affordable_steps} steps, and {self.steps} are taken"
             )

@@ -10,22 +10,22 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedsim.accountant.ledger.journal import Journal
-from fedsim.clients.account import BudgetExhaustedError, PrivacyAccount
+from fedsim.clients.account import ClientBudgetExhaustedError, PrivacyAccount
 from fedsim.clients.budget.plan import PrivacyPlan
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, PerExampleLoss
 from fedsim.clients.failures import ClientFailureError, without_private_text
 from fedsim.clients.faults.injection import NO_FAULTS, Fault, FaultPlan
 from fedsim.clients.secure.channel import STAGES, SecureChannel
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.local_training import StreamKey, train_plain, train_private
-from fedsim.clients.training.shared_model import Workbench
+from fedsim.clients.training.shared_model import SharedModel
 from fedsim.protocol.messages import (
     PARTITION,
     ROLL_CALL,
     EvaluateReply,
     EvaluateRequest,
-    Identity,
+    NodeIdentity,
     PrivacyStatement,
     TrainReply,
     TrainRequest,
@@ -55,7 +55,7 @@ class ClientTask:
     seed: int
     size: int
     data: Callable[[], tuple[Tensor, Tensor]]
-    bench: Workbench
+    bench: SharedModel
     loss: PerExampleLoss
     gradients: PerExampleGradients | None
     local: LocalSettings
@@ -77,7 +77,7 @@ class ClientTask:
         if self.examples == 0:
             raise ClientFailureError("has no examples")
 
-    def step(self, request: TrainRequest) -> DpSgdStep | None:
+    def step(self, request: TrainRequest) -> DpSgdMechanism | None:
         """Return the mechanism as it goes on in a request; None without privacy.
 
         Guarantee: its event is that of the plan, whatever the request says.
@@ -109,7 +109,7 @@ def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
 
     @app.query(ROLL_CALL)
     def roll_call(message: Message, context: Context) -> Message:
-        return roll_call_reply(Identity(partition_of(context)), message)
+        return roll_call_reply(NodeIdentity(partition_of(context)), message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -125,7 +125,7 @@ def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
         with one_thread():
             task = task_of(partition_of(context))
             try:
-                return evaluated(task, message)
+                return evaluate_and_reply(task, message)
             except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
                 return failed_reply(error, message, private=task.privacy is not None)
 
@@ -183,13 +183,13 @@ def answer(task: ClientTask, message: Message, context: Context) -> Message:
     task.check_examples()
     try:
         statement = _charge(task, request, context)
-    except BudgetExhaustedError as error:
+    except ClientBudgetExhaustedError as error:
         return Withdrawal(task.client, str(error)).to_message(message)
-    reply = trained_reply(task, request, statement, fault)
-    return sent(task, request, reply, message, context)
+    reply = train_and_reply(task, request, statement, fault)
+    return seal_reply(task, request, reply, message, context)
 
 
-def evaluated(task: ClientTask, message: Message) -> Message:
+def evaluate_and_reply(task: ClientTask, message: Message) -> Message:
     """Score a model on the client's held-out examples and return what was found.
 
     Guarantee: a client with a privacy plan, or whose updates are hidden, tells nothing, whoever
@@ -208,7 +208,7 @@ def evaluated(task: ClientTask, message: Message) -> Message:
     return EvaluateReply(examples, metrics, delay=fault.delay).to_message(message)
 
 
-def sent(
+def seal_reply(
     task: ClientTask, request: TrainRequest, reply: TrainReply, message: Message, context: Context
 ) -> Message:
     """Return a client's answer as it leaves: sealed, where updates are aggregated securely.
@@ -229,7 +229,7 @@ def sent(
     return sealed.to_message(message)
 
 
-def trained_reply(
+def train_and_reply(
     task: ClientTask, request: TrainRequest, statement: PrivacyStatement | None, fault: Fault
 ) -> TrainReply:
     """Train a client alone, after its charge, and return its answer."""
@@ -237,37 +237,41 @@ def trained_reply(
     task.bench.restart()
     key = StreamKey(task.seed, task.client, request.round_number)
     data = (*task.data(), task.local)
-    steps = taken_steps(task, statement, fault)
-    learnt, step = None, task.step(request)
+    steps = steps_to_take(task, statement, fault)
+    adapted_clip_norm, step = None, task.step(request)
     if task.privacy is None or step is None:
         train_plain(task.bench.model, task.loss, *data, key, steps=steps)
     else:
         secure = task.privacy.secure_noise
         step = train_private(_gradients(task), *data, step, key, steps=steps, secure=secure)
-        learnt = step.clipping.learnt
+        adapted_clip_norm = step.clipping.adapted_clip_norm
     arrays = task.bench.upload(request.arrays, private=task.privacy is not None)
-    return finished_reply(task, arrays, statement, fault, learnt=learnt)
+    return build_reply(task, arrays, statement, fault, adapted_clip_norm=adapted_clip_norm)
 
 
-def finished_reply(
+def build_reply(
     task: ClientTask,
     arrays: ArrayRecord,
     statement: PrivacyStatement | None,
     fault: Fault,
     *,
-    learnt: float | None = None,
+    adapted_clip_norm: float | None = None,
 ) -> TrainReply:
     """Return the answer of a client that has trained, with what a fault does to it.
 
-    `learnt` is the bound that its clipping has learnt.
+    `adapted_clip_norm` is the bound that its clipping has learnt.
     """
     fault.after_training()
     return TrainReply(
-        fault.changed(arrays), task.examples, statement, delay=fault.delay, clip_norm=learnt
+        fault.changed(arrays),
+        task.examples,
+        statement,
+        delay=fault.delay,
+        clip_norm=adapted_clip_norm,
     )
 
 
-def taken_steps(task: ClientTask, statement: PrivacyStatement | None, fault: Fault) -> range:
+def steps_to_take(task: ClientTask, statement: PrivacyStatement | None, fault: Fault) -> range:
     """Return the numbers of the steps to take, over the client's life where it is private.
 
     They are those that this round, which is charged, paid for.
@@ -290,7 +294,7 @@ def _charge(task: ClientTask, request: TrainRequest, context: Context) -> Privac
     account = account.charge(
         task.privacy,
         round_number=request.round_number,
-        request=identity_of(task, request),
+        request=request_digest(task, request),
         steps=task.local.steps,
         state=context.state,
         journal=task.journal,
@@ -298,7 +302,7 @@ def _charge(task: ClientTask, request: TrainRequest, context: Context) -> Privac
     return account.statement(task.privacy)
 
 
-def identity_of(task: ClientTask, request: TrainRequest) -> str:
+def request_digest(task: ClientTask, request: TrainRequest) -> str:
     """Return what a client's account knows a request by: a digest of all an answer depends on.
 
     Raises:

@@ -18,21 +18,21 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedsim.accountant.ledger.journal import Charge
-from fedsim.clients.account import BudgetExhaustedError, PrivacyAccount
+from fedsim.clients.account import ClientBudgetExhaustedError, PrivacyAccount
 from fedsim.clients.app import (
     ClientTask,
+    build_reply,
     failed_reply,
-    finished_reply,
-    identity_of,
     make_client_app,
     one_thread,
     partition_of,
-    sent,
-    taken_steps,
-    trained_reply,
+    request_digest,
+    seal_reply,
+    steps_to_take,
+    train_and_reply,
 )
 from fedsim.clients.faults.injection import Fault
-from fedsim.clients.training.cohorts import Trainee, train_together
+from fedsim.clients.training.cohorts import CohortMember, train_together
 from fedsim.clients.training.local_training import StreamKey
 from fedsim.protocol.messages import PrivacyStatement, TrainRequest, Withdrawal
 
@@ -45,7 +45,7 @@ AnswerGroup = Iterable[Message | Exception]
 
 
 @runtime_checkable
-class ManyAnswers(Protocol):
+class BatchAnswers(Protocol):
     """An app that can answer a group of train requests at once."""
 
     @property
@@ -53,7 +53,7 @@ class ManyAnswers(Protocol):
         """The most requests in one group."""
         ...
 
-    def answer_many(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
+    def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
         """Yield the answers to the requests, in their order, together where they come together.
 
         Those that come together are made as they are read, to be read before the next ones are
@@ -65,7 +65,7 @@ class ManyAnswers(Protocol):
 
 
 @dataclass
-class Turn:
+class ClientRound:
     """One client's turn in a round: its task and request, and what it is charged."""
 
     task: ClientTask
@@ -76,18 +76,18 @@ class Turn:
     account: PrivacyAccount | None = None
     charge: Charge | None = None
     trained: np.ndarray | None = None
-    learnt: float | None = None
+    adapted_clip_norm: float | None = None
 
     @cached_property
-    def trainee(self) -> Trainee:
+    def trainee(self) -> CohortMember:
         """The client as one that trains with others."""
         task = self.task
         key = StreamKey(task.seed, task.client, self.request.round_number)
-        steps = taken_steps(task, self.statement, self.fault)
+        steps = steps_to_take(task, self.statement, self.fault)
         if task.privacy is None:
-            return Trainee(*task.data(), key, steps)
+            return CohortMember(*task.data(), key, steps)
         secure = task.privacy.secure_noise
-        return Trainee(*task.data(), key, steps, task.step(self.request), secure)
+        return CohortMember(*task.data(), key, steps, task.step(self.request), secure)
 
     @property
     def kind(self) -> Hashable:
@@ -105,10 +105,10 @@ class Turn:
         return self.account.statement(self.task.privacy)
 
 
-Outcome = Turn | Message | Exception
+Outcome = ClientRound | Message | Exception
 
 
-class ManyClientsApp(ClientApp):
+class BatchClientApp(ClientApp):
     """The clients of one process as a ClientApp that can also answer many requests at once.
 
     Args:
@@ -131,7 +131,7 @@ class ManyClientsApp(ClientApp):
         """Answer one request."""
         return self._alone(message, context)
 
-    def answer_many(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
+    def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
         """Yield the answers to the requests, in their order, those of a cohort together.
 
         Guarantee: every charge of the group is durable before the first of its clients trains; each
@@ -143,7 +143,7 @@ class ManyClientsApp(ClientApp):
             while turns:  # of those that trained, nothing is kept
                 even = -(-len(turns) // cohorts)
                 cohort, cohorts = [turns.popleft() for _ in range(even)], cohorts - 1
-                _train_together([turn for turn in cohort if isinstance(turn, Turn)])
+                _train_together([turn for turn in cohort if isinstance(turn, ClientRound)])
                 yield from _answers(cohort)
 
     def _turn(self, message: Message, context: Context) -> "Outcome":
@@ -157,9 +157,9 @@ class ManyClientsApp(ClientApp):
             fault = task.faults.of(task.client, request.round_number)
             fault.before_charge()
             task.check_examples()
-            turn = Turn(task, request, message, context, fault)
+            turn = ClientRound(task, request, message, context, fault)
             _propose(turn)
-        except BudgetExhaustedError as error:
+        except ClientBudgetExhaustedError as error:
             return Withdrawal(task.client, str(error)).to_message(message)
         except Exception as error:  # noqa: BLE001  likewise
             return _failed(error, task, message)
@@ -173,7 +173,7 @@ def _failed(error: Exception, task: ClientTask, message: Message) -> Message | E
         return unspoken
 
 
-def _propose(turn: Turn) -> None:
+def _propose(turn: ClientRound) -> None:
     """Ask a client's account what the round would cost; nothing is charged yet."""
     task, request = turn.task, turn.request
     if task.privacy is None:
@@ -184,14 +184,14 @@ def _propose(turn: Turn) -> None:
     turn.charge = turn.account.propose(
         task.privacy,
         round_number=request.round_number,
-        request=identity_of(task, request),
+        request=request_digest(task, request),
         steps=task.local.steps,
     )
 
 
 def _charged(turns: list[Outcome]) -> list[Outcome]:
     """Charge the turns, all in one write; where that fails, nobody trains."""
-    pending = [turn for turn in turns if isinstance(turn, Turn) and turn.charge is not None]
+    pending = [turn for turn in turns if isinstance(turn, ClientRound) and turn.charge is not None]
     if not pending:
         return turns
     journal = pending[0].task.journal
@@ -199,16 +199,16 @@ def _charged(turns: list[Outcome]) -> list[Outcome]:
         if journal is not None:
             journal.append_all([turn.charge for turn in pending if turn.charge is not None])
     except Exception as error:  # noqa: BLE001  no charge, no training
-        return [error if isinstance(turn, Turn) and turn.charge else turn for turn in turns]
+        return [error if isinstance(turn, ClientRound) and turn.charge else turn for turn in turns]
     for turn in pending:
         if turn.account is not None and turn.charge is not None:
             turn.account = turn.account.commit(turn.charge, turn.context.state)
     return turns
 
 
-def _train_together(turns: list[Turn]) -> None:
+def _train_together(turns: list[ClientRound]) -> None:
     """Train clients of one kind together; who is the only one of its kind stays untrained."""
-    kinds: dict[Hashable, list[Turn]] = {}
+    kinds: dict[Hashable, list[ClientRound]] = {}
     if len(turns) > 1:
         for turn in turns:
             kinds.setdefault(turn.kind, []).append(turn)
@@ -224,8 +224,8 @@ def _train_together(turns: list[Turn]) -> None:
             logger.info("a cohort failed, so its clients train alone: %s", type(error).__name__)
             continue
         rows = together.values.cpu().numpy()
-        for turn, row, learnt in zip(cohort, rows, together.learnt, strict=True):
-            turn.trained, turn.learnt = row, learnt
+        for turn, row, clip_norm in zip(cohort, rows, together.adapted_clip_norm, strict=True):
+            turn.trained, turn.adapted_clip_norm = row, clip_norm
 
 
 def _answers(cohort: list[Outcome]) -> Iterator[AnswerGroup]:
@@ -239,21 +239,23 @@ def _answers(cohort: list[Outcome]) -> Iterator[AnswerGroup]:
 
 def _is_done(turn: Outcome) -> bool:
     """Tell whether nobody has to train any more for an answer."""
-    return not isinstance(turn, Turn) or turn.trained is not None
+    return not isinstance(turn, ClientRound) or turn.trained is not None
 
 
 def _answer(turn: Outcome) -> Message | Exception:
-    if not isinstance(turn, Turn):
+    if not isinstance(turn, ClientRound):
         return turn
     task, request = turn.task, turn.request
     try:
         if turn.trained is None:
-            reply = trained_reply(task, request, turn.statement, turn.fault)
+            reply = train_and_reply(task, request, turn.statement, turn.fault)
         else:
             private = task.privacy is not None
             arrays = task.bench.upload_of(turn.trained, request.arrays, private=private)
-            reply = finished_reply(task, arrays, turn.statement, turn.fault, learnt=turn.learnt)
-        return sent(task, request, reply, turn.message, turn.context)
+            reply = build_reply(
+                task, arrays, turn.statement, turn.fault, adapted_clip_norm=turn.adapted_clip_norm
+            )
+        return seal_reply(task, request, reply, turn.message, turn.context)
     except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
         return _failed(error, task, turn.message)
 

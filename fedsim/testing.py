@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedsim.clients.dp_sgd.clipping import FlatClipping
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
 from fedsim.clients.dp_sgd.model_checks.safety import check_private_model
 from fedsim.clients.dp_sgd.per_example.backend import gradients_for
@@ -252,7 +252,7 @@ class _Trial:
             return model.state_dict()
         gradients = gradients_for(model, self._loss, self._features, self._targets)
         lot = max(1.0, 0.5 * len(self._features))
-        step = DpSgdStep(PoissonSampling(0.5), FlatClipping(1.0), 1.0, lot)
+        step = DpSgdMechanism(PoissonSampling(0.5), FlatClipping(1.0), 1.0, lot)
         local, features, targets = _LOCAL, self._features, self._targets
         steps = range(local.steps)
         train_private(gradients, features, targets, local, step, key, steps=steps)

@@ -17,13 +17,13 @@ from fedsim.protocol.messages import Withdrawal
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.aggregation.strategies import Failure, FedAvg
-from fedsim.server.client_ledgers import PrivacyBook
+from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.errors import FederationError
-from fedsim.server.evaluation import ClientEvaluation, Evaluated
+from fedsim.server.evaluation import ClientEvaluation, EvaluationResult
 from fedsim.server.participation import Participation
 from fedsim.server.roll_call import Roll, whole_roll
-from fedsim.server.secure.aggregator import SecureAveraging
-from fedsim.server.secure.opened_sums import Openings
+from fedsim.server.secure.aggregator import SecureAggregator
+from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.server.settings import FederationSettings
 from fedsim.server.timeline import Timeline
 
@@ -67,7 +67,7 @@ class RoundResult:
     clipped: int = 0
     clipped_metrics: int = 0
     client_metrics: Metrics = field(default_factory=dict)
-    evaluated: Evaluated | None = None
+    evaluated: EvaluationResult | None = None
 
 
 class RoundError(FederationError):
@@ -101,7 +101,7 @@ class SecureAggregation:
 
     settings: SecureAggregationSettings
     codec: PayloadCodec
-    openings: Openings = field(default_factory=Openings)
+    openings: OpenedSums = field(default_factory=OpenedSums)
 
 
 def make_server_app(
@@ -111,7 +111,7 @@ def make_server_app(
     start: Start,
     evaluate: Callable[[ArrayRecord], Metrics],
     on_round: Callable[[RoundResult], None],
-    book: PrivacyBook | None,
+    book: ClientLedgers | None,
     steps: int | None = None,
     stop_when_withdrawn: bool = False,
     on_stop: Callable[[str], None] = logger.info,
@@ -195,8 +195,8 @@ def _reason_to_stop(withdrawn: set[int], num_clients: int, stop_when_withdrawn: 
     return None
 
 
-def _averaging(secure: SecureAggregation, roll: Roll) -> SecureAveraging:
-    return SecureAveraging(
+def _averaging(secure: SecureAggregation, roll: Roll) -> SecureAggregator:
+    return SecureAggregator(
         settings=secure.settings,
         codec=secure.codec,
         clients={client: node for node, client in roll.clients.items()},
@@ -211,7 +211,7 @@ def run_round(
     round_number: int,
     arrays: ArrayRecord,
     evaluate: Callable[[ArrayRecord], Metrics],
-    book: PrivacyBook | None,
+    book: ClientLedgers | None,
 ) -> RoundResult:
     """Run one round from `arrays` and return its result; without an update they stay."""
     started, timeline = time.perf_counter(), Timeline()
@@ -253,7 +253,7 @@ def run_round(
     )
 
 
-def _largest_epsilon(book: PrivacyBook, failed: Iterable[Failure]) -> float | None:
+def _largest_epsilon(book: ClientLedgers, failed: Iterable[Failure]) -> float | None:
     for failure in failed:
         book.look_up(failure.client)
     return book.epsilon_max()

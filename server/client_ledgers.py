@@ -11,7 +11,7 @@ from fedsim.accountant.adjacency import Adjacency
 from fedsim.protocol.messages import PrivacyStatement, ProtocolError
 
 
-class PrivacyBook:
+class ClientLedgers:
     """Latest privacy statement and ε of every client that reported one.
 
     Args:

@@ -16,7 +16,7 @@ from fedsim.server.settings import EvaluationSettings
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationResult:
     """What clients found of a model on their held-out examples.
 
     Attributes:
@@ -81,7 +81,7 @@ class ClientEvaluation:
 
     def averaged(
         self, asked: Iterable[int], replies: Iterable[Message], client_of: Mapping[int, int]
-    ) -> Evaluated:
+    ) -> EvaluationResult:
         """Return the means of the clients' metrics, each weighted by its number of examples.
 
         A client without held-out examples is in no average and did not fail.
@@ -106,7 +106,7 @@ class ClientEvaluation:
         for client in [c for c, one in scored.items() if list(one.metrics) != names]:
             failed[client] = f"reports {list(scored.pop(client).metrics)}, others {names}"
         total = sum(one.examples for one in scored.values())
-        return Evaluated(
+        return EvaluationResult(
             clients=tuple(scored),
             examples=total,
             metrics={

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from flwr.serverapp import Grid
 
-from fedsim.protocol.messages import Identity, identity_of, roll_call_message
+from fedsim.protocol.messages import NodeIdentity, identity_of, roll_call_message
 from fedsim.server.errors import FederationError
 
 _GONE = {3, 4, 5}  # Flower's error codes for a message or a node that is no longer there
@@ -20,7 +20,7 @@ class Roll:
     helpers: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, nodes: Mapping[int, Identity]) -> "Roll":
+    def of(cls, nodes: Mapping[int, NodeIdentity]) -> "Roll":
         """Divide nodes by what they say they are."""
 
         def numbers(role: str) -> dict[int, int]:
@@ -48,7 +48,7 @@ def whole_roll(grid: Grid, num_clients: int, num_helpers: int, *, patience: floa
     """
     deadline = time.monotonic() + patience
     expected = num_clients + num_helpers
-    there: dict[int, Identity] = {}
+    there: dict[int, NodeIdentity] = {}
     while len(there) < expected:
         nodes = _wait_for_nodes(grid, expected, deadline, patience)
         replies = grid.send_and_receive(

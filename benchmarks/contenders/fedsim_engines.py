@@ -18,7 +18,7 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.shards import client_app
 from fedsim.server.aggregation.strategies import FedAvg
 from fedsim.server.app import run_round
-from fedsim.server.client_ledgers import PrivacyBook
+from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.roll_call import call_roll
 from fedsim.simulation.engines import engine_for
 from fedsim.simulation.flower_internals import server_identity
@@ -123,7 +123,7 @@ class _Server:
 
     def __init__(self, federation: Federation, grid: Grid) -> None:
         self._grid = grid
-        self._book = None if federation.plans is None else PrivacyBook("pld")
+        self._book = None if federation.plans is None else ClientLedgers("pld")
         self._strategy = FedAvg(
             settings=federation.experiment.federation,
             participation=federation.participation,

@@ -11,12 +11,12 @@ from fedsim.accountant import make_accountant
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.search import largest_count
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 
 
 @lru_cache(maxsize=4096)  # clients of one size and budget share the answer
 def affordable_steps(
-    step: DpSgdStep,
+    step: DpSgdMechanism,
     most: int,
     *,
     target_epsilon: float,
@@ -39,7 +39,7 @@ def affordable_steps(
     """
 
     def epsilon(steps: int) -> float:
-        return epsilon_of(
+        return epsilon_of_steps(
             step, min(steps, most), delta=delta, accountant=accountant, adjacency=adjacency
         )
 
@@ -48,8 +48,8 @@ def affordable_steps(
     return largest_count(epsilon, target_epsilon, start=max(1, most // 2))
 
 
-def epsilon_of(
-    step: DpSgdStep,
+def epsilon_of_steps(
+    step: DpSgdMechanism,
     steps: int,
     *,
     delta: float,

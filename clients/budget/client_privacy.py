@@ -12,16 +12,16 @@ Table = Mapping[int, OwnPrivacySettings]  # the lines of a csv file, by client
 
 
 @dataclass(frozen=True)
-class ClientTerms:
+class ClientPrivacy:
     """The privacy settings of one client, and the group that some of them are from."""
 
     privacy: PrivacySettings
     group: str | None = None
 
 
-def terms_of_clients(
+def resolve_client_privacy(
     privacy: PrivacySettings, *, num_clients: int, seed: int, tables: Mapping[str, Table]
-) -> tuple[ClientTerms, ...]:
+) -> tuple[ClientPrivacy, ...]:
     """Return the terms of clients 0 ... num_clients − 1.
 
     A client's own entry counts before its group's, and a group's before everybody's. Shares are
@@ -48,7 +48,7 @@ def terms_of_clients(
     groups.check_exist("clients", singles)
     _draw_shares(groups, privacy.clients, singles, seed)
     return tuple(
-        ClientTerms(_own(privacy, client, groups.of.get(client), tables), groups.of.get(client))
+        ClientPrivacy(_own(privacy, client, groups.of.get(client), tables), groups.of.get(client))
         for client in range(num_clients)
     )
 

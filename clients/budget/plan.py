@@ -12,7 +12,7 @@ from fedsim.accountant import (
 )
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
-from fedsim.clients.budget.affordable_steps import affordable_steps, epsilon_of
+from fedsim.clients.budget.affordable_steps import affordable_steps, epsilon_of_steps
 from fedsim.clients.budget.noise_search import MOST_NOISE, least_noise
 from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
 from fedsim.clients.dp_sgd.clipping import (
@@ -21,7 +21,7 @@ from fedsim.clients.dp_sgd.clipping import (
     FlatClipping,
     GroupClipping,
 )
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.sampling import (
     BallsAndBins,
@@ -59,7 +59,7 @@ class PrivacyPlan:
         secure_noise: lots and noise come from the operating system instead of the seed.
     """
 
-    step: DpSgdStep
+    step: DpSgdMechanism
     examples: int
     delta: float
     target_epsilon: float | None
@@ -68,7 +68,7 @@ class PrivacyPlan:
     secure_noise: bool = False
 
     @property
-    def taken_steps(self) -> int:
+    def steps_to_take(self) -> int:
         """Steps that the client will take if it answers every round it is scheduled for."""
         return self.planned_steps if self.affordable_steps is None else self.affordable_steps
 
@@ -104,7 +104,7 @@ def plan_privacy(
     steps = local.steps * planned_rounds if public_size else 0  # nothing to train on, no step
     noise = _noise_multiplier(privacy, delta, sampling, max(steps, local.steps), local.steps)
     try:
-        step = DpSgdStep(
+        step = DpSgdMechanism(
             sampling=sampling,
             clipping=_clipping(privacy, expected_lot),
             noise_multiplier=noise,
@@ -202,7 +202,9 @@ def delta_of(privacy: PrivacySettings, public_size: int) -> float:
     return 10.0 ** -math.ceil(math.log10(10 * max(1, public_size)) - 1e-12)
 
 
-def _affordable(privacy: PrivacySettings, delta: float, step: DpSgdStep, steps: int) -> int | None:
+def _affordable(
+    privacy: PrivacySettings, delta: float, step: DpSgdMechanism, steps: int
+) -> int | None:
     if privacy.target_epsilon is None:
         return None
     if privacy.noise_multiplier is None:
@@ -234,7 +236,7 @@ def _noise_multiplier(
             adjacency=privacy.adjacency,
         )
     except ValueError as error:
-        most = DpSgdStep(sampling, FlatClipping(1.0), MOST_NOISE, 1.0)
+        most = DpSgdMechanism(sampling, FlatClipping(1.0), MOST_NOISE, 1.0)
         fit = affordable_steps(
             most,
             steps,
@@ -273,7 +275,9 @@ def _calibrated(
         )
 
     def epsilon(noise: float) -> float:
-        step = DpSgdStep(sampling, FlatClipping(1.0), noise, 1.0)
-        return epsilon_of(step, steps, delta=delta, accountant=accountant, adjacency=adjacency)
+        step = DpSgdMechanism(sampling, FlatClipping(1.0), noise, 1.0)
+        return epsilon_of_steps(
+            step, steps, delta=delta, accountant=accountant, adjacency=adjacency
+        )
 
     return least_noise(epsilon, target)

@@ -76,7 +76,7 @@ class AdaptiveClipping(Clipping):
         return (AdaptiveClipping,)
 
     @property
-    def learnt(self) -> float:
+    def adapted_clip_norm(self) -> float:
         """C of the next lot."""
         return self.max_grad_norm
 

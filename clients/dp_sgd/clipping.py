@@ -87,7 +87,7 @@ class Clipping(ABC):
         return self
 
     @property
-    def learnt(self) -> float | None:
+    def adapted_clip_norm(self) -> float | None:
         """The bound as it was learnt so far, a function of what was released; None: it is fixed."""
         return None
 

@@ -22,7 +22,7 @@ COUNT_SENSITIVITY = 0.5  # of Σ (b_i − ½), b_i telling whether example i is 
 
 
 @dataclass(frozen=True)
-class DpSgdStep:
+class DpSgdMechanism:
     """The noisy gradient of DP-SGD (Abadi et al. 2016, Algorithm 1).
 
     A step draws a lot, clips each example's gradient, sums, adds Gaussian noise to the sum once,

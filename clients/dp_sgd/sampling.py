@@ -35,8 +35,8 @@ class Sampling(ABC):
 
     @property
     @abstractmethod
-    def share(self) -> float:
-        """Expected share of the examples in one lot."""
+    def sampling_rate(self) -> float:
+        """Expected fraction of the examples in one lot."""
 
     @abstractmethod
     def event(self, mechanism: Event) -> Event:
@@ -104,8 +104,8 @@ class EpochLots(Sampling):
     batches: int
 
     @property
-    def share(self) -> float:
-        """Expected share of the examples in one lot: 1 / batches."""
+    def sampling_rate(self) -> float:
+        """Expected fraction of the examples in one lot: 1 / batches."""
         return 1.0 / self.batches
 
     def charges(self, mechanism: Event, first_step: int, steps: int) -> Charges:
@@ -155,8 +155,8 @@ class PoissonSampling(IndependentLots):
             raise ValueError(f"sampling rate must be in [0, 1], got {self.rate!r}")
 
     @property
-    def share(self) -> float:
-        """Expected share of the examples in one lot: the rate."""
+    def sampling_rate(self) -> float:
+        """Expected fraction of the examples in one lot: the rate."""
         return self.rate
 
     def lot(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
@@ -191,7 +191,7 @@ class FixedSizeSampling(IndependentLots):
             )
 
     @property
-    def share(self) -> float:
+    def sampling_rate(self) -> float:
         """Share of the examples in one lot."""
         return self.batch / self.population
 

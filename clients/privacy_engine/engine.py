@@ -21,7 +21,7 @@ from fedsim.accountant import Event, PrivacyLedger
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.clients.dp_sgd.clipping import Clipping
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation
 from fedsim.clients.dp_sgd.per_example.clipped_sum import LotStatistics
@@ -30,7 +30,7 @@ from fedsim.clients.privacy_engine.loaders import PrivateLoader, loader_sizes, t
 from fedsim.clients.privacy_engine.lot_schedule import EngineStreams
 from fedsim.clients.privacy_engine.opacus_style import OpacusStyle
 from fedsim.clients.privacy_engine.optimizer_patch import OptimizerPatch, check_optimizer
-from fedsim.clients.privacy_engine.spend import best_order_of, epsilon_of, events_left
+from fedsim.clients.privacy_engine.spend import best_order_of, events_left, ledger_epsilon
 from fedsim.clients.privacy_engine.state import restore_state, saved_state
 from fedsim.clients.privacy_engine.steps import PrivateSteps
 from fedsim.clients.privacy_engine.terms import (
@@ -125,7 +125,7 @@ class PrivacyEngine(OpacusStyle):
         self._model = AttachedModel(model)
         parameters = self._model.parameters
         noise = self.terms.noise_multiplier
-        mechanism = DpSgdStep(
+        mechanism = DpSgdMechanism(
             sampling=self.terms.sampling,
             clipping=clipping_for(max_grad_norm, parameters, noisy=noise > 0.0),
             noise_multiplier=noise,
@@ -281,7 +281,7 @@ class PrivacyEngine(OpacusStyle):
             ValueError: δ is not in (0, 1).
         """
         self._steps.schedule.check_claim()
-        return epsilon_of(self._steps.ledger, self.terms, delta)
+        return ledger_epsilon(self._steps.ledger, self.terms, delta)
 
     def get_privacy_spent(self, delta: float | None = None) -> tuple[float, float | None]:
         """Return (ε, best α): ε by the accountant, and the Rényi order that an RDP account has.

@@ -5,7 +5,7 @@ from fedsim.accountant.budget.filter import PrivacyFilter
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 
 
-def epsilon_of(ledger: PrivacyLedger, terms: PrivacyTerms, delta: float | None) -> float:
+def ledger_epsilon(ledger: PrivacyLedger, terms: PrivacyTerms, delta: float | None) -> float:
     """Return ε at δ (by default the terms' own) by the terms' accountant."""
     return ledger.epsilon(_delta(terms, delta), terms.accountant, terms.adjacency)
 

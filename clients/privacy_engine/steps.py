@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clipped_sum import LotStatistics
 from fedsim.clients.privacy_engine.attachment import AttachedModel
 from fedsim.clients.privacy_engine.loaders import LotFeed
@@ -51,7 +51,7 @@ class PrivateSteps:
     def __init__(
         self,
         model: AttachedModel,
-        mechanism: DpSgdStep,
+        mechanism: DpSgdMechanism,
         terms: PrivacyTerms,
         streams: EngineStreams,
     ) -> None:
@@ -112,7 +112,7 @@ class PrivateSteps:
         self._lot = None
         self._model.discard()
 
-    def adapt(self, mechanism: DpSgdStep) -> None:
+    def adapt(self, mechanism: DpSgdMechanism) -> None:
         """Go on with another clipping."""
         if mechanism is not self.mechanism:
             self.mechanism = mechanism.for_model(self._model.parameters)

@@ -204,7 +204,7 @@ def _calibrated(
     return calibrate_noise_multiplier(
         target_epsilon=target_epsilon,
         delta=target_delta,
-        sampling_rate=1.0 if by_epoch else drawn.share,
+        sampling_rate=1.0 if by_epoch else drawn.sampling_rate,
         steps=math.ceil(steps / drawn.batches) if by_epoch else steps,
         accountant=accountant,
         adjacency=adjacency,

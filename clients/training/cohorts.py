@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.dp_sgd.cohort import Cohort, Member, PlainCohort, PrivateCohort
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, PerExampleLoss
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.settings import LocalSettings
@@ -21,14 +21,14 @@ from fedsim.clients.training.local_training import (
     train_private,
 )
 from fedsim.clients.training.optimizers import make_optimizer
-from fedsim.clients.training.shared_model import Workbench
+from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.streams import Purpose
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Trainee:
+class CohortMember:
     """One client about to train: its data, whose randomness, and its mechanism if it is private.
 
     `steps` are numbers of steps over the client's whole life, as in `train_private`.
@@ -38,7 +38,7 @@ class Trainee:
     targets: Tensor
     key: StreamKey
     steps: range
-    step: DpSgdStep | None = None
+    step: DpSgdMechanism | None = None
     secure: bool = False
 
     def member(
@@ -63,21 +63,21 @@ class Trainee:
 
 
 @dataclass(frozen=True)
-class Trained:
+class CohortResult:
     """What a round leaves of clients that trained together.
 
     Attributes:
         values: the flat values of each client's trainable parameters (clients, size).
-        learnt: the bound that each client's clipping has learnt; None where it does not learn.
+        adapted_clip_norm: clipping bound of each client after the round; None where it is fixed.
     """
 
     values: Tensor
-    learnt: tuple[float | None, ...]
+    adapted_clip_norm: tuple[float | None, ...]
 
 
 def train_together(
-    bench: Workbench, loss: PerExampleLoss, local: LocalSettings, trainees: Sequence[Trainee]
-) -> Trained:
+    bench: SharedModel, loss: PerExampleLoss, local: LocalSettings, trainees: Sequence[CohortMember]
+) -> CohortResult:
     """Train clients of one kind and number of steps from the bench's global model.
 
     Guarantee: row k is what `train_alone` gives for client k, to the bit on the CPU, for models on
@@ -98,11 +98,11 @@ def train_together(
         for (values, gradient), optimizer in zip(cohort.gradients(), optimizers, strict=True):
             optimizer.step([values], [gradient])
     steps = cohort.steps if isinstance(cohort, PrivateCohort) else ()
-    learnt = tuple(step.clipping.learnt for step in steps) or (None,) * len(trainees)
-    return Trained(cohort.values[:, : cohort.size], learnt)
+    clip_norms = tuple(step.clipping.adapted_clip_norm for step in steps) or (None,) * len(trainees)
+    return CohortResult(cohort.values[:, : cohort.size], clip_norms)
 
 
-def _members(trainees: Sequence[Trainee], local: LocalSettings) -> list[Member]:
+def _members(trainees: Sequence[CohortMember], local: LocalSettings) -> list[Member]:
     keys = [trainee.key for trainee in trainees]
     sampling = generators(keys, Purpose.SAMPLING)
     private = trainees[0].step is not None
@@ -112,11 +112,11 @@ def _members(trainees: Sequence[Trainee], local: LocalSettings) -> list[Member]:
 
 
 def train_alone(
-    bench: Workbench,
+    bench: SharedModel,
     loss: PerExampleLoss,
     gradients: PerExampleGradients | None,
     local: LocalSettings,
-    trainee: Trainee,
+    trainee: CohortMember,
 ) -> float | None:
     """Train one client on the bench, from its global model; return what its clipping learnt."""
     bench.restart()
@@ -134,17 +134,17 @@ def train_alone(
         steps=trainee.steps,
         secure=trainee.secure,
     )
-    return step.clipping.learnt
+    return step.clipping.adapted_clip_norm
 
 
 def cohorts_agree(
-    bench: Workbench,
+    bench: SharedModel,
     loss: PerExampleLoss,
     gradients: PerExampleGradients | None,
     local: LocalSettings,
     features: Tensor,
     targets: Tensor,
-    step: DpSgdStep | None,
+    step: DpSgdMechanism | None,
 ) -> bool:
     """Tell whether clients of this model train together as they train alone; log why if not.
 
@@ -176,13 +176,13 @@ def cohorts_agree(
 
 
 def _disagreement(
-    bench: Workbench,
+    bench: SharedModel,
     loss: PerExampleLoss,
     gradients: PerExampleGradients | None,
     local: LocalSettings,
     features: Tensor,
     targets: Tensor,
-    step: DpSgdStep | None,
+    step: DpSgdMechanism | None,
 ) -> str | None:
     if next(iter(bench.model.buffers()), None) is not None and step is None:
         return "the model has buffers, which training may change"
@@ -193,19 +193,21 @@ def _disagreement(
     if not torch.equal(state, torch.default_generator.get_state()):
         torch.default_generator.set_state(state)
         return "the model draws random numbers (dropout)"
-    for row, learnt, trainee in zip(together.values, together.learnt, trainees, strict=True):
+    for row, clip_norm, trainee in zip(
+        together.values, together.adapted_clip_norm, trainees, strict=True
+    ):
         alone = train_alone(bench, loss, gradients, local, trainee)
         ours = bench.parameters.data
         on_cpu = row.device.type == "cpu"
         same = torch.equal(row, ours) if on_cpu else _close(row, ours)
-        if not same or (on_cpu and learnt != alone):
+        if not same or (on_cpu and clip_norm != alone):
             return "together they would round differently"
     return None
 
 
 def _probes(
-    local: LocalSettings, features: Tensor, targets: Tensor, step: DpSgdStep | None
-) -> list[Trainee]:
+    local: LocalSettings, features: Tensor, targets: Tensor, step: DpSgdMechanism | None
+) -> list[CohortMember]:
     """Return clients whose lots have lengths from none to twice the batch, some of them alike."""
     most = 2 * local.batch_size
     shares = (1.0, 1.0, 0.9, 0.7, 0.5, 0.5, 0.4, 0.2, 0.05)
@@ -217,7 +219,7 @@ def _probes(
         if step is not None:
             mechanism = replace(step, sampling=PoissonSampling(share))
         probes.append(
-            Trainee(
+            CohortMember(
                 features[index.to(features.device)],
                 targets[index.to(targets.device)],
                 StreamKey(0, client, 1),

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise, secret_stream
 from fedsim.clients.dp_sgd.per_example.chain import chain_of
 from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, PerExampleLoss
@@ -139,12 +139,12 @@ def train_private(
     features: Tensor,
     targets: Tensor,
     settings: LocalSettings,
-    step: DpSgdStep,
+    step: DpSgdMechanism,
     key: StreamKey,
     *,
     steps: range,
     secure: bool = False,
-) -> DpSgdStep:
+) -> DpSgdMechanism:
     """Take DP-SGD steps on the model of `gradients`, in place.
 
     Guarantee: the resulting parameters are a function of the initial ones and of `len(steps)`

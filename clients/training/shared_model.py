@@ -16,7 +16,7 @@ from fedsim.protocol.live_arrays import is_live, live_record
 from fedsim.protocol.messages import digest, to_arrays
 
 
-class Workbench:
+class SharedModel:
     """A model that clients of one process take turns to train.
 
     Args:

@@ -20,7 +20,7 @@ from fedsim.audit.findings import LOOKS, Claim, findings, noise_correlation
 from fedsim.audit.observation import charged_noise, observe
 from fedsim.audit.results import Audit, ClientAudit
 from fedsim.clients.app import one_thread
-from fedsim.clients.budget.affordable_steps import epsilon_of
+from fedsim.clients.budget.affordable_steps import epsilon_of_steps
 from fedsim.clients.budget.plan import PrivacyPlanError
 from fedsim.clients.dp_sgd.model_checks.safety import undisturbed
 from fedsim.clients.dp_sgd.per_example.backend import gradients_for
@@ -80,9 +80,9 @@ def _chosen(federation: Federation, most: int) -> list[tuple[int, float]]:
     claims = [
         (
             client,
-            epsilon_of(
+            epsilon_of_steps(
                 plan.step,
-                plan.taken_steps,
+                plan.steps_to_take,
                 delta=plan.delta,
                 accountant=privacy.accountant,
                 adjacency=privacy.adjacency,
@@ -126,7 +126,7 @@ def _audit(
         delta=plan.delta,
         noise=charged_noise(step, gradients),
         sampling=step.sampling,
-        steps=plan.taken_steps,
+        steps=plan.steps_to_take,
         accountant=experiment.privacy.accountant,
         adjacency=experiment.privacy.adjacency,
     )

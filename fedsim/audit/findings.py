@@ -19,9 +19,9 @@ from fedsim.audit.evidence import (
     rate_interval,
 )
 from fedsim.audit.observation import Observations
-from fedsim.clients.budget.affordable_steps import epsilon_of
+from fedsim.clients.budget.affordable_steps import epsilon_of_steps
 from fedsim.clients.dp_sgd.clipping import FlatClipping
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.sampling import PoissonSampling, Sampling
 
 Floats = NDArray[np.float64]
@@ -103,7 +103,7 @@ def findings(seen: Observations, claim: Claim, *, round_steps: int, miss: float)
         epsilon=_spent_at_least(claim, mu, rate.low),
         noise=_scaled(deviation, claim.noise),
         contribution=mean_interval(missed, deviation.estimate, miss=miss),
-        rate=_scaled(rate, claim.sampling.share),
+        rate=_scaled(rate, claim.sampling.sampling_rate),
         spread=_spread(seen, claim.sampling, miss=miss),
         repeated=(
             noise_correlation(rows[1:], rows[:-1], miss=miss),
@@ -153,8 +153,8 @@ def _spent_at_least(claim: Claim, mu: float, rate: float) -> float:
     sampling = claim.sampling
     if isinstance(sampling, PoissonSampling):
         sampling = PoissonSampling(rate)
-    return epsilon_of(
-        DpSgdStep(sampling, FlatClipping(1.0), 1.0 / mu, 1.0),
+    return epsilon_of_steps(
+        DpSgdMechanism(sampling, FlatClipping(1.0), 1.0 / mu, 1.0),
         claim.steps,
         delta=claim.delta,
         accountant=claim.accountant,

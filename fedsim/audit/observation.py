@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.accountant import Gaussian, JointGaussian
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep, Lots
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism, Lots
 from fedsim.clients.dp_sgd.noise import NoiseSource
 from fedsim.clients.dp_sgd.per_example.clipped_sum import LotStatistics, PerExampleGradients
 from fedsim.clients.settings import LocalSettings
@@ -17,7 +17,7 @@ from fedsim.clients.training.local_training import StreamKey, train_private
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-Watch = Callable[[np.ndarray, Tensor, DpSgdStep], None]
+Watch = Callable[[np.ndarray, Tensor, DpSgdMechanism], None]
 
 OBSERVED = 1000  # canaries of a client: of more, the tables would fill the memory
 
@@ -44,13 +44,13 @@ class Observations:
 
 
 @dataclass(frozen=True)
-class WatchedStep(DpSgdStep):
+class WatchedStep(DpSgdMechanism):
     """A step that shows each lot and each release to `watch`, and else is what it was."""
 
     watch: Watch = field(default=lambda lot, released, step: None, compare=False)
 
     @classmethod
-    def of(cls, step: DpSgdStep, watch: Watch) -> "WatchedStep":
+    def of(cls, step: DpSgdMechanism, watch: Watch) -> "WatchedStep":
         """Return `step`, watched."""
         return cls(**vars(step), watch=watch)
 
@@ -64,7 +64,7 @@ class WatchedStep(DpSgdStep):
         noise: NoiseSource,
         into: Tensor,
     ) -> LotStatistics:
-        """As `DpSgdStep.release`."""
+        """As `DpSgdMechanism.release`."""
         lot = self._lot(len(features), lots)
         found = super().release(
             gradients, features, targets, lots=iter([lot]), noise=noise, into=into
@@ -78,7 +78,7 @@ def observe(
     targets: Tensor,
     planted: Bools,
     *,
-    step: DpSgdStep,
+    step: DpSgdMechanism,
     local: LocalSettings,
     seed: int,
     client: int,
@@ -104,14 +104,14 @@ def observe(
     place = _canaries(gradients, count)
     rows: list[tuple[Floats, Bools]] = []
 
-    def watch(lot: np.ndarray, released: Tensor, at: DpSgdStep) -> None:
+    def watch(lot: np.ndarray, released: Tensor, at: DpSgdMechanism) -> None:
         drawn = np.zeros(planted.size, dtype=bool)
         drawn[lot] = True
         bound = _bound(at, gradients)
         sums = released[place].double().cpu().numpy() * (at.expected_lot / bound)
         rows.append((sums, drawn[:count]))
 
-    mechanism: DpSgdStep = WatchedStep.of(step, watch)
+    mechanism: DpSgdMechanism = WatchedStep.of(step, watch)
     index = torch.arange(planted.size, device=targets.device)
     start = gradients.parameters.data.clone()
     for number, own in enumerate(_rounds(steps, local.steps), start=1):
@@ -124,7 +124,7 @@ def observe(
     return Observations(released, drawn, planted[:count])
 
 
-def charged_noise(step: DpSgdStep, gradients: PerExampleGradients) -> float:
+def charged_noise(step: DpSgdMechanism, gradients: PerExampleGradients) -> float:
     """Return σ / C of the noise on a canary's coordinate, as it is charged.
 
     It is read off the event, not off the step that makes the noise.
@@ -141,11 +141,11 @@ def charged_noise(step: DpSgdStep, gradients: PerExampleGradients) -> float:
             raise TypeError(f"no noise is known for {event!r}")
 
 
-def _bound(step: DpSgdStep, gradients: PerExampleGradients) -> float:
+def _bound(step: DpSgdMechanism, gradients: PerExampleGradients) -> float:
     return step.groups(gradients.parameters).bounds[_group(step, gradients)]
 
 
-def _group(step: DpSgdStep, gradients: PerExampleGradients) -> int:
+def _group(step: DpSgdMechanism, gradients: PerExampleGradients) -> int:
     index = gradients.parameters.names.index(_CANARIES)
     members = step.groups(gradients.parameters).members
     return next(number for number, group in enumerate(members) if index in group)

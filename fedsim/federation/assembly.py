@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.clients.budget.client_privacy import ClientTerms, terms_of_clients
+from fedsim.clients.budget.client_privacy import ClientPrivacy, resolve_client_privacy
 from fedsim.clients.budget.plan import PrivacyPlan, plan_privacy
 from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
 from fedsim.clients.dp_sgd.model_checks.safety import check_private_model
 from fedsim.clients.dp_sgd.per_example.backend import gradients_for
 from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients
-from fedsim.clients.training.shared_model import Workbench
+from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
 from fedsim.data import FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
@@ -74,7 +74,7 @@ def assemble(
         base=loaded.base,
         data=data,
         model=model,
-        bench=Workbench(model, parameters=None if gradients is None else gradients.parameters),
+        bench=SharedModel(model, parameters=None if gradients is None else gradients.parameters),
         loss=loss,
         gradients=gradients,
         task=task,
@@ -87,11 +87,11 @@ def assemble(
     )
 
 
-def _terms(loaded: LoadedExperiment, num_clients: int) -> tuple[ClientTerms, ...] | None:
+def _terms(loaded: LoadedExperiment, num_clients: int) -> tuple[ClientPrivacy, ...] | None:
     privacy = loaded.experiment.privacy
     if privacy is None:
         return None
-    return terms_of_clients(
+    return resolve_client_privacy(
         privacy,
         num_clients=num_clients,
         seed=loaded.experiment.seed,
@@ -100,7 +100,7 @@ def _terms(loaded: LoadedExperiment, num_clients: int) -> tuple[ClientTerms, ...
 
 
 def _plans(
-    terms: tuple[ClientTerms, ...],
+    terms: tuple[ClientPrivacy, ...],
     experiment: Experiment,
     data: FederatedData,
     participation: Participation,

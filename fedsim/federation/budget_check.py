@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from fedsim.clients.budget.affordable_steps import epsilon_of
+from fedsim.clients.budget.affordable_steps import epsilon_of_steps
 from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlan
 from fedsim.federation.federation import Federation
 
@@ -29,7 +29,7 @@ def overdrawn_clients(federation: Federation) -> tuple[Overdrawn, ...]:
     return tuple(
         Overdrawn(client, plan, last_round(federation, client))
         for client, plan in enumerate(federation.plans or ())
-        if plan.taken_steps < plan.planned_steps
+        if plan.steps_to_take < plan.planned_steps
     )
 
 
@@ -38,7 +38,7 @@ def last_round(federation: Federation, client: int) -> int:
     plans = federation.plans
     steps = federation.experiment.local.steps
     scheduled = federation.participation.rounds_of(client)
-    count = len(scheduled) if plans is None else ceil(plans[client].taken_steps / steps)
+    count = len(scheduled) if plans is None else ceil(plans[client].steps_to_take / steps)
     return scheduled[count - 1] if count else 0
 
 
@@ -57,7 +57,7 @@ def refuse_overspending(federation: Federation) -> None:
         return
     if privacy.on_exhausted == "refuse":
         raise PrivacyBudgetError(_refusal(federation, overdrawn))
-    if all(plan.taken_steps == 0 for plan in federation.plans or ()):
+    if all(plan.steps_to_take == 0 for plan in federation.plans or ()):
         raise PrivacyBudgetError(
             f"no client can take a single step: {_spending(federation, overdrawn[0], 1)}; raise "
             "target_epsilon, delta or noise_multiplier"
@@ -85,7 +85,7 @@ def _spending(federation: Federation, one: Overdrawn, steps: int) -> str:
     privacy = federation.experiment.privacy
     if privacy is None:
         raise ValueError("a federation without privacy spends nothing")
-    epsilon = epsilon_of(
+    epsilon = epsilon_of_steps(
         one.plan.step,
         steps,
         delta=one.plan.delta,
@@ -107,6 +107,6 @@ def _affordable_rounds(federation: Federation) -> int:
 def _rounds_before_exceeding(federation: Federation) -> Iterator[int]:
     steps = federation.experiment.local.steps
     for client, plan in enumerate(federation.plans or ()):
-        if plan.taken_steps < plan.planned_steps:
-            whole = plan.taken_steps // steps
+        if plan.steps_to_take < plan.planned_steps:
+            whole = plan.steps_to_take // steps
             yield federation.participation.rounds_of(client)[whole] - 1

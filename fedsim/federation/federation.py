@@ -12,14 +12,14 @@ from torch import nn
 
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.app import ClientTask
-from fedsim.clients.budget.client_privacy import ClientTerms
+from fedsim.clients.budget.client_privacy import ClientPrivacy
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, PerExampleLoss
 from fedsim.clients.faults.injection import FaultPlan
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.training.cohort_size import Workload, cohort_size
 from fedsim.clients.training.cohorts import cohorts_agree
-from fedsim.clients.training.shared_model import Workbench
+from fedsim.clients.training.shared_model import SharedModel
 from fedsim.data import FederatedData
 from fedsim.experiment import Experiment
 from fedsim.federation.client_tensors import ClientTensors
@@ -28,10 +28,10 @@ from fedsim.federation.replica import PROBED, first_public, tensors_of
 from fedsim.federation.train_metrics import TrainMetrics
 from fedsim.models.metrics import Task, evaluate
 from fedsim.server.app import RoundResult, SecureAggregation, Start, make_server_app
-from fedsim.server.client_ledgers import PrivacyBook
+from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.evaluation import ClientEvaluation
 from fedsim.server.participation import Participation
-from fedsim.server.secure.opened_sums import NO_OPENINGS, Openings
+from fedsim.server.secure.opened_sums import NO_OPENED_SUMS, OpenedSums
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Federation:
     base: Path
     data: FederatedData
     model: nn.Module
-    bench: Workbench
+    bench: SharedModel
     loss: PerExampleLoss
     gradients: PerExampleGradients | None
     task: Task
     participation: Participation
-    terms: tuple[ClientTerms, ...] | None
+    terms: tuple[ClientPrivacy, ...] | None
     plans: tuple[PrivacyPlan, ...] | None
     device: torch.device
     journal: FileJournal | None
@@ -121,15 +121,15 @@ class Federation:
         found = evaluate(self.model, self.loss, self.task, examples)
         return len(examples), {name: value for name, value in found.items() if name != "r2"}
 
-    def privacy_book(self) -> PrivacyBook | None:
+    def privacy_book(self) -> ClientLedgers | None:
         """Return the server's book, with what a resumed run has spent; None without privacy."""
         privacy = self.experiment.privacy
         if privacy is None:
             return None
         if self.plans is None or self.journal is None:
-            return PrivacyBook(privacy.accountant, privacy.adjacency)
+            return ClientLedgers(privacy.accountant, privacy.adjacency)
         spend = RecordedSpend(self.plans, self.journal)
-        book = PrivacyBook(privacy.accountant, privacy.adjacency, recorded=spend.statement)
+        book = ClientLedgers(privacy.accountant, privacy.adjacency, recorded=spend.statement)
         for client in spend.clients():
             book.look_up(client)
         return book
@@ -146,9 +146,9 @@ class Federation:
         start: Start,
         on_round: Callable[[RoundResult], None],
         on_stop: Callable[[str], None],
-        book: PrivacyBook | None,
+        book: ClientLedgers | None,
         patience: float = 60.0,
-        openings: Openings = NO_OPENINGS,
+        openings: OpenedSums = NO_OPENED_SUMS,
     ) -> ServerApp:
         """Return the server of this federation, which waits `patience` seconds for its nodes."""
         privacy = self.experiment.privacy

@@ -11,7 +11,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedsim.clients.app import partition_of
-from fedsim.clients.batch_app import AnswerGroup, ManyClientsApp, Request
+from fedsim.clients.batch_app import AnswerGroup, BatchClientApp, Request
 from fedsim.experiment import Experiment
 from fedsim.federation.helper_keys import identity_of_helper
 from fedsim.secagg.identity import IdentityKey
@@ -44,7 +44,7 @@ def with_helpers(clients: ClientApp, experiment: Experiment, base: Path) -> Clie
         )
 
     helper = make_helper_app(settings, number_of, identity_of)
-    kind = _ManyNodes if isinstance(clients, ManyClientsApp) else _Nodes
+    kind = _ManyNodes if isinstance(clients, BatchClientApp) else _Nodes
     return kind(clients, helper, first)
 
 
@@ -63,13 +63,13 @@ class _Nodes(ClientApp):
 class _ManyNodes(_Nodes):
     """As `_Nodes`, where clients can be asked together; helpers are never asked to train."""
 
-    _clients: ManyClientsApp
+    _clients: BatchClientApp
 
     @property
     def group_size(self) -> int:
         """The most requests in one group."""
         return self._clients.group_size
 
-    def answer_many(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
+    def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
         """Yield the clients' answers, in the order of the requests."""
-        return self._clients.answer_many(requests)
+        return self._clients.answer_batch(requests)

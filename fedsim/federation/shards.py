@@ -11,9 +11,9 @@ from flwr.clientapp import ClientApp
 
 from fedsim.accountant.ledger.journal import Journal
 from fedsim.clients.app import ClientTask, make_client_app
-from fedsim.clients.batch_app import ManyClientsApp
+from fedsim.clients.batch_app import BatchClientApp
 from fedsim.clients.dp_sgd.per_example.backend import gradients_for
-from fedsim.clients.training.shared_model import Workbench
+from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
 from fedsim.data import FederatedData
 from fedsim.experiment import Experiment, LoadedExperiment
@@ -30,7 +30,7 @@ _MADE_THERE = {"model", "bench", "loss", "gradients", "device", "journal", "data
 def client_app(federation: Federation, *, in_process: bool, ledger: Path | None) -> ClientApp:
     """Return the clients: sharing this object, or rebuilt from the experiment elsewhere."""
     if in_process:
-        clients = ManyClientsApp(federation.client_task, cohort_size=federation.cohort_size())
+        clients = BatchClientApp(federation.client_task, cohort_size=federation.cohort_size())
         return with_helpers(clients, federation.experiment, federation.base)
     source = TaskSource(federation.experiment.model_dump_json(), federation.base, ledger)
     return FederationClients(federation, source)
@@ -141,7 +141,9 @@ class _FederationShard:
             **self.rest,
             data=self.data.copied(),
             model=model,
-            bench=Workbench(model, parameters=None if gradients is None else gradients.parameters),
+            bench=SharedModel(
+                model, parameters=None if gradients is None else gradients.parameters
+            ),
             loss=loss,
             gradients=gradients,
             device=device,

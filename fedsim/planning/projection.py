@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
-from fedsim.clients.budget.affordable_steps import affordable_steps, epsilon_of
+from fedsim.clients.budget.affordable_steps import affordable_steps, epsilon_of_steps
 from fedsim.clients.budget.plan import (
     PrivacyBudgetError,
     PrivacyPlan,
@@ -157,19 +157,19 @@ def _planned(federation: Federation, client: int, rounds: int) -> PlannedClient:
     plan, own, steps = plans[client], terms[client], federation.experiment.local.steps
     marks = sorted({max(1, round(rounds * k / _POINTS)) for k in range(1, _POINTS + 1)})
     curve = tuple(
-        (mark, _epsilon(plan, own.privacy, min(mark * steps, plan.taken_steps)))
+        (mark, _epsilon(plan, own.privacy, min(mark * steps, plan.steps_to_take)))
         for mark in marks
         if mark <= rounds
     )
     return PlannedClient(
         client=client,
         examples=plan.examples,
-        sampling_rate=plan.step.sampling.share,
+        sampling_rate=plan.step.sampling.sampling_rate,
         noise_multiplier=plan.step.noise_multiplier,
         rounds=rounds,
         delta=plan.delta,
         target_epsilon=plan.target_epsilon,
-        steps=plan.taken_steps,
+        steps=plan.steps_to_take,
         affordable_rounds=_affordable_rounds(plan, own.privacy, steps),
         last_round=last_round(federation, client),
         epsilon=curve[-1][1] if curve else 0.0,
@@ -193,7 +193,7 @@ def _affordable_rounds(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) 
 
 
 def _epsilon(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> float:
-    return epsilon_of(
+    return epsilon_of_steps(
         plan.step,
         steps,
         delta=plan.delta,
@@ -214,8 +214,8 @@ def _variations(
             )
         except PrivacyPlanError:
             continue  # this combination has no guarantee, so there is nothing to compare
-        epsilon = _epsilon(plan, other_privacy, plan.taken_steps)
-        yield Variation(change, plan.step.noise_multiplier, plan.taken_steps, epsilon)
+        epsilon = _epsilon(plan, other_privacy, plan.steps_to_take)
+        yield Variation(change, plan.step.noise_multiplier, plan.steps_to_take, epsilon)
 
 
 def _changes(

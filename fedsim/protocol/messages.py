@@ -354,7 +354,7 @@ def record_of(content: RecordDict, name: str, kind: type[R]) -> R | None:
 
 
 @dataclass(frozen=True)
-class Identity:
+class NodeIdentity:
     """Which node this is: the client, or the helper, with this number."""
 
     number: int
@@ -366,13 +366,13 @@ def roll_call_message(node_id: int) -> Message:
     return Message(RecordDict(), node_id, ROLL_CALL_TYPE)
 
 
-def roll_call_reply(identity: Identity, request: Message) -> Message:
+def roll_call_reply(identity: NodeIdentity, request: Message) -> Message:
     """Answer a roll call."""
     fields = config_record({PARTITION: identity.number, ROLE: identity.role})
     return Message(record_dict({IDENTITY: fields}), reply_to=request)
 
 
-def identity_of(reply: Message) -> Identity:
+def identity_of(reply: Message) -> NodeIdentity:
     """Read the reply to a roll call.
 
     Raises:
@@ -386,9 +386,9 @@ def identity_of(reply: Message) -> Identity:
     if not isinstance(number, int):
         raise ProtocolError(f"{node} did not say which client or helper it is")
     if role == "client":
-        return Identity(number, "client")
+        return NodeIdentity(number, "client")
     if role == "helper":
-        return Identity(number, "helper")
+        return NodeIdentity(number, "helper")
     raise ProtocolError(f"{node} must be a client or a helper, got the role {role!r}")
 
 

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from fedsim.core.errors import InputError
-from fedsim.server.secure.opened_sums import Opening
+from fedsim.server.secure.opened_sums import OpenedSum
 
 CLIENT_COLUMNS = (
     "client",
@@ -209,11 +209,11 @@ class RunDirectory:
             clip_norms={int(client): bound for client, bound in clip_norms.items()},
         )
 
-    def write_opening(self, opening: Opening) -> None:
+    def write_opening(self, opening: OpenedSum) -> None:
         """Write down whose sum is asked for next, in place of the round before."""
         self.write_json(_OPENING, {"round": opening.round_number, "clients": list(opening.clients)})
 
-    def read_opening(self) -> Opening | None:
+    def read_opening(self) -> OpenedSum | None:
         """Return the last sum that was asked for; None before the first.
 
         Raises:
@@ -222,7 +222,7 @@ class RunDirectory:
         if not (self.path / _OPENING).is_file():
             return None
         said = self.read_json(_OPENING)
-        return Opening(int(said["round"]), tuple(int(client) for client in said["clients"]))
+        return OpenedSum(int(said["round"]), tuple(int(client) for client in said["clients"]))
 
     def forget_rounds_after(self, round_number: int) -> list[dict[str, Any]]:
         """Drop rows of rounds that were not checkpointed, and return the others."""

@@ -166,7 +166,7 @@ def summarise_privacy(
                 epsilon_rdp=ledger.epsilon(plan.delta, "rdp", settings.adjacency),
                 target_epsilon=plan.target_epsilon,
                 noise_multiplier=plan.step.noise_multiplier,
-                sampling_rate=plan.step.sampling.share,
+                sampling_rate=plan.step.sampling.sampling_rate,
                 max_grad_norm=terms[client].privacy.max_grad_norm,
                 rounds=len(history),
                 steps=sum(charge.steps for charge in history),
@@ -174,7 +174,7 @@ def summarise_privacy(
                 ledger=ledger,
                 group=terms[client].group,
                 withdrawn_round=(withdrawn or {}).get(client),
-                clip_norm=(clip_norms or {}).get(client, plan.step.clipping.learnt),
+                clip_norm=(clip_norms or {}).get(client, plan.step.clipping.adapted_clip_norm),
             )
         )
     return PrivacySummary(

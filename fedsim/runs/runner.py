@@ -27,8 +27,8 @@ from fedsim.runs.resume import refuse_changes
 from fedsim.runs.secure_summary import secure_summary
 from fedsim.server.app import RoundError, RoundResult, Start
 from fedsim.server.errors import FederationError
-from fedsim.server.evaluation import Evaluated
-from fedsim.server.secure.opened_sums import Openings
+from fedsim.server.evaluation import EvaluationResult
+from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.simulation.engine import Engine
 from fedsim.simulation.engines import (
     LocalEngine,
@@ -194,7 +194,7 @@ class _Recorder:
             on_stop=self._on_stop,
             book=self._federation.privacy_book(),
             patience=engine.patience,
-            openings=Openings(self._directory.read_opening(), self._directory.write_opening),
+            openings=OpenedSums(self._directory.read_opening(), self._directory.write_opening),
         )
         client = client_app(
             self._federation,
@@ -304,7 +304,7 @@ def _round_row(result: RoundResult) -> dict[str, Any]:
     }
 
 
-def _evaluation_figures(found: Evaluated | None) -> dict[str, Any]:
+def _evaluation_figures(found: EvaluationResult | None) -> dict[str, Any]:
     """Return what clients found on held-out examples, as keys of a row."""
     if found is None:
         return {"evaluated": None}

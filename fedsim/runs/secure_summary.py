@@ -99,12 +99,12 @@ def _aggregate_view(
     for client, views in enumerate(_views(federation, scales, rows)):
         plan = plans[client]
         counted = sorted(Counter(view.noise_multiplier for view in views).items())
-        key = (tuple(counted), plan.step.sampling.share, plan.delta)
+        key = (tuple(counted), plan.step.sampling.sampling_rate, plan.delta)
         if key not in known:
             known[key] = aggregate_view(
                 terms,
                 views,
-                sampling_rate=plan.step.sampling.share,
+                sampling_rate=plan.step.sampling.sampling_rate,
                 delta=plan.delta,
                 accountant=privacy.accountant,
                 adjacency=privacy.adjacency,
@@ -119,7 +119,7 @@ def _aggregate_view(
                 **found.to_dict(),
                 "delta": plan.delta,
                 "client": client,
-                "sampling_rate": plan.step.sampling.share,
+                "sampling_rate": plan.step.sampling.sampling_rate,
                 "noise_multipliers": [list(pair) for pair in counted],
             }
     return {**(best or {}), "adversary": ADVERSARY, "terms": asdict(terms)}

@@ -7,7 +7,7 @@ from typing import TypeVar
 from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
-from fedsim.clients.batch_app import AnswerGroup, ManyAnswers
+from fedsim.clients.batch_app import AnswerGroup, BatchAnswers
 
 A = TypeVar("A")
 
@@ -22,8 +22,8 @@ def answers_of(
         requests: messages of one kind, with the contexts of the clients that they are for.
     """
     train = bool(requests) and requests[0][0].metadata.message_type == MessageType.TRAIN
-    if isinstance(app, ManyAnswers) and train:
-        yield from app.answer_many(requests)
+    if isinstance(app, BatchAnswers) and train:
+        yield from app.answer_batch(requests)
         return
     for message, context in requests:
         try:

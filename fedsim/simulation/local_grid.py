@@ -8,8 +8,8 @@ Semantics, where Flower's own simulation leaves a choice:
 - Replies come lazily, one at a time, in the order of the requests: a strategy that consumes them as
   a stream never holds more than one. `push_messages` followed by `pull_messages` works as well.
 - Each client gets records of its own; they share the arrays' numbers, which cannot be written to.
-- An app that can answer many requests at once (`ManyAnswers`) gets them in groups, a group when its
-  first reply is asked for.
+- An app that can answer many requests at once (`BatchAnswers`) gets them in groups, a group when
+  its first reply is read.
 - A client's `Context` keeps what it wrote before an exception. For a privacy account that is the
   safe side.
 """
@@ -21,7 +21,7 @@ from itertools import chain
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
 
-from fedsim.clients.batch_app import ManyAnswers
+from fedsim.clients.batch_app import BatchAnswers
 from fedsim.protocol.live_arrays import live_record
 from fedsim.protocol.records import record_dict
 from fedsim.simulation.batch_answers import answers_of
@@ -61,7 +61,7 @@ class LocalGrid(VirtualGrid):
     def _groups(self, messages: Iterable[Message]) -> Iterator[list[Message]]:
         """Cut the requests into groups of one kind that the app takes at once."""
         app = self._client_app
-        most = app.group_size if isinstance(app, ManyAnswers) else 1
+        most = app.group_size if isinstance(app, BatchAnswers) else 1
         group: list[Message] = []
         for message in messages:
             full = len(group) >= most

@@ -1,7 +1,7 @@
 """How the updates of a round become the next model: the part of a strategy that can be exchanged.
 
-A strategy asks clients, keeps the book and knows who failed. An `Averaging` adds the updates up,
-in clear (`PlainAveraging`) or securely (`fedsim.server.secure.aggregator`).
+A strategy asks clients, keeps the book and knows who failed. An `Aggregator` adds the updates up,
+in clear (`PlainAggregator`) or securely (`fedsim.server.secure.aggregator`).
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ class RoundAbortedError(FedsimError):
     """A round that was given up; no update of it may become part of the model."""
 
 
-class Answer(Protocol):
+class ClientAnswer(Protocol):
     """What every answer of a client says beside its update."""
 
     @property
@@ -42,11 +42,11 @@ class Answer(Protocol):
         ...
 
 
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=ClientAnswer)
 
 
 @dataclass(frozen=True)
-class Averaged:
+class AggregationResult:
     """What came of a round.
 
     Attributes:
@@ -64,7 +64,7 @@ class Averaged:
     clipped_metrics: int = 0
 
 
-class Averaging(ABC, Generic[A]):
+class Aggregator(ABC, Generic[A]):
     """Averages the updates of one round after another.
 
     Every client of a round is either added or skipped, once, between `begin` and `finish`.
@@ -105,7 +105,7 @@ class Averaging(ABC, Generic[A]):
         """Go on without a client."""
 
     @abstractmethod
-    def finish(self) -> Averaged:
+    def finish(self) -> AggregationResult:
         """Return what came of the round.
 
         Raises:
@@ -113,7 +113,7 @@ class Averaging(ABC, Generic[A]):
         """
 
 
-class PlainAveraging(Averaging[TrainReply]):
+class PlainAggregator(Aggregator[TrainReply]):
     """The weighted mean of updates that the server sees."""
 
     def __init__(self, weighting: Weighting) -> None:
@@ -141,10 +141,10 @@ class PlainAveraging(Averaging[TrainReply]):
         """Go on without a client."""
         self._current.skip(client)
 
-    def finish(self) -> Averaged:
+    def finish(self) -> AggregationResult:
         """Return the mean; no model where no client with a positive weight was added."""
         mean, self._mean = self._current.result(), None
-        return Averaged(None if mean is None else to_arrays(mean))
+        return AggregationResult(None if mean is None else to_arrays(mean))
 
     @property
     def _current(self) -> OrderedMean:

@@ -11,15 +11,15 @@ from flwr.serverapp.strategy import Strategy
 
 from fedsim.protocol.messages import ProtocolError, TrainRequest, Withdrawal
 from fedsim.server.aggregation.aggregator import (
-    Answer,
-    Averaged,
-    Averaging,
-    PlainAveraging,
+    AggregationResult,
+    Aggregator,
+    ClientAnswer,
+    PlainAggregator,
     RoundAbortedError,
 )
 from fedsim.server.aggregation.mean import InvalidUpdateError
-from fedsim.server.client_ledgers import PrivacyBook
-from fedsim.server.evaluation import ClientEvaluation, Evaluated
+from fedsim.server.client_ledgers import ClientLedgers
+from fedsim.server.evaluation import ClientEvaluation, EvaluationResult
 from fedsim.server.participation import Participation
 from fedsim.server.settings import FederationSettings
 
@@ -82,17 +82,17 @@ class FedAvg(Strategy):
         settings: FederationSettings,
         participation: Participation,
         roster: Mapping[int, int],
-        book: PrivacyBook | None,
+        book: ClientLedgers | None,
         steps: int | None = None,
         withdrawn: Iterable[int] = (),
         clip_norms: Mapping[int, float] | None = None,
-        averaging: Averaging[Any] | None = None,
+        averaging: Aggregator[Any] | None = None,
         evaluation: ClientEvaluation | None = None,
     ) -> None:
         self._evaluation = evaluation
         self._asked_to_evaluate: list[int] = []
-        self.evaluated: Evaluated | None = None
-        self._averaging = averaging or PlainAveraging(settings.weighting)
+        self.evaluated: EvaluationResult | None = None
+        self._averaging = averaging or PlainAggregator(settings.weighting)
         self._deadline = settings.deadline
         self._participation = participation
         self._client_of = dict(roster)
@@ -217,14 +217,14 @@ class FedAvg(Strategy):
         if taken is not None and self._steps is not None and taken < self._steps:
             self.outcome.shortened[client] = taken
 
-    def _averaged(self) -> Averaged:
+    def _averaged(self) -> AggregationResult:
         """Return what came of the round; of one that was given up, every update is lost."""
         try:
             return self._averaging.finish()
         except RoundAbortedError as error:
             self._abort(error)
             reason = f"its update was lost with the round: {error}"
-            return Averaged(None, dict.fromkeys(sorted(self.outcome.participants), reason))
+            return AggregationResult(None, dict.fromkeys(sorted(self.outcome.participants), reason))
 
     def _abort(self, error: RoundAbortedError) -> None:
         logger.warning("the round was given up: %s", error)
@@ -241,7 +241,7 @@ class FedAvg(Strategy):
         self.withdrawn.add(client)
         self.outcome.withdrawn.append(withdrawal)
 
-    def _record_privacy(self, client: int, answer: Answer) -> None:
+    def _record_privacy(self, client: int, answer: ClientAnswer) -> None:
         if self._book is None:
             return
         if answer.privacy is None:

@@ -1,4 +1,4 @@
-"""Averaging without seeing any update: secure aggregation in place of a plain mean."""
+"""Aggregation without seeing any update: secure aggregation in place of a plain mean."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,15 +19,15 @@ from fedsim.secagg.layout import Arrays
 from fedsim.secagg.messages import Hello, HelloReply
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.server.aggregation.aggregator import Averaged, Averaging, RoundAbortedError
+from fedsim.server.aggregation.aggregator import AggregationResult, Aggregator, RoundAbortedError
 from fedsim.server.aggregation.mean import InvalidUpdateError
 from fedsim.server.secure.exchange import Exchange, Mail, MaskedRound, SharedRound, named
 from fedsim.server.secure.leader import Leader
 from fedsim.server.secure.masked_sum import MaskedSum
-from fedsim.server.secure.opened_sums import Openings
+from fedsim.server.secure.opened_sums import OpenedSums
 
 
-class SecureAveraging(Averaging[SealedReply]):
+class SecureAggregator(Aggregator[SealedReply]):
     """The weighted mean of updates of which the server sees only the sum.
 
     Guarantee: a round ends with the exact mean over the clients in the sum, or is given up with a
@@ -50,7 +50,7 @@ class SecureAveraging(Averaging[SealedReply]):
         codec: PayloadCodec,
         clients: Mapping[int, int],
         helpers: Mapping[int, int],
-        openings: Openings,
+        openings: OpenedSums,
     ) -> None:
         self.name = f"secure aggregation by {settings.protocol}"
         self._settings, self._codec = settings, codec
@@ -122,10 +122,10 @@ class SecureAveraging(Averaging[SealedReply]):
     def skip(self, client: int) -> None:
         """Go on without a client: it is not in the sum."""
 
-    def finish(self) -> Averaged:
+    def finish(self) -> AggregationResult:
         """Open the sum; no model where no upload came, so that there is none to open."""
         if not self._added:
-            return Averaged(None)
+            return AggregationResult(None)
         exchange = self._current
         try:
             with _giving_up():
@@ -133,7 +133,7 @@ class SecureAveraging(Averaging[SealedReply]):
         finally:
             self.retried += exchange.retried
         self._exchange = None
-        return Averaged(
+        return AggregationResult(
             to_arrays(aggregate.arrays),
             exchange.lost(),
             metrics=aggregate.metrics,

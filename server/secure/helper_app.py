@@ -5,7 +5,7 @@ from collections.abc import Callable
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from fedsim.protocol.messages import ROLL_CALL, Identity, roll_call_reply
+from fedsim.protocol.messages import ROLL_CALL, NodeIdentity, roll_call_reply
 from fedsim.protocol.secure import COMBINE, HELLO, answer, from_records
 from fedsim.secagg import wire
 from fedsim.secagg.errors import SecureAggregationError
@@ -38,7 +38,7 @@ def make_helper_app(
 
     @app.query(ROLL_CALL)
     def roll_call(message: Message, context: Context) -> Message:
-        return roll_call_reply(Identity(number_of(context), "helper"), message)
+        return roll_call_reply(NodeIdentity(number_of(context), "helper"), message)
 
     @app.query(HELLO)
     def hello(message: Message, context: Context) -> Message:

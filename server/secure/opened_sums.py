@@ -14,19 +14,19 @@ from fedsim.secagg.errors import AlreadyAnsweredError
 
 
 @dataclass(frozen=True)
-class Opening:
+class OpenedSum:
     """The clients whose sum was asked for in a round."""
 
     round_number: int
     clients: tuple[int, ...]
 
 
-def _nothing(opening: Opening) -> None:
+def _nothing(opening: OpenedSum) -> None:
     """Keep no record."""
 
 
 @dataclass(frozen=True)
-class Openings:
+class OpenedSums:
     """Lets each round be opened for one set of clients only.
 
     Guarantee: `about_to_open` returns only after `record` has, and raises where an earlier process
@@ -38,8 +38,8 @@ class Openings:
         record: writes an opening down, durably.
     """
 
-    before: Opening | None = None
-    record: Callable[[Opening], None] = field(default=_nothing)
+    before: OpenedSum | None = None
+    record: Callable[[OpenedSum], None] = field(default=_nothing)
 
     def admitted(self, round_number: int) -> frozenset[int] | None:
         """Return the clients whose sum this round may open; None: any."""
@@ -53,7 +53,7 @@ class Openings:
         Raises:
             AlreadyAnsweredError: a sum over other clients was asked for before.
         """
-        opening = Opening(round_number, tuple(sorted(clients)))
+        opening = OpenedSum(round_number, tuple(sorted(clients)))
         admitted = self.admitted(round_number)
         if admitted is not None and admitted != set(opening.clients):
             gone = sorted(admitted - set(opening.clients))
@@ -66,4 +66,4 @@ class Openings:
         self.record(opening)
 
 
-NO_OPENINGS = Openings()
+NO_OPENED_SUMS = OpenedSums()

@@ -13,7 +13,7 @@ from fedsim.audit.audit import audit_experiment
 from fedsim.audit.results import Audit
 from fedsim.clients.budget.plan import PrivacyPlanError
 from fedsim.clients.dp_sgd.clipping import Groups
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import NoiseSource, SeededNoise
 from fedsim.clients.dp_sgd.per_example.clipped_sum import BookKeeping
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
@@ -93,12 +93,12 @@ def test_less_noise_than_charged_is_found(monkeypatch: pytest.MonkeyPatch, facto
 
 def test_noise_that_is_charged_as_more_than_it_is_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step itself believes in its noise; what counts is the event that it is charged as."""
-    whole = DpSgdStep.standard_deviations
+    whole = DpSgdMechanism.standard_deviations
 
-    def halved(self: DpSgdStep, groups: Groups) -> tuple[float, ...]:
+    def halved(self: DpSgdMechanism, groups: Groups) -> tuple[float, ...]:
         return tuple(sigma / math.sqrt(2.0) for sigma in whole(self, groups))
 
-    monkeypatch.setattr(DpSgdStep, "standard_deviations", halved)
+    monkeypatch.setattr(DpSgdMechanism, "standard_deviations", halved)
     for client in audited().clients:
         assert client.findings.noise.estimate == pytest.approx(math.sqrt(0.5), rel=0.02)
         assert any("of what is charged" in text for text in client.violations)

@@ -8,17 +8,17 @@ from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import FileJournal, Journal
 from fedsim.clients.account import (
     STATE,
-    BudgetExhaustedError,
     ChargeRefusedError,
+    ClientBudgetExhaustedError,
     PrivacyAccount,
 )
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.clipping import FlatClipping
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.sampling import PoissonSampling, ShuffledEpochs
 
 PLAN = PrivacyPlan(
-    step=DpSgdStep(PoissonSampling(0.2), FlatClipping(1.0), 1.1, 10.0),
+    step=DpSgdMechanism(PoissonSampling(0.2), FlatClipping(1.0), 1.1, 10.0),
     examples=50,
     delta=1e-3,
     target_epsilon=8.0,
@@ -101,7 +101,9 @@ def test_more_steps_than_the_target_affords_are_refused() -> None:
     state = RecordDict()
     for round_number in (1, 2, 3):
         charge(state, None, round_number)
-    with pytest.raises(BudgetExhaustedError, match=r"target ε = 8 .* affords 15 steps, and 15 are"):
+    with pytest.raises(
+        ClientBudgetExhaustedError, match=r"target ε = 8 .* affords 15 steps, and 15 are"
+    ):
         charge(state, None, 4)
     assert PrivacyAccount.restore(state, client=3, journal=None).ledger == ledger_of(15)
 
@@ -115,7 +117,7 @@ def test_the_last_round_takes_the_steps_that_are_left(tmp_path: Path, durable: b
     assert charge(state, journal, 3, plan=plan).round_steps == 2  # asked again, as before
     account = PrivacyAccount.restore(state, client=3, journal=journal)
     assert (account.steps, account.ledger) == (12, ledger_of(12))
-    with pytest.raises(BudgetExhaustedError, match="12 are taken"):
+    with pytest.raises(ClientBudgetExhaustedError, match="12 are taken"):
         charge(state, journal, 4, plan=plan)
 
 
@@ -128,7 +130,7 @@ def test_shuffled_data_is_charged_when_an_epoch_starts(tmp_path: Path, durable: 
     for round_number, epochs in ((1, 2), (2, 3), (6, 4)):
         account = charge(state, journal, round_number, plan=plan)
         assert account.ledger.entries == ((step.event, epochs),)
-    with pytest.raises(BudgetExhaustedError, match="15 are taken"):
+    with pytest.raises(ClientBudgetExhaustedError, match="15 are taken"):
         charge(state, journal, 7, plan=plan)
 
 
@@ -152,7 +154,7 @@ def test_secure_noise_is_charged_for_every_answer() -> None:
     assert account.ledger == ledger_of(10)
     account = charge(state, None, 1, "another model", plan=plan)
     assert account.ledger == ledger_of(15)
-    with pytest.raises(BudgetExhaustedError, match="15 are taken"):
+    with pytest.raises(ClientBudgetExhaustedError, match="15 are taken"):
         charge(state, None, 1, plan=plan)
 
 

@@ -12,7 +12,7 @@ from fedsim.deployment.flower_app import write_app
 from fedsim.deployment.ledgers import LEDGER_TYPE
 from fedsim.experiment import load_experiment
 from fedsim.federation.helper_keys import make_helper_key
-from fedsim.protocol.messages import Identity, identity_of, roll_call_message
+from fedsim.protocol.messages import NodeIdentity, identity_of, roll_call_message
 from fedsim.protocol.secure import COMBINE, HELLO, from_records, question
 from fedsim.secagg.errors import ReplayError
 from fedsim.secagg.identity import check_pinned
@@ -54,7 +54,7 @@ def context(number: int, state: Path) -> Context:
 def test_nodes_behind_the_clients_are_helpers(directory: Path, tmp_path: Path) -> None:
     for number, helper in ((3, 1), (4, 2)):
         reply = NodeClient(directory)(roll_call_message(5), context(number, tmp_path))
-        assert identity_of(reply) == Identity(helper, "helper")
+        assert identity_of(reply) == NodeIdentity(helper, "helper")
     refused = NodeClient(directory)(roll_call_message(5), context(5, tmp_path))
     assert "K from 0 to 4 ('helped' has 3 clients and 2 helpers), got 5" in str(
         refused.error.reason

@@ -12,7 +12,7 @@ from fedsim.protocol.messages import (
     CONFIG,
     METRICS,
     PRIVACY,
-    Identity,
+    NodeIdentity,
     PrivacyStatement,
     ProtocolError,
     TrainReply,
@@ -158,8 +158,8 @@ def test_malformed_requests_are_refused() -> None:
         TrainRequest.from_message(message)
 
 
-@pytest.mark.parametrize("identity", [Identity(6), Identity(0), Identity(1, "helper")])
-def test_roll_call_tells_who_a_node_is(identity: Identity) -> None:
+@pytest.mark.parametrize("identity", [NodeIdentity(6), NodeIdentity(0), NodeIdentity(1, "helper")])
+def test_roll_call_tells_who_a_node_is(identity: NodeIdentity) -> None:
     request = roll_call_message(1001)
     assert identity_of(roll_call_reply(identity, request)) == identity
     with pytest.raises(ProtocolError, match="did not say which client or helper"):

@@ -142,15 +142,15 @@ def test_what_would_reveal_more_than_was_promised_is_refused(
 
 
 def test_a_private_client_tells_no_score_whoever_asks() -> None:
-    """Guarantee of `clients.app.evaluated`: also where an experiment let it through."""
+    """Guarantee of `clients.app.evaluate_and_reply`: also where an experiment let it through."""
     open_task = assembled().client_task(0)
     private = assembled(evaluation=None, privacy=PRIVATE).client_task(0)
     with server_identity(1):
         request = EvaluateRequest(1, assembled().initial_arrays()).to_message(7)
-        assert app.evaluated(open_task, request).has_content()
+        assert app.evaluate_and_reply(open_task, request).has_content()
         for task in (private, replace(private, evaluate=open_task.evaluate)):
             with pytest.raises(ClientFailureError, match="does not tell"):
-                app.evaluated(task, request)
+                app.evaluate_and_reply(task, request)
             node = Context(
                 run_id=1,
                 node_id=7,

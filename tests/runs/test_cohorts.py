@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from fedsim.clients import batch_app as many
 from fedsim.clients.dp_sgd.clipping import FlatClipping
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.backend import gradients_for
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.clients.training.cohort_size import Workload, cohort_size
 from fedsim.clients.training.cohorts import cohorts_agree
-from fedsim.clients.training.shared_model import Workbench
+from fedsim.clients.training.shared_model import SharedModel
 from fedsim.runs.runner import run_experiment
 from fedsim.simulation import local_grid
 from fedsim.simulation.batch_answers import answers_of
@@ -153,13 +153,13 @@ def agree(model: nn.Module, *, private: bool) -> bool:
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(20, 8, generator=generator), torch.arange(20) % 3
     gradients = gradients_for(model, cross_entropy, x[:3], y[:3]) if private else None
-    bench = Workbench(model, parameters=None if gradients is None else gradients.parameters)
+    bench = SharedModel(model, parameters=None if gradients is None else gradients.parameters)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     modes = [module.training for module in model.modules()]
     local = LocalSettings(steps=9, batch_size=8, optimizer=SgdSettings(name="sgd", lr=0.1))
     step = None
     if private:
-        step = DpSgdStep(PoissonSampling(0.5), FlatClipping(0.5), 1.0, 4.0)
+        step = DpSgdMechanism(PoissonSampling(0.5), FlatClipping(0.5), 1.0, 4.0)
         step = step.for_model(bench.parameters)
     state = torch.get_rng_state()
     found = cohorts_agree(bench, cross_entropy, gradients, local, x, y, step)

@@ -4,7 +4,7 @@ import pytest
 
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled, PrivacyLedger
 from fedsim.protocol.messages import PrivacyStatement, ProtocolError
-from fedsim.server.client_ledgers import PrivacyBook
+from fedsim.server.client_ledgers import ClientLedgers
 
 EVENT = PoissonSampled(0.2, Gaussian(1.0))
 
@@ -29,7 +29,7 @@ def statement(client: int, *charges: tuple[PoissonSampled, int]) -> PrivacyState
 
 
 def test_the_systems_epsilon_is_the_largest() -> None:
-    book = PrivacyBook("pld")
+    book = ClientLedgers("pld")
     assert book.epsilon_max() is None
     book.record(statement(1, (EVENT, 5)))
     book.record(statement(0, (EVENT, 50)))
@@ -41,7 +41,7 @@ def test_the_systems_epsilon_is_the_largest() -> None:
 
 
 def test_a_new_statement_replaces_the_figure() -> None:
-    book = PrivacyBook("rdp")
+    book = ClientLedgers("rdp")
     book.record(statement(0, (EVENT, 5)))
     before = book.epsilon(0)
     book.record(statement(0, (EVENT, 10)))
@@ -58,7 +58,7 @@ def test_a_new_statement_replaces_the_figure() -> None:
     ],
 )
 def test_no_client_un_spends(shrunk: tuple) -> None:
-    book = PrivacyBook("pld")
+    book = ClientLedgers("pld")
     book.record(statement(0, (EVENT, 5)))
     with pytest.raises(ProtocolError, match="does not extend"):
         book.record(statement(0, *shrunk))
@@ -66,7 +66,7 @@ def test_no_client_un_spends(shrunk: tuple) -> None:
 
 
 def test_an_extended_ledger_is_taken() -> None:
-    book = PrivacyBook("pld")
+    book = ClientLedgers("pld")
     book.record(statement(0, (EVENT, 5)))
     other = PoissonSampled(0.1, Gaussian(2.0))
     book.record(statement(0, (EVENT, 7), (other, 3)))
@@ -77,7 +77,7 @@ def test_an_extended_ledger_is_taken() -> None:
 def test_a_lost_answer_is_looked_up_in_the_ledger() -> None:
     said, ledger = statement(0, (EVENT, 5)), statement(0, (EVENT, 5), (EVENT, 5))
     found = {0: ledger}
-    book = PrivacyBook("rdp", recorded=found.get)
+    book = ClientLedgers("rdp", recorded=found.get)
     book.record(said)
     book.look_up(0)
     book.look_up(1)  # never charged
@@ -86,6 +86,6 @@ def test_a_lost_answer_is_looked_up_in_the_ledger() -> None:
     book.look_up(0)
     assert book.statements == {0: ledger}
     book.record(ledger)
-    unaware = PrivacyBook("rdp")
+    unaware = ClientLedgers("rdp")
     unaware.look_up(0)
     assert unaware.epsilon_max() is None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.protocol.messages import EvaluateReply, EvaluateRequest, ProtocolError, TrainReply
-from fedsim.server.evaluation import ClientEvaluation, Evaluated
+from fedsim.server.evaluation import ClientEvaluation, EvaluationResult
 from fedsim.server.settings import EvaluationSettings
 from fedsim.simulation.flower_internals import server_identity
 
@@ -32,7 +32,7 @@ def scores(examples: int, loss: float, delay: float = 0.0) -> EvaluateReply:
     return EvaluateReply(examples, {"loss": loss, "accuracy": loss / 8} if examples else {}, delay)
 
 
-def averaged(answers: dict[int, EvaluateReply | Error], **keys: object) -> Evaluated:
+def averaged(answers: dict[int, EvaluateReply | Error], **keys: object) -> EvaluationResult:
     replies = [reply(client, answer) for client, answer in answers.items()]
     return evaluation(**keys).averaged(range(len(answers)), replies, NODES)  # pyright: ignore[reportArgumentType]
 
@@ -76,7 +76,7 @@ def test_who_fails_is_named_and_who_holds_nothing_out_did_not_fail() -> None:
     }
     silent = evaluation().averaged([0, 1], [reply(0, scores(1, 1.0))], NODES)
     assert silent.failed == {1: "no reply"}
-    assert averaged({0: Error(0, "gone")}) == Evaluated(failed={0: "gone"})
+    assert averaged({0: Error(0, "gone")}) == EvaluationResult(failed={0: "gone"})
 
 
 def test_a_model_that_diverged_has_no_finite_mean() -> None:

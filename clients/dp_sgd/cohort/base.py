@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsim.clients.dp_sgd.cohort.gathering import gathering_of
 from fedsim.clients.dp_sgd.cohort.ragged import Apart, Ragged, Together, aligned
 from fedsim.clients.dp_sgd.cohort.uses import Addition, CohortUse, cohort_use
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import NoiseSource
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.chain import chain_of
@@ -37,7 +37,7 @@ class Member:
     them from. Without a mechanism they are batches, and no noise is drawn.
     """
 
-    step: DpSgdStep | None
+    step: DpSgdMechanism | None
     features: Tensor
     targets: Tensor
     lots: Iterator[np.ndarray] | np.random.Generator

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedsim.clients.dp_sgd.cohort.base import Additions, Cohort, Member
 from fedsim.clients.dp_sgd.cohort.ragged import Ragged
 from fedsim.clients.dp_sgd.cohort.uses import CohortUse
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import fill_rows_
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics, lot_norms, row_factors
@@ -54,11 +54,11 @@ class PrivateCohort(Cohort):
         like = {"dtype": torch.float64, "device": self.values.device}
         self._bounds = torch.tensor([groups.bounds for groups in self._groups], **like)
         self._scales = torch.tensor([[1.0 / step.expected_lot] for step in self._steps], **like)
-        self._adapts = any(step.clipping.learnt is not None for step in self._steps)
+        self._adapts = any(step.clipping.adapted_clip_norm is not None for step in self._steps)
         self._within = np.zeros(len(members), dtype=np.int64)  # by client, of the step under way
 
     @property
-    def steps(self) -> tuple[DpSgdStep, ...]:
+    def steps(self) -> tuple[DpSgdMechanism, ...]:
         """Each client's mechanism for its next step."""
         return tuple(self._steps)
 
@@ -70,7 +70,7 @@ class PrivateCohort(Cohort):
             self._within[k] = 0
             self._adapt(k, self._steps[k].adapted(seen, self._noises[k]))
 
-    def _adapt(self, client: int, step: DpSgdStep) -> None:
+    def _adapt(self, client: int, step: DpSgdMechanism) -> None:
         """Go on with another clipping."""
         groups = step.groups(self._parameters)
         self._steps[client], self._groups[client] = step, groups

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.model_checks.isolation_cause import cause
-from fedsim.clients.dp_sgd.model_checks.isolation_probe import Lot, Probe, lots_to_compare
+from fedsim.clients.dp_sgd.model_checks.isolation_probe import Probe, ProbeLot, lots_to_compare
 from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, undisturbed
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -51,7 +51,7 @@ def check_isolation(model: nn.Module, loss: Loss, features: Tensor, targets: Ten
             f"the isolation check needs at least 2 examples with targets, got {len(features)} "
             f"examples and {len(targets)} targets"
         )
-    lot = Lot(features[:_MOST], targets[:_MOST])
+    lot = ProbeLot(features[:_MOST], targets[:_MOST])
     with undisturbed(model), torch.enable_grad():
         model.train()
         probe = Probe(model, loss)
@@ -59,7 +59,7 @@ def check_isolation(model: nn.Module, loss: Loss, features: Tensor, targets: Ten
             _check(probe, lot)
 
 
-def _check(probe: Probe, lot: Lot) -> None:
+def _check(probe: Probe, lot: ProbeLot) -> None:
     if not probe.repeats(lot):
         # Random numbers from elsewhere: examples can be compared only where none are drawn.
         probe.model.eval()
@@ -76,7 +76,7 @@ def _check(probe: Probe, lot: Lot) -> None:
     probe.model.train()
 
 
-def _check_replaced(probe: Probe, lot: Lot) -> None:
+def _check_replaced(probe: Probe, lot: ProbeLot) -> None:
     for j, other in lots_to_compare(lot):
         i = probe.moved(lot, other, j)
         if i is not None:
@@ -86,7 +86,7 @@ def _check_replaced(probe: Probe, lot: Lot) -> None:
             )
 
 
-def _check_alone(probe: Probe, lot: Lot) -> None:
+def _check_alone(probe: Probe, lot: ProbeLot) -> None:
     i = probe.differs_alone(lot)
     if i is not None:
         j = 0 if i else 1

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.model_checks.isolation_probe import Lot, Probe, rows
+from fedsim.clients.dp_sgd.model_checks.isolation_probe import Probe, ProbeLot, rows
 from fedsim.clients.dp_sgd.model_checks.safety import batch_statistics
 
 
-def cause(probe: Probe, lot: Lot, other: Lot, i: int) -> str:
+def cause(probe: Probe, lot: ProbeLot, other: ProbeLot, i: int) -> str:
     """Return the likely cause of a coupling, and the fix.
 
     Args:
@@ -43,7 +43,7 @@ def cause(probe: Probe, lot: Lot, other: Lot, i: int) -> str:
     )
 
 
-def _traces(probe: Probe, lot: Lot) -> list[tuple[str, list[Tensor]]]:
+def _traces(probe: Probe, lot: ProbeLot) -> list[tuple[str, list[Tensor]]]:
     """Return the outputs of all layers, in the order in which they end."""
     found: list[tuple[str, list[Tensor]]] = []
     hooks = []

@@ -15,7 +15,7 @@ _SEED = 20240229
 
 
 @dataclass(frozen=True)
-class Lot:
+class ProbeLot:
     """Some examples."""
 
     features: Tensor
@@ -24,15 +24,15 @@ class Lot:
     def __len__(self) -> int:
         return len(self.features)
 
-    def only(self, i: int) -> "Lot":
+    def only(self, i: int) -> "ProbeLot":
         """Return example i alone."""
-        return Lot(self.features[i : i + 1], self.targets[i : i + 1])
+        return ProbeLot(self.features[i : i + 1], self.targets[i : i + 1])
 
-    def replaced(self, j: int, features: Tensor, targets: Tensor) -> "Lot":
+    def replaced(self, j: int, features: Tensor, targets: Tensor) -> "ProbeLot":
         """Return the lot with other values for example j."""
         x, y = self.features.clone(), self.targets.clone()
         x[j], y[j] = features, targets
-        return Lot(x, y)
+        return ProbeLot(x, y)
 
 
 def _seed_torch(seed: int, device: torch.device) -> None:
@@ -43,7 +43,7 @@ def _seed_torch(seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
 
 
-def lots_to_compare(lot: Lot) -> Iterator[tuple[int, Lot]]:
+def lots_to_compare(lot: ProbeLot) -> Iterator[tuple[int, ProbeLot]]:
     """Yield (j, the lot with other values for example j): another example's, then large ones."""
     generator = torch.Generator().manual_seed(_SEED)
     x, y = lot.features, lot.targets
@@ -70,15 +70,15 @@ class Probe:
         # Lots of one shape run the same kernels, so rows that are not coupled hardly move (7e-5 in
         # float32); lots of other sizes round differently, more so in deep models (2e-3).
         self._same, self._other = eps**0.6, 30 * eps**0.6
-        self._known: tuple[Lot, list[Tensor]] | None = None
+        self._known: tuple[ProbeLot, list[Tensor]] | None = None
 
-    def outputs(self, lot: Lot, seed: int = _SEED) -> Any:
+    def outputs(self, lot: ProbeLot, seed: int = _SEED) -> Any:
         """Return what the model returns."""
         _seed_torch(seed, lot.features.device)
         random.seed(seed)
         return self.model(lot.features)
 
-    def losses(self, lot: Lot, seed: int = _SEED) -> Tensor:
+    def losses(self, lot: ProbeLot, seed: int = _SEED) -> Tensor:
         """Return one loss per example (n,), or one in all ()."""
         values = self.loss(self.outputs(lot, seed), lot.targets)
         if values.ndim == 0:
@@ -91,12 +91,12 @@ class Probe:
             )
         return values.flatten(1).sum(1) if values.ndim > 1 else values
 
-    def gradients(self, lot: Lot, seed: int = _SEED) -> list[Tensor]:
+    def gradients(self, lot: ProbeLot, seed: int = _SEED) -> list[Tensor]:
         """Return the flat gradient of each loss: one per example, or one in all."""
         losses = self.losses(lot, seed)
         return [self._gradient(value) for value in (losses if losses.ndim else [losses])]
 
-    def repeats(self, lot: Lot) -> bool:
+    def repeats(self, lot: ProbeLot) -> bool:
         """Tell whether the same lot and seed give the same gradients again."""
         first, second = self.gradients(lot), self.gradients(lot)
         self._known = (lot, first)
@@ -107,11 +107,11 @@ class Probe:
             )
         return not any(map(self._far, first, second))
 
-    def draws(self, lot: Lot) -> bool:
+    def draws(self, lot: ProbeLot) -> bool:
         """Tell whether the outcome depends on random numbers."""
         return any(map(self._far, self.gradients(lot), self.gradients(lot, _SEED + 1)))
 
-    def moved(self, lot: Lot, other: Lot, j: int) -> int | None:
+    def moved(self, lot: ProbeLot, other: ProbeLot, j: int) -> int | None:
         """Return the first example but j whose outputs or gradient differ between two lots."""
         with torch.no_grad():
             one, two = (rows(self.outputs(given), len(lot)) for given in (lot, other))
@@ -130,7 +130,9 @@ class Probe:
                 return i
         return None
 
-    def _not_additive(self, lot: Lot, other: Lot, i: int, before: Tensor, after: Tensor) -> bool:
+    def _not_additive(
+        self, lot: ProbeLot, other: ProbeLot, i: int, before: Tensor, after: Tensor
+    ) -> bool:
         """Tell whether what replacing i changes in a total differs between two lots."""
         k = (i + 1) % len(lot)
         x, y = lot.features[k], lot.targets[k]
@@ -138,7 +140,7 @@ class Probe:
         scale = torch.stack([before, after, one, two]).norm(dim=1).max()
         return bool(((before - one) - (after - two)).norm() > 10 * self._same * scale)
 
-    def differs_alone(self, lot: Lot) -> int | None:
+    def differs_alone(self, lot: ProbeLot) -> int | None:
         """Return the first example whose gradient alone is not that in the lot."""
         together = self.gradients(lot)
         alone = [self._alone(lot, i) for i in range(len(lot))]
@@ -156,7 +158,7 @@ class Probe:
         as_mean = (together[0] * len(lot) - total).norm() <= bound
         return None if bool(as_sum | as_mean) or not bool(total.isfinite().all()) else 0
 
-    def _alone(self, lot: Lot, i: int) -> Tensor:
+    def _alone(self, lot: ProbeLot, i: int) -> Tensor:
         try:
             return self.gradients(lot.only(i))[0]
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -165,7 +167,7 @@ class Probe:
                 "any size; keep the first dimension for the examples, whatever their number"
             ) from error
 
-    def _of(self, lot: Lot) -> list[Tensor]:
+    def _of(self, lot: ProbeLot) -> list[Tensor]:
         if self._known is None or self._known[0] is not lot:
             self._known = (lot, self.gradients(lot))
         return self._known[1]

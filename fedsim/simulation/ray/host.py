@@ -52,7 +52,7 @@ class Parcel:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PackedReply:
     """A client's reply, and its state after it: what a replacement would start from.
 
     Attributes:
@@ -90,7 +90,7 @@ class Answer:
 class Answers:
     """A part of what comes of a call: answers to its next messages, and the seconds they took."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[PackedReply, ...]
     seconds: float
 
 
@@ -140,11 +140,13 @@ class ClientHost:
         for found, seconds in in_parts(groups, len(requests), every=_PART):
             yield Packed(Answers(tuple(found), seconds))
 
-    def _answer(self, message: Message, context: Context, answer: Message | Exception) -> Answer:
+    def _answer(
+        self, message: Message, context: Context, answer: Message | Exception
+    ) -> PackedReply:
         if isinstance(answer, Exception):
             logger.debug("node %d raised", context.node_id, exc_info=answer)
             answer = failure(message, f"{type(answer).__name__}: {answer}")
-        return Answer.of(answer, context.state)
+        return PackedReply.of(answer, context.state)
 
     def _open(self, parcel: Parcel) -> Message:
         records = {

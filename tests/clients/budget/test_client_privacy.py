@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.clients.budget.client_privacy import ClientTerms, terms_of_clients
+from fedsim.clients.budget.client_privacy import ClientPrivacy, resolve_client_privacy
 from fedsim.clients.budget.plan import PrivacyPlanError
 from fedsim.clients.settings import PrivacySettings
 from fedsim.data import DataError
@@ -14,15 +14,15 @@ from fedsim.federation.client_tables import read_client_tables
 
 def terms(
     clients: dict[str, Any], *, base: Path = Path(), seed: int = 0
-) -> tuple[ClientTerms, ...]:
+) -> tuple[ClientPrivacy, ...]:
     privacy = PrivacySettings.model_validate(
         {"target_epsilon": 8.0, "delta": 1e-5, "max_grad_norm": 1.0, "clients": clients}
     )
     tables = read_client_tables(privacy, base)
-    return terms_of_clients(privacy, num_clients=10, seed=seed, tables=tables)
+    return resolve_client_privacy(privacy, num_clients=10, seed=seed, tables=tables)
 
 
-def targets(found: tuple[ClientTerms, ...]) -> list[float | None]:
+def targets(found: tuple[ClientPrivacy, ...]) -> list[float | None]:
     return [one.privacy.target_epsilon for one in found]
 
 

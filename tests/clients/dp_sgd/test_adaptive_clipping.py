@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedsim.accountant import Gaussian, JointGaussian, PoissonSampled
 from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
 from fedsim.clients.dp_sgd.clipping import FlatClipping, GroupClipping
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import NoiseSource, SeededNoise
 from fedsim.clients.dp_sgd.per_example.clipped_sum import LotStatistics, VmapGradients
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
@@ -29,8 +29,8 @@ class NoNoise(NoiseSource):
         return values.zero_()
 
 
-def step(clipping: AdaptiveClipping, z: float = 1.0, lot: float = 100.0) -> DpSgdStep:
-    return DpSgdStep(PoissonSampling(0.5), clipping, z, lot)
+def step(clipping: AdaptiveClipping, z: float = 1.0, lot: float = 100.0) -> DpSgdMechanism:
+    return DpSgdMechanism(PoissonSampling(0.5), clipping, z, lot)
 
 
 def score(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def score(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def bounds(
-    one: DpSgdStep, x: Tensor, lots: np.random.Generator, noise: NoiseSource, steps: int
+    one: DpSgdMechanism, x: Tensor, lots: np.random.Generator, noise: NoiseSource, steps: int
 ) -> Iterator[float]:
     gradients = VmapGradients(nn.Linear(x.shape[1], 1, bias=False), score)
     into = torch.zeros_like(gradients.parameters.data)
@@ -92,7 +92,7 @@ def test_one_example_moves_the_count_by_half(within: int) -> None:
 def test_an_example_that_is_not_finite_is_not_within() -> None:
     x = torch.tensor([[0.1, 0.0], [math.nan, 0.0], [5.0, 0.0]])
     gradients = VmapGradients(nn.Linear(2, 1, bias=False), score)
-    one = DpSgdStep(PoissonSampling(1.0), AdaptiveClipping(1.0, 3.0), 1.0, 3.0)
+    one = DpSgdMechanism(PoissonSampling(1.0), AdaptiveClipping(1.0, 3.0), 1.0, 3.0)
     seen = one.release(
         gradients,
         x,
@@ -133,7 +133,7 @@ def test_the_released_count_has_the_noise_that_is_charged(released_about: int) -
     x = torch.full((n, 2), 1e12) if released_about else torch.zeros(0, 2)
     target = 0.0 if released_about else 0.5  # what the noiseless share is, so that C stays put
     clipping = AdaptiveClipping.for_lot(n, max_grad_norm=1.0, quantile=target)
-    one = DpSgdStep(PoissonSampling(1.0), clipping, 1.0, n)
+    one = DpSgdMechanism(PoissonSampling(1.0), clipping, 1.0, n)
     event = one.event
     assert isinstance(event, PoissonSampled)
     assert isinstance(event.event, JointGaussian)
@@ -154,7 +154,7 @@ def test_whatever_the_bound_a_step_costs_the_same(bound: float) -> None:
     one = step(AdaptiveClipping(0.7, count_noise=5.0), z=1.3)
     resumed = one.resumed(bound)
     assert resumed.event == one.event
-    assert resumed.clipping.learnt == bound
+    assert resumed.clipping.adapted_clip_norm == bound
     gradients = VmapGradients(nn.Linear(4, 1, bias=False), score)
     groups = resumed.groups(gradients.parameters)
     (sigma,) = resumed.standard_deviations(groups)
@@ -168,7 +168,7 @@ def test_whatever_the_bound_a_step_costs_the_same(bound: float) -> None:
         assert into.double().norm() <= bound
 
 
-def event_multipliers(one: DpSgdStep) -> tuple[float, ...]:
+def event_multipliers(one: DpSgdMechanism) -> tuple[float, ...]:
     event = one.event
     assert isinstance(event, PoissonSampled)
     assert isinstance(event.event, JointGaussian)
@@ -182,7 +182,7 @@ def test_a_bound_that_was_never_learnt_is_refused(bound: float) -> None:
 
 
 def test_a_fixed_bound_does_not_go_on_from_a_learnt_one() -> None:
-    fixed = DpSgdStep(PoissonSampling(0.5), FlatClipping(1.0), 1.0, 10.0)
+    fixed = DpSgdMechanism(PoissonSampling(0.5), FlatClipping(1.0), 1.0, 10.0)
     assert fixed.resumed(None) is fixed
     with pytest.raises(ValueError, match="cannot go on from a learnt one"):
         fixed.resumed(0.5)
@@ -226,7 +226,7 @@ def test_the_bound_stays_a_number(share: float) -> None:
 
 @pytest.mark.parametrize("clipping", [FlatClipping(1.0), GroupClipping(1.0)])
 def test_other_clippings_learn_nothing_and_draw_no_noise(clipping: FlatClipping) -> None:
-    noise, one = NoNoise(), DpSgdStep(PoissonSampling(0.5), clipping, 1.0, 10.0)
+    noise, one = NoNoise(), DpSgdMechanism(PoissonSampling(0.5), clipping, 1.0, 10.0)
     assert one.adapted(LotStatistics(3, 0, (2,)), noise) is one
     assert noise.asked == []
     assert one.mechanism == Gaussian(1.0)

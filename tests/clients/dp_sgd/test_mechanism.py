@@ -23,7 +23,7 @@ from fedsim.accountant import (
     PoissonSampled,
 )
 from fedsim.clients.dp_sgd.clipping import Clipping, FlatClipping, GroupClipping, Groups
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep, Lots
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism, Lots
 from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation
 from fedsim.clients.dp_sgd.per_example.clipped_sum import (
@@ -71,7 +71,7 @@ class Pair(nn.Module):
         return self.first(x[:, :size]) + self.second(x[:, size:])
 
 
-FLAT = DpSgdStep(PoissonSampling(1.0), FlatClipping(C), Z, LOT)
+FLAT = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(C), Z, LOT)
 BY_DIMENSION = replace(FLAT, clipping=GroupClipping(C, bounds="by_dimension"))
 PER_LAYER = replace(FLAT, clipping=GroupClipping(C))
 UNEVEN = replace(FLAT, clipping=GroupClipping(C, bounds=(0.3, 0.4)))
@@ -88,7 +88,7 @@ STEPS = {
 
 
 def released(
-    step: DpSgdStep,
+    step: DpSgdMechanism,
     x: Tensor,
     *,
     gradients: PerExampleGradients | None = None,
@@ -111,7 +111,9 @@ def released(
 # --- What a step promises -------------------------------------------------------------------------
 
 
-def check_noise(step: DpSgdStep, *, claimed: DpSgdStep | None = None, examples: int = 4) -> None:
+def check_noise(
+    step: DpSgdMechanism, *, claimed: DpSgdMechanism | None = None, examples: int = 4
+) -> None:
     """On zero gradients each group has the noise of the claimed step, within 4 standard errors.
 
     That is a false-alarm rate of 6e-5 a group, and seeds are fixed.
@@ -128,7 +130,7 @@ def check_noise(step: DpSgdStep, *, claimed: DpSgdStep | None = None, examples: 
         assert abs(values.mean().item()) < 4 / math.sqrt(len(values))
 
 
-def check_sensitivity(step: DpSgdStep) -> None:
+def check_sensitivity(step: DpSgdMechanism) -> None:
     """One example more moves the release by its clipped gradient over the public lot: ≤ C / L."""
     x = torch.tensor([[0.0, 0.0, 0.1], [0.2, 0.0, 0.0]])
     for extra in ([0.0, 900.0, 0.0], [0.0, 0.01, 0.0], [math.nan, 1.0, 0.0], [1e30, 1e30, 1e30]):
@@ -142,7 +144,7 @@ def check_sensitivity(step: DpSgdStep) -> None:
         torch.testing.assert_close(moved, expected, rtol=1e-4, atol=1e-5)
 
 
-def check_neighbours_share_noise(step: DpSgdStep) -> None:
+def check_neighbours_share_noise(step: DpSgdMechanism) -> None:
     """N and N + 1 examples, the same public settings: all that is drawn for the noise is equal."""
 
     def ten_releases(examples: int) -> Tensor:
@@ -194,7 +196,7 @@ def test_groups_together_are_one_gaussian_with_z(name: str) -> None:
     assert one == pytest.approx(flat, rel=1e-6)
 
 
-def energy(step: DpSgdStep, groups: Groups) -> float:
+def energy(step: DpSgdMechanism, groups: Groups) -> float:
     sigmas = step.standard_deviations(groups)
     return sum(d * s**2 for d, s in zip(groups.dimensions, sigmas, strict=True))
 
@@ -270,7 +272,7 @@ def test_a_step_has_sensitivity_c() -> None:
 @pytest.mark.parametrize("rate", [1.0, 0.3, 0.0])
 @pytest.mark.parametrize("clipping", [FlatClipping(C), GroupClipping(C)])
 def test_neighbours_share_noise_normaliser_and_steps(rate: float, clipping: Clipping) -> None:
-    check_neighbours_share_noise(DpSgdStep(PoissonSampling(rate), clipping, Z, LOT))
+    check_neighbours_share_noise(DpSgdMechanism(PoissonSampling(rate), clipping, Z, LOT))
 
 
 def test_a_step_does_not_move_the_model_itself() -> None:
@@ -281,7 +283,7 @@ def test_a_step_does_not_move_the_model_itself() -> None:
 
 
 def test_a_step_is_the_event_that_is_charged() -> None:
-    step = DpSgdStep(PoissonSampling(0.2), FlatClipping(0.5), 1.1, 10.0)
+    step = DpSgdMechanism(PoissonSampling(0.2), FlatClipping(0.5), 1.1, 10.0)
     assert step.event == PoissonSampled(0.2, Gaussian(1.1))
     assert step.charges(7, 3) == [(step.event, 3)]
     fixed = replace(step, sampling=FixedSizeSampling(50, 10))
@@ -295,13 +297,13 @@ def test_standard_deviation_is_z_times_the_sensitivity() -> None:
     assert FLAT.standard_deviation(groups) == pytest.approx(Z * 0.5)
     with pytest.raises(ValueError, match="use standard_deviations"):
         replace(FLAT, allocation="proportional").standard_deviation(groups)
-    nothing = DpSgdStep(PoissonSampling(1.0), FlatClipping(math.inf), 0.0, 1.0)
+    nothing = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(math.inf), 0.0, 1.0)
     assert nothing.standard_deviation(Groups(((0,),), (math.inf,))) == 0.0
 
 
 def test_empty_lots_are_charged_and_noisy() -> None:
     """Rate 0.01 of one example: nearly every lot is empty; each step releases, each is charged."""
-    step = DpSgdStep(PoissonSampling(0.01), FlatClipping(C), Z, LOT)
+    step = DpSgdMechanism(PoissonSampling(0.01), FlatClipping(C), Z, LOT)
     lots, noise, gradients, sizes = stream(1), seeded(2), dirac(100), []
     into = torch.zeros(100)
     for _ in range(200):
@@ -334,7 +336,7 @@ def test_splitting_a_lot_changes_nothing(physical: int) -> None:
     """One noise draw, one charge, the same sum but for the order of additions."""
     torch.manual_seed(0)
     x = torch.randn(20, 3)
-    step = DpSgdStep(PoissonSampling(0.7), FlatClipping(C), Z, LOT)
+    step = DpSgdMechanism(PoissonSampling(0.7), FlatClipping(C), Z, LOT)
     split = replace(step, max_physical_batch=physical)
     assert split.charges(0, 1) == step.charges(0, 1)
     lots, noise = (stream(1), stream(1)), (seeded(2), seeded(2))
@@ -390,7 +392,7 @@ def test_steps_that_cannot_be_are_refused(changes: dict, message: str) -> None:
         (replace(FLAT, clipping=GroupClipping(C, patterns=("x",))), "no pattern fits"),
     ],
 )
-def test_a_step_that_does_not_fit_a_model_is_refused(step: DpSgdStep, message: str) -> None:
+def test_a_step_that_does_not_fit_a_model_is_refused(step: DpSgdMechanism, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         step.for_model(dirac().parameters)
 
@@ -408,7 +410,7 @@ def test_mutation_no_clipping_is_caught() -> None:
         check_sensitivity(replace(FLAT, clipping=NoClip(C)))
 
 
-class TooLittleNoise(DpSgdStep):
+class TooLittleNoise(DpSgdMechanism):
     def fill_with_noise(self, parameters, noise, into) -> Groups:
         groups = super().fill_with_noise(parameters, noise, into)
         into /= math.sqrt(2)
@@ -420,7 +422,7 @@ def test_mutation_too_little_noise_is_caught() -> None:
         check_noise(mutated(TooLittleNoise), claimed=FLAT)
 
 
-class NoisePerPhysicalBatch(DpSgdStep):
+class NoisePerPhysicalBatch(DpSgdMechanism):
     """Sums releases of the parts: one noise draw for each."""
 
     def release(self, gradients, features, targets, *, lots, noise, into) -> LotStatistics:
@@ -441,7 +443,7 @@ def test_mutation_noise_for_each_physical_batch_is_caught() -> None:
         check_noise(mutated(NoisePerPhysicalBatch, max_physical_batch=2), examples=4)
 
 
-class DividesByTheDrawnLot(DpSgdStep):
+class DividesByTheDrawnLot(DpSgdMechanism):
     """Opacus #571: the release depends on how many examples there are."""
 
     def release(self, gradients, features, targets, *, lots, noise, into) -> LotStatistics:
@@ -461,7 +463,7 @@ def test_mutation_dividing_by_the_drawn_lot_is_caught() -> None:
 
 
 @dataclass(frozen=True)
-class LotFromTheSizeOfTheData(DpSgdStep):
+class LotFromTheSizeOfTheData(DpSgdMechanism):
     """The normaliser is q N with the private N."""
 
     def release(self, gradients, features, targets, *, lots, noise, into) -> LotStatistics:
@@ -474,7 +476,7 @@ def test_mutation_a_normaliser_from_private_sizes_is_caught() -> None:
         check_neighbours_share_noise(mutated(LotFromTheSizeOfTheData))
 
 
-class NoNoiseForEmptyLots(DpSgdStep):
+class NoNoiseForEmptyLots(DpSgdMechanism):
     def release(self, gradients, features, targets, *, lots, noise, into) -> LotStatistics:
         if len(features) == 0:
             into.zero_()
@@ -487,6 +489,6 @@ def test_mutation_skipping_empty_lots_is_caught() -> None:
         check_noise(mutated(NoNoiseForEmptyLots), examples=0)
 
 
-def mutated(kind: type[DpSgdStep], **changes: object) -> DpSgdStep:
+def mutated(kind: type[DpSgdMechanism], **changes: object) -> DpSgdMechanism:
     fields = {name: getattr(FLAT, name) for name in FLAT.__dataclass_fields__}
     return kind(**{**fields, **changes})

@@ -187,7 +187,7 @@ def test_a_sampling_by_epochs_has_no_single_lots(sampling: Sampling) -> None:
 )
 def test_independent_lots_cost_an_event_a_step(sampling: Sampling, event: Event) -> None:
     assert sampling.event(Z) == event
-    assert sampling.share == 0.2
+    assert sampling.sampling_rate == 0.2
     assert sampling.charges(Z, 13, 5) == [(event, 5)]
     assert sampling.charges(Z, 13, 0) == []
 
@@ -198,7 +198,7 @@ def test_independent_lots_cost_an_event_a_step(sampling: Sampling, event: Event)
 )
 def test_an_epoch_is_charged_when_it_starts(sampling: Sampling, event: Event) -> None:
     assert sampling.event(Z) == event
-    assert sampling.share == 0.25
+    assert sampling.sampling_rate == 0.25
     assert sampling.charges(Z, 0, 1) == [(event, 1)]
     assert sampling.charges(Z, 1, 3) == []
     assert sampling.charges(Z, 1, 4) == [(event, 1)]
@@ -250,7 +250,7 @@ class ShuffledClaimedAsPoisson(ShuffledEpochs):
     """The bug that the literature finds most often (Chua et al. 2024)."""
 
     def event(self, mechanism: Event) -> PoissonSampled:  # type: ignore[override]
-        return PoissonSampled(self.share, mechanism)
+        return PoissonSampled(self.sampling_rate, mechanism)
 
 
 class OneShuffleForAll(BallsAndBins):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.clipping import FlatClipping
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clipped_sum import VmapGradients
 from fedsim.clients.dp_sgd.sampling import (
     BallsAndBins,
@@ -21,8 +21,8 @@ from fedsim.clients.settings import AdamSettings, LocalSettings, SgdSettings
 from fedsim.clients.training.local_training import StreamKey, train_plain, train_private
 
 KEY = StreamKey(seed=1, client=2, round_number=3)
-EXACT = DpSgdStep(PoissonSampling(1.0), FlatClipping(1e9), 0.0, expected_lot=30.0)
-NOISY = DpSgdStep(PoissonSampling(0.2), FlatClipping(1.0), 1.0, expected_lot=6.0)
+EXACT = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(1e9), 0.0, expected_lot=30.0)
+NOISY = DpSgdMechanism(PoissonSampling(0.2), FlatClipping(1.0), 1.0, expected_lot=6.0)
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def flat(model: nn.Module) -> Tensor:
 def private_training(
     model: nn.Module,
     settings: LocalSettings,
-    step: DpSgdStep,
+    step: DpSgdMechanism,
     key: StreamKey = KEY,
     *,
     first_step: int = 0,
@@ -162,8 +162,8 @@ class Recorded(Sampling):
     seen: list[list[int]]
 
     @property
-    def share(self) -> float:
-        return self.inner.share
+    def sampling_rate(self) -> float:
+        return self.inner.sampling_rate
 
     def event(self, mechanism):
         return self.inner.event(mechanism)

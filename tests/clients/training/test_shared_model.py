@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.training import shared_model as workbench
-from fedsim.clients.training.shared_model import Workbench
+from fedsim.clients.training.shared_model import SharedModel
 from fedsim.protocol.live_arrays import is_live, live_record
 from fedsim.protocol.messages import digest, to_arrays
 
@@ -22,7 +22,7 @@ class Net(nn.Module):
         self.tied = self.head
 
 
-def running_mean(bench: Workbench) -> Tensor:
+def running_mean(bench: SharedModel) -> Tensor:
     return dict(bench.model.named_buffers())["norm.running_mean"]
 
 
@@ -34,7 +34,7 @@ def state(seed: int) -> dict[str, np.ndarray]:
 def test_a_global_model_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(workbench, "digest", lambda arrays: calls.append(1) or digest(arrays))
-    bench, record = Workbench(Net()), live_record(state(1))
+    bench, record = SharedModel(Net()), live_record(state(1))
     expected = digest(record)
     assert [bench.load(record), bench.load(record.copy())] == [expected] * 2
     assert len(calls) == 1
@@ -45,7 +45,7 @@ def test_a_global_model_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("pack", [live_record, to_arrays])
 def test_every_client_starts_from_the_global_model(pack) -> None:
-    bench, record = Workbench(Net()), pack(state(1))
+    bench, record = SharedModel(Net()), pack(state(1))
     for _ in range(2):
         bench.load(record)
         bench.restart()
@@ -59,7 +59,7 @@ def test_every_client_starts_from_the_global_model(pack) -> None:
 @pytest.mark.parametrize("private", [True, False])
 def test_an_upload_has_what_may_leave(pack, private: bool) -> None:
     """Tied names agree; under privacy, what no noise has touched is the server's own."""
-    bench, record = Workbench(Net()), pack(state(1))
+    bench, record = SharedModel(Net()), pack(state(1))
     bench.load(record)
     bench.restart()
     bench.parameters.data += 1.0
@@ -82,7 +82,7 @@ def test_an_upload_has_what_may_leave(pack, private: bool) -> None:
 
 
 def test_a_model_of_another_shape_is_refused() -> None:
-    bench = Workbench(Net())
+    bench = SharedModel(Net())
     wrong = state(1)
     wrong["head.bias"] = np.zeros(3, dtype=np.float32)
     with pytest.raises(RuntimeError, match="size mismatch"):

@@ -15,7 +15,7 @@ from fedsim.clients.dp_sgd.clipping import (
 )
 from fedsim.clients.dp_sgd.cohort import Cohort, Member, PlainCohort, PrivateCohort, base
 from fedsim.clients.dp_sgd.cohort.ragged import Apart, Ragged, Together
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import SeededNoise
 from fedsim.clients.dp_sgd.per_example.clipped_sum import BookKeeping, UncoveredParameterError
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
@@ -105,7 +105,7 @@ def member(client: int, shape: tuple[int, ...], *, clipping: str = "flat") -> Me
     x, y = example_data(shape, client)
     rate = (0.0, 1.0, 1.0, 0.3, 0.5, 0.8)[client % 6]
     rule = clipping_of(clipping, 0.3 + 0.4 * client)
-    step = DpSgdStep(PoissonSampling(rate), rule, 1.0, 3.0 + client)
+    step = DpSgdMechanism(PoissonSampling(rate), rule, 1.0, 3.0 + client)
     streams = [np.random.default_rng((client, purpose)) for purpose in (1, 2)]
     return Member(step, x, y, streams[0], SeededNoise(streams[1]))
 
@@ -236,7 +236,7 @@ def test_the_layout_has_every_row_once(kind: type[Ragged]) -> None:
 def test_empty_lots_release_noise() -> None:
     members = []
     for client in range(2):
-        step = DpSgdStep(PoissonSampling(0.0), FlatClipping(1.0), 1.0, 5.0)
+        step = DpSgdMechanism(PoissonSampling(0.0), FlatClipping(1.0), 1.0, 5.0)
         x, y = example_data((6,), client)
         streams = [np.random.default_rng((client, purpose)) for purpose in (1, 2)]
         members.append(Member(step, x, y, streams[0], SeededNoise(streams[1])))

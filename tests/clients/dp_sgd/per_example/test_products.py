@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.cohort.ragged import aligned
-from fedsim.clients.dp_sgd.mechanism import DpSgdStep
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example import products
 from fedsim.clients.dp_sgd.per_example.backend import gradients_for
 from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleLoss
@@ -22,7 +22,7 @@ from fedsim.clients.dp_sgd.per_example.products import (
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.clients.training.cohorts import cohorts_agree
-from fedsim.clients.training.shared_model import Workbench
+from fedsim.clients.training.shared_model import SharedModel
 from fedsim.models.losses import cross_entropy
 
 LARGE = (70, 400, 420)  # 11.8 million multiplications: more than are left to torch
@@ -151,8 +151,8 @@ def agree(last: nn.Module, loss: PerExampleLoss, *, private: bool) -> bool:
     model = nn.Sequential(nn.Linear(90, 40), nn.ReLU(), last)
     x, y = matrix(40, 90), torch.arange(40) % 10
     gradients = gradients_for(model, loss, x[:4], y[:4]) if private else None
-    bench = Workbench(model, parameters=None if gradients is None else gradients.parameters)
-    step = DpSgdStep(PoissonSampling(0.5), FlatClipping(0.7), 1.0, 16.0) if private else None
+    bench = SharedModel(model, parameters=None if gradients is None else gradients.parameters)
+    step = DpSgdMechanism(PoissonSampling(0.5), FlatClipping(0.7), 1.0, 16.0) if private else None
     optimizer = SgdSettings(name="sgd", lr=0.1)
     local = LocalSettings(steps=2, batch_size=16, optimizer=optimizer)
     return cohorts_agree(bench, loss, gradients, local, x, y, step)
