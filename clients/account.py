@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, RecordDict
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import GENESIS, Charge, Journal
 from fedsim.clients.budget.plan import PrivacyPlan
-from fedsim.clients.failures import ClientFailureError
+from fedsim.clients.failure_text import ClientFailureError
 from fedsim.protocol.messages import PrivacyStatement, record_of
 from fedsim.protocol.records import config_record
 

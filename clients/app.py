@@ -14,7 +14,7 @@ from fedsim.clients.account import ClientBudgetExhaustedError, PrivacyAccount
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, PerExampleLoss
-from fedsim.clients.failures import ClientFailureError, without_private_text
+from fedsim.clients.failure_text import ClientFailureError, without_private_text
 from fedsim.clients.faults.injection import NO_FAULTS, Fault, FaultPlan
 from fedsim.clients.secure.channel import STAGES, SecureChannel
 from fedsim.clients.settings import LocalSettings

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import ArrayRecord
 
-from fedsim.clients.failures import ClientFailureError
+from fedsim.clients.failure_text import ClientFailureError
 from fedsim.clients.faults.settings import FaultSettings
 from fedsim.core.streams import Purpose, stream
 from fedsim.protocol.messages import to_arrays, to_numpy

@@ -11,7 +11,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedsim.clients.failures import ClientFailureError
+from fedsim.clients.failure_text import ClientFailureError
 from fedsim.clients.secure.masked_upload import MaskedUpload, MaskingState
 from fedsim.clients.secure.shared_upload import SecureUploader
 from fedsim.core.streams import Purpose, stream

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 import fedsim
 from fedsim.clients import app
 from fedsim.clients.account import ChargeRefusedError
-from fedsim.clients.failures import ClientFailureError
+from fedsim.clients.failure_text import ClientFailureError
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.protocol.messages import TrainReply, TrainRequest, digest

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from fedsim.accountant.ledger.journal import JournalError
-from fedsim.clients.failures import ClientFailureError, without_private_text
+from fedsim.clients.failure_text import ClientFailureError, without_private_text
 from fedsim.clients.faults.injection import DropoutAfter, DropoutBefore, Fault, FaultPlan
 from fedsim.clients.faults.settings import FaultSettings
 

@@ -1,4 +1,4 @@
-"""What a client that fails may say of it.
+"""Text of a client's failure: what may leave a private client.
 
 An exception of a model, a loss or a data set may quote examples in its text, and a failure's reason
 travels to the server and into the files of the run. Where a client trains privately, only errors of
