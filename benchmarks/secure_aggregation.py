@@ -23,8 +23,8 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from interleaved import Timing, measure, print_ratios
 from whole_rounds import whole_rounds
 
+from fedsim.clients.secure.additive_upload import SecureUploader
 from fedsim.clients.secure.masked_upload import MaskedUpload
-from fedsim.clients.secure.shared_upload import SecureUploader
 from fedsim.secagg.context import RoundContext
 from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.layout import TensorLayout

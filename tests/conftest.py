@@ -1,8 +1,11 @@
 """Settings of the whole suite, made before torch and numpy are imported."""
 
 import os
+import sys
 from collections.abc import Callable, Mapping
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -41,3 +44,28 @@ def pytest_configure(config: pytest.Config) -> None:
 def stop_after() -> Callable[[int], _StopAfter]:
     """Make observers that interrupt a run after a round."""
     return _StopAfter
+
+
+@pytest.fixture(scope="session")
+def secure_parties(_secagg_module: ModuleType) -> Callable[..., Any]:
+    """Make the parties of secure aggregation: `(clients=6, shapes=..., **settings) -> Parties`."""
+    return _secagg_module.make_parties
+
+
+@pytest.fixture(scope="session")
+def same_bits(_secagg_module: ModuleType) -> Callable[[Any, Any], bool]:
+    """Whether two decoded sums are equal bit for bit."""
+    return _secagg_module.same_bits
+
+
+@pytest.fixture(scope="session")
+def _secagg_module() -> ModuleType:
+    """tests/secagg/parties.py, which tests of two rooms share; imported when used."""
+    path = Path(__file__).parent / "secagg" / "parties.py"
+    spec = spec_from_file_location("secagg_parties", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module

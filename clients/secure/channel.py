@@ -12,8 +12,8 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedsim.clients.failure_text import ClientFailureError
+from fedsim.clients.secure.additive_upload import SecureUploader
 from fedsim.clients.secure.masked_upload import MaskedUpload, MaskingState
-from fedsim.clients.secure.shared_upload import SecureUploader
 from fedsim.core.streams import Purpose, stream
 from fedsim.protocol.live_arrays import is_live
 from fedsim.protocol.messages import TrainReply, TrainRequest, to_numpy

@@ -19,7 +19,7 @@ from fedsim.report.html import write_report
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.simulation.engine import Engine
-from fedsim.simulation.sharded_app import Sharded
+from fedsim.simulation.shardable_app import Sharded
 
 logger = logging.getLogger("flwr")
 

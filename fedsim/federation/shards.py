@@ -22,7 +22,7 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.nodes import num_helpers, with_helpers
 from fedsim.federation.replica import PROBED, TRIED, first_public, initial_model, tensors_of
 from fedsim.models.losses import resolve_loss
-from fedsim.simulation.sharded_app import Shard
+from fedsim.simulation.shardable_app import Shard
 
 _MADE_THERE = {"model", "bench", "loss", "gradients", "device", "journal", "data"}
 

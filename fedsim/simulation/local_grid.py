@@ -24,7 +24,7 @@ from flwr.clientapp import ClientApp
 from fedsim.clients.batch_app import BatchAnswers
 from fedsim.protocol.live_arrays import live_record
 from fedsim.protocol.records import record_dict
-from fedsim.simulation.batch_answers import answers_of
+from fedsim.simulation.answers import answers_of
 from fedsim.simulation.flower_internals import with_content
 from fedsim.simulation.virtual_grid import FIRST_NODE as FIRST_NODE
 from fedsim.simulation.virtual_grid import VirtualGrid, failure

@@ -21,10 +21,10 @@ from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.aggregation.aggregator import AggregationResult, Aggregator, RoundAbortedError
 from fedsim.server.aggregation.mean import InvalidUpdateError
-from fedsim.server.secure.exchange import Exchange, Mail, MaskedRound, SharedRound, named
 from fedsim.server.secure.leader import Leader
 from fedsim.server.secure.masked_sum import MaskedSum
 from fedsim.server.secure.opened_sums import OpenedSums
+from fedsim.server.secure.rounds import Exchange, Mail, MaskedRound, SharedRound, named
 
 
 class SecureAggregator(Aggregator[SealedReply]):

@@ -12,6 +12,7 @@ from typing import Self
 import numpy as np
 
 from fedsim.secagg.additive import AdditiveSharing
+from fedsim.secagg.additive_info import seed_info, total_info
 from fedsim.secagg.context import RoundContext, pack, set_digest
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.errors import (
@@ -34,7 +35,6 @@ from fedsim.secagg.messages import (
 )
 from fedsim.secagg.prg import SEED_BYTES, SeedExpander
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.secagg.share_names import seed_info, total_info
 
 Plain = str | int | bytes | list[str]
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from fedsim.secagg.additive_info import share_info, total_info
 from fedsim.secagg.context import RoundContext, set_digest
 from fedsim.secagg.digests import add_checked
 from fedsim.secagg.encoding import Ring
@@ -37,7 +38,6 @@ from fedsim.secagg.messages import (
     Upload,
 )
 from fedsim.secagg.payload import Aggregate, PayloadCodec
-from fedsim.secagg.share_names import share_info, total_info
 from fedsim.server.secure.archive import MemoryArchive, ShareArchive
 
 

@@ -20,7 +20,7 @@ from fedsim.clients.training.cohorts import cohorts_agree
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.runs.runner import run_experiment
 from fedsim.simulation import local_grid
-from fedsim.simulation.batch_answers import answers_of
+from fedsim.simulation.answers import answers_of
 
 PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
 OWN = {"1": {"max_grad_norm": 1.5}, "3": {"noise_multiplier": 0.7}}

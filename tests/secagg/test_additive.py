@@ -115,8 +115,8 @@ def test_the_uniformity_test_rejects_bad_masks(name: str) -> None:
 
 @pytest.mark.parametrize("aggregators", [2, 3])
 def test_every_seed_is_32_fresh_bytes_of_the_operating_system(
-    federation: Any,
-    equal: Any,
+    secure_parties: Any,
+    same_bits: Any,
     monkeypatch: pytest.MonkeyPatch,
     aggregators: int,
 ) -> None:
@@ -128,7 +128,7 @@ def test_every_seed_is_32_fresh_bytes_of_the_operating_system(
         drawn.append(real(count))
         return drawn[-1]
 
-    scene = federation(aggregators=aggregators)
+    scene = secure_parties(aggregators=aggregators)
     leaders = [scene.leader(1), scene.leader(2)]
     monkeypatch.setattr(os, "urandom", spy)
     for leader in leaders:
@@ -140,12 +140,12 @@ def test_every_seed_is_32_fresh_bytes_of_the_operating_system(
     assert len(set(drawn)) == len(drawn)
 
 
-def test_runs_differ_in_every_share_and_not_in_the_sum(federation: Any, equal: Any) -> None:
+def test_runs_differ_in_every_share_and_not_in_the_sum(secure_parties: Any, same_bits: Any) -> None:
     """All other generators are seeded alike; only the shares draw from elsewhere."""
     results, shares = [], []
     for _ in range(2):
         np.random.seed(0)  # noqa: NPY002  # what must not matter
-        scene = federation()
+        scene = secure_parties()
         leader = scene.leader()
         uploads = [scene.upload(leader, client) for client in range(6)]
         for upload in uploads:
@@ -153,15 +153,15 @@ def test_runs_differ_in_every_share_and_not_in_the_sum(federation: Any, equal: A
         scene.combine(leader)
         results.append(leader.open(reference=scene.reference))
         shares.append([upload.share for upload in uploads])
-    assert equal(*results)
+    assert same_bits(*results)
     assert not any((a == b).any() for a, b in zip(*shares, strict=True))
 
 
-def test_the_leader_cannot_tell_two_sets_of_updates_with_one_sum(federation: Any) -> None:
+def test_the_leader_cannot_tell_two_sets_of_updates_with_one_sum(secure_parties: Any) -> None:
     """Its whole view: shares of each client. Chi-square of both views; false alarm 1e-6 a byte."""
     size = 1 << 14
     for scale in (0.0, 1.0):
-        scene = federation(clients=4, shapes={"w": (size,)})
+        scene = secure_parties(clients=4, shapes={"w": (size,)})
         for client, sign in enumerate((1, -1, 1, -1)):
             change = np.full(size, sign * scale, np.float32)
             scene.updates[client] = {"w": scene.reference["w"] + change}

@@ -18,8 +18,8 @@ from fedsim.secagg.errors import (
 from fedsim.secagg.metrics import MetricGrids
 
 
-def test_metrics_are_averaged_by_weight(federation: Any) -> None:
-    scene = federation(metrics={"loss": 3.5, "accuracy": 100.0})  # 4 is above the bound of loss
+def test_metrics_are_averaged_by_weight(secure_parties: Any) -> None:
+    scene = secure_parties(metrics={"loss": 3.5, "accuracy": 100.0})  # 4 is above the bound of loss
     result = scene.plain([1, 2, 4])
     weights = [scene.weights[client] for client in (1, 2, 4)]
     assert result.weight == sum(weights)
@@ -37,10 +37,10 @@ def test_metrics_are_averaged_by_weight(federation: Any) -> None:
 )
 @settings(max_examples=100, deadline=None)
 def test_a_mean_of_metrics_is_exact_to_its_grid(
-    federation: Any, bound: float, values: list[float]
+    secure_parties: Any, bound: float, values: list[float]
 ) -> None:
     """In rational numbers: clipping and rounding to nearest, and nothing else, at any bound."""
-    encoder = federation(clients=6).codec.encoder
+    encoder = secure_parties(clients=6).codec.encoder
     grids = MetricGrids.of({"m": bound}, encoder)
     assert 0 <= grids.grids[0].places <= encoder.frac_bits
     weights = [3 + 7 * client for client in range(len(values))]
@@ -57,8 +57,8 @@ def test_a_mean_of_metrics_is_exact_to_its_grid(
     assert clipped == sum(abs(value) > bound for value in values)
 
 
-def test_bad_metrics_are_refused_by_name(federation: Any) -> None:
-    scene = federation(metrics={"loss": 8.0})
+def test_bad_metrics_are_refused_by_name(secure_parties: Any) -> None:
+    scene = secure_parties(metrics={"loss": 8.0})
     keys = {"reference": scene.reference, "weight": 1}
     for value in (float("nan"), float("-inf")):
         with pytest.raises(NonFiniteUpdateError, match=r"client 3: metric 'loss' is"):
@@ -66,11 +66,11 @@ def test_bad_metrics_are_refused_by_name(federation: Any) -> None:
     with pytest.raises(ValueError, match="exactly the declared"):
         scene.codec.encode(scene.updates[0], metrics={"other": 1.0}, **keys)
     with pytest.raises(CapacityError, match="metric 'loss' with bound 1e\\+20 does not fit"):
-        federation(metrics={"loss": 1e20})
+        secure_parties(metrics={"loss": 1e20})
 
 
-def test_clipped_coordinates_are_counted_in_the_sum(federation: Any) -> None:
-    scene = federation(range_policy="clip", value_bound=0.05)
+def test_clipped_coordinates_are_counted_in_the_sum(secure_parties: Any) -> None:
+    scene = secure_parties(range_policy="clip", value_bound=0.05)
     changes = [
         np.concatenate([(scene.updates[i][n] - scene.reference[n]).ravel() for n in ("w", "b")])
         for i in range(6)
@@ -78,38 +78,40 @@ def test_clipped_coordinates_are_counted_in_the_sum(federation: Any) -> None:
     assert scene.plain(range(6)).clipped == sum(int((abs(c) > 0.05).sum()) for c in changes) > 0
 
 
-def test_shapes_are_never_broadcast(federation: Any) -> None:
-    scene = federation(shapes={"w": (3,)})
+def test_shapes_are_never_broadcast(secure_parties: Any) -> None:
+    scene = secure_parties(shapes={"w": (3,)})
     with pytest.raises(LayoutMismatchError):
         scene.codec.encode({"w": np.zeros(1, np.float32)}, reference=scene.reference, weight=1)
 
 
-def test_parameters_can_be_sent_instead_of_changes(federation: Any) -> None:
-    scene = federation()
+def test_parameters_can_be_sent_instead_of_changes(secure_parties: Any) -> None:
+    scene = secure_parties()
     vector = scene.codec.encode(scene.updates[0], reference=None, weight=5)
     back = scene.codec.decode(vector, clients=1, reference=None)
     np.testing.assert_allclose(back.arrays["w"], scene.updates[0]["w"], atol=1e-7)
 
 
 @pytest.mark.parametrize("place", [0, 6, -2, -1])
-def test_a_missing_mask_is_seen_in_every_part_of_the_vector(federation: Any, place: int) -> None:
-    scene = federation()
+def test_a_missing_mask_is_seen_in_every_part_of_the_vector(
+    secure_parties: Any, place: int
+) -> None:
+    scene = secure_parties()
     vector = scene.codec.encode(scene.updates[0], reference=scene.reference, weight=5)
     vector[place] ^= np.uint64(2**62 + 12345)
     with pytest.raises(ShareMismatchError):
         scene.codec.decode(vector, clients=1, reference=scene.reference)
 
 
-def test_a_doubled_share_is_seen_by_the_count(federation: Any) -> None:
-    scene = federation()
+def test_a_doubled_share_is_seen_by_the_count(secure_parties: Any) -> None:
+    scene = secure_parties()
     vector = scene.codec.encode(scene.updates[0], reference=scene.reference, weight=5)
     with pytest.raises(ShareMismatchError, match="sum up 2 clients, but 1 took part"):
         scene.codec.decode(vector * np.uint64(2), clients=1, reference=scene.reference)
 
 
-def test_an_in_range_poisoned_vector_is_accepted(federation: Any) -> None:
+def test_an_in_range_poisoned_vector_is_accepted(secure_parties: Any) -> None:
     """What this does not protect from: a lie within the bounds looks like the truth."""
-    scene = federation()
+    scene = secure_parties()
     scene.updates[5] = {n: np.asarray(v + 7.5, np.float32) for n, v in scene.reference.items()}
     scene.weights[5] = 100_000
     poisoned = scene.run()

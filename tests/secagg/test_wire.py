@@ -9,6 +9,11 @@ import pytest
 
 from fedsim.secagg import errors, messages
 from fedsim.secagg.additive import AdditiveSharing
+from fedsim.secagg.additive_info import (
+    seed_info,
+    share_info,
+    total_info,
+)
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.errors import (
     SecureAggregationError,
@@ -18,11 +23,6 @@ from fedsim.secagg.errors import (
 from fedsim.secagg.messages import CombineRequest, Refusal, RoundOffer, Upload
 from fedsim.secagg.prg import SeedExpander
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.secagg.share_names import (
-    seed_info,
-    share_info,
-    total_info,
-)
 from fedsim.secagg.wire import VERSION, from_record, refuse, to_record
 from fedsim.server.secure.helper import (
     Helper,

@@ -22,7 +22,7 @@ from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.memory import frozen_objects, keep_freed_memory
 from fedsim.simulation.ray.placement import longest_first
 from fedsim.simulation.settings import RuntimeSettings
-from fedsim.simulation.sharded_app import Sharded, Undivided
+from fedsim.simulation.shardable_app import Sharded, Undivided
 
 _RUN_ID = 1
 _PATIENCE = 180.0  # seconds for the workers to start

@@ -18,12 +18,12 @@ import fedsim
 from fedsim.clients.app import partition_of
 from fedsim.protocol.live_arrays import is_live, live_record
 from fedsim.protocol.records import record_dict
-from fedsim.simulation.batch_answers import answers_of, in_parts
+from fedsim.simulation.answers import answers_of, in_parts
 from fedsim.simulation.flower_internals import with_content
 from fedsim.simulation.memory import freeze_objects, keep_freed_memory
+from fedsim.simulation.ray.fast_pickle import Packed
 from fedsim.simulation.ray.journal import RemoteJournal, ask
-from fedsim.simulation.ray.packing import Packed
-from fedsim.simulation.sharded_app import Shard
+from fedsim.simulation.shardable_app import Shard
 from fedsim.simulation.virtual_grid import Record, failure
 
 logger = logging.getLogger(__name__)

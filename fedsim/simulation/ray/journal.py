@@ -127,7 +127,7 @@ def ask(method: Any, argument: object) -> Any:
     import ray
     from ray.exceptions import RayError, RayTaskError
 
-    from fedsim.simulation.ray.packing import Packed
+    from fedsim.simulation.ray.fast_pickle import Packed
 
     try:
         return ray.get(method.remote(Packed(argument)))

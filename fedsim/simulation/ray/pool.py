@@ -21,8 +21,8 @@ import ray
 from flwr.app import Context, Message
 from ray.exceptions import RayError, RayTaskError
 
+from fedsim.simulation.ray.fast_pickle import Packed
 from fedsim.simulation.ray.host import Parcel
-from fedsim.simulation.ray.packing import Packed
 from fedsim.simulation.virtual_grid import failure
 
 logger = logging.getLogger(__name__)

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from fedsim.secagg.additive import AdditiveSharing
+from fedsim.secagg.additive_info import seed_info, share_info
 from fedsim.secagg.context import RoundContext
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.hpke import SealingKey, seal
 from fedsim.secagg.messages import CombineRequest, RoundOffer
 from fedsim.secagg.prg import SeedExpander
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.secagg.share_names import seed_info, share_info
 from fedsim.secagg.wire import VERSION, to_record
 from fedsim.server.secure.helper import (
     Helper,

@@ -1,16 +1,15 @@
-"""A small federation under secure aggregation, with every party and no network."""
+"""All parties of secure aggregation without a network; the fixtures of tests/conftest.py."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
+from fedsim.clients.secure.additive_upload import SecureUploader
 from fedsim.clients.secure.masked_upload import MaskedUpload
-from fedsim.clients.secure.shared_upload import SecureUploader
 from fedsim.secagg.context import RoundContext
 from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.layout import TensorLayout
@@ -26,7 +25,7 @@ MODEL = "digest of the model"
 
 
 @dataclass
-class Federation:
+class Parties:
     """Settings, model, updates and parties of one round after another."""
 
     settings: SecureAggregationSettings
@@ -130,24 +129,24 @@ class Federation:
 class MaskedRound:
     """One round of SecAgg, stage by stage, with some clients silent in each."""
 
-    def __init__(self, federation: Federation, server_round: int) -> None:
-        self.federation = federation
+    def __init__(self, parties: Parties, server_round: int) -> None:
+        self.parties = parties
         self.server = MaskedSum(
-            codec=federation.codec,
-            context=federation.context(server_round),
-            settings=federation.settings,
-            clients=range(federation.clients),
+            codec=parties.codec,
+            context=parties.context(server_round),
+            settings=parties.settings,
+            clients=range(parties.clients),
         )
         self.clients = {
-            client: MaskedUpload(client=client, settings=federation.settings)
-            for client in range(federation.clients)
+            client: MaskedUpload(client=client, settings=parties.settings)
+            for client in range(parties.clients)
         }
 
     def keys(self, silent: Iterable[int] = ()) -> None:
         offer = self.server.offer()
         for client in sorted(set(self.clients) - set(silent)):
-            uploader = self.federation.uploader(client)
-            payload = uploader.payload(offer, **self.federation.arguments(client))
+            uploader = self.parties.uploader(client)
+            payload = uploader.payload(offer, **self.parties.arguments(client))
             self.server.take_keys(self.clients[client].begin(offer, payload))
 
     def shares(self, silent: Iterable[int] = ()) -> None:
@@ -166,7 +165,7 @@ class MaskedRound:
                 self.server.take_unmask(self.clients[client].unmask(request))
 
     def open(self) -> Aggregate:
-        return self.server.open(reference=self.federation.reference)
+        return self.server.open(reference=self.parties.reference)
 
     def run(self, **silent: Iterable[int]) -> Aggregate:
         for stage in ("keys", "shares", "masks", "unmask"):
@@ -174,7 +173,7 @@ class MaskedRound:
         return self.open()
 
 
-def same(one: Aggregate, other: Aggregate) -> bool:
+def same_bits(one: Aggregate, other: Aggregate) -> bool:
     """Whether two aggregates are equal bit for bit."""
     arrays = list(one.arrays) == list(other.arrays) and all(
         value.dtype == other.arrays[name].dtype
@@ -189,16 +188,8 @@ def _said(aggregate: Aggregate) -> dict[str, Any]:
     return {name: value for name, value in vars(aggregate).items() if name != "arrays"}
 
 
-@pytest.fixture(scope="session")
-def federation() -> Callable[..., Federation]:
-    def build(clients: int = 6, **keys: Any) -> Federation:
-        shapes = keys.pop("shapes", None)
-        more = {} if shapes is None else {"shapes": shapes}
-        return Federation(SecureAggregationSettings(**keys), clients=clients, **more)
-
-    return build
-
-
-@pytest.fixture(scope="session")
-def equal() -> Callable[[Aggregate, Aggregate], bool]:
-    return same
+def make_parties(clients: int = 6, **settings: Any) -> Parties:
+    """The parties of a federation; `shapes` are those of the model, the rest are settings."""
+    shapes = settings.pop("shapes", None)
+    more = {} if shapes is None else {"shapes": shapes}
+    return Parties(SecureAggregationSettings(**settings), clients=clients, **more)

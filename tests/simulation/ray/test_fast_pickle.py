@@ -10,7 +10,7 @@ pytest.importorskip("ray", reason="packing is for the extra `ray`")
 
 from ray import cloudpickle
 
-from fedsim.simulation.ray.packing import Packed
+from fedsim.simulation.ray.fast_pickle import Packed
 
 
 def sent(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:

@@ -32,8 +32,8 @@ def request_of(scene: Any, clients: Any, server_round: int = 1) -> CombineReques
     return leader.requests()[1]
 
 
-def test_the_same_question_has_the_same_answer(federation: Any) -> None:
-    scene = federation()
+def test_the_same_question_has_the_same_answer(secure_parties: Any) -> None:
+    scene = secure_parties()
     request = request_of(scene, range(6))
     one = scene.helpers[1].combine(request)
     order = [3, 0, 5, 1, 4, 2]
@@ -47,8 +47,8 @@ def test_the_same_question_has_the_same_answer(federation: Any) -> None:
     assert one.tag == other.tag
 
 
-def test_the_answer_survives_a_restart(federation: Any) -> None:
-    scene = federation()
+def test_the_answer_survives_a_restart(secure_parties: Any) -> None:
+    scene = secure_parties()
     request = request_of(scene, range(6))
     first = scene.helpers[1].combine(request)
     record = scene.helpers[1].state.to_record()
@@ -63,8 +63,8 @@ def test_the_answer_survives_a_restart(federation: Any) -> None:
         HelperState.from_record({})
 
 
-def test_each_part_of_a_question_counts(federation: Any) -> None:
-    scene = federation()
+def test_each_part_of_a_question_counts(secure_parties: Any) -> None:
+    scene = secure_parties()
     request = request_of(scene, range(6))
     scene.helpers[1].combine(request)
     others = (
@@ -83,16 +83,18 @@ def test_each_part_of_a_question_counts(federation: Any) -> None:
 @pytest.mark.parametrize(
     "change", [{"model": "another"}, {"layout": "another"}, {"server_round": 2}]
 )
-def test_envelopes_do_not_open_in_another_context(federation: Any, change: dict[str, Any]) -> None:
-    scene = federation()
+def test_envelopes_do_not_open_in_another_context(
+    secure_parties: Any, change: dict[str, Any]
+) -> None:
+    scene = secure_parties()
     reply = scene.helpers[1].combine(replace(request_of(scene, range(6)), **change))
     assert not reply.released
     assert reply.rejected == tuple(range(6))
     assert scene.helpers[1].state.answered == 0
 
 
-def test_the_leader_cannot_lower_min_clients(federation: Any) -> None:
-    scene = federation(min_clients=4)
+def test_the_leader_cannot_lower_min_clients(secure_parties: Any) -> None:
+    scene = secure_parties(min_clients=4)
     request = request_of(scene, range(4))
     fewer = replace(request, clients=request.clients[:3], envelopes=request.envelopes[:3])
     with pytest.raises(TooFewClientsError, match=r"fewer than 4.*in the helper's own settings"):
@@ -102,8 +104,8 @@ def test_the_leader_cannot_lower_min_clients(federation: Any) -> None:
     assert raised.state.min_clients == 5
 
 
-def test_malformed_requests_are_refused(federation: Any) -> None:
-    scene = federation()
+def test_malformed_requests_are_refused(secure_parties: Any) -> None:
+    scene = secure_parties()
     request = request_of(scene, range(6))
     helper = scene.helpers[1]
     for change, error in (
@@ -119,16 +121,16 @@ def test_malformed_requests_are_refused(federation: Any) -> None:
         Helper(helper=1, settings=scene.settings).combine(replace(request, run_id=""))
 
 
-def test_rounds_do_not_go_back(federation: Any) -> None:
-    scene = federation()
+def test_rounds_do_not_go_back(secure_parties: Any) -> None:
+    scene = secure_parties()
     early = request_of(scene, range(6), server_round=1)
     scene.helpers[1].combine(request_of(scene, range(6), server_round=2))
     with pytest.raises(ReplayError, match="does not go back"):
         scene.helpers[1].combine(early)
 
 
-def test_a_new_run_has_a_new_key_and_other_settings_are_refused(federation: Any) -> None:
-    scene = federation()
+def test_a_new_run_has_a_new_key_and_other_settings_are_refused(secure_parties: Any) -> None:
+    scene = secure_parties()
     request = request_of(scene, range(6))
     helper = scene.helpers[1]
     key = scene.keys[1]
@@ -145,9 +147,9 @@ def test_a_new_run_has_a_new_key_and_other_settings_are_refused(federation: Any)
         helper.hello(Hello(run_id="run", params=other, min_clients=2))
 
 
-def test_a_lasting_key_does_not_bring_back_the_answers_of_a_run(federation: Any) -> None:
+def test_a_lasting_key_does_not_bring_back_the_answers_of_a_run(secure_parties: Any) -> None:
     """Its fingerprint can be pinned; forgetting and asking again must not give a second sum."""
-    scene = federation()
+    scene = secure_parties()
     identity = IdentityKey.generate()
     helper = Helper(helper=1, settings=scene.settings, identity=identity)
     scene.helpers, scene.keys = {1: helper}, {1: scene.hello(helper)}
@@ -270,15 +272,15 @@ class HelperUnderAttack(RuleBasedStateMachine):
             self.counts.append(len(request.clients))
 
 
-def test_no_sequence_of_requests_gets_two_sums_of_a_round(federation: Any) -> None:
+def test_no_sequence_of_requests_gets_two_sums_of_a_round(secure_parties: Any) -> None:
     class Machine(HelperUnderAttack):
-        scene = federation(shapes={"w": (2,)})
+        scene = secure_parties(shapes={"w": (2,)})
 
     Machine.TestCase.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
     Machine.TestCase().runTest()
 
 
-def test_the_fuzzer_finds_a_helper_that_forgets(federation: Any) -> None:
+def test_the_fuzzer_finds_a_helper_that_forgets(secure_parties: Any) -> None:
     """A negative control: without the memory of its answer the invariant must break."""
 
     class Forgetful(Helper):
@@ -287,7 +289,7 @@ def test_the_fuzzer_finds_a_helper_that_forgets(federation: Any) -> None:
             return super().combine(request)
 
     class Machine(HelperUnderAttack):
-        scene = federation(shapes={"w": (2,)})
+        scene = secure_parties(shapes={"w": (2,)})
 
         @initialize()
         def begin(self) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.clients.secure.shared_upload import SecureUploader
+from fedsim.clients.secure.additive_upload import SecureUploader
+from fedsim.secagg.additive_info import seed_info
 from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.errors import (
     ContextMismatchError,
@@ -22,7 +23,6 @@ from fedsim.secagg.messages import RoundOffer, Upload
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.prg import SeedExpander, derive_key
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.secagg.share_names import seed_info
 
 REFERENCE = {"w": np.zeros(4, np.float32)}
 UPDATE = {"w": np.array([0.5, -0.25, 0.125, 1.0], np.float32)}

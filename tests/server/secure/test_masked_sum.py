@@ -23,50 +23,52 @@ STAGES = ("keys", "shares", "masks", "unmask")
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("dropped", [0, 1, 2, 3, 4])
-def test_dropouts(federation: Any, equal: Any, stage: str, dropped: int) -> None:
+def test_dropouts(secure_parties: Any, same_bits: Any, stage: str, dropped: int) -> None:
     """Six clients, threshold 5 of 6 (or 2n/3 + 1 of those that began), min_clients 3."""
-    scene = federation(protocol="secagg")
+    scene = secure_parties(protocol="secagg")
     one = scene.masked()
     gone = set(range(dropped))
     survivors = range(6) if stage == "unmask" else range(dropped, 6)
     fails = dropped == 4 if stage == "keys" else dropped > 1  # the threshold is 5
     if not fails:
-        assert equal(one.run(**{stage: gone}), scene.plain(survivors))
+        assert same_bits(one.run(**{stage: gone}), scene.plain(survivors))
         return
     error = TooFewClientsError if stage == "keys" or (stage, dropped) == ("masks", 4) else None
     with pytest.raises(error or ThresholdError):
         one.run(**{stage: gone})
 
 
-def test_dropouts_in_every_stage_at_once(federation: Any, equal: Any) -> None:
-    scene = federation(clients=14, protocol="secagg", threshold=8)
+def test_dropouts_in_every_stage_at_once(secure_parties: Any, same_bits: Any) -> None:
+    scene = secure_parties(clients=14, protocol="secagg", threshold=8)
     one = scene.masked()
     result = one.run(keys={0}, shares={1, 2}, masks={3, 4}, unmask={5})
-    assert equal(result, scene.plain(range(5, 14)))
+    assert same_bits(result, scene.plain(range(5, 14)))
     assert one.server.clients == list(range(5, 14))
 
 
-def test_a_sparse_graph_gives_the_same_sum(federation: Any, equal: Any) -> None:
-    scene = federation(clients=60, protocol="secagg_plus", corrupt_fraction=0.05)
+def test_a_sparse_graph_gives_the_same_sum(secure_parties: Any, same_bits: Any) -> None:
+    scene = secure_parties(clients=60, protocol="secagg_plus", corrupt_fraction=0.05)
     one = scene.masked()
     result = one.run(masks={3, 17, 41}, unmask={5, 6})
     assert not one.server.graph.complete
     assert one.server.graph.threshold < 60 / 3
-    assert equal(result, scene.plain(sorted(set(range(60)) - {3, 17, 41})))
+    assert same_bits(result, scene.plain(sorted(set(range(60)) - {3, 17, 41})))
 
 
 @pytest.mark.parametrize("ring", [32, 64])
-def test_secure_equals_quantized_bit_for_bit(federation: Any, equal: Any, ring: int) -> None:
+def test_secure_equals_quantized_bit_for_bit(
+    secure_parties: Any, same_bits: Any, ring: int
+) -> None:
     numbers = {"ring_bits": ring, "guard_bits": 1, "max_weight": 50, "metrics": {"loss": 3.5}}
-    scene = federation(protocol="secagg", **numbers)
-    control = federation(protocol="quantized", **numbers)
-    assert equal(scene.masked().run(masks={2}), control.run([0, 1, 3, 4, 5]))
+    scene = secure_parties(protocol="secagg", **numbers)
+    control = secure_parties(protocol="quantized", **numbers)
+    assert same_bits(scene.masked().run(masks={2}), control.run([0, 1, 3, 4, 5]))
 
 
-def test_masked_payloads_are_uniform(federation: Any) -> None:
+def test_masked_payloads_are_uniform(secure_parties: Any) -> None:
     from scipy import stats
 
-    scene = federation(clients=4, protocol="secagg", shapes={"w": (1 << 14,)})
+    scene = secure_parties(clients=4, protocol="secagg", shapes={"w": (1 << 14,)})
     one = scene.masked()
     one.keys()
     one.shares()
@@ -76,9 +78,9 @@ def test_masked_payloads_are_uniform(federation: Any) -> None:
     assert stats.chisquare(counts).pvalue > 1e-6
 
 
-def test_a_wrong_share_names_its_owner_and_makes_no_model(federation: Any) -> None:
+def test_a_wrong_share_names_its_owner_and_makes_no_model(secure_parties: Any) -> None:
     for field, place, owner in (("seed_shares", 0, 1), ("key_shares", 0, 0)):
-        scene = federation(protocol="secagg")
+        scene = secure_parties(protocol="secagg")
         one = scene.masked()
         one.keys()
         one.shares()
@@ -94,8 +96,8 @@ def test_a_wrong_share_names_its_owner_and_makes_no_model(federation: Any) -> No
             one.open()
 
 
-def test_flipped_bits_of_a_masked_payload_are_seen(federation: Any) -> None:
-    scene = federation(protocol="secagg", shapes={"w": (1,)})
+def test_flipped_bits_of_a_masked_payload_are_seen(secure_parties: Any) -> None:
+    scene = secure_parties(protocol="secagg", shapes={"w": (1,)})
     one = scene.masked()
     one.keys()
     one.shares()
@@ -109,8 +111,8 @@ def test_flipped_bits_of_a_masked_payload_are_seen(federation: Any) -> None:
         one.server.take_masked(replace(reply, masked=reply.masked[:-1]))
 
 
-def test_stages_have_an_order_and_happen_once(federation: Any) -> None:
-    scene = federation(protocol="secagg")
+def test_stages_have_an_order_and_happen_once(secure_parties: Any) -> None:
+    scene = secure_parties(protocol="secagg")
     one = scene.masked()
     with pytest.raises(ProtocolOrderError, match="call rosters"):
         _ = one.server.graph
@@ -134,8 +136,8 @@ def test_stages_have_an_order_and_happen_once(federation: Any) -> None:
         one.server.rosters()
 
 
-def test_malformed_answers_are_refused(federation: Any) -> None:
-    scene = federation(protocol="secagg")
+def test_malformed_answers_are_refused(secure_parties: Any) -> None:
+    scene = secure_parties(protocol="secagg")
     one = scene.masked()
     one.keys()
     rosters = one.server.rosters()

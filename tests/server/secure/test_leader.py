@@ -30,10 +30,12 @@ from fedsim.server.secure.archive import FileArchive, MemoryArchive
 
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_secure_equals_quantized_bit_for_bit(federation: Any, equal: Any, data: Any) -> None:
+def test_secure_equals_quantized_bit_for_bit(
+    secure_parties: Any, same_bits: Any, data: Any
+) -> None:
     """Any survivors, any k from 2 to 5, any order of arrival, both rings, both keystreams."""
     ring = data.draw(st.sampled_from([32, 64]))
-    scene = federation(
+    scene = secure_parties(
         aggregators=data.draw(st.integers(2, 5)),
         ring_bits=ring,
         guard_bits=1 if ring == 32 else 8,
@@ -44,22 +46,26 @@ def test_secure_equals_quantized_bit_for_bit(federation: Any, equal: Any, data: 
         shapes={"w": (data.draw(st.integers(0, 40)), 3), "b": ()},
     )
     survivors = data.draw(st.permutations(range(6)))[: data.draw(st.integers(3, 6))]
-    assert equal(scene.run(survivors), scene.plain(sorted(survivors)))
+    assert same_bits(scene.run(survivors), scene.plain(sorted(survivors)))
 
 
-def test_the_control_arm_is_the_same_code_without_shares(federation: Any, equal: Any) -> None:
-    scene = federation(protocol="quantized")
+def test_the_control_arm_is_the_same_code_without_shares(
+    secure_parties: Any, same_bits: Any
+) -> None:
+    scene = secure_parties(protocol="quantized")
     leader = scene.leader()
     assert leader.complete
-    assert equal(scene.run([4, 1, 0]), scene.plain([0, 1, 4]))
+    assert same_bits(scene.run([4, 1, 0]), scene.plain([0, 1, 4]))
 
 
 @pytest.mark.parametrize("aggregators", [2, 3, 4, 5])
 @pytest.mark.parametrize("moment", ["before train", "in train", "after upload", "during combine"])
 @pytest.mark.parametrize("dropped", [0, 1, 3, 4])
-def test_dropouts(federation: Any, equal: Any, aggregators: int, moment: str, dropped: int) -> None:
+def test_dropouts(
+    secure_parties: Any, same_bits: Any, aggregators: int, moment: str, dropped: int
+) -> None:
     """Six clients, min_clients 3: the exact sum of whoever uploaded, or TooFewClientsError."""
-    scene = federation(aggregators=aggregators)
+    scene = secure_parties(aggregators=aggregators)
     leader = scene.leader()
     early = moment in ("before train", "in train")
     for client in range(6):
@@ -77,18 +83,18 @@ def test_dropouts(federation: Any, equal: Any, aggregators: int, moment: str, dr
             leader.open(reference=scene.reference)
         return
     scene.combine(leader)
-    assert equal(leader.open(reference=scene.reference), scene.plain(range(gone, 6)))
+    assert same_bits(leader.open(reference=scene.reference), scene.plain(range(gone, 6)))
 
 
 @pytest.mark.parametrize("aggregators", [2, 3])
 @pytest.mark.parametrize("archive", [MemoryArchive, FileArchive])
 def test_a_client_whose_envelope_does_not_open_is_taken_out(
-    federation: Any,
-    equal: Any,
+    secure_parties: Any,
+    same_bits: Any,
     aggregators: int,
     archive: type,
 ) -> None:
-    scene = federation(aggregators=aggregators)
+    scene = secure_parties(aggregators=aggregators)
     leader = scene.leader(archive=archive())
     for client in range(6):
         upload = scene.upload(leader, client)
@@ -98,11 +104,11 @@ def test_a_client_whose_envelope_does_not_open_is_taken_out(
         leader.add(upload)
     scene.combine(leader)
     assert list(leader.rejected) == [2, 5]
-    assert equal(leader.open(reference=scene.reference), scene.plain([0, 1, 3, 4]))
+    assert same_bits(leader.open(reference=scene.reference), scene.plain([0, 1, 3, 4]))
 
 
-def test_two_helpers_check_before_either_answers(federation: Any) -> None:
-    scene = federation(aggregators=3)
+def test_two_helpers_check_before_either_answers(secure_parties: Any) -> None:
+    scene = secure_parties(aggregators=3)
     leader = scene.leader()
     for client in range(6):
         leader.add(scene.upload(leader, client))
@@ -116,8 +122,8 @@ def test_two_helpers_check_before_either_answers(federation: Any) -> None:
     assert all(request.release for request in leader.requests().values())
 
 
-def test_a_rejection_after_another_helper_answered_loses_the_round(federation: Any) -> None:
-    scene = federation(aggregators=3)
+def test_a_rejection_after_another_helper_answered_loses_the_round(secure_parties: Any) -> None:
+    scene = secure_parties(aggregators=3)
     leader = scene.leader()
     for client in range(6):
         leader.add(scene.upload(leader, client))
@@ -131,8 +137,8 @@ def test_a_rejection_after_another_helper_answered_loses_the_round(federation: A
         leader.take(late)
 
 
-def test_nobody_is_summed_twice_or_unasked(federation: Any, equal: Any) -> None:
-    scene = federation()
+def test_nobody_is_summed_twice_or_unasked(secure_parties: Any, same_bits: Any) -> None:
+    scene = secure_parties()
     leader = scene.leader()
     for client in range(5):
         leader.add(scene.upload(leader, client))
@@ -152,13 +158,13 @@ def test_nobody_is_summed_twice_or_unasked(federation: Any, equal: Any) -> None:
     with pytest.raises(LayoutMismatchError):
         leader.add(replace(scene.upload(leader, 5), share=np.zeros(9, np.uint32)))
     scene.combine(leader)
-    assert equal(leader.open(reference=scene.reference), scene.plain(range(5)))
+    assert same_bits(leader.open(reference=scene.reference), scene.plain(range(5)))
     with pytest.raises(ProtocolOrderError):
         leader.add(scene.upload(leader, 5))
 
 
-def test_every_flipped_bit_of_a_share_is_seen(federation: Any) -> None:
-    scene = federation(shapes={"w": (1,)})
+def test_every_flipped_bit_of_a_share_is_seen(secure_parties: Any) -> None:
+    scene = secure_parties(shapes={"w": (1,)})
     leader = scene.leader()
     upload = scene.upload(leader, 0)
     for bit in range(64 * len(upload.share)):
@@ -169,8 +175,8 @@ def test_every_flipped_bit_of_a_share_is_seen(federation: Any) -> None:
     assert leader.clients == []
 
 
-def test_every_flipped_bit_of_an_aggregate_is_seen(federation: Any) -> None:
-    scene = federation(shapes={"w": (1,)})
+def test_every_flipped_bit_of_an_aggregate_is_seen(secure_parties: Any) -> None:
+    scene = secure_parties(shapes={"w": (1,)})
     leader = scene.leader()
     for client in range(3):
         leader.add(scene.upload(leader, client))
@@ -192,9 +198,9 @@ def test_every_flipped_bit_of_an_aggregate_is_seen(federation: Any) -> None:
         leader.take(reply)
 
 
-def test_a_wrong_seed_never_becomes_a_model(federation: Any) -> None:
+def test_a_wrong_seed_never_becomes_a_model(secure_parties: Any) -> None:
     """Helper and leader agree on everything but one seed: the ring itself tells."""
-    scene = federation()
+    scene = secure_parties()
     leader = scene.leader()
     uploads = [scene.upload(leader, client) for client in range(4)]
     twin = scene.upload(leader, 0)
@@ -206,8 +212,10 @@ def test_a_wrong_seed_never_becomes_a_model(federation: Any) -> None:
         leader.open(reference=scene.reference)
 
 
-def test_a_silent_helper_leaves_no_model_and_may_answer_later(federation: Any, equal: Any) -> None:
-    scene = federation(aggregators=3)
+def test_a_silent_helper_leaves_no_model_and_may_answer_later(
+    secure_parties: Any, same_bits: Any
+) -> None:
+    scene = secure_parties(aggregators=3)
     leader = scene.leader()
     for client in range(6):
         leader.add(scene.upload(leader, client))
@@ -220,13 +228,13 @@ def test_a_silent_helper_leaves_no_model_and_may_answer_later(federation: Any, e
     again = scene.helpers[2].combine(leader.requests()[2])
     np.testing.assert_array_equal(lost.total, again.total)
     leader.take(again)
-    assert equal(leader.open(reference=scene.reference), scene.plain(range(6)))
+    assert same_bits(leader.open(reference=scene.reference), scene.plain(range(6)))
 
 
 @pytest.mark.parametrize("left_out", list(combinations(range(5), 1)))
-def test_differencing_is_refused(federation: Any, left_out: tuple[int, ...]) -> None:
+def test_differencing_is_refused(secure_parties: Any, left_out: tuple[int, ...]) -> None:
     """S(U) - S(U without i) would be client i's update; also by a new attempt at the round."""
-    scene = federation(clients=5)
+    scene = secure_parties(clients=5)
     context = scene.context()
     uploads = {}
     first = scene.leader(context=context)
@@ -242,9 +250,9 @@ def test_differencing_is_refused(federation: Any, left_out: tuple[int, ...]) -> 
             scene.combine(second)
 
 
-def test_the_leader_needs_memory_for_one_vector_not_for_all(federation: Any) -> None:
+def test_the_leader_needs_memory_for_one_vector_not_for_all(secure_parties: Any) -> None:
     size = 200_000
-    scene = federation(clients=12, shapes={"w": (size,)})
+    scene = secure_parties(clients=12, shapes={"w": (size,)})
     leader = scene.leader(archive=FileArchive())
     tracemalloc.start()
     base = tracemalloc.get_traced_memory()[0]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.simulation.batch_answers import in_parts
+from fedsim.simulation.answers import in_parts
 
 
 class Clock:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.secagg.additive import AdditiveSharing
+from fedsim.secagg.additive_info import seed_info, share_info
 from fedsim.secagg.context import NONCE_BYTES
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.encoding import Ring
@@ -21,7 +22,6 @@ from fedsim.secagg.messages import RoundOffer, Upload
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.prg import SeedExpander
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.secagg.share_names import seed_info, share_info
 
 
 @dataclass(frozen=True)
