@@ -51,7 +51,7 @@ class Contender:
         if run is not None:
             run.create(experiment="", environment={}, inputs={})
         ledger = None if run is None else run.ledger
-        self._federation = assemble(loaded, ledger=ledger, trains_here=True)
+        self._federation = assemble(loaded, ledger=ledger, in_process=True)
         self._run = run if checkpoints else None
         clients = self._federation.num_clients
         app = client_app(self._federation, in_process=True, ledger=None)

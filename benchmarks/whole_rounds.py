@@ -87,7 +87,7 @@ def _run(experiment: Mapping[str, Any]) -> _Measured:
     """Run a federation without its run directory and return the median time of its rounds."""
     with tempfile.TemporaryDirectory() as directory:
         ledger = Path(directory) / "ledger.jsonl"
-        federation = assemble(load_experiment(experiment), ledger=ledger, trains_here=True)
+        federation = assemble(load_experiment(experiment), ledger=ledger, in_process=True)
         ends: list[float] = []
 
         def on_round(_: RoundResult) -> None:

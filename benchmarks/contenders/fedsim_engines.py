@@ -170,4 +170,4 @@ def federation_of(work: Work, folder: Path, runtime: Mapping[str, object]) -> Fe
             "max_grad_norm": work.max_grad_norm,
         }
     loaded, here = load_experiment(content, base=folder), runtime.get("engine") != "ray"
-    return assemble(loaded, ledger=folder / "ledger.jsonl", trains_here=here)
+    return assemble(loaded, ledger=folder / "ledger.jsonl", in_process=here)

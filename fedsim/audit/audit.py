@@ -29,7 +29,7 @@ from fedsim.core.streams import Purpose, stream
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
-from fedsim.federation.replica import TRIED, first_public, tensors_of
+from fedsim.federation.initial_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
 
 
 def audit_experiment(
@@ -101,7 +101,7 @@ def _chosen(federation: Federation, most: int) -> list[tuple[int, float]]:
 def _audit(
     federation: Federation, client: int, epsilon: float, *, steps: int, miss: float
 ) -> ClientAudit:
-    experiment, plans, terms = federation.experiment, federation.plans, federation.terms
+    experiment, plans, terms = federation.experiment, federation.plans, federation.client_privacy
     if plans is None or terms is None or experiment.privacy is None:
         raise ValueError("an audit needs plans")
     plan, size = plans[client], federation.data.clients.size(client)
@@ -149,17 +149,19 @@ def _with_canaries(
     client's own and are never drawn.
     """
     own = federation.data.clients[client]
-    features, targets = tensors_of(own, federation.device)
-    public, labels = tensors_of(first_public(federation.data, TRIED), federation.device)
-    carries = torch.zeros(len(features) + len(public), device=federation.device)
+    features, targets = to_tensors(own, federation.device)
+    public = public_examples(federation.data, NUM_CHECK_EXAMPLES)
+    check_features, check_targets = to_tensors(public, federation.device)
+    carries = torch.zeros(len(features) + len(check_features), device=federation.device)
     carries[: len(features)] = torch.from_numpy(planted)
     network = deepcopy(federation.model)
     with undisturbed(network), torch.no_grad():
-        shape = network(public[:1]).shape[1:]
-    model = CanaryModel(network, torch.cat([features, public]), carries, bound)
+        shape = network(check_features[:1]).shape[1:]
+    model = CanaryModel(network, torch.cat([features, check_features]), carries, bound)
     model = model.to(federation.device)
-    tried = torch.arange(len(features), len(carries), device=federation.device)
-    return gradients_for(model, with_canary(federation.loss, shape), tried, labels), targets
+    checks = torch.arange(len(features), len(carries), device=federation.device)
+    loss = with_canary(federation.loss, shape)
+    return gradients_for(model, loss, checks, check_targets), targets
 
 
 def _shared(audited: list[ClientAudit], *, miss: float) -> list[str]:

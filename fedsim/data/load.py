@@ -1,15 +1,15 @@
-"""From `data:` of an experiment to every client's examples and the server's test set."""
+"""Every client's examples and the server's test set, loaded from `data:` of an experiment."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from fedsim.data.client_examples import ClientExamples
 from fedsim.data.examples import Examples
 from fedsim.data.partitions import partition
 from fedsim.data.settings import DataSettings
-from fedsim.data.shares import ClientShares
 from fedsim.data.sources import load_dataset
-from fedsim.data.splits import held_out, hold_out
+from fedsim.data.splits import hold_out, split_client
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,57 +17,57 @@ class FederatedData:
     """The data of one experiment.
 
     Attributes:
-        clients: every client's training examples, by client number, gathered when asked.
+        clients: every client's training examples, by client number, gathered on access.
         test: the server's public test set, never on a client.
-        num_classes: one more than the largest class in the whole dataset, which the experiment
-            takes as publicly known; None if the targets are not classes 0, 1, 2, ...
+        num_classes: one more than the largest class of the whole dataset, assumed to be public;
+            None if the targets are not classes 0, 1, 2, ...
         input_shape: shape of one example's features.
-        held_out: every client's examples that it never trains on; None where there are none.
+        held_out: examples of every client that it never trains on; None without a holdout.
     """
 
-    clients: ClientShares
+    clients: ClientExamples
     test: Examples
     num_classes: int | None
     input_shape: tuple[int, ...]
-    held_out: ClientShares | None = None
+    held_out: ClientExamples | None = None
 
     @property
     def train_examples(self) -> int:
         """Number of training examples over all clients."""
         return sum(self.clients.sizes)
 
-    def copied(self) -> Self:
-        """Return the same data with clients' examples in memory of their own."""
-        kept = None if self.held_out is None else self.held_out.copied()
-        return replace(self, clients=self.clients.copied(), held_out=kept)
+    def copy(self) -> Self:
+        """Return the same data with a writable copy of the clients' examples."""
+        held_out = None if self.held_out is None else self.held_out.copy()
+        return replace(self, clients=self.clients.copy(), held_out=held_out)
 
 
 def load_federated_data(
     settings: DataSettings, *, seed: int, base: Path, holdout: float | None = None
 ) -> FederatedData:
-    """Load, hold out the test set and divide the rest among clients.
+    """Load a dataset, hold out the test set and divide the rest among clients.
 
     Args:
         settings: `data:` of the experiment.
         seed: the experiment's seed; the same file and seed give the same data on every client.
-        base: the directory of the experiment file, which paths are relative to.
-        holdout: share of its examples that each client holds out; None: none.
+        base: the directory in which relative paths start.
+        holdout: fraction of its examples that each client holds out, in (0, 1); None: no holdout.
 
     Raises:
-        DataError: with one line that says what is wrong and how to mend it.
+        DataError: the data cannot be used; the message is one line with the fix.
     """
     dataset = load_dataset(settings, seed=seed, base=base)
     train, test = hold_out(dataset, settings.test_fraction, seed=seed)
-    shares = partition(dataset.train.targets[train], settings.partition, seed)
-    rows = {client: train[share] for client, share in enumerate(shares)}
-    kept = None
+    parts = partition(dataset.train.targets[train], settings.partition, seed)
+    rows = {client: train[part] for client, part in enumerate(parts)}
+    held_out = None
     if holdout is not None:
-        parts = {c: held_out(own, holdout, seed=seed, client=c) for c, own in rows.items()}
-        rows = {client: training for client, (training, _) in parts.items()}
-        kept = ClientShares(dataset.train, {client: rest for client, (_, rest) in parts.items()})
+        splits = {c: split_client(own, holdout, seed=seed, client=c) for c, own in rows.items()}
+        rows = {client: training for client, (training, _) in splits.items()}
+        held_out = ClientExamples(dataset.train, {c: rest for c, (_, rest) in splits.items()})
     return FederatedData(
-        clients=ClientShares(dataset.train, rows),
-        held_out=kept,
+        clients=ClientExamples(dataset.train, rows),
+        held_out=held_out,
         test=test,
         num_classes=_num_classes(dataset.train, test),
         input_shape=dataset.train.input_shape,

@@ -1,4 +1,4 @@
-"""The server's public test set, held out before the data is divided among clients."""
+"""Splits of the data: the server's public test set, and the holdout of each client."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,17 +15,17 @@ def hold_out(
 ) -> tuple[NDArray[np.int64], Examples]:
     """Return (row numbers of the training examples in `dataset.train`, test examples).
 
-    The training examples are not copied; the test examples are, unless they are all of a test set.
+    The training examples are not copied. Test examples are, unless the dataset brings a test set.
 
     Args:
-        dataset: the data; its own test set is used where it brings one.
-        test_fraction: share of the examples to hold out, in (0, 1); None: 0.2, or the dataset's
-            own test set.
+        dataset: the data, with or without a test set.
+        test_fraction: fraction of the examples to hold out, in (0, 1); None: the dataset's own test
+            set, or 0.2 without one.
         seed: the experiment's seed.
 
     Raises:
-        DataError: if the dataset brings a test set and `test_fraction` is given too, or if there
-            are too few examples to hold any out.
+        DataError: `test_fraction` is given for a dataset with a test set, or there are too few
+            examples for a test set.
     """
     for what, examples in (("training", dataset.train), ("test", dataset.test)):
         if examples is not None and len(examples) == 0:
@@ -42,25 +42,33 @@ def hold_out(
     return train, dataset.train.rows(test)
 
 
-def held_out(
+def split_client(
     rows: NDArray[np.int64], fraction: float, *, seed: int, client: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Divide a client's rows into those that it trains on and those that it holds out.
+    """Return (training rows, holdout rows) of a client, both sorted.
 
-    It holds out `len(rows) * fraction` of them, rounded, and never the last one to train on.
+    Args:
+        rows: row numbers of the client's examples, int64 (n,).
+        fraction: fraction to hold out, in (0, 1); n * fraction is rounded, and at least one row
+            remains for training.
+        seed: the experiment's seed.
+        client: number of the client.
     """
-    number = min(round(len(rows) * fraction), max(len(rows) - 1, 0))
+    num_held_out = min(round(len(rows) * fraction), max(len(rows) - 1, 0))
     order = stream(seed, Purpose.HELD_OUT, client=client).permutation(len(rows))
-    return rows[np.sort(order[number:])], rows[np.sort(order[:number])]
+    return rows[np.sort(order[num_held_out:])], rows[np.sort(order[:num_held_out])]
 
 
 def split_indices(
     num_examples: int, test_fraction: float, *, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return sorted (training, test) indices of a shuffled split.
+    """Return sorted (training, test) indices of a random split, int64.
 
-    The test set has `num_examples * test_fraction` examples, rounded, and each side has at least
-    one.
+    Args:
+        num_examples: number of examples n, at least 2.
+        test_fraction: fraction of test examples, in (0, 1); n * test_fraction is rounded, and each
+            part has at least one example.
+        seed: the experiment's seed.
 
     Raises:
         DataError: for fewer than two examples or a fraction outside (0, 1).
@@ -69,8 +77,8 @@ def split_indices(
         raise DataError(f"data.test_fraction must be between 0 and 1, got {test_fraction}")
     if num_examples < 2:
         raise DataError(
-            f"a test set can be held out of at least 2 examples, got {num_examples}; "
-            "add data or bring a test set of your own"
+            f"a test set needs at least 2 examples in all, got {num_examples}; "
+            "add examples or bring a test set of your own"
         )
     num_test = min(max(round(num_examples * test_fraction), 1), num_examples - 1)
     order = stream(seed, Purpose.SPLIT).permutation(num_examples)

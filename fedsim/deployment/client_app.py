@@ -10,8 +10,8 @@ from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.ledgers import LEDGER_TYPE, empty_ledger_reply, ledger_reply
 from fedsim.deployment.node_state import client_ledger, state_directory
 from fedsim.experiment import LoadedExperiment, load_experiment
-from fedsim.federation.nodes import num_helpers, with_helpers
-from fedsim.federation.shards import TaskSource, clients_elsewhere
+from fedsim.federation.nodes import make_node_app, num_helpers
+from fedsim.federation.shards import TaskSource, client_app_from_source
 from fedsim.protocol.messages import PARTITION
 from fedsim.simulation.virtual_grid import failure
 
@@ -52,14 +52,14 @@ class NodeClient(ClientApp):
         if message.metadata.message_type == LEDGER_TYPE:
             return ledger_reply(ledger, message)
         source = TaskSource(loaded.experiment.model_dump_json(), loaded.base, ledger)
-        return clients_elsewhere(source)(message, context)
+        return client_app_from_source(source)(message, context)
 
 
 def _helper(loaded: LoadedExperiment, message: Message, context: Context) -> Message:
     """Answer as a helper, which has no data, no model and no ledger."""
     if message.metadata.message_type == LEDGER_TYPE:
         return empty_ledger_reply(message)
-    return with_helpers(ClientApp(), loaded.experiment, loaded.base)(message, context)
+    return make_node_app(ClientApp(), loaded.experiment, loaded.base)(message, context)
 
 
 def _node_number(loaded: LoadedExperiment, context: Context) -> int:

@@ -1,4 +1,4 @@
-"""Assembles an experiment: data, model and plans become a federation."""
+"""Assembly of a federation from an experiment: data, model, loss and privacy plans."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +15,14 @@ from fedsim.core.device import choose_device
 from fedsim.data import FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.federation.client_tables import read_client_tables
-from fedsim.federation.client_tensors import arranged
+from fedsim.federation.client_tensors import order_by_client
 from fedsim.federation.federation import Federation
-from fedsim.federation.replica import TRIED, first_public, initial_model, tensors_of
+from fedsim.federation.initial_model import (
+    NUM_CHECK_EXAMPLES,
+    initial_model,
+    public_examples,
+    to_tensors,
+)
 from fedsim.federation.secure_setup import secure_channel
 from fedsim.federation.train_metrics import check_train_metrics
 from fedsim.models.losses import resolve_loss
@@ -27,18 +32,18 @@ from fedsim.server.participation import Participation
 
 
 def assemble(
-    loaded: LoadedExperiment, *, ledger: Path | None, trains_here: bool = False
+    loaded: LoadedExperiment, *, ledger: Path | None, in_process: bool = False
 ) -> Federation:
-    """Build the federation of an experiment and check that it can train.
+    """Return the federation of an experiment, checked to be able to train.
 
     Args:
         loaded: the experiment and the directory that its paths are relative to.
-        ledger: file of the durable ledger; None keeps accounts in the clients' state only.
-        trains_here: all clients will train in this process, so their examples may be put in order.
+        ledger: file of the durable ledger; None: accounts live in the clients' state only.
+        in_process: whether all clients train in this process; their examples may then be reordered.
 
     Raises:
-        ValueError: data, model, loss or privacy do not fit; the message names what and the fix
-            (DataError, ModelError, PluginError and UnsafeModelError are ValueErrors).
+        ValueError: data, model, loss or privacy do not fit; the message names the setting and the
+            fix (DataError, ModelError, PluginError and UnsafeModelError are ValueErrors).
     """
     experiment = loaded.experiment
     data = load_federated_data(
@@ -47,9 +52,9 @@ def assemble(
         base=loaded.base,
         holdout=None if experiment.evaluation is None else experiment.evaluation.holdout,
     )
-    if trains_here:
-        used = experiment.local.steps * experiment.local.batch_size
-        data = replace(data, clients=arranged(data.clients, used=used))
+    if in_process:
+        per_round = experiment.local.steps * experiment.local.batch_size
+        data = replace(data, clients=order_by_client(data.clients, examples_per_round=per_round))
     loss = resolve_loss(experiment.model.loss, base=loaded.base)
     task = task_for(experiment.model.loss, data.test.targets, num_classes=data.num_classes)
     device = choose_device(experiment.runtime.device)
@@ -58,36 +63,40 @@ def assemble(
     participation = Participation.of(
         experiment.federation, num_clients=len(data.clients), seed=experiment.seed
     )
-    terms = _terms(loaded, len(data.clients))
+    client_privacy = _client_privacy(loaded, len(data.clients))
     model = model.to(device)
-    gradients, few = None, first_public(data, TRIED)
+    gradients, public = None, public_examples(data, NUM_CHECK_EXAMPLES)
     if experiment.privacy is not None:
-        features, targets = tensors_of(few, device)
+        features, targets = to_tensors(public, device)
         check_private_model(model, features)
         check_isolation(model, loss, features, targets)
         gradients = gradients_for(model, loss, features, targets)
     secure = secure_channel(experiment, model.state_dict(), data.clients.sizes)
     if secure is not None:
-        check_train_metrics(secure.settings.metrics, model, loss, task, few)
+        check_train_metrics(secure.settings.metrics, model, loss, task, public)
     return Federation(
         experiment=experiment,
         base=loaded.base,
         data=data,
         model=model,
-        bench=SharedModel(model, parameters=None if gradients is None else gradients.parameters),
+        shared_model=SharedModel(
+            model, parameters=None if gradients is None else gradients.parameters
+        ),
         loss=loss,
         gradients=gradients,
         task=task,
         participation=participation,
-        terms=terms,
-        plans=None if terms is None else _plans(terms, experiment, data, participation, gradients),
+        client_privacy=client_privacy,
+        plans=None
+        if client_privacy is None
+        else _plans(client_privacy, experiment, data, participation, gradients),
         device=device,
         journal=None if ledger is None else FileJournal(ledger),
         secure=secure,
     )
 
 
-def _terms(loaded: LoadedExperiment, num_clients: int) -> tuple[ClientPrivacy, ...] | None:
+def _client_privacy(loaded: LoadedExperiment, num_clients: int) -> tuple[ClientPrivacy, ...] | None:
     privacy = loaded.experiment.privacy
     if privacy is None:
         return None
@@ -100,7 +109,7 @@ def _terms(loaded: LoadedExperiment, num_clients: int) -> tuple[ClientPrivacy, .
 
 
 def _plans(
-    terms: tuple[ClientPrivacy, ...],
+    client_privacy: tuple[ClientPrivacy, ...],
     experiment: Experiment,
     data: FederatedData,
     participation: Participation,
@@ -115,6 +124,6 @@ def _plans(
             parameters=None if gradients is None else gradients.parameters,
         )
         for own, examples, planned_rounds in zip(
-            terms, data.clients.sizes, participation.planned_rounds(), strict=True
+            client_privacy, data.clients.sizes, participation.planned_rounds(), strict=True
         )
     )

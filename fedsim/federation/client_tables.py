@@ -1,4 +1,4 @@
-"""Privacy settings of clients from csv files that an experiment names."""
+"""Privacy settings of clients, read from the csv files that an experiment names."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ _CLIENT = "client"
 
 
 def read_client_tables(privacy: PrivacySettings, base: Path) -> dict[str, Table]:
-    """Return the csv file of each entry of `privacy.clients` that has one, by the entry's name.
+    """Return the tables of the entries of `privacy.clients` that name a csv file, by entry name.
 
-    An empty cell means: as everybody.
+    An empty cell keeps the value of the `privacy` section.
 
     Args:
         privacy: the `privacy` section.
-        base: where relative paths start.
+        base: the directory in which relative paths start.
 
     Raises:
         DataError: a file cannot be read, lacks a column, or a cell is not a valid setting; the
@@ -41,29 +41,29 @@ def _read(path: Path, entry: ClientPrivacySettings) -> Table:
             reader = csv.DictReader(file)
             _check_columns(path, reader.fieldnames or (), entry)
             for row in reader:
-                where = f"{path}:{reader.line_num}"
+                position = f"{path}:{reader.line_num}"
                 client = (row[_CLIENT] or "").strip()
                 if not is_client(client):
-                    raise DataError(f"{where}: client must be a client number, got {client!r}")
+                    raise DataError(f"{position}: client must be a client number, got {client!r}")
                 if int(client) in table:
-                    raise DataError(f"{where}: client {client} has a line already")
-                table[int(client)] = _settings(where, row, entry)
+                    raise DataError(f"{position}: client {client} has two lines; remove one")
+                table[int(client)] = _settings(position, row, entry)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read as a csv file: {error}") from error
     if not table:
-        raise DataError(f"{path}: has no line for any client")
+        raise DataError(f"{path}: no client has a line; add one line for each client")
     return table
 
 
 def _check_columns(path: Path, names: Sequence[str], entry: ClientPrivacySettings) -> None:
     for column in (_CLIENT, *entry.columns.values()):
         if column not in names:
-            there = ", ".join(names) or "none"
-            raise DataError(f"{path}:1: there is no column {column!r}; the columns are: {there}")
+            found = ", ".join(names) or "none"
+            raise DataError(f"{path}:1: no column {column!r}; columns of the file: {found}")
 
 
 def _settings(
-    where: str, row: Mapping[str, str | None], entry: ClientPrivacySettings
+    position: str, row: Mapping[str, str | None], entry: ClientPrivacySettings
 ) -> OwnPrivacySettings:
     values: dict[str, float] = {}
     for setting, column in entry.columns.items():
@@ -73,7 +73,7 @@ def _settings(
         try:
             values[setting] = float(text)
         except ValueError:
-            raise DataError(f"{where}: {column} must be a number, got {text!r}") from None
+            raise DataError(f"{position}: {column} must be a number, got {text!r}") from None
     try:
         return OwnPrivacySettings.model_validate(values)
     except ValidationError as error:
@@ -81,4 +81,4 @@ def _settings(
         setting = str(first["loc"][0])
         rule = first["msg"].replace("Input should be", "must be")
         column = next(name for key, name in entry.columns.items() if key == setting)
-        raise DataError(f"{where}: {column}: {rule}, got {first['input']}") from None
+        raise DataError(f"{position}: {column}: {rule}, got {first['input']}") from None

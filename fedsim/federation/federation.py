@@ -1,4 +1,4 @@
-"""A federation: everything that an experiment describes, ready to run in this process."""
+"""A federation: data, model, plans and parties of an experiment, ready to run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.data import FederatedData
 from fedsim.experiment import Experiment
 from fedsim.federation.client_tensors import ClientTensors
+from fedsim.federation.initial_model import NUM_PROBE_EXAMPLES, public_examples, to_tensors
 from fedsim.federation.recorded_spend import RecordedSpend
-from fedsim.federation.replica import PROBED, first_public, tensors_of
 from fedsim.federation.train_metrics import TrainMetrics
 from fedsim.models.metrics import Task, evaluate
 from fedsim.server.app import RoundResult, SecureAggregation, Start, make_server_app
@@ -36,22 +36,35 @@ from fedsim.server.secure.opened_sums import NO_OPENED_SUMS, OpenedSums
 
 @dataclass(frozen=True)
 class Federation:
-    """Everything that an experiment file describes, ready to run in this process.
+    """Data, model, plans and parties of an experiment, ready to run in this process.
 
-    `model` is the initial model; it is scratch space once the federation runs. `plans` and `terms`
-    hold the privacy plan and the privacy settings of each client, or are None without privacy.
+    Attributes:
+        experiment: the settings.
+        base: the directory in which the experiment's relative paths start.
+        data: the clients' examples and the server's test set.
+        model: the initial model; rounds overwrite its values.
+        shared_model: the same model, as all clients of this process train it in turn.
+        loss: one value per example.
+        gradients: per-example gradients of the model under the loss; None without privacy.
+        task: targets and metrics of the loss.
+        participation: the clients of each round.
+        client_privacy: privacy settings of each client; None without privacy.
+        plans: privacy plan of each client; None without privacy.
+        device: the device that trains.
+        journal: the durable ledger; None: accounts live in the clients' state only.
+        secure: keys and encoding of secure aggregation; None where updates are sent in clear.
     """
 
     experiment: Experiment
     base: Path
     data: FederatedData
     model: nn.Module
-    bench: SharedModel
+    shared_model: SharedModel
     loss: PerExampleLoss
     gradients: PerExampleGradients | None
     task: Task
     participation: Participation
-    terms: tuple[ClientPrivacy, ...] | None
+    client_privacy: tuple[ClientPrivacy, ...] | None
     plans: tuple[PrivacyPlan, ...] | None
     device: torch.device
     journal: FileJournal | None
@@ -80,13 +93,13 @@ class Federation:
         return ArrayRecord({name: value.cpu() for name, value in self.model.state_dict().items()})
 
     def client_task(self, client: int) -> ClientTask:
-        """Return what `client` needs to train."""
+        """Return the task of a client: its data, its settings and the shared model."""
         return ClientTask(
             client=client,
             seed=self.experiment.seed,
             size=self.data.clients.size(client),
             data=partial(self._tensors.of, client),
-            bench=self.bench,
+            bench=self.shared_model,
             loss=self.loss,
             gradients=self.gradients,
             local=self.experiment.local,
@@ -99,7 +112,7 @@ class Federation:
         )
 
     def _train_metrics(self, client: int) -> TrainMetrics | None:
-        """Return the metrics that a client sends in the sum; none under privacy, without noise."""
+        """Return a client's metrics for the secure sum; None under privacy: they carry no noise."""
         declared = {} if self.secure is None else self.secure.settings.metrics
         if not declared or self.plans is not None:
             return None
@@ -107,38 +120,38 @@ class Federation:
         return TrainMetrics(tuple(declared), self.loss, self.task, examples)
 
     def _held_out(self, client: int, arrays: ArrayRecord) -> tuple[int, dict[str, float]]:
-        """Return how many examples a client holds out, and the metrics of a model on them.
+        """Return the number of a client's held-out examples, and a model's metrics on them.
 
-        R² is left out: it compares with the mean of the examples it is computed on, so that the
-        average of clients' values is nobody's R².
+        R² is left out: its baseline is the mean of the client's own targets, so an average over
+        clients is no R².
         """
         held_out = self.data.held_out
         if held_out is None or held_out.size(client) == 0:
             return 0, {}
         examples = held_out[client]
-        self.bench.load(arrays)
-        self.bench.restart()
-        found = evaluate(self.model, self.loss, self.task, examples)
-        return len(examples), {name: value for name, value in found.items() if name != "r2"}
+        self.shared_model.load(arrays)
+        self.shared_model.restart()
+        metrics = evaluate(self.model, self.loss, self.task, examples)
+        return len(examples), {name: value for name, value in metrics.items() if name != "r2"}
 
-    def privacy_book(self) -> ClientLedgers | None:
-        """Return the server's book, with what a resumed run has spent; None without privacy."""
+    def client_ledgers(self) -> ClientLedgers | None:
+        """Return the clients' ledgers, with the charges of a resumed run; None without privacy."""
         privacy = self.experiment.privacy
         if privacy is None:
             return None
         if self.plans is None or self.journal is None:
             return ClientLedgers(privacy.accountant, privacy.adjacency)
         spend = RecordedSpend(self.plans, self.journal)
-        book = ClientLedgers(privacy.accountant, privacy.adjacency, recorded=spend.statement)
+        ledgers = ClientLedgers(privacy.accountant, privacy.adjacency, recorded=spend.statement)
         for client in spend.clients():
-            book.look_up(client)
-        return book
+            ledgers.look_up(client)
+        return ledgers
 
     def test_metrics(self, arrays: ArrayRecord) -> dict[str, float]:
         """Return the metrics of a global model on the server's test set, as `test_...`."""
         self.model.load_state_dict(arrays.to_torch_state_dict())
-        found = evaluate(self.model, self.loss, self.task, self.data.test, device=self.device)
-        return {f"test_{name}": value for name, value in found.items()}
+        metrics = evaluate(self.model, self.loss, self.task, self.data.test, device=self.device)
+        return {f"test_{name}": value for name, value in metrics.items()}
 
     def server_app(
         self,
@@ -150,7 +163,16 @@ class Federation:
         patience: float = 60.0,
         openings: OpenedSums = NO_OPENED_SUMS,
     ) -> ServerApp:
-        """Return the server of this federation, which waits `patience` seconds for its nodes."""
+        """Return the ServerApp of this federation.
+
+        Args:
+            start: first round and state of the global model.
+            on_round: called after each round.
+            on_stop: called with the reason if the federation stops early.
+            book: latest ledger of every client; None without privacy.
+            patience: seconds to wait for all nodes.
+            openings: client sets whose secure sums were opened, on disk.
+        """
         privacy = self.experiment.privacy
         return make_server_app(
             settings=self.experiment.federation,
@@ -181,24 +203,24 @@ class Federation:
         )
 
     def cohort_size(self) -> int:
-        """Return how many clients train together in this process.
+        """Return the number of clients that train together in this process.
 
-        Whoever limits the examples in memory wants no more of them from other clients; a lot in
-        parts is also summed in another order than a whole one.
+        It is 1 under `max_physical_batch`: the limit on examples in memory holds for all clients
+        together, and a lot in parts is summed in another order than a whole one.
         """
         if self.experiment.local.max_physical_batch is not None:
             return 1
-        features, targets = tensors_of(first_public(self.data, PROBED), self.device)
+        features, targets = to_tensors(public_examples(self.data, NUM_PROBE_EXAMPLES), self.device)
         lots = [plan.step.expected_lot for plan in self.plans or ()]
-        work = Workload(
-            values=self.bench.parameters.size,
+        workload = Workload(
+            values=self.shared_model.parameters.size,
             lot=max(lots, default=self.experiment.local.batch_size),
             inputs=features[0].numel(),
             private=self.plans is not None,
         )
-        size = cohort_size(self.model, work, self.experiment.runtime.cohort)
+        size = cohort_size(self.model, workload, self.experiment.runtime.cohort)
         agree = size > 1 and cohorts_agree(
-            self.bench,
+            self.shared_model,
             self.loss,
             self.gradients,
             self.experiment.local,

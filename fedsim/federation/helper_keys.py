@@ -1,4 +1,4 @@
-"""Lasting keys of helpers on disk: made once, each on the machine of its helper, and read there."""
+"""Long-term keys of helpers: generated once and read on the machine of each helper."""
 
 import os
 import stat
@@ -19,15 +19,15 @@ from fedsim.secagg.identity import IdentityKey
 from fedsim.secagg.settings import SecureAggregationSettings
 
 HELPER_KEY = "helper-key"  # key of a SuperNode's --node-config
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_ACCESS_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def make_helper_key(path: Path) -> IdentityKey:
-    """Write a new key (PEM, PKCS 8) that only its owner can read, and return it.
+    """Write a new key (PEM, PKCS 8), readable by its owner alone, and return it.
 
     Raises:
-        FileExistsError: there is a file already; a lost key cannot be made again.
-        OSError: it cannot be written.
+        FileExistsError: the file exists; a key that is overwritten is lost.
+        OSError: the file cannot be written.
     """
     key = IdentityKey.generate()
     private = Ed25519PrivateKey.from_private_bytes(key.to_bytes())
@@ -41,23 +41,23 @@ def read_helper_key(path: Path) -> IdentityKey:
     """Return the key in a file.
 
     Raises:
-        PublicKeyError: no such file, no Ed25519 key, or one that other users can read.
+        PublicKeyError: the file is missing, holds no Ed25519 key, or is readable by other users.
     """
     try:
         mode, text = path.stat().st_mode, path.read_bytes()
     except OSError as error:
         raise PublicKeyError(
-            f"the helper's key {path} cannot be read: {error.strerror}; `fedsim helper-key "
-            f"{path}` makes one"
+            f"the helper's key {path} cannot be read: {error.strerror}; generate one with "
+            f"`fedsim helper-key {path}`"
         ) from error
-    if sys.platform != "win32" and mode & _OTHERS:
-        raise PublicKeyError(f"the helper's key can be read by other users: chmod 600 {path}")
+    if sys.platform != "win32" and mode & _ACCESS_BY_OTHERS:
+        raise PublicKeyError(f"the helper's key is readable by other users; run chmod 600 {path}")
     try:
         private = load_pem_private_key(text, password=None)
     except (ValueError, TypeError) as error:
-        raise PublicKeyError(f"{path} is no key of `fedsim helper-key`") from error
+        raise PublicKeyError(f"{path} is not a key of `fedsim helper-key`") from error
     if not isinstance(private, Ed25519PrivateKey):
-        raise PublicKeyError(f"{path} is no key of `fedsim helper-key`: it is not Ed25519")
+        raise PublicKeyError(f"{path} is not a key of `fedsim helper-key`: it is not Ed25519")
     return IdentityKey(private)
 
 
@@ -68,16 +68,16 @@ def identity_of_helper(
     base: Path,
     node_config: Mapping[str, object],
 ) -> IdentityKey | None:
-    """Return the lasting key of a helper: that of its node, or of the experiment's file, or none.
+    """Return the long-term key of a helper, from its node or from the experiment; None without.
 
     Args:
-        settings: the helper's own.
-        helper: its number, ≥ 1.
-        base: where relative paths of the experiment start.
-        node_config: of the node; names no key in a simulation.
+        settings: the `secure_aggregation` section.
+        helper: number of the helper, from 1.
+        base: the directory in which relative paths of the experiment start.
+        node_config: configuration of the helper's node; it names no key in a simulation.
 
     Raises:
-        PublicKeyError: the file cannot be used.
+        PublicKeyError: the key file cannot be used (see `read_helper_key`).
     """
     given = node_config.get(HELPER_KEY)
     if given is None and settings.helper_key_files:

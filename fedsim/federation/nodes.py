@@ -1,7 +1,7 @@
-"""The nodes of a federation: clients, and behind them the helpers of secure aggregation.
+"""The nodes of a federation: its clients, followed by the helpers of secure aggregation.
 
-Node number `num_clients` is helper 1. A helper is code of the server's side; that it runs in the
-same process as clients is part of the simulation.
+Node number `num_clients` is helper 1. A helper belongs to the server's side; only a simulation runs
+it in one process with clients.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,36 +19,38 @@ from fedsim.server.secure.helper_app import make_helper_app
 
 
 def num_helpers(experiment: Experiment) -> int:
-    """Return how many nodes are helpers."""
+    """Return the number of helpers."""
     settings = experiment.secure_aggregation
     return 0 if settings is None else settings.helpers
 
 
-def with_helpers(clients: ClientApp, experiment: Experiment, base: Path) -> ClientApp:
-    """Return an app that is any node of the federation: a client, or a helper.
+def make_node_app(clients: ClientApp, experiment: Experiment, base: Path) -> ClientApp:
+    """Return the app of any node of the federation: of a client or of a helper.
 
-    Without helpers, it is the clients' app itself. Relative paths of the experiment start at
-    `base`.
+    Args:
+        clients: the clients' app; returned as it is if the federation has no helpers.
+        experiment: the settings.
+        base: the directory in which the experiment's relative paths start.
     """
     settings = experiment.secure_aggregation
     if settings is None or not settings.helpers:
         return clients
     first = experiment.data.partition.num_clients
 
-    def number_of(context: Context) -> int:
+    def helper_number(context: Context) -> int:
         return partition_of(context) - first + 1
 
     def identity_of(context: Context) -> IdentityKey | None:
         return identity_of_helper(
-            settings, number_of(context), base=base, node_config=context.node_config
+            settings, helper_number(context), base=base, node_config=context.node_config
         )
 
-    helper = make_helper_app(settings, number_of, identity_of)
-    kind = _ManyNodes if isinstance(clients, BatchClientApp) else _Nodes
-    return kind(clients, helper, first)
+    helper = make_helper_app(settings, helper_number, identity_of)
+    node_class = _BatchNodeApp if isinstance(clients, BatchClientApp) else _NodeApp
+    return node_class(clients, helper, first)
 
 
-class _Nodes(ClientApp):
+class _NodeApp(ClientApp):
     def __init__(self, clients: ClientApp, helper: ClientApp, num_clients: int) -> None:
         super().__init__()
         self._clients, self._helper = clients, helper
@@ -60,14 +62,14 @@ class _Nodes(ClientApp):
         return (self._clients if is_client else self._helper)(message, context)
 
 
-class _ManyNodes(_Nodes):
-    """As `_Nodes`, where clients can be asked together; helpers are never asked to train."""
+class _BatchNodeApp(_NodeApp):
+    """A `_NodeApp` that answers several clients' requests at once; helpers get none of these."""
 
     _clients: BatchClientApp
 
     @property
     def group_size(self) -> int:
-        """The most requests in one group."""
+        """Largest number of requests in one group."""
         return self._clients.group_size
 
     def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:

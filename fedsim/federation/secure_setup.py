@@ -1,4 +1,4 @@
-"""Secure aggregation of an experiment, as far as all its parties must agree on it."""
+"""The part of secure aggregation that all parties of an experiment must agree on."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,21 +15,22 @@ from fedsim.secagg.payload import PayloadCodec
 
 
 class SecureSetupError(InputError):
-    """Secure aggregation that cannot start here; the message is one line with the fix."""
+    """Secure aggregation cannot start; the message is one line with the fix."""
 
 
 def secure_channel(
     experiment: Experiment, state: Mapping[str, Tensor], sizes: Sequence[int]
 ) -> SecureChannel | None:
-    """Return how clients send their updates; None where they are sent in clear.
+    """Return encoding and settings of secure uploads; None where updates are sent in clear.
 
     Args:
         experiment: with or without `secure_aggregation`.
-        state: the model's names and tensors.
-        sizes: the examples of every client.
+        state: the model's tensors by name.
+        sizes: number of examples of every client.
 
     Raises:
-        SecureSetupError: a client weighs more than `max_weight`, or cryptography is too old.
+        SecureSetupError: a client weighs more than `max_weight`, or the installed `cryptography` is
+            too old.
     """
     settings = experiment.secure_aggregation
     if settings is None:
@@ -40,8 +41,8 @@ def secure_channel(
         except HpkeMissingError as error:
             raise SecureSetupError(str(error)) from error
     weighted = experiment.federation.weighting == "examples"
-    clients = experiment.federation.clients_per_round or len(sizes)
-    encoder = FixedPointEncoder.from_settings(settings, clients=clients, weighted=weighted)
+    per_round = experiment.federation.clients_per_round or len(sizes)
+    encoder = FixedPointEncoder.from_settings(settings, clients=per_round, weighted=weighted)
     if weighted and max(sizes) > encoder.max_weight:
         raise SecureSetupError(
             f"client {sizes.index(max(sizes))} has {max(sizes)} examples, but "

@@ -1,4 +1,4 @@
-"""A federation divided among processes: data and plans travel, model and loss are made there."""
+"""Shards of a federation: data and plans are sent to each process, which builds model and loss."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,26 +19,39 @@ from fedsim.data import FederatedData
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
-from fedsim.federation.nodes import num_helpers, with_helpers
-from fedsim.federation.replica import PROBED, TRIED, first_public, initial_model, tensors_of
+from fedsim.federation.initial_model import (
+    NUM_CHECK_EXAMPLES,
+    NUM_PROBE_EXAMPLES,
+    initial_model,
+    public_examples,
+    to_tensors,
+)
+from fedsim.federation.nodes import make_node_app, num_helpers
 from fedsim.models.losses import resolve_loss
 from fedsim.simulation.shardable_app import Shard
 
-_MADE_THERE = {"model", "bench", "loss", "gradients", "device", "journal", "data"}
+# Fields of a federation that every process builds for itself.
+_LOCAL_FIELDS = {"model", "shared_model", "loss", "gradients", "device", "journal", "data"}
 
 
 def client_app(federation: Federation, *, in_process: bool, ledger: Path | None) -> ClientApp:
-    """Return the clients: sharing this object, or rebuilt from the experiment elsewhere."""
+    """Return the app of the federation's nodes.
+
+    Args:
+        federation: the assembled federation.
+        in_process: whether the nodes share `federation`; otherwise each process builds its own.
+        ledger: file of the durable ledger; None without one.
+    """
     if in_process:
         clients = BatchClientApp(federation.client_task, cohort_size=federation.cohort_size())
-        return with_helpers(clients, federation.experiment, federation.base)
+        return make_node_app(clients, federation.experiment, federation.base)
     source = TaskSource(federation.experiment.model_dump_json(), federation.base, ledger)
-    return FederationClients(federation, source)
+    return FederationClientApp(federation, source)
 
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Gives client tasks in another process, from the experiment's JSON alone."""
+    """Tasks of clients in any process, from the experiment's JSON alone."""
 
     experiment: str
     base: Path
@@ -61,16 +74,16 @@ def _assembled(source: TaskSource) -> Federation:
     return assemble(loaded, ledger=source.ledger)
 
 
-def clients_elsewhere(source: TaskSource) -> ClientApp:
-    """Return the clients of a federation that is assembled, when first asked, in this process."""
-    return with_helpers(make_client_app(source), source.settings, source.base)
+def client_app_from_source(source: TaskSource) -> ClientApp:
+    """Return an app of all nodes; the first request assembles the federation in this process."""
+    return make_node_app(make_client_app(source), source.settings, source.base)
 
 
-class FederationClients(ClientApp):
-    """The clients of a federation as a ClientApp for other processes.
+class FederationClientApp(ClientApp):
+    """The nodes of a federation as a ClientApp for other processes.
 
-    Pickled, it is the whole federation, rebuilt from its experiment where it arrives (as Flower's
-    runtime needs it). Divided, each process gets the data of its own clients.
+    Unpickled, it assembles the whole federation from its experiment, as Flower's runtime needs it.
+    A shard of it holds the data of its own clients only.
     """
 
     def __init__(self, federation: Federation, source: TaskSource) -> None:
@@ -80,10 +93,10 @@ class FederationClients(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message."""
-        return clients_elsewhere(self._source)(message, context)
+        return client_app_from_source(self._source)(message, context)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return clients_elsewhere, (self._source,)
+        return client_app_from_source, (self._source,)
 
     @property
     def ledger(self) -> Path | None:
@@ -91,7 +104,7 @@ class FederationClients(ClientApp):
         return None if self._federation.plans is None else self._source.ledger
 
     def work(self) -> list[float]:
-        """Return the examples that each node is expected to compute gradients of in the run."""
+        """Return the expected number of per-example gradients of each node in the run."""
         federation = self._federation
         local = federation.experiment.local
         rounds = federation.participation.planned_rounds()
@@ -99,49 +112,49 @@ class FederationClients(ClientApp):
             float(planned * local.steps * min(local.batch_size, size))
             for planned, size in zip(rounds, federation.data.clients.sizes, strict=True)
         ]
-        return clients + [0.0] * num_helpers(federation.experiment)  # nothing beside training
+        return clients + [0.0] * num_helpers(federation.experiment)  # helpers compute no gradients
 
     def shard(self, clients: Sequence[int]) -> Shard:
-        """Return what another process needs to be the given clients and helpers."""
+        """Return the app of the given clients and helpers, to be sent to another process."""
         federation = self._federation
         rest = {
             field.name: getattr(federation, field.name)
             for field in fields(federation)
-            if field.name not in _MADE_THERE
+            if field.name not in _LOCAL_FIELDS
         }
         data = federation.data
-        here = [client for client in clients if client < len(data.clients)]  # the rest help
-        share = replace(
+        here = [client for client in clients if client < len(data.clients)]  # no helpers
+        own = replace(
             data,
-            clients=data.clients.only(here),
-            held_out=None if data.held_out is None else data.held_out.only(here),
-            test=first_public(data, PROBED),
+            clients=data.clients.select(here),
+            held_out=None if data.held_out is None else data.held_out.select(here),
+            test=public_examples(data, NUM_PROBE_EXAMPLES),
         )
-        return _FederationShard(type(federation), rest, share)
+        return _FederationShard(type(federation), rest, own)
 
 
 @dataclass(frozen=True)
 class _FederationShard:
-    kind: type[Federation]
+    federation_class: type[Federation]
     rest: Mapping[str, Any]
     data: FederatedData
 
     def __call__(self, journal: Journal | None) -> ClientApp:
-        """Assemble the part of the federation that these clients need."""
+        """Return the app of the clients, with a federation that holds their data only."""
         experiment, base = self.rest["experiment"], self.rest["base"]
         device = choose_device(experiment.runtime.device)
         loss = resolve_loss(experiment.model.loss, base=base)
         model = initial_model(experiment, self.data, self.rest["task"], base=base).to(device)
         gradients = None
         if experiment.privacy is not None:
-            few = first_public(self.data, TRIED)
-            gradients = gradients_for(model, loss, *tensors_of(few, device))
-        # Memory of its own: what Ray delivers is shared and cannot be written to.
-        federation = self.kind(
+            public = public_examples(self.data, NUM_CHECK_EXAMPLES)
+            gradients = gradients_for(model, loss, *to_tensors(public, device))
+        # A copy: arrays that Ray delivers are shared and read-only.
+        federation = self.federation_class(
             **self.rest,
-            data=self.data.copied(),
+            data=self.data.copy(),
             model=model,
-            bench=SharedModel(
+            shared_model=SharedModel(
                 model, parameters=None if gradients is None else gradients.parameters
             ),
             loss=loss,

@@ -1,7 +1,7 @@
-"""Metrics of clients on their own examples, which secure aggregation averages without seeing one.
+"""Metrics of clients on their own examples, averaged by secure aggregation.
 
-They are those of the model that a round starts from: their mean over clients, by examples, is the
-objective that the federation minimises.
+They score the model that a round starts from. Their mean over clients, weighted by examples, is the
+objective of the federation.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,13 +23,13 @@ _PREFIX = "train_"
 
 @dataclass(frozen=True)
 class TrainMetrics:
-    """Measures a model on the examples of one client.
+    """The declared metrics of a model on the examples of one client.
 
     Attributes:
         names: the declared metrics, such as `train_loss`.
         loss: one value per example.
-        task: says how outputs are scored.
-        examples: returns the client's own; gathered when they are measured and not before.
+        task: scores outputs.
+        examples: returns the client's examples; called once for each measurement.
     """
 
     names: tuple[str, ...]
@@ -38,44 +38,44 @@ class TrainMetrics:
     examples: Callable[[], Examples]
 
     def __call__(self, model: nn.Module) -> Mapping[str, float]:
-        """Return the means over the client's examples; the model's modes are restored.
+        """Return the means over the client's examples; the model's train and eval modes are kept.
 
         Guarantee: the same bits on every engine.
         """
         gathered = self.examples()
-        own = Examples(_aligned(gathered.features), _aligned(gathered.targets))
-        found = evaluate(model, self.loss, self.task, own)
-        return {name: found[name.removeprefix(_PREFIX)] for name in self.names}
+        own = Examples(_aligned_copy(gathered.features), _aligned_copy(gathered.targets))
+        metrics = evaluate(model, self.loss, self.task, own)
+        return {name: metrics[name.removeprefix(_PREFIX)] for name in self.names}
 
 
-def _aligned(values: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy that begins where torch lets tensors begin.
+def _aligned_copy(values: NDArray[Any]) -> NDArray[Any]:
+    """Return a copy with the alignment of torch's own tensors.
 
-    Matrix products go other ways through memory aligned otherwise, and each engine has put a
-    client's examples somewhere else.
+    The alignment decides which kernel of a matrix product runs, and so the last bits; it differs
+    between engines.
     """
     return torch.from_numpy(values).clone().numpy()
 
 
 def check_train_metrics(
-    names: Mapping[str, float], model: nn.Module, loss: PerExampleLoss, task: Task, few: Examples
+    names: Mapping[str, float], model: nn.Module, loss: PerExampleLoss, task: Task, public: Examples
 ) -> None:
-    """Check that a task has the metrics that an experiment declares.
+    """Check that the task has the metrics that an experiment declares.
 
     Args:
         names: the declared metrics and their bounds.
-        model: tried on `few`, public examples.
+        model: the initial model, evaluated on `public`.
         loss: one value per example.
-        task: says how outputs are scored.
-        few: some public examples.
+        task: scores outputs.
+        public: a few public examples.
 
     Raises:
-        SecureSetupError: a metric of another task; it names those that there are.
+        SecureSetupError: a metric belongs to another task; the message names the possible ones.
     """
     if not names:
         return
-    found = {_PREFIX + name for name in evaluate(model, loss, task, few)}
-    possible = [name for name in TRAIN_METRICS if name in found]
+    computed = {_PREFIX + name for name in evaluate(model, loss, task, public)}
+    possible = [name for name in TRAIN_METRICS if name in computed]
     for name in names:
         if name not in possible:
             raise SecureSetupError(

@@ -131,7 +131,7 @@ def plan_experiment(loaded: LoadedExperiment) -> Plan:
         raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
     federation = assemble(loaded, ledger=None)
     rounds = federation.participation.planned_rounds()
-    plans, terms = federation.plans or (), federation.terms or ()
+    plans, terms = federation.plans or (), federation.client_privacy or ()
     clients = tuple(_planned(federation, client, rounds[client]) for client in range(len(plans)))
     middle = median_low(plan.examples for plan in plans)
     median = next(client.client for client in clients if client.examples == middle)
@@ -153,7 +153,7 @@ def _refusal(federation: Federation) -> str | None:
 
 
 def _planned(federation: Federation, client: int, rounds: int) -> PlannedClient:
-    plans, terms = federation.plans or (), federation.terms or ()
+    plans, terms = federation.plans or (), federation.client_privacy or ()
     plan, own, steps = plans[client], terms[client], federation.experiment.local.steps
     marks = sorted({max(1, round(rounds * k / _POINTS)) for k in range(1, _POINTS + 1)})
     curve = tuple(

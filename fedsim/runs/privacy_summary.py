@@ -148,7 +148,7 @@ def summarise_privacy(
         ValueError: a private federation without a ledger.
     """
     settings, plans, journal = federation.experiment.privacy, federation.plans, federation.journal
-    terms = federation.terms
+    terms = federation.client_privacy
     if settings is None or plans is None or terms is None:
         return None
     if journal is None:

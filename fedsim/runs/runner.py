@@ -122,7 +122,7 @@ def _resume(
 
 def _federation_of(loaded: LoadedExperiment, directory: RunDirectory, engine: Engine) -> Federation:
     here = isinstance(engine, LocalEngine)
-    return assemble(loaded, ledger=directory.ledger, trains_here=here)
+    return assemble(loaded, ledger=directory.ledger, in_process=here)
 
 
 class _Recorder:
@@ -192,7 +192,7 @@ class _Recorder:
             start=self._start,
             on_round=self._on_round,
             on_stop=self._on_stop,
-            book=self._federation.privacy_book(),
+            book=self._federation.client_ledgers(),
             patience=engine.patience,
             openings=OpenedSums(self._directory.read_opening(), self._directory.write_opening),
         )

@@ -129,7 +129,7 @@ def _scale(federation: "Federation", client: int) -> float:
     """Return a_k C_k: what one example can change in the client's summed upload."""
     experiment = federation.experiment
     weighted = experiment.federation.weighting == "examples"
-    terms, plans = federation.terms, federation.plans
+    terms, plans = federation.client_privacy, federation.plans
     if terms is None or plans is None:
         raise ValueError("a federation without privacy has no sensitivity")
     plan = plans[client]

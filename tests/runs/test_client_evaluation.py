@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import fedsim
 from fedsim.clients import app
 from fedsim.clients.failure_text import ClientFailureError
-from fedsim.data.splits import held_out
+from fedsim.data.splits import split_client
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
@@ -58,7 +58,7 @@ def test_held_out_rows_are_the_clients_own_and_no_training_row(
     n: int, fraction: float, client: int
 ) -> None:
     own = np.arange(n) * 3
-    training, kept = held_out(own, fraction, seed=1, client=client)
+    training, kept = split_client(own, fraction, seed=1, client=client)
     assert sorted([*training, *kept]) == own.tolist()
     assert len(training) >= min(n, 1)
     assert abs(len(kept) - n * fraction) <= 1

@@ -82,15 +82,15 @@ def test_impossible_groups_are_refused(clients: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("client,epsilon\n1,2\n", "b.csv:1: there is no column 'eps'; the columns are: client"),
-        ("id,eps\n1,2\n", "b.csv:1: there is no column 'client'"),
+        ("client,epsilon\n1,2\n", "b.csv:1: no column 'eps'; columns of the file: client"),
+        ("id,eps\n1,2\n", "b.csv:1: no column 'client'"),
         ("client,eps\none,2\n", "b.csv:2: client must be a client number, got 'one'"),
-        ("client,eps\n1,2\n1,3\n", "b.csv:3: client 1 has a line already"),
+        ("client,eps\n1,2\n1,3\n", "b.csv:3: client 1 has two lines; remove one"),
         ("client,eps\n1,two\n", "b.csv:2: eps must be a number, got 'two'"),
         ("client,eps\n1,-2\n", "b.csv:2: eps: must be greater than 0, got -2"),
         ("client,eps\n1,nan\n", "b.csv:2: eps: must be a finite number, got nan"),
-        ("client,eps\n", "has no line for any client"),
-        ("", "there is no column 'client'; the columns are: none"),
+        ("client,eps\n", "no client has a line; add one line for each client"),
+        ("", "no column 'client'; columns of the file: none"),
     ],
 )
 def test_a_broken_table_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:

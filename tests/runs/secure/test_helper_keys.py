@@ -110,5 +110,5 @@ def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "h.key"
     path.write_text("something else")
     path.chmod(0o600)
-    with pytest.raises(PublicKeyError, match="is no key of `fedsim helper-key`"):
+    with pytest.raises(PublicKeyError, match="is not a key of `fedsim helper-key`"):
         read_helper_key(path)

@@ -1,4 +1,4 @@
-"""Clients' examples are gathered when asked: one dataset in memory, whatever the clients."""
+"""Clients' examples are gathered on access: memory holds one dataset for any number of clients."""
 
 import tracemalloc
 from pathlib import Path
@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.data import DataError, Examples, load_federated_data
+from fedsim.data.client_examples import ClientExamples
 from fedsim.data.settings import DataSettings
-from fedsim.data.shares import ClientShares
-from fedsim.federation.client_tensors import ClientTensors, arranged
+from fedsim.federation.client_tensors import ClientTensors, order_by_client
 from fedsim.runs.runner import run_experiment
 
 
@@ -22,27 +22,27 @@ def numbered(n: int, width: int = 3) -> Examples:
 
 
 @st.composite
-def divided(draw: st.DrawFn) -> tuple[Examples, dict[int, np.ndarray]]:
+def divisions(draw: st.DrawFn) -> tuple[Examples, dict[int, np.ndarray]]:
     n = draw(st.integers(1, 30))
     owner = np.array(draw(st.lists(st.integers(-1, 4), min_size=n, max_size=n)))
     return numbered(n), {client: np.flatnonzero(owner == client) for client in range(5)}
 
 
-@given(divided(), st.sets(st.integers(0, 4)))
-def test_everybody_gets_their_own_rows_packed_or_not(
+@given(divisions(), st.sets(st.integers(0, 4)))
+def test_every_client_gets_its_own_rows_from_a_subset_or_all(
     case: tuple[Examples, dict[int, np.ndarray]], here: set[int]
 ) -> None:
     source, rows = case
-    shares = ClientShares(source, rows)
-    some = shares.only(sorted(here))
-    assert shares.sizes == [len(rows[client]) for client in range(5)]
-    assert len(some) == len(shares) == 5
+    clients = ClientExamples(source, rows)
+    some = clients.select(sorted(here))
+    assert clients.sizes == [len(rows[client]) for client in range(5)]
+    assert len(some) == len(clients) == 5
     for client in range(5):
         expected = source.take(rows[client])
-        np.testing.assert_array_equal(shares[client].features, expected.features)
-        np.testing.assert_array_equal(shares[client].targets, expected.targets)
+        np.testing.assert_array_equal(clients[client].features, expected.features)
+        np.testing.assert_array_equal(clients[client].targets, expected.targets)
         if client in here:
-            for packed in (some, some.copied()):
+            for packed in (some, some.copy()):
                 np.testing.assert_array_equal(packed[client].features, expected.features)
                 np.testing.assert_array_equal(packed[client].targets, expected.targets)
         else:
@@ -51,17 +51,17 @@ def test_everybody_gets_their_own_rows_packed_or_not(
     assert [len(one) for one in some] == [len(rows[client]) for client in sorted(here)]
 
 
-def test_what_is_gathered_is_the_clients_alone() -> None:
-    shares = ClientShares(numbered(6), {0: np.array([1, 3]), 1: np.array([0, 5])})
-    shares[0].features[:] = -1
-    assert shares[0].features.min() >= 0
+def test_gathered_examples_are_a_copy() -> None:
+    clients = ClientExamples(numbered(6), {0: np.array([1, 3]), 1: np.array([0, 5])})
+    clients[0].features[:] = -1
+    assert clients[0].features.min() >= 0
     with pytest.raises(IndexError):
-        _ = shares[2]
-    assert len(shares[-1]) == 2
+        _ = clients[2]
+    assert len(clients[-1]) == 2
 
 
 def test_dividing_a_dataset_copies_nothing(tmp_path: Path) -> None:
-    """numpy tells tracemalloc what it allocates; a copy would take as much as the dataset."""
+    """tracemalloc counts numpy's allocations; a copy would take as much as the dataset."""
     (tmp_path / "mine.py").write_text(
         "import numpy as np\nX = np.ones((40_000, 100), dtype=np.float32)\n"
         "def load(seed=0):\n    return X, np.arange(len(X)) % 7, X[:10], np.arange(10) % 7\n"
@@ -82,23 +82,23 @@ def test_dividing_a_dataset_copies_nothing(tmp_path: Path) -> None:
 
 
 def test_large_clients_get_views_of_one_array_in_their_order() -> None:
-    shares = ClientShares(numbered(40), {0: np.arange(0, 40, 2), 1: np.arange(1, 40, 2)})
-    size = shares.nbytes
-    assert size == sum(each.features.nbytes + each.targets.nbytes for each in shares)
-    few = "20 examples of which a round uses 5 are gathered"
-    assert arranged(shares, used=5, small=size - 1) is shares, few
-    packed = arranged(shares, used=4, small=0)
+    clients = ClientExamples(numbered(40), {0: np.arange(0, 40, 2), 1: np.arange(1, 40, 2)})
+    size = clients.nbytes
+    assert size == sum(each.features.nbytes + each.targets.nbytes for each in clients)
+    few = "a round uses 5 of 20 examples, so they are gathered"
+    assert order_by_client(clients, examples_per_round=5, small_bytes=size - 1) is clients, few
+    packed = order_by_client(clients, examples_per_round=4, small_bytes=0)
     assert packed[0].features.base is packed[1].features.base is not None
     for client in range(2):
-        np.testing.assert_array_equal(packed[client].features, shares[client].features)
+        np.testing.assert_array_equal(packed[client].features, clients[client].features)
 
 
 def test_small_data_are_always_put_into_the_clients_order() -> None:
-    shares = ClientShares(numbered(40), {0: slice(20, 40), 1: np.arange(0, 20)})
-    packed = arranged(shares, used=1_000)
+    clients = ClientExamples(numbered(40), {0: slice(20, 40), 1: np.arange(0, 20)})
+    packed = order_by_client(clients, examples_per_round=1_000)
     assert packed[0].features.base is packed[1].features.base is not None
     for client in range(2):
-        np.testing.assert_array_equal(packed[client].features, shares[client].features)
+        np.testing.assert_array_equal(packed[client].features, clients[client].features)
 
 
 def test_data_on_disk_stay_there_and_change_no_bit(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_data_on_disk_stay_there_and_change_no_bit(tmp_path: Path) -> None:
     }
     settings = DataSettings.model_validate(experiment["data"])
     mapped = load_federated_data(settings, seed=0, base=tmp_path).clients
-    assert not mapped.in_memory
-    assert arranged(mapped, used=1) is mapped
+    assert not mapped.is_in_memory
+    assert order_by_client(mapped, examples_per_round=1) is mapped
     models = []
     for mode in ("r", None):
         overrides = {"data.args": {"mode": mode}}
@@ -135,12 +135,12 @@ def test_data_on_disk_stay_there_and_change_no_bit(tmp_path: Path) -> None:
     assert models[0] == models[1]
 
 
-def test_tensors_are_made_when_asked_and_not_kept_on_the_cpu() -> None:
-    shares = ClientShares(numbered(6), {0: np.array([1, 3]), 1: np.array([0, 5])})
-    tensors = ClientTensors(shares, torch.device("cpu"))
+def test_tensors_are_built_on_access_and_not_cached_on_the_cpu() -> None:
+    clients = ClientExamples(numbered(6), {0: np.array([1, 3]), 1: np.array([0, 5])})
+    tensors = ClientTensors(clients, torch.device("cpu"))
     features, targets = tensors.of(1)
-    assert torch.equal(features, torch.from_numpy(shares[1].features))
-    assert torch.equal(targets, torch.from_numpy(shares[1].targets))
+    assert torch.equal(features, torch.from_numpy(clients[1].features))
+    assert torch.equal(targets, torch.from_numpy(clients[1].targets))
     assert tensors.of(1)[0].data_ptr() != features.data_ptr()
 
 
