@@ -32,12 +32,16 @@ class _StopAfter:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let two processes begin with the files as they come, not with those of the most tests.
+    """Set the order of the files and run a test named by node id whatever its stage.
 
-    A deployment is one long test that mostly waits: last of all, it would have nobody beside it.
+    pytest-xdist would start with the files of the most tests. A deployment is one long test that
+    mostly waits: as the last one it would leave the second process idle.
     """
     if hasattr(config.option, "loadscopereorder"):  # of pytest-xdist
         config.option.loadscopereorder = False
+    is_default_stage = config.option.markexpr == config.getini("addopts")[-1]
+    if is_default_stage and all("::" in argument for argument in config.args):
+        config.option.markexpr = ""
 
 
 @pytest.fixture(scope="session")
