@@ -23,7 +23,9 @@ from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 
 LONG = 60  # rounds
-FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
+# The background jobs of a shell ignore Ctrl-C, and so would what they start.
+HEED_INTERRUPTS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+FEDSIM = [sys.executable, "-c", HEED_INTERRUPTS + "from fedsim.cli import main; main()"]
 
 
 def source_of(result: ComparisonResult) -> Path:

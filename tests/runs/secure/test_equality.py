@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsim.report.html import write_report
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.verification import verify_run
 
@@ -72,6 +73,7 @@ def test_epsilon_is_that_of_the_clients_own_noise(lab: Any, tmp_path: Path) -> N
         "local_steps > 1 (2 noisy steps in a round)",
     ):
         assert words in said
+    write_report(RunDirectory(secure.path))
     assert "saw the sum" in (secure.path / "report.html").read_text()
 
 

@@ -15,6 +15,8 @@ from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.train_metrics import TrainMetrics
 from fedsim.protocol.messages import to_arrays
+from fedsim.report.html import write_report
+from fedsim.runs.directory import RunDirectory
 
 BOUNDS = {"train_loss": 5.0, "train_accuracy": 1.0}
 PROTOCOLS: list[dict[str, Any]] = [
@@ -95,6 +97,7 @@ def test_the_page_draws_them_and_the_record_says_that_the_server_saw_sums(
     lab: Any, tmp_path: Path
 ) -> None:
     result = lab.run(tmp_path, {"metrics": BOUNDS})
+    write_report(RunDirectory(result.path))
     page = (result.path / "report.html").read_text()
     assert "Train loss" in page
     assert "Train accuracy" in page

@@ -505,6 +505,8 @@ def test_nothing_is_left_running(tmp_path: Path, end: signal.Signals | None) -> 
     settings["runtime"] = {"engine": "ray", "workers": 2}
     (tmp_path / "e.yaml").write_text(json.dumps(settings))
     code = (
+        # The background jobs of a shell ignore Ctrl-C, and so would what they start.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import sys; from pathlib import Path; import fedsim.runs.runner\n"
         "class Fails:\n"
         "    def started(self, *_): ...\n"
