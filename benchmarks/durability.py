@@ -25,11 +25,13 @@ import torch
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.shards import client_app
-from fedsim.protocol.messages import to_numpy
-from fedsim.runs.directory import Checkpoint, RunDirectory
-from fedsim.server.aggregation.strategies import FedAvg
-from fedsim.server.app import RoundResult, Start, run_round
+from fedsim.runs.directory import RunDirectory
+from fedsim.server.aggregation.strategies import strategy_for
+from fedsim.server.app import RoundSetup, run_round
 from fedsim.server.client_ledgers import ClientLedgers
+from fedsim.server.round_report import RoundReport
+from fedsim.server.state import ServerState
+from fedsim.server.train_round import TrainSetup
 from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
 
@@ -57,43 +59,35 @@ class Contender:
         app = client_app(self._federation, in_process=True, ledger=None)
         self._grid = LocalGrid(app, clients)
         privacy = loaded.experiment.privacy
-        self._book = (
-            None if privacy is None else ClientLedgers(privacy.accountant, privacy.adjacency)
+        settings = loaded.experiment.federation
+        strategy = strategy_for(settings)
+        self._setup = RoundSetup(
+            strategy,
+            TrainSetup(
+                self._federation.participation,
+                {FIRST_NODE + client: client for client in range(clients)},
+                strategy.aggregator(),
+                None if privacy is None else ClientLedgers(privacy.accountant, privacy.adjacency),
+            ),
+            self._federation.test_metrics,
         )
-        self._strategy = FedAvg(
-            settings=loaded.experiment.federation,
-            participation=self._federation.participation,
-            roster={FIRST_NODE + client: client for client in range(clients)},
-            book=self._book,
-        )
-        self._start = Start(self._federation.initial_arrays())
-        self._arrays, self._round = self._start.arrays, 0
+        self._state = ServerState(self._federation.initial_arrays())
         self.writing = 0.0
 
     def round(self) -> float:
         """Run the next round and return its seconds."""
-        self._round += 1
         started = time.perf_counter()
         with server_identity(1):
-            result = run_round(
-                self._strategy,
-                self._grid,
-                self._round,
-                self._arrays,
-                self._federation.test_metrics,
-                self._book,
-            )
-        self._keep(result)
+            self._state, report = run_round(self._state, self._setup, self._grid)
+        self._keep(report)
         return time.perf_counter() - started
 
-    def _keep(self, result: RoundResult) -> None:
-        self._arrays = result.arrays
+    def _keep(self, report: RoundReport) -> None:
         if self._run is None:
             return
         started = time.perf_counter()
-        self._run.append_round({"round": result.round_number, **result.metrics})
-        checkpoint = Checkpoint(result.round_number, to_numpy(result.arrays), result.clip_norms)
-        self._run.write_checkpoint(checkpoint)
+        self._run.append_round(report.to_json())
+        self._run.write_checkpoint(self._state)
         self.writing += time.perf_counter() - started
 
 

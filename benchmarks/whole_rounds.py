@@ -12,7 +12,8 @@ from typing import Any
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.shards import client_app
-from fedsim.server.app import RoundResult, Start
+from fedsim.server.round_report import RoundReport
+from fedsim.server.state import ServerState
 from fedsim.simulation.engines import LocalEngine
 
 
@@ -90,14 +91,17 @@ def _run(experiment: Mapping[str, Any]) -> _Measured:
         federation = assemble(load_experiment(experiment), ledger=ledger, in_process=True)
         ends: list[float] = []
 
-        def on_round(_: RoundResult) -> None:
+        def on_round(_: ServerState, __: RoundReport) -> None:
             ends.append(time.process_time())
 
         def on_stop(reason: str) -> None:
             raise RuntimeError(reason)
 
         server = federation.server_app(
-            start=Start(federation.initial_arrays()), on_round=on_round, on_stop=on_stop, book=None
+            start=ServerState(federation.initial_arrays()),
+            on_round=on_round,
+            on_stop=on_stop,
+            ledgers=None,
         )
         client = client_app(federation, in_process=True, ledger=None)
         LocalEngine().execute(server, client, federation.num_nodes)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, Message
+from flwr.serverapp import Grid
 
 from fedsim.core.streams import Purpose, stream
 from fedsim.protocol.messages import EvaluateReply, EvaluateRequest, ProtocolError
@@ -78,6 +79,31 @@ class ClientEvaluation:
         asked = self.clients(round_number, len(node_of))
         request = EvaluateRequest(round_number, arrays)
         return [request.to_message(node_of[client]) for client in asked]
+
+    def run(
+        self,
+        round_number: int,
+        arrays: ArrayRecord,
+        clients: Mapping[int, int],
+        grid: Grid,
+        timeout: float,
+    ) -> EvaluationResult | None:
+        """Ask the clients of a round and return their averages; None where none are asked.
+
+        Args:
+            round_number: the round.
+            arrays: the global model after it.
+            clients: the client of each node, by node id.
+            grid: sends the requests.
+            timeout: seconds to wait for the answers.
+        """
+        node_of = {client: node for node, client in clients.items()}
+        requests = self.requests(round_number, arrays, node_of)
+        if not requests:
+            return None
+        asked = [clients[request.metadata.dst_node_id] for request in requests]
+        replies = grid.send_and_receive(requests, timeout=timeout)
+        return self.averaged(asked, replies, clients)
 
     def averaged(
         self, asked: Iterable[int], replies: Iterable[Message], client_of: Mapping[int, int]

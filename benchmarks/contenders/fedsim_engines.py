@@ -16,10 +16,12 @@ from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.shards import client_app
-from fedsim.server.aggregation.strategies import FedAvg
-from fedsim.server.app import run_round
+from fedsim.server.aggregation.strategies import strategy_for
+from fedsim.server.app import RoundSetup, run_round
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.roll_call import call_roll
+from fedsim.server.state import ServerState
+from fedsim.server.train_round import TrainSetup
 from fedsim.simulation.engines import engine_for
 from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import LocalGrid
@@ -123,24 +125,21 @@ class _Server:
 
     def __init__(self, federation: Federation, grid: Grid) -> None:
         self._grid = grid
-        self._book = None if federation.plans is None else ClientLedgers("pld")
-        self._strategy = FedAvg(
-            settings=federation.experiment.federation,
-            participation=federation.participation,
-            roster=call_roll(grid, federation.num_clients, patience=60.0),
-            book=self._book,
+        strategy = strategy_for(federation.experiment.federation)
+        train = TrainSetup(
+            federation.participation,
+            call_roll(grid, federation.num_clients, patience=60.0),
+            strategy.aggregator(),
+            None if federation.plans is None else ClientLedgers("pld"),
         )
-        self._arrays, self._round = federation.initial_arrays(), 0
+        self._setup = RoundSetup(strategy, train, evaluate=lambda _: {})
+        self._state = ServerState(federation.initial_arrays())
 
     def round(self) -> None:
-        """Do the next round."""
-        self._round += 1
-        result = run_round(
-            self._strategy, self._grid, self._round, self._arrays, lambda _: {}, self._book
-        )
-        if result.failed:
-            raise RuntimeError(f"clients failed: {result.failed[0].reason}")
-        self._arrays = result.arrays
+        """Run the next round."""
+        self._state, report = run_round(self._state, self._setup, self._grid)
+        if report.failed:
+            raise RuntimeError(f"clients failed: {report.failed[0].reason}")
 
 
 def federation_of(work: Work, folder: Path, runtime: Mapping[str, object]) -> Federation:

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedsim.audit.evidence import Interval
 from fedsim.audit.findings import Claim, Findings, violations
-from fedsim.runs.privacy_summary import finite_or_none
+from fedsim.core.json_numbers import finite_or_none
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,13 @@ from fedsim.federation.initial_model import NUM_PROBE_EXAMPLES, public_examples,
 from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.federation.train_metrics import TrainMetrics
 from fedsim.models.metrics import Task, evaluate
-from fedsim.server.app import RoundResult, SecureAggregation, Start, make_server_app
+from fedsim.server.app import SecureAggregation, make_server_app
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.evaluation import ClientEvaluation
 from fedsim.server.participation import Participation
+from fedsim.server.round_report import RoundReport
 from fedsim.server.secure.opened_sums import NO_OPENED_SUMS, OpenedSums
+from fedsim.server.state import ServerState
 
 
 @dataclass(frozen=True)
@@ -156,10 +158,10 @@ class Federation:
     def server_app(
         self,
         *,
-        start: Start,
-        on_round: Callable[[RoundResult], None],
+        start: ServerState,
+        on_round: Callable[[ServerState, RoundReport], None],
         on_stop: Callable[[str], None],
-        book: ClientLedgers | None,
+        ledgers: ClientLedgers | None,
         patience: float = 60.0,
         openings: OpenedSums = NO_OPENED_SUMS,
     ) -> ServerApp:
@@ -180,7 +182,7 @@ class Federation:
             start=start,
             evaluate=self.test_metrics,
             on_round=on_round,
-            book=book,
+            ledgers=ledgers,
             steps=self.experiment.local.steps,
             stop_when_withdrawn=privacy is not None and privacy.on_exhausted == "stop",
             on_stop=on_stop,

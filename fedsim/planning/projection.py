@@ -13,11 +13,11 @@ from fedsim.clients.budget.plan import (
     plan_privacy,
 )
 from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.core.json_numbers import finite_or_none
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.budget_check import last_round, refuse_overspending
 from fedsim.federation.federation import Federation
-from fedsim.runs.privacy_summary import finite_or_none
 
 _POINTS = 12  # of each client's curve
 _LONGEST = 100  # times the planned run: a budget that affords more is called unlimited

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from fedsim.runs.directory import RunDirectory
+from fedsim.server.round_report import RoundRow
 from fedsim.statement import Facts, RunFacts, read_facts
 
 
@@ -24,7 +25,7 @@ class RunContents:
 
     summary: dict[str, Any]
     privacy: dict[str, Any]
-    rounds: list[dict[str, Any]]
+    rounds: list[RoundRow]
     environment: dict[str, Any]
     experiment: str
 

@@ -5,10 +5,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.report.contents import RunContents
+from fedsim.server.round_report import RoundRow
 from fedsim.statement.sentence import counted
 
 MAX_INCIDENTS = 100
@@ -91,9 +91,9 @@ def _held_out_cards(contents: RunContents) -> list[Card]:
     if not contents.client_metrics:
         return []
     (name, value), *_ = contents.client_metrics.items()
-    found = contents.rounds[-1].get("evaluated") or {"clients": (), "examples": 0}
-    who = counted(len(found["clients"]), "client")
-    detail = f"{found['examples']:,} held-out examples of {who}"
+    found = contents.rounds[-1].get("evaluated")
+    clients, examples = (len(found["clients"]), found["examples"]) if found else (0, 0)
+    detail = f"{examples:,} held-out examples of {counted(clients, 'client')}"
     return [Card(f"Clients' {metric_name(name)}", metric_text(name, value), detail)]
 
 
@@ -144,7 +144,7 @@ def phases(contents: RunContents) -> list[Phase]:
     return [Phase(name, duration_text(value), value / whole) for name, value in totals.items()]
 
 
-def _all_incidents(rounds: list[dict[str, Any]]) -> Iterator[Incident]:
+def _all_incidents(rounds: list[RoundRow]) -> Iterator[Incident]:
     for row in rounds:
         for failure in row["failed"]:
             yield Incident(row["round"], failure["client"], _shortened(str(failure["reason"])))

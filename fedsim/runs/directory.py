@@ -5,7 +5,6 @@ import io
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -15,7 +14,10 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from fedsim.core.errors import InputError
+from fedsim.protocol.messages import to_arrays, to_numpy
+from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
+from fedsim.server.state import ServerState
 
 CLIENT_COLUMNS = (
     "client",
@@ -33,20 +35,10 @@ CLIENT_COLUMNS = (
     "clip_norm",
 )
 
+CHECKPOINT_SCHEMA = 2
+
 _OPENING = "checkpoint/opening.json"
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """What continuing after `round_number` needs.
-
-    Random streams are keyed by round and accounts live in the ledger, so the model, and the bounds
-    that the clients' clipping has learnt, are all there is.
-    """
-
-    round_number: int
-    arrays: Mapping[str, np.ndarray]
-    clip_norms: Mapping[int, float] = field(default_factory=dict)
+_OPTIMIZER = "optimizer/"  # before the names of the optimizer's arrays in a checkpoint
 
 
 class RunDirectoryError(InputError):
@@ -163,7 +155,7 @@ class RunDirectory:
         with self.rounds.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
 
-    def read_rounds(self) -> list[dict[str, Any]]:
+    def read_rounds(self) -> list[RoundRow]:
         """Return the finished rounds; a line that a crash cut short is not one."""
         *lines, _unfinished = self.rounds.read_text(encoding="utf-8").split("\n")
         return [json.loads(line) for line in lines]
@@ -180,33 +172,42 @@ class RunDirectory:
         """Write the final global model."""
         self.write_bytes("model.safetensors", _safetensors(arrays))
 
-    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint in place of the one before.
+    def write_checkpoint(self, state: ServerState) -> None:
+        """Replace the checkpoint by this state.
 
-        Everything is in one file: no crash leaves its parts at odds.
+        One file, so no crash leaves its parts at odds. safetensors sorts names, and the order of
+        a model's names is part of its digest: the metadata keep it.
         """
-        arrays = checkpoint.arrays
-        # safetensors sorts names; their order is part of a model's digest.
-        metadata = {"round": str(checkpoint.round_number), "names": json.dumps(list(arrays))}
-        if checkpoint.clip_norms:
-            metadata["clip_norms"] = json.dumps(dict(checkpoint.clip_norms))
-        data = _safetensors(arrays, metadata=metadata)
+        arrays = to_numpy(state.arrays)
+        metadata = {
+            "schema": str(CHECKPOINT_SCHEMA),
+            "round": str(state.round_number),
+            "names": json.dumps(list(arrays)),
+            "clip_norms": json.dumps(dict(state.clip_norms)),
+            "withdrawn": json.dumps(sorted(state.withdrawn)),
+        }
+        optimizer = {f"{_OPTIMIZER}{name}": array for name, array in state.optimizer.items()}
+        data = _safetensors({**arrays, **optimizer}, metadata=metadata)
         self.write_bytes("checkpoint/model.safetensors", data)
 
-    def read_checkpoint(self) -> Checkpoint | None:
-        """Return what there was after the last finished round, None before the first."""
+    def read_checkpoint(self) -> ServerState | None:
+        """Return the state after the last finished round, None before the first."""
         path = self.path / "checkpoint" / "model.safetensors"
         if not path.is_file():
             return None
         with safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             metadata = file.metadata()
-        names = json.loads(metadata["names"])
-        clip_norms = json.loads(metadata.get("clip_norms", "{}"))
-        return Checkpoint(
+        return ServerState(
+            arrays=to_arrays({name: tensors[name] for name in json.loads(metadata["names"])}),
             round_number=int(metadata["round"]),
-            arrays={name: arrays[name] for name in names},
-            clip_norms={int(client): bound for client, bound in clip_norms.items()},
+            clip_norms={int(one): norm for one, norm in json.loads(metadata["clip_norms"]).items()},
+            withdrawn=frozenset(json.loads(metadata["withdrawn"])),
+            optimizer={
+                name.removeprefix(_OPTIMIZER): array
+                for name, array in tensors.items()
+                if name.startswith(_OPTIMIZER)
+            },
         )
 
     def write_opening(self, opening: OpenedSum) -> None:
@@ -224,7 +225,7 @@ class RunDirectory:
         said = self.read_json(_OPENING)
         return OpenedSum(int(said["round"]), tuple(int(client) for client in said["clients"]))
 
-    def forget_rounds_after(self, round_number: int) -> list[dict[str, Any]]:
+    def forget_rounds_after(self, round_number: int) -> list[RoundRow]:
         """Drop rows of rounds that were not checkpointed, and return the others."""
         rows = [row for row in self.read_rounds() if row["round"] <= round_number]
         self.write_text(
@@ -234,7 +235,7 @@ class RunDirectory:
 
 
 def _safetensors(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> bytes:
-    return save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata)
+    return save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
 
 
 def _sync_directory(path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import fedsim
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import GENESIS, total_of
+from fedsim.core.json_numbers import finite_or_none
 from fedsim.federation.federation import Federation
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.recorded_facts import ledger_digest
@@ -186,11 +187,6 @@ def summarise_privacy(
         clipping=settings.clipping,
         secure_aggregation=secure_aggregation,
     )
-
-
-def finite_or_none(value: float) -> float | None:
-    """Return the value for JSON, which has no infinity."""
-    return value if math.isfinite(value) else None
 
 
 def _client_json(spend: ClientSpend) -> dict[str, Any]:

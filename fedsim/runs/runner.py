@@ -1,7 +1,6 @@
 """Run an experiment: from a file to a finished run directory."""
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,22 +12,22 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.budget_check import refuse_overspending
 from fedsim.federation.federation import Federation
 from fedsim.federation.shards import client_app
-from fedsim.protocol.messages import to_arrays, to_numpy
-from fedsim.runs.directory import Checkpoint, RunDirectory, RunDirectoryError
+from fedsim.protocol.messages import to_numpy
+from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.environment import describe_environment
 from fedsim.runs.inputs import fingerprint, refuse_other_inputs
 from fedsim.runs.privacy_summary import (
     PrivacySummary,
-    finite_or_none,
     not_private,
     summarise_privacy,
 )
 from fedsim.runs.resume import refuse_changes
 from fedsim.runs.secure_summary import secure_summary
-from fedsim.server.app import RoundError, RoundResult, Start
+from fedsim.server.app import RoundError
 from fedsim.server.errors import FederationError
-from fedsim.server.evaluation import EvaluationResult
+from fedsim.server.round_report import RoundReport, RoundRow, withdrawal_rounds
 from fedsim.server.secure.opened_sums import OpenedSums
+from fedsim.server.state import ServerState
 from fedsim.simulation.engine import Engine
 from fedsim.simulation.engines import (
     LocalEngine,
@@ -126,7 +125,7 @@ def _federation_of(loaded: LoadedExperiment, directory: RunDirectory, engine: En
 
 
 class _Recorder:
-    """Runs a federation and writes down what happens."""
+    """Runs a federation and writes every round to its run directory."""
 
     def __init__(
         self,
@@ -141,26 +140,15 @@ class _Recorder:
         self._federation = federation
         self._directory = directory
         self._observer = observer
-        self._rows: list[dict[str, Any]] = []
-        self._start = Start(federation.initial_arrays())
+        self._rows: list[RoundRow] = []
+        self._state = ServerState(federation.initial_arrays())
         if resume:
-            checkpoint = directory.read_checkpoint()
-            finished = 0 if checkpoint is None else checkpoint.round_number
-            self._rows = directory.forget_rounds_after(finished)
-            if checkpoint is not None:
-                self._start = Start(
-                    to_arrays(dict(checkpoint.arrays)),
-                    first_round=finished + 1,
-                    withdrawn=frozenset(withdrawals(self._rows)),
-                    clip_norms=checkpoint.clip_norms,
-                )
-        self._arrays = self._start.arrays
-        self._clip_norms = self._start.clip_norms
+            self._state = directory.read_checkpoint() or self._state
+            self._rows = directory.forget_rounds_after(self._state.round_number)
         self._stopped: str | None = None
-        self._finished = self._start.first_round - 1
 
     def run(self) -> RunResult:
-        """Execute the federation and write the run directory whatever happens."""
+        """Execute the federation and write the run directory, also when it fails."""
         if self._observer is not None:
             self._observer.started(self._federation, self._directory.path)
         status: Status = "completed"
@@ -174,10 +162,8 @@ class _Recorder:
             status, reason = "interrupted", "interrupted by the user"
         except FederationError as error:
             status, reason, failure = "failed", str(error), error
-            if isinstance(
-                error, RoundError
-            ):  # not checkpointed: a resumed run tries the round again
-                self._record(error.result)
+            if isinstance(error, RoundError):  # not checkpointed: a resumed run repeats the round
+                self._record(error.report)
         finally:
             if self._observer is not None:
                 self._observer.ended()
@@ -189,10 +175,10 @@ class _Recorder:
     def _execute(self) -> None:
         engine = self._engine
         server = self._federation.server_app(
-            start=self._start,
+            start=self._state,
             on_round=self._on_round,
             on_stop=self._on_stop,
-            book=self._federation.client_ledgers(),
+            ledgers=self._federation.client_ledgers(),
             patience=engine.patience,
             openings=OpenedSums(self._directory.read_opening(), self._directory.write_opening),
         )
@@ -206,31 +192,15 @@ class _Recorder:
     def _on_stop(self, reason: str) -> None:
         self._stopped = reason
 
-    def _on_round(self, result: RoundResult) -> None:
-        self._arrays = result.arrays
-        self._clip_norms = result.clip_norms
-        self._finished = result.round_number
-        self._record(result)
+    def _on_round(self, state: ServerState, report: RoundReport) -> None:
+        self._state = state
+        self._record(report, checkpoint=state)
 
-    def _record(self, result: RoundResult) -> None:
-        row = _round_row(result)
-        if self._federation.secure is not None:
-            declared = self._federation.secure.settings.metrics
-            row |= {name: result.client_metrics.get(name) for name in declared}
-            row["secure_aggregation"] = {
-                "survivors": len(result.participants),
-                "aborted": result.aborted,
-                "retried": result.retried,
-                "clipped": result.clipped,
-                "clipped_metrics": result.clipped_metrics,
-            }
-        if self._federation.experiment.evaluation is not None:
-            row |= _evaluation_figures(result.evaluated)
+    def _record(self, report: RoundReport, *, checkpoint: ServerState | None = None) -> None:
+        row = report.to_json()
         self._directory.append_round(row)
-        if self._finished == result.round_number:
-            self._directory.write_checkpoint(
-                Checkpoint(result.round_number, to_numpy(result.arrays), result.clip_norms)
-            )
+        if checkpoint is not None:
+            self._directory.write_checkpoint(checkpoint)
         self._rows.append(row)
         if self._observer is not None:
             self._observer.round_finished(row)
@@ -242,19 +212,18 @@ class _Recorder:
         )
         privacy = summarise_privacy(
             self._federation,
-            withdrawn=withdrawals(self._rows),
+            withdrawn=withdrawal_rounds(self._rows),
             secure_aggregation=secure,
-            clip_norms=self._clip_norms,
+            clip_norms=self._state.clip_norms,
         )
         sizes = self._federation.data.clients.sizes
         content = privacy.to_json() if privacy else not_private(sizes, secure)
-        metrics = {
-            name: value
-            for name, value in (self._rows[-1] if self._rows else {}).items()
-            if name.startswith(("test_", "clients_"))
+        last: dict[str, Any] = {**self._rows[-1]} if self._rows else {}
+        metrics: dict[str, float] = {
+            name: value for name, value in last.items() if name.startswith(("test_", "clients_"))
         }
         directory = self._directory
-        directory.write_model(to_numpy(self._arrays))
+        directory.write_model(to_numpy(self._state.arrays))
         directory.write_json("privacy.json", content)
         directory.write_clients(content["clients"])
         directory.write_json(
@@ -263,7 +232,7 @@ class _Recorder:
                 "name": self._federation.experiment.name,
                 "status": status,
                 "reason": reason,
-                "rounds": self._finished,
+                "rounds": self._state.round_number,
                 **metrics,
                 "epsilon": privacy.epsilon_statistics if privacy else None,
                 "delta": max(spend.delta for spend in privacy.clients) if privacy else None,
@@ -279,56 +248,6 @@ class _Recorder:
             rounds=tuple(self._rows),
             seconds=seconds,
         )
-
-
-def _round_row(result: RoundResult) -> dict[str, Any]:
-    epsilon = result.epsilon_max
-    return {
-        "round": result.round_number,
-        **{name: finite_or_none(value) for name, value in result.metrics.items()},
-        "participants": list(result.participants),
-        "failed": [
-            {"client": failure.client, "reason": failure.reason} for failure in result.failed
-        ],
-        "withdrawn": [
-            {"client": withdrawal.client, "reason": withdrawal.reason}
-            for withdrawal in result.withdrawn
-        ],
-        "shortened": [
-            {"client": client, "steps": steps} for client, steps in result.shortened.items()
-        ],
-        "seconds": round(result.seconds, 4),
-        "timeline": {part: round(seconds, 4) for part, seconds in result.timeline.items()},
-        "epsilon_max": None if epsilon is None else finite_or_none(epsilon),
-        "clip_norm": _spread(result.clip_norms.values()),
-    }
-
-
-def _evaluation_figures(found: EvaluationResult | None) -> dict[str, Any]:
-    """Return what clients found on held-out examples, as keys of a row."""
-    if found is None:
-        return {"evaluated": None}
-    return {
-        **{f"clients_{name}": finite_or_none(value) for name, value in found.metrics.items()},
-        "evaluated": {
-            "clients": list(found.clients),
-            "examples": found.examples,
-            "failed": [{"client": c, "reason": reason} for c, reason in found.failed.items()],
-        },
-    }
-
-
-def _spread(values: Iterable[float]) -> dict[str, float] | None:
-    """Return the smallest, the median and the largest value; None of none."""
-    found = sorted(values)
-    if not found:
-        return None
-    return {"min": found[0], "median": statistics.median(found), "max": found[-1]}
-
-
-def withdrawals(rows: Iterable[Mapping[str, Any]]) -> dict[int, int]:
-    """Return the round in which each client that withdrew did so, from rows of `rounds.jsonl`."""
-    return {one["client"]: row["round"] for row in rows for one in row["withdrawn"]}
 
 
 def _default_path(loaded: LoadedExperiment) -> Path:

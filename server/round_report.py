@@ -1,0 +1,205 @@
+"""The report of one round, and its line in `rounds.jsonl`."""
+
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+from fedsim.core.json_numbers import finite_or_none
+from fedsim.protocol.messages import Withdrawal
+from fedsim.server.evaluation import EvaluationResult
+
+
+class ClientReason(TypedDict):
+    """A client that failed or withdrew, and why."""
+
+    client: int
+    reason: str
+
+
+class ClientSteps(TypedDict):
+    """A client that took fewer steps than planned."""
+
+    client: int
+    steps: int
+
+
+class Spread(TypedDict):
+    """Smallest, median and largest value."""
+
+    min: float
+    median: float
+    max: float
+
+
+class SecureRoundRow(TypedDict):
+    """Secure aggregation in one round."""
+
+    survivors: int
+    aborted: str | None
+    retried: int
+    clipped: int
+    clipped_metrics: int
+
+
+class EvaluatedRow(TypedDict):
+    """Evaluation on clients' held-out examples in one round."""
+
+    clients: list[int]
+    examples: int
+    failed: list[ClientReason]
+
+
+class _RowOfAllRounds(TypedDict):
+    round: int
+    participants: list[int]
+    failed: list[ClientReason]
+    withdrawn: list[ClientReason]
+    shortened: list[ClientSteps]
+    seconds: float
+    timeline: dict[str, float]
+    epsilon_max: float | None
+    clip_norm: Spread | None
+
+
+class RoundRow(_RowOfAllRounds, total=False):
+    """One line of `rounds.jsonl`; docs/outputs.md explains each key.
+
+    Beside these keys it has the metrics of the global model (`test_loss`, `test_accuracy`, ...),
+    the clients' declared metrics, and `clients_...` where clients evaluate.
+    """
+
+    secure_aggregation: SecureRoundRow
+    evaluated: EvaluatedRow | None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client whose update did not become part of the round, and why."""
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class SecureRound:
+    """Secure aggregation in one round.
+
+    Attributes:
+        retried: questions that were asked again.
+        clipped: values of updates that were clipped before the sum.
+        clipped_metrics: clients that clipped a declared metric.
+        metrics: means of the declared metrics over the clients in the sum; None where there is no
+            sum.
+    """
+
+    retried: int = 0
+    clipped: int = 0
+    clipped_metrics: int = 0
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """One finished round.
+
+    Attributes:
+        round_number: the round, from 1.
+        metrics: metrics of the new global model on the server's test set.
+        participants: clients in the aggregate, ascending.
+        failed: clients that dropped out of the round, ascending, and why.
+        withdrawn: clients that left the federation in this round.
+        shortened: steps of each client that took fewer than planned.
+        seconds: wall-clock time of the round.
+        timeline: `seconds` divided by `timeline.PARTS`.
+        epsilon_max: largest cumulative ε of any client; None without privacy.
+        clip_norms: adapted clipping bound of each client with adaptive clipping.
+        aborted: why the round was given up, which leaves the model as it was; None otherwise.
+        secure: secure aggregation; None for plain aggregation.
+        evaluates: whether the experiment evaluates on clients' held-out examples.
+        evaluation: its result; None in rounds without an evaluation.
+    """
+
+    round_number: int
+    metrics: Mapping[str, float]
+    participants: tuple[int, ...]
+    failed: tuple[Failure, ...]
+    withdrawn: tuple[Withdrawal, ...]
+    shortened: Mapping[int, int]
+    seconds: float
+    epsilon_max: float | None
+    timeline: Mapping[str, float] = field(default_factory=dict)
+    clip_norms: Mapping[int, float] = field(default_factory=dict)
+    aborted: str | None = None
+    secure: SecureRound | None = None
+    evaluates: bool = False
+    evaluation: EvaluationResult | None = None
+
+    def to_json(self) -> RoundRow:
+        """Return the round's line of `rounds.jsonl`; infinite and NaN values are None."""
+        epsilon = self.epsilon_max
+        metrics: dict[str, Any] = {
+            name: finite_or_none(value) for name, value in self.metrics.items()
+        }
+        row = RoundRow(
+            round=self.round_number,
+            **metrics,
+            participants=list(self.participants),
+            failed=[ClientReason(client=one.client, reason=one.reason) for one in self.failed],
+            withdrawn=[
+                ClientReason(client=one.client, reason=one.reason) for one in self.withdrawn
+            ],
+            shortened=[
+                ClientSteps(client=client, steps=steps) for client, steps in self.shortened.items()
+            ],
+            seconds=round(self.seconds, 4),
+            timeline={part: round(seconds, 4) for part, seconds in self.timeline.items()},
+            epsilon_max=None if epsilon is None else finite_or_none(epsilon),
+            clip_norm=_spread(self.clip_norms.values()),
+        )
+        return RoundRow(**row, **self._secure_keys(), **self._evaluation_keys())
+
+    def _secure_keys(self) -> dict[str, Any]:
+        if self.secure is None:
+            return {}
+        return {
+            **self.secure.metrics,
+            "secure_aggregation": SecureRoundRow(
+                survivors=len(self.participants),
+                aborted=self.aborted,
+                retried=self.secure.retried,
+                clipped=self.secure.clipped,
+                clipped_metrics=self.secure.clipped_metrics,
+            ),
+        }
+
+    def _evaluation_keys(self) -> dict[str, Any]:
+        if not self.evaluates:
+            return {}
+        found = self.evaluation
+        if found is None:
+            return {"evaluated": None}
+        return {
+            **{f"clients_{name}": finite_or_none(value) for name, value in found.metrics.items()},
+            "evaluated": EvaluatedRow(
+                clients=list(found.clients),
+                examples=found.examples,
+                failed=[
+                    ClientReason(client=client, reason=reason)
+                    for client, reason in found.failed.items()
+                ],
+            ),
+        }
+
+
+def withdrawal_rounds(rows: Iterable[RoundRow]) -> dict[int, int]:
+    """Return the round in which each withdrawn client left, from lines of `rounds.jsonl`."""
+    return {one["client"]: row["round"] for row in rows for one in row["withdrawn"]}
+
+
+def _spread(values: Iterable[float]) -> Spread | None:
+    """Return the smallest, the median and the largest value; None for no values."""
+    found = sorted(values)
+    if not found:
+        return None
+    return Spread(min=found[0], median=statistics.median(found), max=found[-1])

@@ -1,0 +1,211 @@
+"""The training part of one round: requests to clients, their replies checked and aggregated."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Message
+from flwr.serverapp import Grid
+
+from fedsim.protocol.messages import ProtocolError, TrainRequest, Withdrawal
+from fedsim.server.aggregation.aggregator import (
+    AggregationResult,
+    Aggregator,
+    ClientAnswer,
+    RoundAbortedError,
+)
+from fedsim.server.aggregation.mean import InvalidUpdateError
+from fedsim.server.client_ledgers import ClientLedgers
+from fedsim.server.participation import Participation
+from fedsim.server.round_report import Failure
+from fedsim.server.state import ServerState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainSetup:
+    """The part of the server's set-up that training uses, the same in all rounds.
+
+    Attributes:
+        participation: the schedule of each client's rounds.
+        clients: the client of each node, by node id.
+        aggregator: aggregates the updates of one round after another.
+        ledgers: receives the clients' privacy statements; None without privacy.
+        steps: planned local steps of a round; None: shortened rounds are not reported.
+        deadline: simulated seconds after which a reply comes too late; None: never.
+    """
+
+    participation: Participation
+    clients: Mapping[int, int]
+    aggregator: Aggregator[Any]
+    ledgers: ClientLedgers | None = None
+    steps: int | None = None
+    deadline: float | None = None
+
+
+class TrainRound:
+    """One round of training.
+
+    Replies are consumed on arrival and summed in client order. A failed client is left out of the
+    aggregate; the weights of the others do not change, only their total.
+
+    Args:
+        state: the state before the round. Clients in `withdrawn` are not asked.
+        setup: see there.
+
+    Attributes:
+        participants: clients in the aggregate, ascending after `aggregate`.
+        failed: clients that dropped out, ascending after `aggregate`.
+        withdrawn: clients that withdrew in this round, ascending after `aggregate`.
+        shortened: steps of each client that took fewer than planned.
+        aborted: why the round was given up; None otherwise.
+    """
+
+    def __init__(self, state: ServerState, setup: TrainSetup) -> None:
+        self._state, self._setup = state, setup
+        self.round_number = state.round_number + 1
+        self._asked: tuple[int, ...] = ()
+        self._adapted_clip_norms: dict[int, float] = {}
+        self.participants: list[int] = []
+        self.failed: list[Failure] = []
+        self.withdrawn: list[Withdrawal] = []
+        self.shortened: dict[int, int] = {}
+        self.aborted: str | None = None
+
+    @property
+    def clip_norms(self) -> dict[int, float]:
+        """Adapted clipping bounds after the round; a client outside the aggregate keeps its own."""
+        adapted = {
+            client: bound
+            for client, bound in self._adapted_clip_norms.items()
+            if client in self.participants
+        }
+        return dict(sorted({**self._state.clip_norms, **adapted}.items()))
+
+    def requests(self, grid: Grid) -> list[Message]:
+        """Return the train requests, in ascending order of clients; none for an aborted round.
+
+        Args:
+            grid: for the aggregator, which may have to ask helpers first.
+        """
+        state, setup = self._state, self._setup
+        scheduled = setup.participation.in_round(self.round_number)
+        asked = tuple(client for client in scheduled if client not in state.withdrawn)
+        try:
+            offer = setup.aggregator.begin(self.round_number, state.arrays, asked, grid)
+        except RoundAbortedError as error:
+            self._abort(error)
+            return []
+        self._asked = asked
+        node_of = {client: node for node, client in setup.clients.items()}
+        return [
+            TrainRequest(
+                self.round_number, state.arrays, offer, state.clip_norms.get(client)
+            ).to_message(node_of[client])
+            for client in asked
+        ]
+
+    def aggregate(self, replies: Iterable[Message]) -> AggregationResult:
+        """Return the aggregate of the replies; without arrays where no client succeeded."""
+        if self.aborted is not None:
+            return AggregationResult(None)
+        silent = set(self._asked)
+        for reply in replies:
+            client = self._setup.clients[reply.metadata.src_node_id]
+            silent.discard(client)
+            self._take(client, reply)
+        for client in sorted(silent):
+            self._skip(client, "no reply")
+        result = self._finish()
+        for client, reason in result.lost.items():
+            self.participants.remove(client)
+            self.shortened.pop(client, None)
+            self._fail(client, reason)
+        self.participants.sort()
+        self.failed.sort(key=lambda failure: failure.client)
+        self.withdrawn.sort(key=lambda withdrawal: withdrawal.client)
+        self.shortened = dict(sorted(self.shortened.items()))
+        return result
+
+    def state_after(self, arrays: ArrayRecord, optimizer: Mapping[str, np.ndarray]) -> ServerState:
+        """Return the state after the round, with the new model and optimizer state."""
+        return ServerState(
+            arrays=arrays,
+            round_number=self.round_number,
+            clip_norms=self.clip_norms,
+            withdrawn=self._state.withdrawn | {one.client for one in self.withdrawn},
+            optimizer=optimizer,
+        )
+
+    def _take(self, client: int, reply: Message) -> None:
+        aggregator, deadline = self._setup.aggregator, self._setup.deadline
+        if reply.has_error():
+            self._skip(client, reply.error.reason or "no reason given")
+            return
+        try:
+            withdrawal = Withdrawal.from_message(reply)
+            if withdrawal is not None:
+                self._withdraw(client, withdrawal)
+                aggregator.skip(client)
+                return
+            answer = aggregator.read(reply)
+            self._record_privacy(client, answer)
+        except ProtocolError as error:
+            self._skip(client, str(error))
+            return
+        if deadline is not None and answer.delay > deadline:
+            late = f"answered after {answer.delay:g} s, past the deadline of {deadline:g} s"
+            self._skip(client, late)
+            return
+        try:
+            aggregator.add(client, answer)
+        except InvalidUpdateError as error:
+            self._fail(client, str(error))
+            return
+        self.participants.append(client)
+        if answer.clip_norm is not None:
+            self._adapted_clip_norms[client] = answer.clip_norm
+        planned = self._setup.steps
+        taken = None if answer.privacy is None else answer.privacy.round_steps
+        if taken is not None and planned is not None and taken < planned:
+            self.shortened[client] = taken
+
+    def _finish(self) -> AggregationResult:
+        """Return the aggregator's result; the updates of an aborted round are lost."""
+        try:
+            return self._setup.aggregator.finish()
+        except RoundAbortedError as error:
+            self._abort(error)
+            reason = f"its update was lost with the round: {error}"
+            return AggregationResult(None, dict.fromkeys(sorted(self.participants), reason))
+
+    def _abort(self, error: RoundAbortedError) -> None:
+        logger.warning("the round was given up: %s", error)
+        self.aborted = str(error)
+
+    def _skip(self, client: int, reason: str) -> None:
+        self._setup.aggregator.skip(client)
+        self._fail(client, reason)
+
+    def _fail(self, client: int, reason: str) -> None:
+        logger.info("client %d failed: %s", client, reason)
+        self.failed.append(Failure(client, reason))
+
+    def _withdraw(self, client: int, withdrawal: Withdrawal) -> None:
+        if withdrawal.client != client:
+            raise ProtocolError(f"the withdrawal is of client {withdrawal.client}")
+        logger.info("client %d withdrew: %s", client, withdrawal.reason)
+        self.withdrawn.append(withdrawal)
+
+    def _record_privacy(self, client: int, answer: ClientAnswer) -> None:
+        ledgers = self._setup.ledgers
+        if ledgers is None:
+            return
+        if answer.privacy is None:
+            raise ProtocolError("the reply carries no privacy statement")
+        if answer.privacy.client != client:
+            raise ProtocolError(f"the privacy statement is of client {answer.privacy.client}")
+        ledgers.record(answer.privacy)

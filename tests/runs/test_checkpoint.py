@@ -1,0 +1,31 @@
+"""A checkpoint gives the server's state back, whole, or none at all."""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.protocol.messages import digest, to_arrays
+from fedsim.runs.directory import RunDirectory
+from fedsim.server.state import ServerState
+
+
+def test_a_checkpoint_is_the_state_of_the_server(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.create(experiment="", environment={}, inputs={})
+    assert directory.read_checkpoint() is None
+    state = ServerState(
+        to_arrays({"z": np.ones((2, 3), np.float32), "a": np.array(2.5)}),
+        round_number=7,
+        clip_norms={3: 0.1, 0: 1 / 3},
+        withdrawn=frozenset({4, 1}),
+        optimizer={"z": np.full((2, 3), 0.5), "momentum": np.arange(4)},
+    )
+    directory.write_checkpoint(state)
+    found = directory.read_checkpoint()
+    assert found is not None
+    assert digest(found.arrays) == digest(state.arrays), "names keep their order"
+    assert found.clip_norms == state.clip_norms
+    assert (found.round_number, found.withdrawn) == (7, {1, 4})
+    assert found.optimizer.keys() == state.optimizer.keys()
+    for name, array in state.optimizer.items():
+        np.testing.assert_array_equal(found.optimizer[name], array)

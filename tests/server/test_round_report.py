@@ -1,0 +1,61 @@
+"""The report of a round: its line of `rounds.jsonl` holds what happened, as valid JSON."""
+
+import json
+import math
+from dataclasses import replace
+
+from fedsim.protocol.messages import Withdrawal
+from fedsim.server.evaluation import EvaluationResult
+from fedsim.server.round_report import Failure, RoundReport, SecureRound, withdrawal_rounds
+
+REPORT = RoundReport(
+    round_number=3,
+    metrics={"test_loss": 0.5},
+    participants=(0, 2),
+    failed=(Failure(1, "no reply"),),
+    withdrawn=(Withdrawal(4, "spent"),),
+    shortened={2: 1},
+    seconds=1.23456,
+    epsilon_max=2.5,
+    clip_norms={0: 0.1, 2: 0.4, 3: 0.2},
+)
+ALWAYS = {
+    "round",
+    "test_loss",
+    "participants",
+    "failed",
+    "withdrawn",
+    "shortened",
+    "seconds",
+    "timeline",
+    "epsilon_max",
+    "clip_norm",
+}
+
+
+def test_a_line_has_the_keys_of_its_federation_and_no_others() -> None:
+    assert set(REPORT.to_json()) == ALWAYS
+    secure = replace(REPORT, secure=SecureRound(metrics={"loss": None}))
+    assert set(secure.to_json()) == ALWAYS | {"secure_aggregation", "loss"}
+    silent = replace(REPORT, evaluates=True)
+    assert silent.to_json().get("evaluated", "no key") is None
+    scored = replace(silent, evaluation=EvaluationResult((0,), 5, {"accuracy": 0.5}))
+    assert set(scored.to_json()) == ALWAYS | {"evaluated", "clients_accuracy"}
+
+
+def test_a_line_says_who_took_part_failed_and_left() -> None:
+    row = REPORT.to_json()
+    assert row["participants"] == [0, 2]
+    assert row["failed"] == [{"client": 1, "reason": "no reply"}]
+    assert row["withdrawn"] == [{"client": 4, "reason": "spent"}]
+    assert row["shortened"] == [{"client": 2, "steps": 1}]
+    assert row["clip_norm"] == {"min": 0.1, "median": 0.2, "max": 0.4}
+    assert row["seconds"] == 1.2346
+    assert withdrawal_rounds([row]) == {4: 3}
+
+
+def test_infinite_and_nan_values_become_null() -> None:
+    spoiled = replace(REPORT, metrics={"test_loss": math.nan}, epsilon_max=math.inf)
+    row = json.loads(json.dumps(spoiled.to_json(), allow_nan=False))
+    assert row["test_loss"] is None
+    assert row["epsilon_max"] is None
