@@ -171,7 +171,7 @@ class Federation:
             start: first round and state of the global model.
             on_round: called after each round.
             on_stop: called with the reason if the federation stops early.
-            book: latest ledger of every client; None without privacy.
+            ledgers: latest ledger of every client; None without privacy.
             patience: seconds to wait for all nodes.
             openings: client sets whose secure sums were opened, on disk.
         """
