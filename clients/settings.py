@@ -14,6 +14,7 @@ from fedsim.clients.client_settings import (
     Probability,
     Share,
 )
+from fedsim.clients.dp_sgd.sampling_schemes import POISSON, SAMPLING_SCHEMES, SamplingName
 from fedsim.core.settings import Settings
 
 
@@ -108,10 +109,10 @@ class PrivacySettings(Settings):
         description="expected share of a client's examples in a lot; null: local.batch_size / "
         "declared client size",
     )
-    sampling: Literal["poisson", "fixed_size", "shuffle", "balls_and_bins"] = Field(
-        default="poisson",
-        description="how lots are drawn, and what is charged for them; poisson: each example "
-        "enters each lot independently",
+    sampling: SamplingName = Field(
+        default=POISSON.name,
+        description="how lots are drawn, and what is charged for them; "
+        f"{POISSON.name}: {POISSON.description}",
     )
     noise: Literal["seeded", "secure"] = Field(
         default="seeded",
@@ -189,26 +190,18 @@ class PrivacySettings(Settings):
 
     @model_validator(mode="after")
     def _sampling_with_a_guarantee(self) -> Self:
-        if self.sampling == "fixed_size" and self.adjacency != "replace_one":
-            raise ValueError(
-                "sampling fixed_size is accounted for under adjacency replace_one only, because "
-                "another example fills the place of a missing one: set adjacency: replace_one, or "
-                "sampling: poisson"
-            )
-        if self.sampling == "shuffle" and self.adjacency == "add_remove":
-            raise ValueError(
-                "sampling shuffle has no guarantee under adjacency add_remove, because one more "
-                "example moves others to another lot: set adjacency: zero_out or replace_one, or "
-                "sampling: poisson or balls_and_bins"
-            )
+        scheme = SAMPLING_SCHEMES[self.sampling]
+        if self.adjacency not in scheme.adjacencies:
+            raise ValueError(scheme.refusal(self.adjacency))
         return self
 
     @model_validator(mode="after")
     def _secret_lots(self) -> Self:
-        if self.noise == "secure" and self.sampling == "balls_and_bins":
+        if self.noise == "secure" and SAMPLING_SCHEMES[self.sampling].needs_seeded_lots:
             raise ValueError(
-                "noise secure needs lots that nobody can predict, but balls_and_bins goes on over "
-                "rounds and so takes them from the seed: set sampling: poisson, or noise: seeded"
+                f"noise secure needs lots that nobody can predict, but epochs of {self.sampling} "
+                "continue over rounds, so their lots come from the seed: set sampling: poisson, or "
+                "noise: seeded"
             )
         return self
 

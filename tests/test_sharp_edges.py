@@ -55,7 +55,7 @@ def test_it_is_linked_from_the_readme_and_named_by_the_report() -> None:
             "reveal client sizes",
         ),
         ({"privacy.adjacency": "add_remove"}, "set declared_examples to a public number"),
-        ({"privacy.sampling": "fixed_size"}, "under adjacency replace_one only"),
+        ({"privacy.sampling": "fixed_size"}, "no guarantee under adjacency zero_out"),
     ],
 )
 def test_combinations_without_a_guarantee_are_refused(

@@ -23,13 +23,7 @@ from fedsim.clients.dp_sgd.clipping import (
 )
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.sampling import (
-    BallsAndBins,
-    FixedSizeSampling,
-    PoissonSampling,
-    Sampling,
-    ShuffledEpochs,
-)
+from fedsim.clients.dp_sgd.sampling import SAMPLINGS, PoissonSampling, Sampling
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.errors import ExitCode, InputError
 
@@ -137,19 +131,7 @@ def _sampling(
     rate = privacy.sampling_rate
     if rate is not None:
         batch_size = max(1, round(rate * public_size))
-    lot = min(batch_size, public_size)
-    batches = math.ceil(public_size / batch_size)
-    match privacy.sampling:
-        case "poisson" if rate is not None:
-            return PoissonSampling(rate), rate * public_size
-        case "poisson":
-            return PoissonSampling(min(1.0, batch_size / public_size)), float(lot)
-        case "fixed_size":
-            return FixedSizeSampling(public_size, lot), float(lot)
-        case "shuffle":
-            return ShuffledEpochs(batches), public_size / batches
-        case "balls_and_bins":
-            return BallsAndBins(batches), public_size / batches
+    return SAMPLINGS[privacy.sampling].for_client(public_size, batch_size, sampling_rate=rate)
 
 
 def _clipping(privacy: PrivacySettings, expected_lot: float) -> Clipping:
@@ -176,11 +158,8 @@ def _adaptive(privacy: PrivacySettings, expected_lot: float) -> AdaptiveClipping
 
 def _check_accountable(privacy: PrivacySettings, sampling: Sampling) -> None:
     """Refuse what the accountant cannot add up, before anything is released."""
-    if privacy.adjacency not in sampling.adjacencies:
-        raise PrivacyPlanError(
-            f"sampling {privacy.sampling} has no guarantee under adjacency {privacy.adjacency}; "
-            f"use adjacency: {' or '.join(sampling.adjacencies)}, or sampling: poisson"
-        )
+    if privacy.adjacency not in sampling.scheme.adjacencies:
+        raise PrivacyPlanError(sampling.scheme.refusal(privacy.adjacency))
     accountant = make_accountant(privacy.accountant, adjacency=privacy.adjacency)
     try:
         accountant.compose(sampling.event(Gaussian(1.0)))

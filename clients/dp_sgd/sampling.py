@@ -1,10 +1,15 @@
-"""Which examples enter a step: the sampler, what it must be charged as, and for whom it holds."""
+"""Samplers: which examples enter a step, and the event that the step is charged as.
 
+`sampling_schemes.py` has the facts of each sampling that need no numbers. A new sampling needs a
+scheme there, a class here, and its row in docs/experiment_file.md and docs/dp_sgd.md.
+"""
+
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -15,7 +20,13 @@ from fedsim.accountant import (
     PoissonSampled,
     RandomAllocation,
 )
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.clients.dp_sgd.sampling_schemes import (
+    BALLS_AND_BINS,
+    FIXED_SIZE,
+    POISSON,
+    SHUFFLE,
+    SamplingScheme,
+)
 
 Charges = list[tuple[Event, int]]
 EpochStream = Callable[[int], np.random.Generator]
@@ -26,12 +37,26 @@ class Sampling(ABC):
 
     Steps are numbered over the whole life of a client, from 0, across its rounds.
 
-    Guarantee: whoever runs steps first_step ... first_step + steps − 1 with lots of `lots` and
-    releases `mechanism` about each lot has released no more than `charges(mechanism, first_step,
-    steps)` under each of `adjacencies`, given that the steps before were charged likewise.
+    Guarantee: a client that runs steps first_step ... first_step + steps − 1 with lots of `lots`
+    and releases `mechanism` about each lot has released no more than `charges(mechanism,
+    first_step, steps)` under each adjacency of `scheme`, given that the steps before were charged
+    likewise.
     """
 
-    adjacencies: ClassVar[tuple[Adjacency, ...]]
+    scheme: ClassVar[SamplingScheme]
+
+    @classmethod
+    @abstractmethod
+    def for_client(
+        cls, num_examples: int, batch_size: int, *, sampling_rate: float | None = None
+    ) -> tuple[Self, float]:
+        """Return the sampling of one client and its expected lot, in examples.
+
+        Args:
+            num_examples: the public number of examples, at least 1.
+            batch_size: examples in a lot: expected, or at most where an epoch is divided.
+            sampling_rate: the exact rate behind `batch_size`, where the rate was given.
+        """
 
     @property
     @abstractmethod
@@ -94,14 +119,30 @@ class IndependentLots(Sampling):
             yield self.lot(num_examples, stream)
 
 
+@dataclass(frozen=True)
 class EpochLots(Sampling):
     """A sampling that divides all examples among the `batches` lots of an epoch.
 
     The division comes from the epoch's own stream, never from hidden state, so an epoch continues
     over rounds and over a restart. It is charged once, when its first lot is drawn.
+
+    Raises:
+        ValueError: there are no batches.
     """
 
     batches: int
+
+    def __post_init__(self) -> None:
+        if self.batches < 1:
+            raise ValueError(f"an epoch needs at least one batch, got {self.batches}")
+
+    @classmethod
+    def for_client(
+        cls, num_examples: int, batch_size: int, *, sampling_rate: float | None = None
+    ) -> tuple[Self, float]:
+        """Return epochs of as few lots as keep each to `batch_size` on average, and that mean."""
+        batches = math.ceil(num_examples / batch_size)
+        return cls(batches), num_examples / batches
 
     @property
     def sampling_rate(self) -> float:
@@ -148,11 +189,21 @@ class PoissonSampling(IndependentLots):
     """
 
     rate: float
-    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("zero_out", "add_remove", "replace_one")
+    scheme: ClassVar[SamplingScheme] = POISSON
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.rate <= 1.0:
             raise ValueError(f"sampling rate must be in [0, 1], got {self.rate!r}")
+
+    @classmethod
+    def for_client(
+        cls, num_examples: int, batch_size: int, *, sampling_rate: float | None = None
+    ) -> tuple[Self, float]:
+        """Return the sampling at the given rate, or at batch_size / num_examples, at most 1."""
+        if sampling_rate is not None:
+            return cls(sampling_rate), sampling_rate * num_examples
+        lot = min(batch_size, num_examples)
+        return cls(lot / num_examples), float(lot)
 
     @property
     def sampling_rate(self) -> float:
@@ -182,7 +233,7 @@ class FixedSizeSampling(IndependentLots):
 
     population: int
     batch: int
-    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("replace_one",)
+    scheme: ClassVar[SamplingScheme] = FIXED_SIZE
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch <= self.population:
@@ -190,9 +241,17 @@ class FixedSizeSampling(IndependentLots):
                 f"batch must be between 1 and the population {self.population}, got {self.batch}"
             )
 
+    @classmethod
+    def for_client(
+        cls, num_examples: int, batch_size: int, *, sampling_rate: float | None = None
+    ) -> tuple[Self, float]:
+        """Return lots of `batch_size` examples, or of all where there are fewer."""
+        lot = min(batch_size, num_examples)
+        return cls(num_examples, lot), float(lot)
+
     @property
     def sampling_rate(self) -> float:
-        """Share of the examples in one lot."""
+        """Fraction of the examples in one lot."""
         return self.batch / self.population
 
     def lot(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
@@ -220,16 +279,9 @@ class ShuffledEpochs(EpochLots):
     Guarantee: an example is in exactly one lot of an epoch, and which one does not depend on any
     example's value. That is all: the lots of one shuffle depend on each other, so no amplification
     by sampling is claimed, and an epoch costs one release about a known lot (Chua et al. 2024).
-
-    Raises:
-        ValueError: there are no batches.
     """
 
-    batches: int
-    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("zero_out", "replace_one")
-
-    def __post_init__(self) -> None:
-        _check_batches(self.batches)
+    scheme: ClassVar[SamplingScheme] = SHUFFLE
 
     def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
         """Return the lots of one epoch; their lengths differ by at most one."""
@@ -246,16 +298,9 @@ class BallsAndBins(EpochLots):
 
     Guarantee: allocations are independent over examples and epochs; lots may be empty. This is
     what `RandomAllocation` accounts for (Chua et al. 2025; Feldman and Shenfeld 2025).
-
-    Raises:
-        ValueError: there are no batches.
     """
 
-    batches: int
-    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("zero_out", "add_remove", "replace_one")
-
-    def __post_init__(self) -> None:
-        _check_batches(self.batches)
+    scheme: ClassVar[SamplingScheme] = BALLS_AND_BINS
 
     def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
         """Return the lots of one epoch, ascending; their lengths are random."""
@@ -273,6 +318,7 @@ def _epochs_started(steps: int, batches: int) -> int:
     return -(-steps // batches)
 
 
-def _check_batches(batches: int) -> None:
-    if batches < 1:
-        raise ValueError(f"an epoch needs at least one batch, got {batches}")
+SAMPLINGS: Mapping[str, type[Sampling]] = {
+    cls.scheme.name: cls
+    for cls in (PoissonSampling, FixedSizeSampling, ShuffledEpochs, BallsAndBins)
+}

@@ -34,8 +34,8 @@ from fedsim.clients.privacy_engine.spend import best_order_of, events_left, ledg
 from fedsim.clients.privacy_engine.state import restore_state, saved_state
 from fedsim.clients.privacy_engine.steps import PrivateSteps
 from fedsim.clients.privacy_engine.terms import (
+    EngineSamplingName,
     LossReduction,
-    SamplingName,
     clipping_for,
     privacy_terms,
 )
@@ -100,7 +100,7 @@ class PrivacyEngine(OpacusStyle):
         epochs: float | None = None,
         max_grad_norm: float | Sequence[float] | Clipping = 1.0,
         noise_allocation: NoiseAllocation = "uniform",
-        sampling: SamplingName = "poisson",
+        sampling: EngineSamplingName = "poisson",
         loss_reduction: LossReduction = "mean",
         accountant: AccountantName = "pld",
         adjacency: Adjacency = "zero_out",

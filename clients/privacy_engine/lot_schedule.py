@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise
-from fedsim.clients.dp_sgd.sampling import ShuffledEpochs
+from fedsim.clients.dp_sgd.sampling import EpochLots
 from fedsim.clients.privacy_engine.lot_sizes import LotSizes, NotPoissonError
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 from fedsim.core.errors import FedsimError
@@ -128,7 +128,7 @@ class LotSchedule:
     def steps_paid(self) -> int:
         """Steps that the current pass has left: they cost nothing more."""
         sampling = self._terms.sampling
-        if not isinstance(sampling, ShuffledEpochs) or not self._place:
+        if not isinstance(sampling, EpochLots) or not self._place:
             return 0
         return sampling.batches - self._place
 
@@ -147,7 +147,7 @@ class LotSchedule:
         Raises:
             EpochError: the sampling has no passes.
         """
-        if not isinstance(self._terms.sampling, ShuffledEpochs):
+        if not isinstance(self._terms.sampling, EpochLots):
             raise EpochError(
                 "begin_epoch() is for sampling='shuffle'; Poisson lots are charged step by step"
             )
@@ -156,7 +156,7 @@ class LotSchedule:
     def lots(self, num_examples: int, steps: int) -> Iterator[Lot]:
         """Yield the lots of the next `steps` steps; each must be released, in this order."""
         sampling = self._terms.sampling
-        if not isinstance(sampling, ShuffledEpochs):
+        if not isinstance(sampling, EpochLots):
             for step in range(self.steps, self.steps + steps):
                 yield Lot(sampling.lot(num_examples, self._streams.lot(step)), step)
             return
@@ -182,7 +182,7 @@ class LotSchedule:
         """
         self.check_claim()
         sampling, cost = self._terms.sampling, 1
-        if isinstance(sampling, ShuffledEpochs):
+        if isinstance(sampling, EpochLots):
             self._join_pass(examples, lot, sampling.batches)
             self._place, self._seen = self._place + 1, self._seen + examples
             cost = int(self._place == 1)

@@ -8,18 +8,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import escape
-from typing import Literal
+from typing import Literal, get_args
 
 from fedsim.accountant import calibrate_noise_multiplier, make_accountant
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.clients.dp_sgd.clipping import Clipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.sampling import PoissonSampling, ShuffledEpochs
+from fedsim.clients.dp_sgd.sampling import SAMPLINGS, Sampling, ShuffledEpochs
 
 logger = logging.getLogger(__name__)
 
-SamplingName = Literal["poisson", "shuffle"]
+# A loader of the user's own draws its lots in one of these two ways.
+EngineSamplingName = Literal["poisson", "shuffle"]
 LossReduction = Literal["mean", "sum"]
 
 
@@ -44,7 +45,7 @@ class PrivacyTerms:
     batch_size: int
     sample_size: int
     noise_multiplier: float
-    sampling: PoissonSampling | ShuffledEpochs
+    sampling: Sampling
     loss_reduction: LossReduction
     accountant: AccountantName
     adjacency: Adjacency
@@ -61,7 +62,7 @@ class PrivacyTerms:
     @property
     def by_epoch(self) -> bool:
         """Whether a charge pays for an epoch rather than for a step."""
-        return isinstance(self.sampling, ShuffledEpochs)
+        return self.sampling.scheme.by_epoch
 
 
 def privacy_terms(
@@ -73,7 +74,7 @@ def privacy_terms(
     target_delta: float,
     steps: int | None,
     epochs: float | None,
-    sampling: SamplingName,
+    sampling: EngineSamplingName,
     loss_reduction: LossReduction,
     accountant: AccountantName,
     adjacency: Adjacency,
@@ -91,7 +92,7 @@ def privacy_terms(
             f"batch_size must be at most sample_size={sample_size}, got {batch_size}: the sampling "
             "rate is batch_size / sample_size"
         )
-    _one_of("sampling", sampling, ("poisson", "shuffle"))
+    _one_of("sampling", sampling, get_args(EngineSamplingName))
     _one_of("loss_reduction", loss_reduction, ("mean", "sum"))
     make_accountant(accountant, adjacency=adjacency)  # refuses unknown names, listing the known
     if max_physical_batch is not None:
@@ -176,23 +177,20 @@ def _check_delta(target_delta: float, sample_size: int) -> None:
 
 
 def _drawn(
-    sampling: SamplingName, batch_size: int, sample_size: int, adjacency: Adjacency
-) -> PoissonSampling | ShuffledEpochs:
-    drawn = (
-        ShuffledEpochs(math.ceil(sample_size / batch_size))
-        if sampling == "shuffle"
-        else PoissonSampling(batch_size / sample_size)
-    )
-    if adjacency not in drawn.adjacencies:
+    sampling: EngineSamplingName, batch_size: int, sample_size: int, adjacency: Adjacency
+) -> Sampling:
+    drawn, _ = SAMPLINGS[sampling].for_client(sample_size, batch_size)
+    adjacencies = drawn.scheme.adjacencies
+    if adjacency not in adjacencies:
         raise ValueError(
-            f"sampling={sampling!r} has a guarantee under {' and '.join(drawn.adjacencies)} "
-            f"adjacency only, got adjacency={adjacency!r}; use sampling='poisson'"
+            f"sampling={sampling!r} has a guarantee under {' and '.join(adjacencies)} adjacency "
+            f"only, got adjacency={adjacency!r}; use sampling='poisson'"
         )
     return drawn
 
 
 def _calibrated(
-    drawn: PoissonSampling | ShuffledEpochs,
+    drawn: Sampling,
     steps: int,
     target_epsilon: float,
     target_delta: float,

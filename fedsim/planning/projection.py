@@ -12,6 +12,7 @@ from fedsim.clients.budget.plan import (
     PrivacyPlanError,
     plan_privacy,
 )
+from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.experiment import LoadedExperiment
@@ -21,7 +22,6 @@ from fedsim.federation.federation import Federation
 
 _POINTS = 12  # of each client's curve
 _LONGEST = 100  # times the planned run: a budget that affords more is called unlimited
-_SAMPLINGS = ("poisson", "balls_and_bins", "shuffle")
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,8 @@ def _changes(
         yield f"{name} the batch: local.batch_size={batch}", changed, privacy, rounds
     for factor, name in ((0.5, "half"), (2, "double")):
         yield f"{name} the rounds", local, privacy, max(1, round(rounds * factor))
-    for sampling in _SAMPLINGS:
-        if sampling != privacy.sampling:
+    for sampling, scheme in sorted(SAMPLING_SCHEMES.items()):
+        is_refused = privacy.noise == "secure" and scheme.needs_seeded_lots
+        if sampling != privacy.sampling and not is_refused:
             other = privacy.model_copy(update={"sampling": sampling})
             yield f"privacy.sampling={sampling}", local, other, rounds

@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import fedsim
-from fedsim.accountant import EpochShuffled, PrivacyLedger, RandomAllocation
+from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.ledger.journal import GENESIS, FileJournal, JournalError, total_of
+from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
 from fedsim.runs.directory import RunDirectory
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.recorded_facts import ledger_digest
 
 _METHODS: tuple[AccountantName, ...] = ("pld", "rdp")
-_EPOCHS = (EpochShuffled, RandomAllocation)  # charged for all steps of an epoch at once
+# Events that pay for all steps of an epoch at once.
+_EPOCH_EVENTS = {scheme.event for scheme in SAMPLING_SCHEMES.values() if scheme.by_epoch}
 _SAME = 1e-9  # relative: the same method on the same ledger, on another machine
 _BEYOND = 1e-3  # absolute: how far the bounds of two methods may lie in the wrong order
 
@@ -106,7 +108,7 @@ def _against_ledger(row: dict[str, Any], journal: FileJournal) -> Iterator[str]:
     if steps != row["steps"]:
         yield f"{row['steps']} steps reported, {steps} in ledger.jsonl"
     paid = sum(count for _, count in total.entries)
-    by_epoch = any(isinstance(event, _EPOCHS) for event, _ in total.entries)
+    by_epoch = any(type(event).__name__ in _EPOCH_EVENTS for event, _ in total.entries)
     if steps != paid and not by_epoch:
         yield f"{steps} steps in ledger.jsonl, which charges for {paid}"
 

@@ -6,15 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
 from fedsim.statement.profile import Profile
 
-# What each sampling must appear as in a ledger; anything else was not accounted for as it ran.
-EVENT_OF_SAMPLING = {
-    "poisson": "PoissonSampled",
-    "fixed_size": "FixedSizeSampled",
-    "shuffle": "EpochShuffled",
-    "balls_and_bins": "RandomAllocation",
-}
 ADJACENCIES = ("zero_out", "add_remove", "replace_one")
 ACCOUNTANTS = ("pld", "rdp", "moments")
 NOISES = ("seeded", "secure")
@@ -196,9 +190,10 @@ def _objections(facts: Facts) -> Iterator[str]:
         yield f"its clipping {mechanism.clipping!r} is not known"
     if not facts.released:
         return
-    if mechanism.sampling not in EVENT_OF_SAMPLING:
+    # Lots that the ledger holds as another event were not accounted for as they were drawn.
+    if (scheme := SAMPLING_SCHEMES.get(mechanism.sampling or "")) is None:
         yield "it is not recorded how its lots were drawn"
-    elif mismatched := _mismatched(facts.clients, EVENT_OF_SAMPLING[mechanism.sampling]):
+    elif mismatched := _mismatched(facts.clients, scheme.event):
         yield (
             f"lots were drawn by {mechanism.sampling}, but the ledger of client {mismatched[0]} "
             f"accounts for {_listed(mismatched[1])}"

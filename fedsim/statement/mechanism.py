@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedsim.statement.facts import EVENT_OF_SAMPLING, Facts
+from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
+from fedsim.statement.facts import Facts
 from fedsim.statement.sentence import Sentence, counted, span
 
 _CLIPPINGS = {
@@ -11,14 +12,6 @@ _CLIPPINGS = {
     "per_layer": "clipped layer by layer, to bounds whose squares add up to C²",
     "automatic": "normalised to L2 norm below C",
     "adaptive": "clipped to L2 norm C as a whole",
-}
-_LOTS = {
-    "poisson": "lots were drawn by Poisson sampling, and accounted for as Poisson sampling",
-    "fixed_size": "lots of fixed size were drawn without replacement, and accounted for as such",
-    "shuffle": "lots were cut from shuffled data, which is not counted as sampling: an epoch is "
-    "accounted for as one release about lots that are known",
-    "balls_and_bins": "each epoch allocated every example to one lot at random, and is accounted "
-    "for as random allocation",
 }
 _METHODS = {
     "pld": "privacy loss distributions, discretised by connect-the-dots so that the result is an "
@@ -33,10 +26,6 @@ _LEARNS = (
     "moves C towards a quantile of the norms for the next step. Sum and count are accounted for "
     "as one Gaussian release with noise multiplier z; C is a function of what was released "
     "(Andrew et al. 2021)."
-)
-_ALLOCATION = (
-    "the least of two upper bounds: Rényi differential privacy of random allocation, and privacy "
-    "loss distributions without amplification"
 )
 
 
@@ -104,14 +93,14 @@ class Sampler(Sentence):
     @property
     def text(self) -> str:
         """The sentence in words."""
-        lots = _LOTS[self.values["ran"]]
+        lots = SAMPLING_SCHEMES[self.values["ran"]].statement
         return f"{lots[0].upper()}{lots[1:]}."
 
     @property
     def values(self) -> Mapping[str, Any]:
         """The sampler that ran and the event it was accounted for as."""
         ran = (self.facts.mechanism.sampling if self.facts.mechanism else None) or ""
-        return {"ran": ran, "accounted_as": EVENT_OF_SAMPLING[ran]}
+        return {"ran": ran, "accounted_as": SAMPLING_SCHEMES[ran].event}
 
 
 class Accounting(Sentence):
@@ -138,9 +127,9 @@ class Accounting(Sentence):
         mechanism = self.facts.mechanism
         if mechanism is None:
             return ""
-        # No dominating pair of random allocation is known to the PLD accountant.
-        if (mechanism.accountant, mechanism.sampling) == ("pld", "balls_and_bins"):
-            return _ALLOCATION
+        scheme = SAMPLING_SCHEMES[mechanism.sampling or ""]
+        if mechanism.accountant == "pld" and scheme.pld_bound is not None:
+            return scheme.pld_bound
         return _METHODS[mechanism.accountant]
 
     @property

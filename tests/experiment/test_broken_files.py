@@ -148,8 +148,8 @@ BROKEN = [
     (
         "max_grad_norm: 0.5",
         "max_grad_norm: 0.5\n  sampling: fixed_size",
-        "18:1: privacy: sampling fixed_size is accounted for under adjacency replace_one only, because another example fills "
-        "the place of a missing one: set adjacency: replace_one, or sampling: poisson",
+        "18:1: privacy: sampling fixed_size has no guarantee under adjacency zero_out, because another example fills the "
+        "place of a missing one: set adjacency: replace_one, or sampling: poisson or shuffle or balls_and_bins",
     ),
     (
         "max_grad_norm: 0.5",
@@ -160,8 +160,8 @@ BROKEN = [
     (
         "max_grad_norm: 0.5",
         "max_grad_norm: 0.5\n  sampling: balls_and_bins\n  noise: secure",
-        "18:1: privacy: noise secure needs lots that nobody can predict, but balls_and_bins goes on over rounds and so takes "
-        "them from the seed: set sampling: poisson, or noise: seeded",
+        "18:1: privacy: noise secure needs lots that nobody can predict, but epochs of balls_and_bins continue over "
+        "rounds, so their lots come from the seed: set sampling: poisson, or noise: seeded",
     ),
     (
         "max_grad_norm: 0.5",

@@ -5,8 +5,10 @@ import math
 import pytest
 from hypothesis import strategies as st
 
+from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
 from fedsim.statement import ClientFacts, Facts, MechanismFacts, Profile, RunFacts
-from fedsim.statement.facts import EVENT_OF_SAMPLING
+
+EVENT_OF_SAMPLING = {name: scheme.event for name, scheme in SAMPLING_SCHEMES.items()}
 
 epsilons = st.one_of(
     st.floats(min_value=0, max_value=60, allow_nan=False), st.just(math.inf), st.just(0.0)

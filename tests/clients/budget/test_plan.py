@@ -1,6 +1,7 @@
 """Settings become one mechanism that the whole run can afford, or are refused with the fix."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
 from fedsim.clients.dp_sgd.clipping import AutomaticClipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.sampling import BallsAndBins, FixedSizeSampling, ShuffledEpochs
+from fedsim.clients.dp_sgd.sampling_schemes import FIXED_SIZE, SHUFFLE
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 
 LOCAL = LocalSettings(steps=5, batch_size=32)
@@ -178,8 +180,8 @@ def test_shuffling_costs_what_it_costs_without_amplification() -> None:
     [
         (
             {"sampling": "fixed_size"},
-            "fixed_size is accounted for under adjacency replace_one only, .* set adjacency: "
-            "replace_one, or sampling: poisson",
+            "fixed_size has no guarantee under adjacency zero_out, .* set adjacency: "
+            "replace_one, or sampling: poisson or shuffle or balls_and_bins",
         ),
         (
             {"sampling": "fixed_size", "adjacency": "add_remove", "declared_examples": 9},
@@ -225,10 +227,10 @@ def test_a_pair_that_the_accountant_cannot_add_up_is_refused(
     """Settings refuse what is known; the plan asks the accountant before anything is spent."""
     settings = privacy(sampling="shuffle")
     monkeypatch.setattr(ShuffledEpochs, "event", BallsAndBins.event)
-    monkeypatch.setattr(ShuffledEpochs, "adjacencies", ("add_remove",))
-    with pytest.raises(PrivacyPlanError, match="use adjacency: add_remove, or sampling: poisson"):
+    monkeypatch.setattr(ShuffledEpochs, "scheme", replace(SHUFFLE, adjacencies=("add_remove",)))
+    with pytest.raises(PrivacyPlanError, match="set adjacency: add_remove, or sampling: poisson"):
         plan_privacy(settings, LOCAL, examples=300, planned_rounds=1)
-    monkeypatch.setattr(FixedSizeSampling, "adjacencies", ("zero_out",))
+    monkeypatch.setattr(FixedSizeSampling, "scheme", replace(FIXED_SIZE, adjacencies=("zero_out",)))
     unproved = settings.model_copy(update={"sampling": "fixed_size"})
     with pytest.raises(PrivacyPlanError, match="cannot account for sampling fixed_size under"):
         plan_privacy(unproved, LOCAL, examples=300, planned_rounds=1)

@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations, islice
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -18,9 +20,12 @@ from fedsim.accountant import (
     PoissonSampled,
     PrivacyLedger,
     RandomAllocation,
-    RdpAccountant,
+    make_accountant,
 )
+from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.adjacency import ADJACENCIES
 from fedsim.clients.dp_sgd.sampling import (
+    SAMPLINGS,
     BallsAndBins,
     EpochLots,
     FixedSizeSampling,
@@ -28,7 +33,9 @@ from fedsim.clients.dp_sgd.sampling import (
     Sampling,
     ShuffledEpochs,
 )
+from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES, SamplingName
 
+DOCS = Path(__file__).parents[3] / "docs"
 # Statistical tests have a false-alarm rate of at most 1e-4 each, and fixed seeds.
 ALPHA = 1e-4
 Z = Gaussian(1.1)
@@ -136,7 +143,7 @@ def test_lots_of_fixed_size_need_the_public_number_of_examples() -> None:
 @pytest.mark.parametrize("kind", [ShuffledEpochs, BallsAndBins])
 @pytest.mark.parametrize("batches", [1, 4, 30])
 def test_an_epoch_has_each_example_once(kind: type[EpochLots], batches: int) -> None:
-    check_charged_as_drawn(kind(batches))  # type: ignore[call-arg]
+    check_charged_as_drawn(kind(batches))
 
 
 def test_shuffled_epochs_are_uniform_and_differ() -> None:
@@ -224,14 +231,45 @@ def test_charges_do_not_depend_on_how_steps_are_cut_into_rounds(
     assert list(ledger.entries) == sampling.charges(Z, 0, done)
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [PoissonSampling(0.2), FixedSizeSampling(9, 2), ShuffledEpochs(4), BallsAndBins(4)],
-)
-def test_accountants_have_a_rule_for_every_adjacency_that_is_claimed(sampling: Sampling) -> None:
-    for adjacency in sampling.adjacencies:
-        spent = RdpAccountant(adjacency=adjacency).compose(sampling.event(Z)).get_epsilon(1e-5)
-        assert 0 < spent < 20
+def test_every_name_has_a_scheme_and_a_sampler() -> None:
+    assert get_args(SamplingName) == tuple(SAMPLING_SCHEMES) == tuple(SAMPLINGS)
+
+
+@pytest.mark.parametrize("name", SAMPLING_SCHEMES)
+def test_a_scheme_says_of_its_sampler_what_is_true(name: str) -> None:
+    scheme, kind = SAMPLING_SCHEMES[name], SAMPLINGS[name]
+    sampling, expected_lot = kind.for_client(12, 4)
+    assert kind.scheme is scheme
+    assert type(sampling.event(Z)).__name__ == scheme.event
+    assert isinstance(sampling, EpochLots) == scheme.by_epoch
+    assert expected_lot == pytest.approx(12 * sampling.sampling_rate)
+    assert (sampling.event(Z) == EpochShuffled(3, Z)) == (not scheme.is_amplified)
+    assert (scheme.obstacle == "") == (set(scheme.adjacencies) == set(ADJACENCIES))
+    assert scheme.statement[:1].islower()
+    assert not scheme.statement.endswith(".")
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.parametrize("name", SAMPLING_SCHEMES)
+def test_accountants_have_a_rule_for_every_adjacency_of_a_scheme(
+    name: str, accountant: AccountantName
+) -> None:
+    sampling, _ = SAMPLINGS[name].for_client(12, 4)
+    for adjacency in SAMPLING_SCHEMES[name].adjacencies:
+        composed = make_accountant(accountant, adjacency=adjacency).compose(sampling.event(Z))
+        assert 0 < composed.get_epsilon(1e-5) < 20
+
+
+@pytest.mark.skipif(not DOCS.exists(), reason="reads the pages of a checkout")
+@pytest.mark.parametrize("name", SAMPLING_SCHEMES)
+def test_the_pages_have_a_row_for_every_sampling(name: str) -> None:
+    scheme = SAMPLING_SCHEMES[name]
+    rows = (DOCS / "experiment_file.md").read_text().splitlines()
+    (row,) = [row for row in rows if row.startswith(f"| `{name}` | {scheme.description} |")]
+    assert all(f"`{adjacency}`" in row for adjacency in scheme.adjacencies) or "| any" in row
+    rows = (DOCS / "dp_sgd.md").read_text().splitlines()
+    (row,) = [row for row in rows if row.startswith(f"| `{name}` |")]
+    assert f"`{scheme.event}`" in row
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
@@ -243,7 +281,7 @@ def test_a_rate_is_a_probability(rate: float) -> None:
 @pytest.mark.parametrize("kind", [ShuffledEpochs, BallsAndBins])
 def test_an_epoch_has_batches(kind: type[EpochLots]) -> None:
     with pytest.raises(ValueError, match="at least one batch"):
-        kind(0)  # type: ignore[call-arg]
+        kind(0)
 
 
 class ShuffledClaimedAsPoisson(ShuffledEpochs):

@@ -165,6 +165,10 @@ class Recorded(Sampling):
     def sampling_rate(self) -> float:
         return self.inner.sampling_rate
 
+    @classmethod
+    def for_client(cls, num_examples, batch_size, *, sampling_rate=None):
+        raise NotImplementedError
+
     def event(self, mechanism):
         return self.inner.event(mechanism)
 

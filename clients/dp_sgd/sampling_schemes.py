@@ -1,0 +1,100 @@
+"""Facts about each sampling that need no numbers: its name, event, adjacencies and sentence.
+
+Read by settings, the privacy statement and the command line, so this module imports nothing heavy.
+The samplers themselves are in `sampling.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from fedsim.accountant.adjacency import Adjacency
+
+SamplingName = Literal["poisson", "fixed_size", "shuffle", "balls_and_bins"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingScheme:
+    """One way to draw lots, and how it is accounted for.
+
+    Attributes:
+        name: value of `privacy.sampling` in the experiment file.
+        description: how lots are drawn, as in the table of docs/experiment_file.md.
+        event: type of its events in a ledger.
+        adjacencies: the adjacencies under which the event is a guarantee.
+        obstacle: why there is no guarantee under the other adjacencies; empty where it has all.
+        by_epoch: whether one event pays for all lots of an epoch, which may span rounds.
+        is_amplified: whether the guarantee needs lots that the adversary cannot predict.
+        statement: its sentence in the privacy statement, without capital and full stop.
+        pld_bound: bound of the PLD accountant where it has no privacy loss distribution.
+    """
+
+    name: SamplingName
+    description: str
+    event: str
+    adjacencies: "tuple[Adjacency, ...]"
+    obstacle: str = ""
+    by_epoch: bool = False
+    is_amplified: bool = True
+    statement: str
+    pld_bound: str | None = None
+
+    @property
+    def needs_seeded_lots(self) -> bool:
+        """Whether unpredictable lots would have to be remembered from one round to the next."""
+        return self.by_epoch and self.is_amplified
+
+    def refusal(self, adjacency: str) -> str:
+        """Return why an adjacency is refused, and which settings have a guarantee."""
+        others = [s.name for s in SAMPLING_SCHEMES.values() if adjacency in s.adjacencies]
+        return (
+            f"sampling {self.name} has no guarantee under adjacency {adjacency}, because "
+            f"{self.obstacle}: set adjacency: {' or '.join(self.adjacencies)}, or "
+            f"sampling: {' or '.join(others)}"
+        )
+
+
+POISSON = SamplingScheme(
+    name="poisson",
+    description="each example enters each lot independently",
+    event="PoissonSampled",
+    adjacencies=("zero_out", "add_remove", "replace_one"),
+    statement="lots were drawn by Poisson sampling, and accounted for as Poisson sampling",
+)
+FIXED_SIZE = SamplingScheme(
+    name="fixed_size",
+    description="`batch_size` different examples, independently each step",
+    event="FixedSizeSampled",
+    adjacencies=("replace_one",),
+    obstacle="another example fills the place of a missing one",
+    statement="lots of fixed size were drawn without replacement, and accounted for as such",
+)
+SHUFFLE = SamplingScheme(
+    name="shuffle",
+    description="the data shuffled and cut into ⌈size / `batch_size`⌉ lots; epochs continue over "
+    "rounds",
+    event="EpochShuffled",
+    adjacencies=("zero_out", "replace_one"),
+    obstacle="one more example moves others to another lot",
+    by_epoch=True,
+    is_amplified=False,
+    statement="lots were cut from shuffled data, which is not counted as sampling: an epoch is "
+    "accounted for as one release about lots that are known",
+)
+BALLS_AND_BINS = SamplingScheme(
+    name="balls_and_bins",
+    description="each example thrown into one of ⌈size / `batch_size`⌉ lots an epoch, "
+    "independently; epochs continue over rounds",
+    event="RandomAllocation",
+    adjacencies=("zero_out", "add_remove", "replace_one"),
+    by_epoch=True,
+    statement="each epoch allocated every example to one lot at random, and is accounted for as "
+    "random allocation",
+    pld_bound="the least of two upper bounds: Rényi differential privacy of random allocation, and "
+    "privacy loss distributions without amplification",
+)
+
+SAMPLING_SCHEMES: Mapping[str, SamplingScheme] = {
+    scheme.name: scheme for scheme in (POISSON, FIXED_SIZE, SHUFFLE, BALLS_AND_BINS)
+}
