@@ -1,0 +1,43 @@
+"""docs/trials.md walks through folders that exist and ends at code that exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs" / "trials.md"
+FORMER = {"clients/failures.py"}  # names that a trial replaced
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
+
+
+def test_every_path_of_a_walk_exists() -> None:
+    paths = set(re.findall(r"`((?:[\w-]+/)+(?:[\w-]+\.py)?)`", PAGE.read_text())) - FORMER
+    assert len(paths) > 8
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+    assert not any((ROOT / path).exists() for path in FORMER)
+
+
+def test_every_walk_lists_each_folder_and_ends_in_the_next() -> None:
+    walks = PAGE.read_text().split("\n## ")[1:]
+    assert len(walks) == 3
+    for walk in walks:
+        steps = re.findall(r"^\| `ls ?([\w/]*)` \| (.*) \|$", walk, re.M)
+        assert len(steps) == 3
+        for (_, chosen), (listed, _) in zip(steps, steps[1:], strict=False):
+            assert f"`{listed}`" in chosen
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("server/aggregation/strategies.py", "class FedAvg"),
+        ("server/aggregation/strategies.py", "def aggregate_train"),
+        ("server/settings.py", "strategy: "),
+        ("clients/dp_sgd/noise.py", "def fill_"),
+        ("clients/dp_sgd/mechanism.py", "class DpSgdMechanism"),
+    ],
+)
+def test_the_code_is_in_the_file_found(path: str, name: str) -> None:
+    assert name in (ROOT / path).read_text()
+    assert path in PAGE.read_text()
