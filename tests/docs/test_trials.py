@@ -1,5 +1,6 @@
 """docs/trials.md walks through folders that exist and ends at code that exists."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def test_every_walk_lists_each_folder_and_ends_in_the_next() -> None:
     for walk in walks:
         steps = re.findall(r"^\| `ls ?([\w/]*)` \| (.*) \|$", walk, re.M)
         assert len(steps) == 3
-        for (_, chosen), (listed, _) in zip(steps, steps[1:], strict=False):
+        for (_, chosen), (listed, _) in itertools.pairwise(steps):
             assert f"`{listed}`" in chosen
 
 
