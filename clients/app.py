@@ -14,7 +14,7 @@ from fedsim.clients.account import ClientBudgetExhaustedError, PrivacyAccount
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, PerExampleLoss
-from fedsim.clients.failure_text import ClientFailureError, without_private_text
+from fedsim.clients.failure_text import ClientFailureError, redact_error
 from fedsim.clients.faults.injection import NO_FAULTS, Fault, FaultPlan
 from fedsim.clients.secure.channel import STAGES, SecureChannel
 from fedsim.clients.settings import LocalSettings
@@ -43,7 +43,7 @@ class ClientTask:
 
     `size` is its number of examples, and `data` gives their features and targets when it trains:
     a task waiting for its turn holds no copy of them.
-    `bench` holds the model that clients of one process share and fill anew for each request.
+    `shared_model` holds the model that clients of one process share and fill anew for each request.
     `privacy` None means training without differential privacy; with it, `gradients` computes the
     per-example gradients of that model under `loss`. `evaluate` scores a model on examples that
     the client holds out; None: it refuses. `secure` None means that updates are sent in clear.
@@ -55,7 +55,7 @@ class ClientTask:
     seed: int
     size: int
     data: Callable[[], tuple[Tensor, Tensor]]
-    bench: SharedModel
+    shared_model: SharedModel
     loss: PerExampleLoss
     gradients: PerExampleGradients | None
     local: LocalSettings
@@ -89,7 +89,7 @@ class ClientTask:
         if self.privacy is None:
             return None
         try:
-            return self.privacy.step.resumed(request.clip_norm)
+            return self.privacy.step.resume(request.clip_norm)
         except ValueError as error:
             raise ClientFailureError(f"refuses the request: {error}") from error
 
@@ -116,9 +116,9 @@ def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
         with one_thread():
             task = task_of(partition_of(context))
             try:
-                return answer(task, message, context)
+                return answer_train_request(task, message, context)
             except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
-                return failed_reply(error, message, private=task.privacy is not None)
+                return failure_reply(error, message, private=task.privacy is not None)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -127,14 +127,14 @@ def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
             try:
                 return evaluate_and_reply(task, message)
             except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
-                return failed_reply(error, message, private=task.privacy is not None)
+                return failure_reply(error, message, private=task.privacy is not None)
 
     for stage in STAGES:
-        app.query(stage)(_stage(stage, task_of))
+        app.query(stage)(_stage_handler(stage, task_of))
     return app
 
 
-def _stage(
+def _stage_handler(
     stage: str, task_of: Callable[[int], ClientTask]
 ) -> Callable[[Message, Context], Message]:
     """Return the function that answers a stage of secure aggregation by pairwise masks."""
@@ -148,7 +148,7 @@ def _stage(
     return respond
 
 
-def failed_reply(error: Exception, request: Message, *, private: bool) -> Message:
+def failure_reply(error: Exception, request: Message, *, private: bool) -> Message:
     """Return the reply of a client that failed; raise what is not for a reply.
 
     An error reply, not an exception, so that the reason reads the same on every engine and no
@@ -160,13 +160,13 @@ def failed_reply(error: Exception, request: Message, *, private: bool) -> Messag
         private: whether the error's text must not be told.
     """
     if private:
-        error = without_private_text(error)
+        error = redact_error(error)
     if isinstance(error, ClientFailureError):
         return Message(Error(code=0, reason=str(error)), reply_to=request)
     raise error
 
 
-def answer(task: ClientTask, message: Message, context: Context) -> Message:
+def answer_train_request(task: ClientTask, message: Message, context: Context) -> Message:
     """Train for one request and return the reply.
 
     A client whose budget affords fewer steps takes those; one whose budget affords none withdraws.
@@ -218,11 +218,11 @@ def seal_reply(
     """
     if task.secure is None:
         return reply.to_message(message)
-    digest = task.bench.load(request.arrays)
+    digest = task.shared_model.load(request.arrays)
     metrics: Mapping[str, float] = {}
     if task.measure is not None:
-        task.bench.restart()  # the model of the request, not the trained one
-        metrics = task.measure(task.bench.model)
+        task.shared_model.restart()  # the model of the request, not the trained one
+        metrics = task.measure(task.shared_model.model)
     sealed = task.secure.seal(
         task.client, request, reply, model_digest=digest, metrics=metrics, context=context
     )
@@ -233,19 +233,19 @@ def train_and_reply(
     task: ClientTask, request: TrainRequest, statement: PrivacyStatement | None, fault: Fault
 ) -> TrainReply:
     """Train a client alone, after its charge, and return its answer."""
-    task.bench.load(request.arrays)
-    task.bench.restart()
+    task.shared_model.load(request.arrays)
+    task.shared_model.restart()
     key = StreamKey(task.seed, task.client, request.round_number)
     data = (*task.data(), task.local)
     steps = steps_to_take(task, statement, fault)
     adapted_clip_norm, step = None, task.step(request)
     if task.privacy is None or step is None:
-        train_plain(task.bench.model, task.loss, *data, key, steps=steps)
+        train_plain(task.shared_model.model, task.loss, *data, key, steps=steps)
     else:
         secure = task.privacy.secure_noise
         step = train_private(_gradients(task), *data, step, key, steps=steps, secure=secure)
         adapted_clip_norm = step.clipping.adapted_clip_norm
-    arrays = task.bench.upload(request.arrays, private=task.privacy is not None)
+    arrays = task.shared_model.upload(request.arrays, private=task.privacy is not None)
     return build_reply(task, arrays, statement, fault, adapted_clip_norm=adapted_clip_norm)
 
 
@@ -263,7 +263,7 @@ def build_reply(
     """
     fault.after_training()
     return TrainReply(
-        fault.changed(arrays),
+        fault.alter_upload(arrays),
         task.examples,
         statement,
         delay=fault.delay,
@@ -277,8 +277,8 @@ def steps_to_take(task: ClientTask, statement: PrivacyStatement | None, fault: F
     They are those that this round, which is charged, paid for.
     """
     if statement is None:
-        return fault.trained_steps(range(task.local.steps))
-    return fault.trained_steps(range(statement.steps - statement.round_steps, statement.steps))
+        return fault.steps_to_train(range(task.local.steps))
+    return fault.steps_to_train(range(statement.steps - statement.round_steps, statement.steps))
 
 
 def _gradients(task: ClientTask) -> PerExampleGradients:
@@ -309,7 +309,7 @@ def request_digest(task: ClientTask, request: TrainRequest) -> str:
         ClientFailureError: the client cannot answer it, see `ClientTask.step`.
     """
     task.step(request)
-    return request.identity(task.bench.load(request.arrays))
+    return request.identity(task.shared_model.load(request.arrays))
 
 
 def partition_of(context: Context) -> int:

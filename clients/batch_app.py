@@ -22,7 +22,7 @@ from fedsim.clients.account import ClientBudgetExhaustedError, PrivacyAccount
 from fedsim.clients.app import (
     ClientTask,
     build_reply,
-    failed_reply,
+    failure_reply,
     make_client_app,
     one_thread,
     partition_of,
@@ -75,11 +75,11 @@ class ClientRound:
     fault: Fault
     account: PrivacyAccount | None = None
     charge: Charge | None = None
-    trained: np.ndarray | None = None
+    trained_values: np.ndarray | None = None
     adapted_clip_norm: float | None = None
 
     @cached_property
-    def trainee(self) -> CohortMember:
+    def member(self) -> CohortMember:
         """The client as one that trains with others."""
         task = self.task
         key = StreamKey(task.seed, task.client, self.request.round_number)
@@ -92,10 +92,11 @@ class ClientRound:
     @property
     def kind(self) -> Hashable:
         """What clients that train together have in common."""
-        task, trainee = self.task, self.trainee
-        clipping = None if trainee.step is None else trainee.step.clipping.kind
-        shape = (trainee.features.shape[1:], trainee.features.dtype)
-        return (id(task.bench), id(task.loss), task.local, len(trainee.steps), clipping, shape)
+        task, member = self.task, self.member
+        clipping = None if member.step is None else member.step.clipping.kind
+        shape = (member.features.shape[1:], member.features.dtype)
+        same = (id(task.shared_model), id(task.loss), task.local, len(member.steps))
+        return (*same, clipping, shape)
 
     @cached_property
     def statement(self) -> PrivacyStatement | None:
@@ -105,7 +106,7 @@ class ClientRound:
         return self.account.statement(self.task.privacy)
 
 
-Outcome = ClientRound | Message | Exception
+PendingAnswer = ClientRound | Message | Exception
 
 
 class BatchClientApp(ClientApp):
@@ -119,17 +120,17 @@ class BatchClientApp(ClientApp):
     def __init__(self, task_of: Callable[[int], ClientTask], *, cohort_size: int) -> None:
         super().__init__()
         self._task_of = task_of
-        self._alone = make_client_app(task_of)
+        self._single_client_app = make_client_app(task_of)
         self._cohort_size = cohort_size
 
     @property
     def group_size(self) -> int:
         """The most requests in one group."""
-        return max(_CHARGED_TOGETHER, self._cohort_size)
+        return max(_CHARGE_GROUP_CLIENTS, self._cohort_size)
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer one request."""
-        return self._alone(message, context)
+        return self._single_client_app(message, context)
 
     def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
         """Yield the answers to the requests, in their order, those of a cohort together.
@@ -138,15 +139,15 @@ class BatchClientApp(ClientApp):
         answer is the one that the client gives alone.
         """
         with one_thread():
-            turns = deque(_charged([self._turn(*request) for request in requests]))
-            cohorts = -(-len(turns) // self._cohort_size)
-            while turns:  # of those that trained, nothing is kept
-                even = -(-len(turns) // cohorts)
-                cohort, cohorts = [turns.popleft() for _ in range(even)], cohorts - 1
-                _train_together([turn for turn in cohort if isinstance(turn, ClientRound)])
-                yield from _answers(cohort)
+            pending = deque(_charge_all([self._open_round(*request) for request in requests]))
+            cohorts = -(-len(pending) // self._cohort_size)
+            while pending:  # of those that trained, nothing is kept
+                even = -(-len(pending) // cohorts)
+                cohort, cohorts = [pending.popleft() for _ in range(even)], cohorts - 1
+                _train_together([each for each in cohort if isinstance(each, ClientRound)])
+                yield from _answer_cohort(cohort)
 
-    def _turn(self, message: Message, context: Context) -> "Outcome":
+    def _open_round(self, message: Message, context: Context) -> "PendingAnswer":
         """Return a client's turn, or the answer of one that takes none."""
         try:
             task = self._task_of(partition_of(context))
@@ -157,31 +158,31 @@ class BatchClientApp(ClientApp):
             fault = task.faults.of(task.client, request.round_number)
             fault.before_charge()
             task.check_examples()
-            turn = ClientRound(task, request, message, context, fault)
-            _propose(turn)
+            client_round = ClientRound(task, request, message, context, fault)
+            _propose_charge(client_round)
         except ClientBudgetExhaustedError as error:
             return Withdrawal(task.client, str(error)).to_message(message)
         except Exception as error:  # noqa: BLE001  likewise
-            return _failed(error, task, message)
-        return turn
+            return _failure(error, task, message)
+        return client_round
 
 
-def _failed(error: Exception, task: ClientTask, message: Message) -> Message | Exception:
+def _failure(error: Exception, task: ClientTask, message: Message) -> Message | Exception:
     try:
-        return failed_reply(error, message, private=task.privacy is not None)
+        return failure_reply(error, message, private=task.privacy is not None)
     except Exception as unspoken:  # noqa: BLE001  the engine's to tell
         return unspoken
 
 
-def _propose(turn: ClientRound) -> None:
+def _propose_charge(client_round: ClientRound) -> None:
     """Ask a client's account what the round would cost; nothing is charged yet."""
-    task, request = turn.task, turn.request
+    task, request = client_round.task, client_round.request
     if task.privacy is None:
         return
-    turn.account = PrivacyAccount.restore(
-        turn.context.state, client=task.client, journal=task.journal
+    client_round.account = PrivacyAccount.restore(
+        client_round.context.state, client=task.client, journal=task.journal
     )
-    turn.charge = turn.account.propose(
+    client_round.charge = client_round.account.propose(
         task.privacy,
         round_number=request.round_number,
         request=request_digest(task, request),
@@ -189,75 +190,82 @@ def _propose(turn: ClientRound) -> None:
     )
 
 
-def _charged(turns: list[Outcome]) -> list[Outcome]:
+def _charge_all(pending: list[PendingAnswer]) -> list[PendingAnswer]:
     """Charge the turns, all in one write; where that fails, nobody trains."""
-    pending = [turn for turn in turns if isinstance(turn, ClientRound) and turn.charge is not None]
-    if not pending:
-        return turns
-    journal = pending[0].task.journal
+    proposed = [e for e in pending if isinstance(e, ClientRound) and e.charge is not None]
+    if not proposed:
+        return pending
+    journal = proposed[0].task.journal
     try:
         if journal is not None:
-            journal.append_all([turn.charge for turn in pending if turn.charge is not None])
+            journal.append_all([each.charge for each in proposed if each.charge is not None])
     except Exception as error:  # noqa: BLE001  no charge, no training
-        return [error if isinstance(turn, ClientRound) and turn.charge else turn for turn in turns]
-    for turn in pending:
-        if turn.account is not None and turn.charge is not None:
-            turn.account = turn.account.commit(turn.charge, turn.context.state)
-    return turns
+        return [error if any(e is one for one in proposed) else e for e in pending]
+    for client_round in proposed:
+        charge, state = client_round.charge, client_round.context.state
+        if client_round.account is not None and charge is not None:
+            client_round.account = client_round.account.commit(charge, state)
+    return pending
 
 
-def _train_together(turns: list[ClientRound]) -> None:
+def _train_together(client_rounds: list[ClientRound]) -> None:
     """Train clients of one kind together; who is the only one of its kind stays untrained."""
     kinds: dict[Hashable, list[ClientRound]] = {}
-    if len(turns) > 1:
-        for turn in turns:
-            kinds.setdefault(turn.kind, []).append(turn)
+    if len(client_rounds) > 1:
+        for client_round in client_rounds:
+            kinds.setdefault(client_round.kind, []).append(client_round)
     for cohort in kinds.values():
         if len(cohort) < 2:
             continue
         task, request = cohort[0].task, cohort[0].request
         try:
-            task.bench.load(request.arrays)
-            trainees = [turn.trainee for turn in cohort]
-            together = train_together(task.bench, task.loss, task.local, trainees)
+            task.shared_model.load(request.arrays)
+            members = [client_round.member for client_round in cohort]
+            together = train_together(task.shared_model, task.loss, task.local, members)
         except Exception as error:  # noqa: BLE001  who is to blame shows when each is alone
             logger.info("a cohort failed, so its clients train alone: %s", type(error).__name__)
             continue
         rows = together.values.cpu().numpy()
-        for turn, row, clip_norm in zip(cohort, rows, together.adapted_clip_norm, strict=True):
-            turn.trained, turn.adapted_clip_norm = row, clip_norm
+        for client_round, row, norm in zip(cohort, rows, together.adapted_clip_norm, strict=True):
+            client_round.trained_values, client_round.adapted_clip_norm = row, norm
 
 
-def _answers(cohort: list[Outcome]) -> Iterator[AnswerGroup]:
+def _answer_cohort(cohort: list[PendingAnswer]) -> Iterator[AnswerGroup]:
     """Yield the answers of a cohort, together but for those who train only now."""
-    for done, turns in groupby(cohort, key=_is_done):
-        if done:
-            yield map(_answer, turns)
+    for is_trained, pending in groupby(cohort, key=_is_trained):
+        if is_trained:
+            yield map(_answer, pending)
         else:
-            yield from ([answer] for answer in map(_answer, turns))
+            yield from ([answer] for answer in map(_answer, pending))
 
 
-def _is_done(turn: Outcome) -> bool:
+def _is_trained(pending: PendingAnswer) -> bool:
     """Tell whether nobody has to train any more for an answer."""
-    return not isinstance(turn, ClientRound) or turn.trained is not None
+    return not isinstance(pending, ClientRound) or pending.trained_values is not None
 
 
-def _answer(turn: Outcome) -> Message | Exception:
-    if not isinstance(turn, ClientRound):
-        return turn
-    task, request = turn.task, turn.request
+def _answer(pending: PendingAnswer) -> Message | Exception:
+    if not isinstance(pending, ClientRound):
+        return pending
+    client_round, task, request = pending, pending.task, pending.request
     try:
-        if turn.trained is None:
-            reply = train_and_reply(task, request, turn.statement, turn.fault)
+        if client_round.trained_values is None:
+            reply = train_and_reply(task, request, client_round.statement, client_round.fault)
         else:
             private = task.privacy is not None
-            arrays = task.bench.upload_of(turn.trained, request.arrays, private=private)
-            reply = build_reply(
-                task, arrays, turn.statement, turn.fault, adapted_clip_norm=turn.adapted_clip_norm
+            arrays = task.shared_model.upload_of(
+                client_round.trained_values, request.arrays, private=private
             )
-        return seal_reply(task, request, reply, turn.message, turn.context)
+            reply = build_reply(
+                task,
+                arrays,
+                client_round.statement,
+                client_round.fault,
+                adapted_clip_norm=client_round.adapted_clip_norm,
+            )
+        return seal_reply(task, request, reply, client_round.message, client_round.context)
     except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
-        return _failed(error, task, turn.message)
+        return _failure(error, task, client_round.message)
 
 
-_CHARGED_TOGETHER = 64
+_CHARGE_GROUP_CLIENTS = 64

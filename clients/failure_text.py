@@ -17,15 +17,15 @@ class ClientFailureError(FedsimError, RuntimeError):
     """A client cannot answer; the message says why and holds nothing private."""
 
 
-_HARMLESS = (ClientFailureError, ProtocolError, JournalError)
+_PUBLIC_ERRORS = (ClientFailureError, ProtocolError, JournalError)
 
 
-def without_private_text(error: Exception) -> Exception:
+def redact_error(error: Exception) -> Exception:
     """Return the error, or in its place one that says only its type and the line of code.
 
     Guarantee: the text depends on which line raised, and on nothing else of a foreign exception.
     """
-    if isinstance(error, _HARMLESS):
+    if isinstance(error, _PUBLIC_ERRORS):
         return error
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""

@@ -7,11 +7,12 @@ from typing import Self
 from torch import Tensor
 
 from fedsim.accountant.groups import adaptive_clip_noise_multiplier
-from fedsim.clients.dp_sgd.clipping import Clipping, Groups, clipped, one_group
+from fedsim.clients.dp_sgd.clipping import Clipping, Groups, hard_clip_factors, one_group
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 
-_SHARE = 20.0  # Andrew et al. 2021, section 3.1: σ_b = (expected lot) / 20 hardly costs anything
-_LEAST, _MOST = 1e-10, 1e10
+# Andrew et al. 2021, section 3.1: σ_b = (expected lot) / 20 hardly costs anything.
+_LOT_OVER_COUNT_NOISE = 20.0
+_MIN_CLIP_NORM, _MAX_CLIP_NORM = 1e-10, 1e10
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class AdaptiveClipping(Clipping):
         learning_rate: float = 0.2,
     ) -> Self:
         """Return the clipping with σ_b = expected_lot / 20, starting from `max_grad_norm`."""
-        return cls(max_grad_norm, expected_lot / _SHARE, quantile, learning_rate)
+        return cls(max_grad_norm, expected_lot / _LOT_OVER_COUNT_NOISE, quantile, learning_rate)
 
     @property
     def state(self) -> dict[str, float]:
@@ -68,7 +69,7 @@ class AdaptiveClipping(Clipping):
 
     def with_state(self, state: dict[str, float]) -> Self:
         """Return the clipping as it was when `state` was taken."""
-        return self.resumed(state["max_grad_norm"])
+        return self.resume(state["max_grad_norm"])
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -80,7 +81,7 @@ class AdaptiveClipping(Clipping):
         """C of the next lot."""
         return self.max_grad_norm
 
-    def resumed(self, learnt: float) -> Self:
+    def resume(self, clip_norm: float) -> Self:
         """Return the clipping that goes on from a bound learnt before.
 
         Guarantee: whatever the bound is, a lot costs the same: gradients are clipped to it and
@@ -89,17 +90,20 @@ class AdaptiveClipping(Clipping):
         Raises:
             ValueError: no clipping learns such a bound.
         """
-        if not _LEAST <= learnt <= _MOST:
-            raise ValueError(f"a learnt bound must be from {_LEAST:g} to {_MOST:g}, got {learnt!r}")
-        return replace(self, max_grad_norm=learnt)
+        if not _MIN_CLIP_NORM <= clip_norm <= _MAX_CLIP_NORM:
+            raise ValueError(
+                f"a learnt bound must be from {_MIN_CLIP_NORM:g} to {_MAX_CLIP_NORM:g}, "
+                f"got {clip_norm!r}"
+            )
+        return replace(self, max_grad_norm=clip_norm)
 
     def groups(self, parameters: FlatParameters) -> Groups:
         """Return one group of all parameters."""
         return one_group(parameters, self.max_grad_norm)
 
-    def coefficients(self, norms: Tensor, bounds: Tensor) -> Tensor:
+    def clip_factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
         """Return min(1, C / norm), and 0 where the norm is not finite."""
-        return clipped(norms, bounds)
+        return hard_clip_factors(norms, bounds)
 
     @property
     def noise_on_count(self) -> float:
@@ -123,9 +127,9 @@ class AdaptiveClipping(Clipping):
             )
         return adaptive_clip_noise_multiplier(noise_multiplier, self.count_noise)
 
-    def adapted(self, share: float) -> Self:
+    def adapt(self, share: float) -> Self:
         """Return the clipping of the next lot, given b̄, the released share within the bound."""
         exponent = -self.learning_rate * (share - self.quantile)
         # Noise may throw b̄ far out of [0, 1]; e-fold in one step is more than it should learn.
         bound = self.max_grad_norm * math.exp(min(max(exponent, -1.0), 1.0))
-        return replace(self, max_grad_norm=min(max(bound, _LEAST), _MOST))
+        return replace(self, max_grad_norm=min(max(bound, _MIN_CLIP_NORM), _MAX_CLIP_NORM))

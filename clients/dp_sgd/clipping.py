@@ -17,7 +17,7 @@ from fedsim.accountant.groups import (
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 
 # Rounding in float32 may lift a norm by a few units in the last place; the bound leaves room.
-_ROUNDING_ROOM = 1.0 - 1e-6
+_ROUNDING_MARGIN = 1.0 - 1e-6
 
 ClipRule = Literal["equal", "by_dimension"]
 
@@ -56,7 +56,7 @@ class Clipping(ABC):
         """Return the groups and their bounds for a model."""
 
     @abstractmethod
-    def coefficients(self, norms: Tensor, bounds: Tensor) -> Tensor:
+    def clip_factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
         """Return the factors (n, m) for gradient norms (n, m), float64.
 
         Args:
@@ -82,7 +82,7 @@ class Clipping(ABC):
         """
         return noise_multiplier
 
-    def adapted(self, share: float) -> "Clipping":
+    def adapt(self, share: float) -> "Clipping":
         """Return the clipping of the next lot, given the released share within the bound."""
         return self
 
@@ -91,13 +91,15 @@ class Clipping(ABC):
         """The bound as it was learnt so far, a function of what was released; None: it is fixed."""
         return None
 
-    def resumed(self, learnt: float) -> "Clipping":
-        """Return the clipping that goes on from a bound learnt before, see `learnt`.
+    def resume(self, clip_norm: float) -> "Clipping":
+        """Return the clipping that goes on from a bound learnt before, see `clip_norm`.
 
         Raises:
-            ValueError: the bound is fixed, or cannot be `learnt`.
+            ValueError: the bound is fixed, or cannot be `clip_norm`.
         """
-        raise ValueError(f"clipping to a fixed bound cannot go on from a learnt one, got {learnt}")
+        raise ValueError(
+            f"clipping to a fixed bound cannot go on from a learnt one, got {clip_norm}"
+        )
 
 
 @dataclass(frozen=True)
@@ -118,9 +120,9 @@ class FlatClipping(Clipping):
         """Return one group of all parameters."""
         return one_group(parameters, self.max_grad_norm)
 
-    def coefficients(self, norms: Tensor, bounds: Tensor) -> Tensor:
+    def clip_factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
         """Return min(1, C / norm), and 0 where the norm is not finite."""
-        return clipped(norms, bounds)
+        return hard_clip_factors(norms, bounds)
 
 
 @dataclass(frozen=True)
@@ -155,9 +157,9 @@ class AutomaticClipping(Clipping):
         """Return one group of all parameters."""
         return one_group(parameters, self.max_grad_norm)
 
-    def coefficients(self, norms: Tensor, bounds: Tensor) -> Tensor:
+    def clip_factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
         """Return C / (norm + γ), and 0 where the norm is not finite."""
-        return _none_where_not_finite(bounds * _ROUNDING_ROOM / (norms + self.gamma), norms)
+        return _zero_where_not_finite(bounds * _ROUNDING_MARGIN / (norms + self.gamma), norms)
 
 
 @dataclass(frozen=True)
@@ -196,9 +198,9 @@ class GroupClipping(Clipping):
         sizes = [sum(parameters.sizes[i] for i in group) for group in members]
         return Groups(members, self._bounds(sizes), tuple(sizes))
 
-    def coefficients(self, norms: Tensor, bounds: Tensor) -> Tensor:
+    def clip_factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
         """Return min(1, C_m / norm), and 0 in all groups where one norm is not finite."""
-        return clipped(norms, bounds)
+        return hard_clip_factors(norms, bounds)
 
     def _bounds(self, sizes: list[int]) -> tuple[float, ...]:
         if isinstance(self.bounds, tuple) and len(self.bounds) != len(sizes):
@@ -222,7 +224,7 @@ def one_group(parameters: FlatParameters, bound: float) -> Groups:
     return Groups((tuple(range(len(parameters.tensors))),), (bound,), (parameters.size,))
 
 
-def clipped(norms: Tensor, bounds: Tensor) -> Tensor:
+def hard_clip_factors(norms: Tensor, bounds: Tensor) -> Tensor:
     """Return min(1, C_m / norm), 0 where a norm is not finite.
 
     Args:
@@ -230,11 +232,11 @@ def clipped(norms: Tensor, bounds: Tensor) -> Tensor:
         bounds: (m,), or one row for each example (n, m).
     """
     # Where a norm is 0 the quotient is infinite, and 1 after all.
-    factors = (bounds * _ROUNDING_ROOM / norms).clamp_(max=1.0)
-    return _none_where_not_finite(factors, norms)
+    factors = (bounds * _ROUNDING_MARGIN / norms).clamp_(max=1.0)
+    return _zero_where_not_finite(factors, norms)
 
 
-def _none_where_not_finite(factors: Tensor, norms: Tensor) -> Tensor:
+def _zero_where_not_finite(factors: Tensor, norms: Tensor) -> Tensor:
     """Set the factors of every example to 0 that is not finite in some group."""
     # A bound over infinity is 0 by itself; what is no number came of NaN, or of 0 over 0.
     factors.nan_to_num_(nan=0.0)

@@ -5,11 +5,11 @@ from functools import cache
 
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
-_BLOCK = 16
+_BLOCK_BYTES = 16
 # Bytes of a first request from which on a second cipher is worth making.
-_LONG = 1 << 16
+_MIN_GCM_BYTES = 1 << 16
 # GCM counts its blocks in 32 bits; its first one here has number 2.
-_MOST_BY_GCM = (1 << 32) * _BLOCK - 4 * _BLOCK
+_MAX_GCM_BYTES = (1 << 32) * _BLOCK_BYTES - 4 * _BLOCK_BYTES
 _ZEROS = memoryview(bytes(1 << 17))  # encrypted part by part: they stay in the cache
 
 
@@ -29,45 +29,45 @@ class Keystream:
         self._key = key
         self._cipher: CipherContext | None = None
         self._written = 0
-        self._most: int | None = None
+        self._gcm_limit: int | None = None
 
     def write(self, into: memoryview) -> None:
         """Overwrite bytes with the next ones of the stream."""
         if self._cipher is None:
-            into = self._begin(into)
+            into = self._choose_cipher(into)
         for start in range(0, len(into), len(_ZEROS)):
             self._write_part(into[start : start + len(_ZEROS)])
 
     def _write_part(self, part: memoryview) -> None:
         cipher = self._cipher
-        if self._most is not None and self._written + len(part) > self._most:
-            self._most = None
+        if self._gcm_limit is not None and self._written + len(part) > self._gcm_limit:
+            self._gcm_limit = None
             cipher = None
         if cipher is None:
-            cipher = self._cipher = _counter_mode(self._key, self._written)
+            cipher = self._cipher = _ctr_cipher(self._key, self._written)
         cipher.update_into(_ZEROS[: len(part)], part)
         self._written += len(part)
 
-    def _begin(self, into: memoryview) -> memoryview:
+    def _choose_cipher(self, into: memoryview) -> memoryview:
         """Choose the cipher by the size of the first request; return what is left to write."""
-        if len(into) < _LONG or not _gcm_is_faster():
+        if len(into) < _MIN_GCM_BYTES or not _gcm_is_faster():
             return into
-        self._write_part(into[: 2 * _BLOCK])
-        self._cipher, self._most = _gcm(self._key), _MOST_BY_GCM
-        return into[2 * _BLOCK :]
+        self._write_part(into[: 2 * _BLOCK_BYTES])
+        self._cipher, self._gcm_limit = _gcm_cipher(self._key), _MAX_GCM_BYTES
+        return into[2 * _BLOCK_BYTES :]
 
 
-def _counter_mode(key: bytes, position: int) -> CipherContext:
+def _ctr_cipher(key: bytes, position: int) -> CipherContext:
     """Return what encrypts the next zeros to the stream from a position on."""
-    blocks, rest = divmod(position, _BLOCK)
-    counter = modes.CTR(blocks.to_bytes(_BLOCK, "big"))
+    blocks, rest = divmod(position, _BLOCK_BYTES)
+    counter = modes.CTR(blocks.to_bytes(_BLOCK_BYTES, "big"))
     cipher = Cipher(algorithms.AES(key), counter).encryptor()
     if rest:
         cipher.update(bytes(rest))
     return cipher
 
 
-def _gcm(key: bytes) -> CipherContext:
+def _gcm_cipher(key: bytes) -> CipherContext:
     """Return what encrypts the next zeros to the stream from its third block on."""
     return Cipher(algorithms.AES(key), modes.GCM(bytes(12))).encryptor()
 
@@ -76,7 +76,7 @@ def _gcm(key: bytes) -> CipherContext:
 def _gcm_is_faster() -> bool:
     """Measure once which of both is faster here; it takes a tenth of a millisecond."""
     into = memoryview(bytearray(len(_ZEROS)))
-    ciphers = [_counter_mode(bytes(_BLOCK), 0), _gcm(bytes(_BLOCK))]
+    ciphers = [_ctr_cipher(bytes(_BLOCK_BYTES), 0), _gcm_cipher(bytes(_BLOCK_BYTES))]
     best = [float("inf"), float("inf")]
     for _ in range(3):
         for place, cipher in enumerate(ciphers):

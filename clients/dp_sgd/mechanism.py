@@ -132,7 +132,7 @@ class DpSgdMechanism:
         """
         groups = self.groups(parameters)
         sigmas = self.standard_deviations(groups)
-        for place, sigma in _runs(parameters, groups, sigmas):
+        for place, sigma in _noise_slices(parameters, groups, sigmas):
             noise.fill_(into[place], sigma / self.expected_lot)
         return groups
 
@@ -164,7 +164,7 @@ class DpSgdMechanism:
         # Noise first, gradients on top: one pass over the parameters less.
         groups = self.fill_with_noise(gradients.parameters, noise, into)
         statistics = LotStatistics(0, 0, (0,) * len(groups.bounds))
-        for part in self._physical(torch.from_numpy(lot).to(features.device)):
+        for part in self._physical_batches(torch.from_numpy(lot).to(features.device)):
             statistics += gradients.add_clipped_sum(
                 features.index_select(0, part),
                 targets.index_select(0, part),
@@ -175,7 +175,7 @@ class DpSgdMechanism:
             )
         return statistics
 
-    def adapted(self, statistics: LotStatistics, noise: NoiseSource) -> Self:
+    def adapt(self, statistics: LotStatistics, noise: NoiseSource) -> Self:
         """Return the step for the next lot, whose clipping may have learnt from this one.
 
         What it learns from is part of `event`, so call it once for each release, with the noise
@@ -188,9 +188,9 @@ class DpSgdMechanism:
         centred = statistics.within[0] - COUNT_SENSITIVITY * statistics.examples
         noisy = centred + noise.fill_(torch.empty(1, dtype=torch.float64), sigma).item()
         share = noisy / self.expected_lot + 0.5
-        return replace(self, clipping=self.clipping.adapted(share), bound_groups=None)
+        return replace(self, clipping=self.clipping.adapt(share), bound_groups=None)
 
-    def resumed(self, learnt: float | None) -> Self:
+    def resume(self, clip_norm: float | None) -> Self:
         """Return the step whose clipping goes on from a bound learnt before; None: from its first.
 
         Guarantee: `event` is the same, whatever the bound is: a wrong one costs accuracy only.
@@ -198,16 +198,16 @@ class DpSgdMechanism:
         Raises:
             ValueError: the clipping does not learn such a bound.
         """
-        if learnt is None:
+        if clip_norm is None:
             return self
-        return replace(self, clipping=self.clipping.resumed(learnt), bound_groups=None)
+        return replace(self, clipping=self.clipping.resume(clip_norm), bound_groups=None)
 
     def _lot(self, num_examples: int, lots: Lots) -> np.ndarray:
         if isinstance(lots, np.random.Generator):
             return self.sampling.lot(num_examples, lots)
         return next(lots)
 
-    def _physical(self, lot: Tensor) -> tuple[Tensor, ...]:
+    def _physical_batches(self, lot: Tensor) -> tuple[Tensor, ...]:
         """Return the lot in parts that fit into memory."""
         most = self.max_physical_batch
         return (lot,) if most is None else lot.split(most)
@@ -220,7 +220,7 @@ class DpSgdMechanism:
         return tuple(s / c for s, c in zip(sigmas, self.bound_groups.bounds, strict=True))
 
 
-def _runs(
+def _noise_slices(
     parameters: FlatParameters, groups: Groups, sigmas: tuple[float, ...]
 ) -> list[tuple[slice, float]]:
     """Return the longest slices of a flat tensor that share a σ, in their order."""

@@ -43,10 +43,10 @@ class SeededNoise(NoiseSource):
         """Fill `values` in place with independent N(0, standard_deviation²) and return it."""
         on_cpu = values.device.type == "cpu" and values.is_contiguous()
         if values.dtype != torch.float32:
-            return values.copy_(_normals64(self.keystream, values.shape, standard_deviation))
+            return values.copy_(_float64_normals(self.keystream, values.shape, standard_deviation))
         # The same noise on every device.
         drawn = values if on_cpu else torch.empty(values.shape)
-        _fill32(self.keystream, drawn.view(-1).numpy(), standard_deviation)
+        _fill_float32(self.keystream, drawn.view(-1).numpy(), standard_deviation)
         return values if on_cpu else values.copy_(drawn)
 
 
@@ -68,7 +68,7 @@ class SecureNoise(NoiseSource):
         """Fill `values` in place with independent N(0, standard_deviation²) and return it."""
         if self._process != os.getpid():
             self._start()
-        return values.copy_(_normals64(self._keystream, values.shape, standard_deviation))
+        return values.copy_(_float64_normals(self._keystream, values.shape, standard_deviation))
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("secure noise cannot be copied or stored: the copy would repeat it")
@@ -101,15 +101,15 @@ def fill_rows_(sources: Sequence[NoiseSource], rows: Tensor, deviations: Sequenc
     keystreams = [source.keystream for source in sources if isinstance(source, SeededNoise)]
     size = rows.shape[1]
     together = rows.dtype == torch.float32 and rows.device.type == "cpu" and rows.stride(1) == 1
-    if not together or len(keystreams) < len(sources) or not 0 < size <= _TOGETHER:
+    if not together or len(keystreams) < len(sources) or not 0 < size <= _CACHE_VALUES:
         for source, row, deviation in zip(sources, rows, deviations, strict=True):
             source.fill_(row, deviation)
         return
     values, column = rows.numpy(), np.array(deviations)[:, None]
-    each = _TOGETHER // size
+    each = _CACHE_VALUES // size
     for start in range(0, len(values), each):
         part = slice(start, start + each)
-        _fill_together(keystreams[part], values[part], column[part])
+        _fill_rows_float32(keystreams[part], values[part], column[part])
 
 
 def _key_of(stream: np.random.Generator) -> bytes:
@@ -120,11 +120,11 @@ def _key_of(stream: np.random.Generator) -> bytes:
     return stream.bytes(_SEEDED_KEY_BYTES)
 
 
-def _normals64(keystream: Keystream, shape: torch.Size, standard_deviation: float) -> Tensor:
+def _float64_normals(keystream: Keystream, shape: torch.Size, standard_deviation: float) -> Tensor:
     """Return normals of the given shape in float64, by Box-Muller from 53-bit uniforms."""
     normals = np.empty(shape.numel())
-    for start in range(0, len(normals), _CHUNK):  # bounds the memory of the uniforms
-        part = normals[start : start + _CHUNK]
+    for start in range(0, len(normals), _CHUNK_VALUES):  # bounds the memory of the uniforms
+        part = normals[start : start + _CHUNK_VALUES]
         pairs = -(-len(part) // 2)
         words = np.empty(2 * pairs, dtype="<u8")
         keystream.write(words.view(np.uint8).data)
@@ -136,24 +136,26 @@ def _normals64(keystream: Keystream, shape: torch.Size, standard_deviation: floa
     return torch.from_numpy(normals).view(shape)
 
 
-def _fill32(keystream: Keystream, values: np.ndarray, standard_deviation: float) -> None:
+def _fill_float32(keystream: Keystream, values: np.ndarray, standard_deviation: float) -> None:
     """Fill `values` (n,) with normals in float32, in parts that stay in the processor's cache."""
-    for start in range(0, len(values), _TOGETHER):
-        part = values[start : start + _TOGETHER]
-        words = _words_for(part)
+    for start in range(0, len(values), _CACHE_VALUES):
+        part = values[start : start + _CACHE_VALUES]
+        words = _words_of(part)
         keystream.write(words.view(np.uint8).data)
-        _box_muller32(words, part, standard_deviation)
+        _box_muller_float32(words, part, standard_deviation)
 
 
-def _fill_together(keystreams: Sequence[Keystream], rows: np.ndarray, column: np.ndarray) -> None:
+def _fill_rows_float32(
+    keystreams: Sequence[Keystream], rows: np.ndarray, column: np.ndarray
+) -> None:
     """Fill rows (keystreams, n) with normals in float32 of the deviations (keystreams, 1) given."""
-    words = _words_for(rows)
+    words = _words_of(rows)
     for keystream, row in zip(keystreams, words.view(np.uint8), strict=True):
         keystream.write(row.data)
-    _box_muller32(words, rows, column)
+    _box_muller_float32(words, rows, column)
 
 
-def _words_for(values: np.ndarray) -> np.ndarray:
+def _words_of(values: np.ndarray) -> np.ndarray:
     """Return where the uniforms of normals (..., n) go: two for each pair of normals.
 
     That is where the normals go, if it has room: less memory has to pass through the cache.
@@ -164,12 +166,12 @@ def _words_for(values: np.ndarray) -> np.ndarray:
     return np.empty((*values.shape[:-1], values.shape[-1] + 1), dtype="<u4")
 
 
-def _box_muller32(words: np.ndarray, into: np.ndarray, deviation: float | np.ndarray) -> None:
+def _box_muller_float32(words: np.ndarray, into: np.ndarray, deviation: float | np.ndarray) -> None:
     """Turn words (..., 2 · pairs) into normals (..., n) of one deviation, or of one for each row.
 
     `into` may be the memory of the words.
     """
-    pairs, (log, unit) = words.shape[-1] // 2, logarithm()
+    pairs, (log, unit) = words.shape[-1] // 2, fast_logarithm()
     radius = words[..., :pairs].astype(np.float32)
     angle = words[..., pairs:].view("<i4").astype(np.float32)  # faster than from unsigned words
     radius += np.float32(0.5)  # of (0, 2^32]: never log 0
@@ -187,7 +189,7 @@ def _box_muller32(words: np.ndarray, into: np.ndarray, deviation: float | np.nda
 
 
 @cache
-def logarithm() -> tuple[np.ufunc, float]:
+def fast_logarithm() -> tuple[np.ufunc, float]:
     """Return the faster logarithm of this machine, and the natural one of its base.
 
     Where numpy has log2 for the processor's vectors (AVX-512), it takes two thirds of the time of
@@ -206,5 +208,5 @@ def logarithm() -> tuple[np.ufunc, float]:
 
 _SEEDED_KEY_BYTES = 16  # AES-128 takes three quarters of the time of AES-256
 _SECURE_KEY_BYTES = 32
-_CHUNK = 1 << 20
-_TOGETHER = 1 << 17  # values whose uniforms and normals fit into the cache of a core
+_CHUNK_VALUES = 1 << 20
+_CACHE_VALUES = 1 << 17  # values whose uniforms and normals fit into the cache of a core

@@ -8,7 +8,7 @@ from fedsim.clients.dp_sgd.clipping import Groups
 
 NoiseAllocation = Literal["uniform", "proportional", "optimal"] | tuple[float, ...]
 
-_ROUNDING = 1e-9  # relative
+_ROUNDING_TOLERANCE = 1e-9  # relative
 
 
 def check_allocation(allocation: NoiseAllocation, noise_multiplier: float) -> None:
@@ -20,7 +20,7 @@ def check_allocation(allocation: NoiseAllocation, noise_multiplier: float) -> No
     if isinstance(allocation, str):
         return
     together = group_noise_multiplier(allocation)
-    if not math.isclose(together, noise_multiplier, rel_tol=_ROUNDING):
+    if not math.isclose(together, noise_multiplier, rel_tol=_ROUNDING_TOLERANCE):
         raise ValueError(
             f"groups with noise multipliers {list(allocation)} have {together:.12g} together, "
             f"(sum of z_m^-2)^(-1/2); noise_multiplier must be that, got {noise_multiplier!r}"

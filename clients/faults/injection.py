@@ -32,14 +32,14 @@ class Fault:
     def before_charge(self) -> None:
         """Fail before the client's account is touched."""
 
-    def trained_steps(self, steps: range) -> range:
+    def steps_to_train(self, steps: range) -> range:
         """Return the steps that are really taken of those that were charged."""
         return steps
 
     def after_training(self) -> None:
         """Fail with the trained model in hand."""
 
-    def changed(self, upload: ArrayRecord) -> ArrayRecord:
+    def alter_upload(self, upload: ArrayRecord) -> ArrayRecord:
         """Return what is sent in place of the upload."""
         return upload
 
@@ -61,12 +61,12 @@ class EmptyPartition(Fault):
 
 
 @dataclass(frozen=True)
-class FailsInTraining(Fault):
+class TrainingFailure(Fault):
     """The client is charged, takes half of its steps and is not heard of again."""
 
     reason: str
 
-    def trained_steps(self, steps: range) -> range:
+    def steps_to_train(self, steps: range) -> range:
         """Return the first half."""
         return steps[: len(steps) // 2]
 
@@ -91,16 +91,16 @@ class Straggler(Fault):
 
 
 @dataclass(frozen=True)
-class SpoiledUpload(Fault):
+class CorruptUpload(Fault):
     """The client uploads something that must not be averaged."""
 
-    spoil: Callable[[np.ndarray], np.ndarray]
+    corrupt: Callable[[np.ndarray], np.ndarray]
 
-    def changed(self, upload: ArrayRecord) -> ArrayRecord:
+    def alter_upload(self, upload: ArrayRecord) -> ArrayRecord:
         """Return the upload with its first array spoiled."""
         arrays = to_numpy(upload)
         first = next(iter(arrays))
-        return to_arrays({**arrays, first: self.spoil(arrays[first])})
+        return to_arrays({**arrays, first: self.corrupt(arrays[first])})
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,16 @@ class FaultPlan:
 
     def of(self, client: int, round_number: int) -> Fault:
         """Return what goes wrong for a client in a round: the first entry that strikes."""
-        for entry, strikes in zip(self.faults, self._draws(client, round_number), strict=True):
+        for entry, strikes in zip(
+            self.faults, self._draw_strikes(client, round_number), strict=True
+        ):
             named = entry.clients is None or client in entry.clients
             due = entry.rounds is None or round_number in entry.rounds
             if named and due and strikes:
-                return _fault(entry)
+                return _make_fault(entry)
         return Fault()
 
-    def _draws(self, client: int, round_number: int) -> Sequence[bool]:
+    def _draw_strikes(self, client: int, round_number: int) -> Sequence[bool]:
         if not self.faults:
             return ()
         generator = stream(self.seed, Purpose.FAULT, client=client, round_number=round_number)
@@ -132,29 +134,29 @@ class FaultPlan:
         ]
 
 
-def _fault(entry: FaultSettings) -> Fault:
+def _make_fault(entry: FaultSettings) -> Fault:
     match entry.kind:
         case "dropout_before":
             return DropoutBefore()
         case "dropout_during":
-            return FailsInTraining("dropped out during training (injected)")
+            return TrainingFailure("dropped out during training (injected)")
         case "dropout_after":
             return DropoutAfter()
         case "straggler":
             return Straggler(entry.delay or 0.0)
         case "error":
-            return FailsInTraining("raised an error in training (injected)")
+            return TrainingFailure("raised an error in training (injected)")
         case "nan":
-            return SpoiledUpload(lambda array: _with_first(array, np.nan))
+            return CorruptUpload(lambda array: _with_first_value(array, np.nan))
         case "inf":
-            return SpoiledUpload(lambda array: _with_first(array, np.inf))
+            return CorruptUpload(lambda array: _with_first_value(array, np.inf))
         case "wrong_shape":
-            return SpoiledUpload(lambda array: array[..., np.newaxis])
+            return CorruptUpload(lambda array: array[..., np.newaxis])
         case "empty":
             return EmptyPartition()
 
 
-def _with_first(array: np.ndarray, value: float) -> np.ndarray:
+def _with_first_value(array: np.ndarray, value: float) -> np.ndarray:
     changed = array.astype(np.result_type(array.dtype, np.float32))
     changed.reshape(-1)[0] = value
     return changed

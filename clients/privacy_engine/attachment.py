@@ -26,7 +26,7 @@ from fedsim.clients.privacy_engine.forward_checks import check_forward, leading_
 from fedsim.clients.privacy_engine.pass_tape import BackwardError, PassTape
 
 
-class OwnParameters(FlatParameters):
+class InPlaceParameters(FlatParameters):
     """A model's trainable parameters, left where they are; only their gradient is laid out flat."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -55,11 +55,11 @@ class AttachedModel:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.parameters = OwnParameters(model)
-        self._gradients = _TapedGradients(model, _no_loss, parameters=self.parameters)
+        self.parameters = InPlaceParameters(model)
+        self._gradients = _TapeGradients(model, _no_loss, parameters=self.parameters)
         self._pending: list[PassTape] = []
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._forward: _RecordedForward | None = None
+        self._forward: _RecordingForward | None = None
         self._units: Sequence[Unit] | None = None  # None: the model was not checked yet
 
     def attach(self) -> None:
@@ -68,9 +68,9 @@ class AttachedModel:
         Raises:
             ValueError: the model is attached already.
         """
-        if isinstance(self.model.__dict__.get("forward"), _RecordedForward):
+        if isinstance(self.model.__dict__.get("forward"), _RecordingForward):
             raise ValueError("the model is attached to a privacy engine already; detach that first")
-        self._forward = _RecordedForward(self.model, self._record)
+        self._forward = _RecordingForward(self.model, self._record)
         self.model.forward = self._forward
         for name, parameter in zip(self.parameters.names, self.parameters.tensors, strict=True):
             hook = _refuse_gradient(name)
@@ -194,7 +194,7 @@ class AttachedModel:
         )
 
 
-class _TapedGradients(BookKeeping):
+class _TapeGradients(BookKeeping):
     """Book-keeping whose forward and backward pass the user has run."""
 
     def add(
@@ -219,7 +219,7 @@ class _TapedGradients(BookKeeping):
         return self._uses
 
 
-class _RecordedForward:
+class _RecordingForward:
     """Stands in for a model's `forward` while it is attached."""
 
     def __init__(

@@ -30,8 +30,8 @@ from fedsim.clients.privacy_engine.loaders import PrivateLoader, loader_sizes, t
 from fedsim.clients.privacy_engine.lot_schedule import EngineStreams
 from fedsim.clients.privacy_engine.opacus_style import OpacusStyle
 from fedsim.clients.privacy_engine.optimizer_patch import OptimizerPatch, check_optimizer
-from fedsim.clients.privacy_engine.spend import best_order_of, events_left, ledger_epsilon
-from fedsim.clients.privacy_engine.state import restore_state, saved_state
+from fedsim.clients.privacy_engine.spend import affordable_events, best_order, ledger_epsilon
+from fedsim.clients.privacy_engine.state import engine_state, restore_state
 from fedsim.clients.privacy_engine.steps import PrivateSteps
 from fedsim.clients.privacy_engine.terms import (
     EngineSamplingName,
@@ -293,7 +293,7 @@ class PrivacyEngine(OpacusStyle):
             ValueError: δ is not in (0, 1).
         """
         epsilon = self.get_epsilon(delta)
-        return epsilon, best_order_of(self._steps.ledger, self.terms, delta)
+        return epsilon, best_order(self._steps.ledger, self.terms, delta)
 
     def remaining(self, target_epsilon: float, delta: float | None = None) -> int:
         """Return how many further steps keep ε at δ within `target_epsilon`.
@@ -303,7 +303,7 @@ class PrivacyEngine(OpacusStyle):
         """
         self._steps.schedule.check_claim()
         terms, ledger = self.terms, self._steps.ledger
-        events = events_left(ledger, terms, self.event, target_epsilon, delta)
+        events = affordable_events(ledger, terms, self.event, target_epsilon, delta)
         if events is None:
             return 0
         steps = events * (terms.lots_per_epoch if terms.by_epoch else 1)
@@ -321,7 +321,7 @@ class PrivacyEngine(OpacusStyle):
         Raises:
             RuntimeError: a lot is open; its sum has no noise yet.
         """
-        return saved_state(self._steps, self._streams, self.terms)
+        return engine_state(self._steps, self._streams, self.terms)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict` of an engine with the same arguments.

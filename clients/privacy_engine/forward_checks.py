@@ -13,7 +13,7 @@ from fedsim.clients.dp_sgd.per_example.backend import BackendError, gradients_fo
 from fedsim.clients.dp_sgd.per_example.clipped_sum import BookKeeping, UncoveredParameterError
 from fedsim.clients.dp_sgd.per_example.module_use import Unit
 
-_ROWS = 3  # synthetic examples
+_NUM_SYNTHETIC_EXAMPLES = 3  # synthetic examples
 
 
 def leading_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
@@ -58,8 +58,8 @@ def check_forward(
     first = leading_tensor(args, kwargs)
     single = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
     call = model if single else _Call(model, args, kwargs, len(first), public)
-    examples = first[:_ROWS].detach() if public else _synthetic(first)
-    with _values_in_place(model), _explained(first, public):
+    examples = first[:_NUM_SYNTHETIC_EXAMPLES].detach() if public else _synthetic(first)
+    with _values_in_place(model), _with_advice(first, public):
         check_private_model(call, first.new_zeros(1, *first.shape[1:]))
         targets = torch.zeros(len(examples))
         chosen = gradients_for(call, _fixed_function, examples, targets, mode="book_keeping")
@@ -92,8 +92,8 @@ class _Call(nn.Module):
             row = value[:1] if self._public else value.new_zeros(1, *value.shape[1:])
             return next(given, row.expand(len(first), *value.shape[1:]))
 
-        args = tuple(mapped(value, replaced) for value in self._args)
-        kwargs = {name: mapped(value, replaced) for name, value in self._kwargs.items()}
+        args = tuple(map_tensors(value, replaced) for value in self._args)
+        kwargs = {name: map_tensors(value, replaced) for name, value in self._kwargs.items()}
         return self.model(*args, **kwargs)
 
 
@@ -116,7 +116,7 @@ def _fixed_function(outputs: Any, targets: Tensor) -> Tensor:
 def _synthetic(like: Tensor) -> Tensor:
     # Public: nothing private depends on it. Positive, as inputs of roots and logarithms are.
     generator = torch.Generator().manual_seed(0)
-    shape = (_ROWS, *like.shape[1:])
+    shape = (_NUM_SYNTHETIC_EXAMPLES, *like.shape[1:])
     if like.is_floating_point():
         return torch.rand(shape, generator=generator).to(like)
     return torch.randint(0, 2, shape, generator=generator).to(like)
@@ -134,7 +134,7 @@ def _values_in_place(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _explained(first: Tensor, public: bool) -> Iterator[None]:
+def _with_advice(first: Tensor, public: bool) -> Iterator[None]:
     """Say what to do about the errors of a check."""
     try:
         yield
@@ -170,13 +170,13 @@ def _tensors(values: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Return nested containers with each tensor changed."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {key: mapped(part, change) for key, part in value.items()}
+        return {key: map_tensors(part, change) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        parts = [mapped(part, change) for part in value]
+        parts = [map_tensors(part, change) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value

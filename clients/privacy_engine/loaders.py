@@ -16,7 +16,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from fedsim.clients.privacy_engine.forward_checks import mapped
+from fedsim.clients.privacy_engine.forward_checks import map_tensors
 from fedsim.clients.privacy_engine.lot_schedule import Lot, LotSchedule
 from fedsim.core.errors import FedsimError
 
@@ -207,7 +207,7 @@ class _EmptyCollate:
         self._collate = loader.collate_fn
         # Only its structure is used: an empty lot has the shapes of a full one.
         example = self._collate([loader.dataset[0]])
-        self._empty = mapped(example, lambda tensor: tensor[:0])
+        self._empty = map_tensors(example, lambda tensor: tensor[:0])
 
     def __call__(self, examples: list[Any]) -> Any:
         return self._collate(examples) if examples else self._empty

@@ -16,7 +16,7 @@ from fedsim.core.streams import Purpose
 
 logger = logging.getLogger(__name__)
 
-_noised: dict[tuple[Any, ...], int] = {}  # steps that gave noise in this process, by seed
+_noised_steps: dict[tuple[Any, ...], int] = {}  # steps that gave noise in this process, by seed
 
 
 class EpochError(FedsimError, RuntimeError):
@@ -85,7 +85,7 @@ class EngineStreams:
 
     def _warn_of_reuse(self, step: int) -> None:
         key = (str(self._root.entropy), self._root.spawn_key)
-        if step <= _noised.get(key, -1):
+        if step <= _noised_steps.get(key, -1):
             self._warned = True
             logger.warning(
                 "the seed of this privacy engine gave its noise of step %d before in this process; "
@@ -94,7 +94,7 @@ class EngineStreams:
                 step,
             )
             return
-        _noised[key] = step
+        _noised_steps[key] = step
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class LotSchedule:
             self._place, self._seen = self._place + 1, self._seen + examples
             cost = int(self._place == 1)
         elif lot is None:
-            self._see_size(examples)
+            self._add_size(examples)
         elif lot.number != self.steps:
             raise EpochError(
                 f"the lot drawn for step {lot.number} is used in step {self.steps}; take the lots "
@@ -214,9 +214,9 @@ class LotSchedule:
         self._seen, self._own_pass = int(state["seen"]), bool(state["own_pass"])
         self._sizes.restore(state["sizes"])
 
-    def _see_size(self, examples: int) -> None:
+    def _add_size(self, examples: int) -> None:
         try:
-            self._sizes.see(examples)
+            self._sizes.add_size(examples)
         except NotPoissonError as error:
             self._failure = error
             raise

@@ -12,7 +12,7 @@ from scipy.special import betainc, gammaln, xlog1py, xlogy
 
 from fedsim.core.errors import FedsimError
 
-FALSE_ALARM = 1e-9
+FALSE_ALARM_PROBABILITY = 1e-9
 
 _FIX = (
     "The loader cuts or shuffles the data into batches, or has another batch size than declared, "
@@ -53,7 +53,7 @@ class LotSizes:
         """Go on from `counts`."""
         self._counts = Counter({int(size): int(count) for size, count in counts.items()})
 
-    def see(self, size: int) -> None:
+    def add_size(self, size: int) -> None:
         """Note the size of one more lot.
 
         Raises:
@@ -63,7 +63,7 @@ class LotSizes:
         lots = self._counts.total()
         if lots > 64 and lots & (lots - 1):  # later tests are rare: each sums over all sizes
             return
-        limit = 0.5 * FALSE_ALARM / (lots * (lots + 1))
+        limit = 0.5 * FALSE_ALARM_PROBABILITY / (lots * (lots + 1))
         self._refuse_repeats(lots, limit)
         self._refuse_excess(lots, limit)
 

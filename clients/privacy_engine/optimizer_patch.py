@@ -124,11 +124,11 @@ def _difference(
     changed = [name for name, p in named if p.requires_grad != (id(p) in ours)]
     parts = []
     if missing:
-        parts.append(f"it lacks {_shown(missing)}")
+        parts.append(f"it lacks {_shorten(missing)}")
     if extra:
-        parts.append(f"it has {_shown(extra)} besides")
+        parts.append(f"it has {_shorten(extra)} besides")
     if changed and not missing and not extra:
-        parts.append(f"requires_grad of {_shown(changed)} changed since the engine was made")
+        parts.append(f"requires_grad of {_shorten(changed)} changed since the engine was made")
     return (
         "the optimizer must hold exactly the trainable parameters that the model had when the "
         f"engine was made: {'; '.join(parts) or 'the model has other parameters now'}. Freeze "
@@ -137,5 +137,5 @@ def _difference(
     )
 
 
-def _shown(names: list[str]) -> str:
+def _shorten(names: list[str]) -> str:
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -10,13 +10,13 @@ def ledger_epsilon(ledger: PrivacyLedger, terms: PrivacyTerms, delta: float | No
     return ledger.epsilon(_delta(terms, delta), terms.accountant, terms.adjacency)
 
 
-def best_order_of(ledger: PrivacyLedger, terms: PrivacyTerms, delta: float | None) -> float | None:
+def best_order(ledger: PrivacyLedger, terms: PrivacyTerms, delta: float | None) -> float | None:
     """Return the Rényi order that is best at δ; None where no order is involved."""
     renyi = ledger.compose_into(RdpAccountant(adjacency=terms.adjacency))
     return renyi.get_privacy_spent(_delta(terms, delta)).best_order
 
 
-def events_left(
+def affordable_events(
     ledger: PrivacyLedger,
     terms: PrivacyTerms,
     event: Event,
@@ -35,7 +35,7 @@ def events_left(
     return None if budget.spent > target_epsilon else budget.max_count(event)
 
 
-def begins_with(longer: PrivacyLedger, shorter: PrivacyLedger) -> bool:
+def is_prefix(longer: PrivacyLedger, shorter: PrivacyLedger) -> bool:
     """Tell whether everything in one ledger is at the beginning of another."""
     if not len(shorter):
         return True

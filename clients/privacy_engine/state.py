@@ -5,14 +5,16 @@ from typing import Any
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.clients.privacy_engine.lot_schedule import EngineStreams
-from fedsim.clients.privacy_engine.spend import begins_with
+from fedsim.clients.privacy_engine.spend import is_prefix
 from fedsim.clients.privacy_engine.steps import PrivateSteps
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 
 _SCHEMA = 1
 
 
-def saved_state(steps: PrivateSteps, streams: EngineStreams, terms: PrivacyTerms) -> dict[str, Any]:
+def engine_state(
+    steps: PrivateSteps, streams: EngineStreams, terms: PrivacyTerms
+) -> dict[str, Any]:
     """Return the state as plain values.
 
     Raises:
@@ -47,7 +49,7 @@ def restore_state(
         raise ValueError(f"not the state of a privacy engine: schema {state.get('schema')!r}")
     ledger, taken = PrivacyLedger.from_list(state["ledger"]), state["schedule"]["steps"]
     ours = steps.schedule.steps
-    if steps.is_open or ours > taken or not begins_with(ledger, steps.ledger):
+    if steps.is_open or ours > taken or not is_prefix(ledger, steps.ledger):
         raise ValueError(
             f"this engine has taken {ours} steps that the state, of {taken}, does not have; to "
             "load it would un-spend them. Load it into a new engine"

@@ -112,7 +112,7 @@ class PrivateSteps:
         self._lot = None
         self._model.discard()
 
-    def adapt(self, mechanism: DpSgdMechanism) -> None:
+    def use_mechanism(self, mechanism: DpSgdMechanism) -> None:
         """Go on with another clipping."""
         if mechanism is not self.mechanism:
             self.mechanism = mechanism.for_model(self._model.parameters)
@@ -126,7 +126,7 @@ class PrivateSteps:
         """Go on from `clipping_state`."""
         clipping = self.mechanism.clipping
         if isinstance(clipping, AdaptiveClipping):
-            self.adapt(replace(self.mechanism, clipping=clipping.with_state(dict(state))))
+            self.use_mechanism(replace(self.mechanism, clipping=clipping.with_state(dict(state))))
 
     def _release(self, lot: _OpenLot, number: int) -> None:
         parameters, noise = self._model.parameters, self._streams.noise(number)
@@ -136,7 +136,7 @@ class PrivateSteps:
         for parameter, gradient in zip(parameters.tensors, parameters.views(released), strict=True):
             parameter.grad = gradient
         self.private_statistics = lot.statistics
-        self.adapt(self.mechanism.adapted(lot.statistics, noise))
+        self.use_mechanism(self.mechanism.adapt(lot.statistics, noise))
 
     def _new_lot(self) -> _OpenLot:
         groups = self.mechanism.groups(self._model.parameters)

@@ -85,8 +85,10 @@ def privacy_terms(
     Raises:
         ValueError: an argument is outside its range, or arguments exclude each other.
     """
-    sample_size = _count("sample_size", sample_size, "the public number of examples")
-    batch_size = _count("batch_size", batch_size, "the expected number of examples in a lot")
+    sample_size = _checked_count("sample_size", sample_size, "the public number of examples")
+    batch_size = _checked_count(
+        "batch_size", batch_size, "the expected number of examples in a lot"
+    )
     if batch_size > sample_size:
         raise ValueError(
             f"batch_size must be at most sample_size={sample_size}, got {batch_size}: the sampling "
@@ -96,16 +98,18 @@ def privacy_terms(
     _one_of("loss_reduction", loss_reduction, ("mean", "sum"))
     make_accountant(accountant, adjacency=adjacency)  # refuses unknown names, listing the known
     if max_physical_batch is not None:
-        _count("max_physical_batch", max_physical_batch, "the most examples in a forward pass")
+        _checked_count(
+            "max_physical_batch", max_physical_batch, "the most examples in a forward pass"
+        )
     _check_delta(target_delta, sample_size)
-    drawn = _drawn(sampling, batch_size, sample_size, adjacency)
+    drawn = _make_sampling(sampling, batch_size, sample_size, adjacency)
     planned = _planned_steps(
         noise_multiplier, target_epsilon, steps, epochs, sample_size / batch_size
     )
     if target_epsilon is None or planned is None:
         noise = _noise_multiplier(noise_multiplier)
     else:
-        noise = _calibrated(drawn, planned, target_epsilon, target_delta, accountant, adjacency)
+        noise = _calibrate(drawn, planned, target_epsilon, target_delta, accountant, adjacency)
     return PrivacyTerms(
         batch_size=batch_size,
         sample_size=sample_size,
@@ -139,9 +143,9 @@ def clipping_for(
     if isinstance(max_grad_norm, Clipping):
         clipping = max_grad_norm
     elif isinstance(max_grad_norm, Sequence):
-        clipping = _clipping_by_part([_bound(value) for value in max_grad_norm], parameters)
+        clipping = _clipping_by_part([_checked_bound(value) for value in max_grad_norm], parameters)
     else:
-        clipping = FlatClipping(_bound(max_grad_norm))
+        clipping = FlatClipping(_checked_bound(max_grad_norm))
     if noisy and not math.isfinite(clipping.groups(parameters).sensitivity):
         raise ValueError(
             "max_grad_norm must be finite where noise is added, got inf: the noise is "
@@ -176,7 +180,7 @@ def _check_delta(target_delta: float, sample_size: int) -> None:
         )
 
 
-def _drawn(
+def _make_sampling(
     sampling: EngineSamplingName, batch_size: int, sample_size: int, adjacency: Adjacency
 ) -> Sampling:
     drawn, _ = SAMPLINGS[sampling].for_client(sample_size, batch_size)
@@ -189,7 +193,7 @@ def _drawn(
     return drawn
 
 
-def _calibrated(
+def _calibrate(
     drawn: Sampling,
     steps: int,
     target_epsilon: float,
@@ -236,7 +240,7 @@ def _planned_steps(
             "calibrated to the whole of training"
         )
     if steps is not None:
-        return _count("steps", steps, "the number of optimizer steps of the whole training")
+        return _checked_count("steps", steps, "the number of optimizer steps of the whole training")
     if epochs is None or not 0.0 < epochs < math.inf:
         raise ValueError(f"epochs must be finite and > 0, got {epochs!r}")
     return math.ceil(epochs * lots_per_epoch)
@@ -250,13 +254,13 @@ def _noise_multiplier(value: float | None) -> float:
     return float(value)
 
 
-def _bound(value: float) -> float:
+def _checked_bound(value: float) -> float:
     if isinstance(value, bool) or not value > 0.0:  # not: NaN
         raise ValueError(f"max_grad_norm must be > 0, got {value!r}")
     return float(value)
 
 
-def _count(name: str, value: int, meaning: str) -> int:
+def _checked_count(name: str, value: int, meaning: str) -> int:
     if isinstance(value, bool) or value != int(value) or value < 1:
         raise ValueError(f"{name} must be a whole number >= 1 ({meaning}), got {value!r}")
     return int(value)

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 
 from torch import nn
 
-_MOST_CLIENTS = 512
-_VALUES_PRIVATE, _VALUES_PLAIN = 1 << 23, 1 << 20  # of all clients
-_FEWEST_PRIVATE, _FEWEST_CONVOLVED, _FEWEST_PLAIN = 3, 8, 16
-_HELD = 1 << 24  # values of all clients' per-example gradients: 64 MB
-_INPUTS = 1 << 20  # values of all clients' lots; what layers make of images is ten times as large
+_MAX_CLIENTS = 512
+_MAX_PRIVATE_VALUES, _MAX_PLAIN_VALUES = 1 << 23, 1 << 20  # of all clients
+_MIN_PRIVATE_CLIENTS, _MIN_CONV_CLIENTS, _MIN_PLAIN_CLIENTS = 3, 8, 16
+_MAX_GRADIENT_VALUES = 1 << 24  # values of all clients' per-example gradients: 64 MB
+_MAX_INPUT_VALUES = (
+    1 << 20
+)  # values of all clients' lots; what layers make of images is ten times as large
 
 
 @dataclass(frozen=True)
@@ -61,17 +63,17 @@ def cohort_size(model: nn.Module, work: Workload, setting: int | str) -> int:
         return 1
     if isinstance(setting, int):
         return setting
-    limit = _VALUES_PRIVATE if work.private else _VALUES_PLAIN
-    clients = min(_MOST_CLIENTS, limit // work.values)
-    fewest = _FEWEST_PRIVATE if work.private else _FEWEST_PLAIN
+    limit = _MAX_PRIVATE_VALUES if work.private else _MAX_PLAIN_VALUES
+    clients = min(_MAX_CLIENTS, limit // work.values)
+    fewest = _MIN_PRIVATE_CLIENTS if work.private else _MIN_PLAIN_CLIENTS
     if _has(model, nn.Conv1d, nn.Conv3d, nn.RNNBase):
         return 1
     if _has(model, nn.Conv2d):
         if not work.private:
             return 1
-        fewest = _FEWEST_CONVOLVED
+        fewest = _MIN_CONV_CLIENTS
         held, inputs = work.lot * work.values, work.lot * work.inputs
-        clients = min(clients, int(_HELD / held), int(_INPUTS / inputs))
+        clients = min(clients, int(_MAX_GRADIENT_VALUES / held), int(_MAX_INPUT_VALUES / inputs))
     return clients if clients >= fewest else 1
 
 

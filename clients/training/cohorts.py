@@ -15,8 +15,8 @@ from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.local_training import (
     StreamKey,
-    epochs,
-    generators,
+    make_generators,
+    shuffled_batches,
     train_plain,
     train_private,
 )
@@ -41,7 +41,7 @@ class CohortMember:
     step: DpSgdMechanism | None = None
     secure: bool = False
 
-    def member(
+    def with_streams(
         self,
         local: LocalSettings,
         sampling: np.random.Generator,
@@ -49,7 +49,7 @@ class CohortMember:
     ) -> Member:
         """Return the client as a member of a cohort, at the start of its streams of the round."""
         if self.step is None:
-            lots = epochs(len(self.features), local.batch_size, sampling)
+            lots = shuffled_batches(len(self.features), local.batch_size, sampling)
             return Member(None, self.features, self.targets, lots, None)
         lots = self.key.lots(
             self.step.sampling,
@@ -76,7 +76,10 @@ class CohortResult:
 
 
 def train_together(
-    bench: SharedModel, loss: PerExampleLoss, local: LocalSettings, trainees: Sequence[CohortMember]
+    shared_model: SharedModel,
+    loss: PerExampleLoss,
+    local: LocalSettings,
+    members: Sequence[CohortMember],
 ) -> CohortResult:
     """Train clients of one kind and number of steps from the bench's global model.
 
@@ -87,58 +90,63 @@ def train_together(
         ValueError: clients that cannot go together.
         UncoveredParameterError: the model has no rule for cohorts.
     """
-    if len({len(trainee.steps) for trainee in trainees}) > 1:
+    if len({len(member.steps) for member in members}) > 1:
         raise ValueError("clients of a cohort must take the same number of steps")
-    bench.restart()
-    bench.model.train()
-    kind: type[Cohort] = PlainCohort if trainees[0].step is None else PrivateCohort
-    cohort = kind(bench.model, loss, _members(trainees, local), parameters=bench.parameters)
+    shared_model.restart()
+    shared_model.model.train()
+    kind: type[Cohort] = PlainCohort if members[0].step is None else PrivateCohort
+    cohort = kind(
+        shared_model.model,
+        loss,
+        _cohort_members(members, local),
+        parameters=shared_model.parameters,
+    )
     optimizers = [make_optimizer(local.optimizer) for _ in range(cohort.parts)]
-    for _ in trainees[0].steps:
+    for _ in members[0].steps:
         for (values, gradient), optimizer in zip(cohort.gradients(), optimizers, strict=True):
             optimizer.step([values], [gradient])
     steps = cohort.steps if isinstance(cohort, PrivateCohort) else ()
-    clip_norms = tuple(step.clipping.adapted_clip_norm for step in steps) or (None,) * len(trainees)
+    clip_norms = tuple(step.clipping.adapted_clip_norm for step in steps) or (None,) * len(members)
     return CohortResult(cohort.values[:, : cohort.size], clip_norms)
 
 
-def _members(trainees: Sequence[CohortMember], local: LocalSettings) -> list[Member]:
-    keys = [trainee.key for trainee in trainees]
-    sampling = generators(keys, Purpose.SAMPLING)
-    private = trainees[0].step is not None
-    noise = generators(keys, Purpose.NOISE) if private else [None] * len(keys)
-    with_streams = zip(trainees, sampling, noise, strict=True)
-    return [trainee.member(local, lots, own) for trainee, lots, own in with_streams]
+def _cohort_members(members: Sequence[CohortMember], local: LocalSettings) -> list[Member]:
+    keys = [member.key for member in members]
+    sampling = make_generators(keys, Purpose.SAMPLING)
+    private = members[0].step is not None
+    noise = make_generators(keys, Purpose.NOISE) if private else [None] * len(keys)
+    starts = zip(members, sampling, noise, strict=True)
+    return [member.with_streams(local, lots, own) for member, lots, own in starts]
 
 
 def train_alone(
-    bench: SharedModel,
+    shared_model: SharedModel,
     loss: PerExampleLoss,
     gradients: PerExampleGradients | None,
     local: LocalSettings,
-    trainee: CohortMember,
+    member: CohortMember,
 ) -> float | None:
     """Train one client on the bench, from its global model; return what its clipping learnt."""
-    bench.restart()
-    data = (trainee.features, trainee.targets, local)
-    if trainee.step is None:
-        train_plain(bench.model, loss, *data, trainee.key, steps=trainee.steps)
+    shared_model.restart()
+    data = (member.features, member.targets, local)
+    if member.step is None:
+        train_plain(shared_model.model, loss, *data, member.key, steps=member.steps)
         return None
     if gradients is None:
         raise ValueError("training with privacy needs per-example gradients")
     step = train_private(
         gradients,
         *data,
-        trainee.step,
-        trainee.key,
-        steps=trainee.steps,
-        secure=trainee.secure,
+        member.step,
+        member.key,
+        steps=member.steps,
+        secure=member.secure,
     )
     return step.clipping.adapted_clip_norm
 
 
 def cohorts_agree(
-    bench: SharedModel,
+    shared_model: SharedModel,
     loss: PerExampleLoss,
     gradients: PerExampleGradients | None,
     local: LocalSettings,
@@ -153,7 +161,7 @@ def cohorts_agree(
     modes are as before.
 
     Args:
-        bench: the model.
+        shared_model: the model.
         loss: one value per example.
         gradients: per-example gradients of the model; None without privacy.
         local: batch size and optimizer.
@@ -161,13 +169,13 @@ def cohorts_agree(
         targets: their targets.
         step: the mechanism of some client; None without privacy.
     """
-    modes = [(module, module.training) for module in bench.model.modules()]
+    modes = [(module, module.training) for module in shared_model.model.modules()]
     try:
-        reason = _disagreement(bench, loss, gradients, local, features, targets, step)
+        reason = _difference(shared_model, loss, gradients, local, features, targets, step)
     except Exception as error:  # noqa: BLE001  a model may raise anything when run in another way
         reason = f"{type(error).__name__}: {error}"
     finally:
-        bench.restart()
+        shared_model.restart()
         for module, training in modes:
             module.training = training
     if reason is not None:
@@ -175,8 +183,8 @@ def cohorts_agree(
     return reason is None
 
 
-def _disagreement(
-    bench: SharedModel,
+def _difference(
+    shared_model: SharedModel,
     loss: PerExampleLoss,
     gradients: PerExampleGradients | None,
     local: LocalSettings,
@@ -184,28 +192,28 @@ def _disagreement(
     targets: Tensor,
     step: DpSgdMechanism | None,
 ) -> str | None:
-    if next(iter(bench.model.buffers()), None) is not None and step is None:
+    if next(iter(shared_model.model.buffers()), None) is not None and step is None:
         return "the model has buffers, which training may change"
-    local = local.model_copy(update={"steps": _PROBED_STEPS})
-    trainees = _probes(local, features, targets, step)
+    local = local.model_copy(update={"steps": _NUM_PROBE_STEPS})
+    members = _probe_members(local, features, targets, step)
     state = torch.default_generator.get_state()
-    together = train_together(bench, loss, local, trainees)
+    together = train_together(shared_model, loss, local, members)
     if not torch.equal(state, torch.default_generator.get_state()):
         torch.default_generator.set_state(state)
         return "the model draws random numbers (dropout)"
-    for row, clip_norm, trainee in zip(
-        together.values, together.adapted_clip_norm, trainees, strict=True
+    for row, clip_norm, member in zip(
+        together.values, together.adapted_clip_norm, members, strict=True
     ):
-        alone = train_alone(bench, loss, gradients, local, trainee)
-        ours = bench.parameters.data
+        alone = train_alone(shared_model, loss, gradients, local, member)
+        ours = shared_model.parameters.data
         on_cpu = row.device.type == "cpu"
-        same = torch.equal(row, ours) if on_cpu else _close(row, ours)
+        same = torch.equal(row, ours) if on_cpu else _is_close(row, ours)
         if not same or (on_cpu and clip_norm != alone):
             return "together they would round differently"
     return None
 
 
-def _probes(
+def _probe_members(
     local: LocalSettings, features: Tensor, targets: Tensor, step: DpSgdMechanism | None
 ) -> list[CohortMember]:
     """Return clients whose lots have lengths from none to twice the batch, some of them alike."""
@@ -223,15 +231,15 @@ def _probes(
                 features[index.to(features.device)],
                 targets[index.to(targets.device)],
                 StreamKey(0, client, 1),
-                range(_PROBED_STEPS),
+                range(_NUM_PROBE_STEPS),
                 mechanism,
             )
         )
     return probes
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
+def _is_close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
-_PROBED_STEPS = 3
+_NUM_PROBE_STEPS = 3

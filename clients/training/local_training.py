@@ -73,7 +73,7 @@ class StreamKey:
         return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def generators(keys: Sequence[StreamKey], purpose: Purpose) -> list[np.random.Generator]:
+def make_generators(keys: Sequence[StreamKey], purpose: Purpose) -> list[np.random.Generator]:
     """Return `generator(purpose)` of each key; together they take a third of the time."""
     return streams(purpose, [(key.seed, key.client, key.round_number) for key in keys])
 
@@ -95,17 +95,17 @@ def train_plain(
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = make_optimizer(settings.optimizer)
-    batches = epochs(len(features), settings.batch_size, key.generator(Purpose.SAMPLING))
-    gradient_of = _mean_gradient(model, loss, trainable, settings.max_physical_batch)
+    batches = shuffled_batches(len(features), settings.batch_size, key.generator(Purpose.SAMPLING))
+    gradient_of = _mean_gradient_function(model, loss, trainable, settings.max_physical_batch)
     model.train()
-    with torch_randomness(key, features.device):
+    with seeded_torch(key, features.device):
         for _ in steps if steps is not None else range(settings.steps):
             index = torch.from_numpy(next(batches)).to(features.device)
             found = gradient_of(features.index_select(0, index), targets.index_select(0, index))
             optimizer.step(trainable, found)
 
 
-def _mean_gradient(
+def _mean_gradient_function(
     model: nn.Module, loss: PerExampleLoss, trainable: list[nn.Parameter], most: int | None
 ) -> Callable[[Tensor, Tensor], Sequence[Tensor]]:
     """Return what computes the gradients of a batch's mean loss; by hand where that can be.
@@ -170,15 +170,15 @@ def train_private(
     gradients.model.train()
     lots = key.lots(step.sampling, len(features), first_step=steps.start, secure=secure)
     noise = key.noise(secure=secure)
-    with torch_randomness(key, features.device):
+    with seeded_torch(key, features.device):
         for _ in steps:
             seen = step.release(gradients, features, targets, lots=lots, noise=noise, into=released)
             optimizer.step([values], [released])
-            step = step.adapted(seen, noise)
+            step = step.adapt(seen, noise)
     return step
 
 
-def epochs(
+def shuffled_batches(
     num_examples: int, batch_size: int, generator: np.random.Generator
 ) -> Iterator[np.ndarray]:
     """Yield batches of examples, shuffled anew each time they are used up, without end."""
@@ -189,7 +189,7 @@ def epochs(
 
 
 @contextmanager
-def torch_randomness(key: StreamKey, device: torch.device) -> Iterator[None]:
+def seeded_torch(key: StreamKey, device: torch.device) -> Iterator[None]:
     """Give layers that draw from torch (dropout) the client's stream, and restore it afterwards."""
     seed = key.torch_seed(Purpose.DROPOUT)
     if device.type != "cpu":

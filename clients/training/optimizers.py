@@ -55,11 +55,11 @@ class Sgd(LocalOptimizer):
             for value, gradient in zip(values, gradients, strict=True):
                 gradient.add_(value, alpha=settings.weight_decay)
         if settings.momentum:
-            gradients = self._moved(gradients, settings.momentum)
+            gradients = self._update_velocities(gradients, settings.momentum)
         for value, gradient in zip(values, gradients, strict=True):
             value.add_(gradient, alpha=-settings.lr)
 
-    def _moved(self, gradients: Sequence[Tensor], momentum: float) -> list[Tensor]:
+    def _update_velocities(self, gradients: Sequence[Tensor], momentum: float) -> list[Tensor]:
         """Return the velocities after a step."""
         if self._velocities is None:
             self._velocities = [gradient.clone() for gradient in gradients]

@@ -28,9 +28,9 @@ class SharedModel:
         self.model = model
         self.parameters = FlatParameters(model) if parameters is None else parameters
         self._layout = _Layout(model, self.parameters)
-        self._current: tuple[ArrayRecord, str] | None = None
-        self.start: Tensor = self.parameters.data.clone()
-        self._fixed: list[tuple[Tensor, Tensor]] = []
+        self._loaded: tuple[ArrayRecord, str] | None = None
+        self.start_values: Tensor = self.parameters.data.clone()
+        self._fixed_values: list[tuple[Tensor, Tensor]] = []
 
     def load(self, arrays: ArrayRecord) -> str:
         """Make `arrays` the global model that clients start from, and return its digest.
@@ -38,20 +38,20 @@ class SharedModel:
         Raises:
             RuntimeError: names or shapes are not the model's.
         """
-        if self._current is not None and _same(self._current[0], arrays):
-            return self._current[1]
-        self._current = None
+        if self._loaded is not None and _is_same(self._loaded[0], arrays):
+            return self._loaded[1]
+        self._loaded = None
         state = {name: torch.from_numpy(np.array(a.numpy())) for name, a in arrays.items()}
         self.model.load_state_dict(state)
-        self.start.copy_(self.parameters.data)
-        self._fixed = [(tensor, tensor.clone()) for tensor in self._layout.outside]
-        self._current = arrays, digest(arrays)
-        return self._current[1]
+        self.start_values.copy_(self.parameters.data)
+        self._fixed_values = [(tensor, tensor.clone()) for tensor in self._layout.fixed_tensors]
+        self._loaded = arrays, digest(arrays)
+        return self._loaded[1]
 
     def restart(self) -> None:
         """Give the model the values of the global model."""
-        self.parameters.data.copy_(self.start)
-        for tensor, value in self._fixed:
+        self.parameters.data.copy_(self.start_values)
+        for tensor, value in self._fixed_values:
             tensor.copy_(value)
 
     def upload(self, request: ArrayRecord, *, private: bool) -> ArrayRecord:
@@ -96,10 +96,10 @@ class _Layout:
         named = model.named_parameters(remove_duplicate=False)
         self.places = {name: at[id(value)] for name, value in named if id(value) in at}
         self.tensors = {name: value.detach() for name, value in model.state_dict().items()}
-        self.outside = [t for name, t in self.tensors.items() if name not in self.places]
+        self.fixed_tensors = [t for name, t in self.tensors.items() if name not in self.places]
 
 
-def _same(one: ArrayRecord, other: ArrayRecord) -> bool:
+def _is_same(one: ArrayRecord, other: ArrayRecord) -> bool:
     """Tell whether two records hold the same unchangeable arrays."""
     if one is not other and list(one.keys()) != list(other.keys()):
         return False

@@ -22,7 +22,7 @@ from fedsim.audit.results import Audit, ClientAudit
 from fedsim.clients.app import one_thread
 from fedsim.clients.budget.affordable_steps import epsilon_of_steps
 from fedsim.clients.budget.plan import PrivacyPlanError
-from fedsim.clients.dp_sgd.model_checks.safety import undisturbed
+from fedsim.clients.dp_sgd.model_checks.safety import preserve_state
 from fedsim.clients.dp_sgd.per_example.backend import gradients_for
 from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients
 from fedsim.core.streams import Purpose, stream
@@ -155,7 +155,7 @@ def _with_canaries(
     carries = torch.zeros(len(features) + len(check_features), device=federation.device)
     carries[: len(features)] = torch.from_numpy(planted)
     network = deepcopy(federation.model)
-    with undisturbed(network), torch.no_grad():
+    with preserve_state(network), torch.no_grad():
         shape = network(check_features[:1]).shape[1:]
     model = CanaryModel(network, torch.cat([features, check_features]), carries, bound)
     model = model.to(federation.device)

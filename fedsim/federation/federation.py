@@ -101,7 +101,7 @@ class Federation:
             seed=self.experiment.seed,
             size=self.data.clients.size(client),
             data=partial(self._tensors.of, client),
-            bench=self.shared_model,
+            shared_model=self.shared_model,
             loss=self.loss,
             gradients=self.gradients,
             local=self.experiment.local,

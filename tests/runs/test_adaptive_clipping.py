@@ -240,7 +240,9 @@ def ask(
     task: app.ClientTask, context: Context, arrays: ArrayRecord, bound: float | None
 ) -> Message:
     with server_identity(1):
-        return app.answer(task, TrainRequest(1, arrays, clip_norm=bound).to_message(7), context)
+        return app.answer_train_request(
+            task, TrainRequest(1, arrays, clip_norm=bound).to_message(7), context
+        )
 
 
 @pytest.fixture

@@ -153,16 +153,18 @@ def agree(model: nn.Module, *, private: bool) -> bool:
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(20, 8, generator=generator), torch.arange(20) % 3
     gradients = gradients_for(model, cross_entropy, x[:3], y[:3]) if private else None
-    bench = SharedModel(model, parameters=None if gradients is None else gradients.parameters)
+    shared_model = SharedModel(
+        model, parameters=None if gradients is None else gradients.parameters
+    )
     before = {name: value.clone() for name, value in model.state_dict().items()}
     modes = [module.training for module in model.modules()]
     local = LocalSettings(steps=9, batch_size=8, optimizer=SgdSettings(name="sgd", lr=0.1))
     step = None
     if private:
         step = DpSgdMechanism(PoissonSampling(0.5), FlatClipping(0.5), 1.0, 4.0)
-        step = step.for_model(bench.parameters)
+        step = step.for_model(shared_model.parameters)
     state = torch.get_rng_state()
-    found = cohorts_agree(bench, cross_entropy, gradients, local, x, y, step)
+    found = cohorts_agree(shared_model, cross_entropy, gradients, local, x, y, step)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), state)

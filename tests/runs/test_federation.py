@@ -332,7 +332,7 @@ def break_training(monkeypatch: pytest.MonkeyPatch, fails: Callable[[StreamKey],
         return train(*arguments, **options)
 
     def faulty_together(*arguments: Any) -> Any:
-        if any(fails(trainee.key) for trainee in arguments[-1]):
+        if any(fails(member.key) for member in arguments[-1]):
             raise RuntimeError("the disk of some client is full")
         return train_together(*arguments)
 

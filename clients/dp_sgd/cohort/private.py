@@ -68,7 +68,7 @@ class PrivateCohort(Cohort):
         for k, lot in zip(order, lots, strict=True):
             seen = LotStatistics(len(lot), 0, (int(self._within[k]),))
             self._within[k] = 0
-            self._adapt(k, self._steps[k].adapted(seen, self._noises[k]))
+            self._adapt(k, self._steps[k].adapt(seen, self._noises[k]))
 
     def _adapt(self, client: int, step: DpSgdMechanism) -> None:
         """Go on with another clipping."""

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.model_checks.isolation_cause import cause
+from fedsim.clients.dp_sgd.model_checks.isolation_cause import likely_cause
 from fedsim.clients.dp_sgd.model_checks.isolation_probe import Probe, ProbeLot, lots_to_compare
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, undisturbed
+from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, preserve_state
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-_MOST = 4  # examples that are tried: each pair of them costs backward passes
+_MAX_EXAMPLES = 4  # examples that are tried: each pair of them costs backward passes
 
 
 def check_isolation(model: nn.Module, loss: Loss, features: Tensor, targets: Tensor) -> None:
@@ -51,26 +51,26 @@ def check_isolation(model: nn.Module, loss: Loss, features: Tensor, targets: Ten
             f"the isolation check needs at least 2 examples with targets, got {len(features)} "
             f"examples and {len(targets)} targets"
         )
-    lot = ProbeLot(features[:_MOST], targets[:_MOST])
-    with undisturbed(model), torch.enable_grad():
+    lot = ProbeLot(features[:_MAX_EXAMPLES], targets[:_MAX_EXAMPLES])
+    with preserve_state(model), torch.enable_grad():
         model.train()
         probe = Probe(model, loss)
-        for _ in _two_points(probe.parameters):
+        for _ in _at_two_points(probe.parameters):
             _check(probe, lot)
 
 
 def _check(probe: Probe, lot: ProbeLot) -> None:
-    if not probe.repeats(lot):
+    if not probe.is_repeatable(lot):
         # Random numbers from elsewhere: examples can be compared only where none are drawn.
         probe.model.eval()
-        if not probe.repeats(lot):
+        if not probe.is_repeatable(lot):
             raise UnsafeModelError(
                 "the model gives other gradients for the same examples and the same torch seed, "
                 "so it cannot be checked that examples are kept apart; draw random numbers with "
                 "torch"
             )
     _check_replaced(probe, lot)
-    if probe.draws(lot):
+    if probe.is_random(lot):
         probe.model.eval()
     _check_alone(probe, lot)
     probe.model.train()
@@ -78,25 +78,25 @@ def _check(probe: Probe, lot: ProbeLot) -> None:
 
 def _check_replaced(probe: Probe, lot: ProbeLot) -> None:
     for j, other in lots_to_compare(lot):
-        i = probe.moved(lot, other, j)
+        i = probe.first_moved_example(lot, other, j)
         if i is not None:
             raise UnsafeModelError(
                 f"example {i} is coupled to example {j}: its gradient changes when example {j} "
-                f"is replaced by another; {cause(probe, lot, other, i)}"
+                f"is replaced by another; {likely_cause(probe, lot, other, i)}"
             )
 
 
 def _check_alone(probe: Probe, lot: ProbeLot) -> None:
-    i = probe.differs_alone(lot)
+    i = probe.first_different_alone(lot)
     if i is not None:
         j = 0 if i else 1
         raise UnsafeModelError(
             f"example {i} is coupled to example {j}: its gradient is another one in a batch than "
-            f"alone; {cause(probe, lot, lot.only(i), i)}"
+            f"alone; {likely_cause(probe, lot, lot.only(i), i)}"
         )
 
 
-def _two_points(parameters: list[nn.Parameter]) -> Iterator[None]:
+def _at_two_points(parameters: list[nn.Parameter]) -> Iterator[None]:
     """Yield at the parameters' values, then at values close to them, and restore them."""
     yield
     before = [parameter.detach().clone() for parameter in parameters]

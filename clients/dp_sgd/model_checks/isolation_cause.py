@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.model_checks.isolation_probe import Probe, ProbeLot, rows
-from fedsim.clients.dp_sgd.model_checks.safety import batch_statistics
+from fedsim.clients.dp_sgd.model_checks.safety import find_batch_norm
 
 
-def cause(probe: Probe, lot: ProbeLot, other: ProbeLot, i: int) -> str:
+def likely_cause(probe: Probe, lot: ProbeLot, other: ProbeLot, i: int) -> str:
     """Return the likely cause of a coupling, and the fix.
 
     Args:
@@ -18,7 +18,7 @@ def cause(probe: Probe, lot: ProbeLot, other: ProbeLot, i: int) -> str:
         other: as many with another example replaced, or example i alone.
         i: the example that should not have changed.
     """
-    normalised = batch_statistics(probe.model)
+    normalised = find_batch_norm(probe.model)
     if normalised is not None:
         name, module = normalised
         return (
@@ -29,7 +29,7 @@ def cause(probe: Probe, lot: ProbeLot, other: ProbeLot, i: int) -> str:
     before, after = _traces(probe, lot), _traces(probe, other)
     tolerance = 1e-6 if len(other) == len(lot) else 1e-3
     for (name, one), (_, two) in zip(before, after, strict=False):
-        if _apart(one, i, two, place, tolerance):
+        if _differ(one, i, two, place, tolerance):
             module = probe.model.get_submodule(name)
             where = f"layer {name!r} ({type(module).__name__})" if name else "the model's forward"
             return (
@@ -62,7 +62,7 @@ def _traces(probe: Probe, lot: ProbeLot) -> list[tuple[str, list[Tensor]]]:
     return found
 
 
-def _apart(one: list[Tensor], i: int, two: list[Tensor], k: int, tolerance: float) -> bool:
+def _differ(one: list[Tensor], i: int, two: list[Tensor], k: int, tolerance: float) -> bool:
     return any(
         a[i].shape == b[k].shape and not bool((a[i] - b[k]).norm() <= tolerance * a[i].norm())
         for a, b in zip(one, two, strict=False)

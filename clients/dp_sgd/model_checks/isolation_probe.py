@@ -69,7 +69,7 @@ class Probe:
         eps = max(torch.finfo(p.dtype).eps for p in self.parameters)
         # Lots of one shape run the same kernels, so rows that are not coupled hardly move (7e-5 in
         # float32); lots of other sizes round differently, more so in deep models (2e-3).
-        self._same, self._other = eps**0.6, 30 * eps**0.6
+        self._tolerance_same_shape, self._tolerance_other_shape = eps**0.6, 30 * eps**0.6
         self._known: tuple[ProbeLot, list[Tensor]] | None = None
 
     def outputs(self, lot: ProbeLot, seed: int = _SEED) -> Any:
@@ -96,7 +96,7 @@ class Probe:
         losses = self.losses(lot, seed)
         return [self._gradient(value) for value in (losses if losses.ndim else [losses])]
 
-    def repeats(self, lot: ProbeLot) -> bool:
+    def is_repeatable(self, lot: ProbeLot) -> bool:
         """Tell whether the same lot and seed give the same gradients again."""
         first, second = self.gradients(lot), self.gradients(lot)
         self._known = (lot, first)
@@ -105,26 +105,26 @@ class Probe:
                 "the gradients of the examples are not finite, so it cannot be checked that "
                 "examples are kept apart; scale the features or check the model"
             )
-        return not any(map(self._far, first, second))
+        return not any(map(self._is_far, first, second))
 
-    def draws(self, lot: ProbeLot) -> bool:
+    def is_random(self, lot: ProbeLot) -> bool:
         """Tell whether the outcome depends on random numbers."""
-        return any(map(self._far, self.gradients(lot), self.gradients(lot, _SEED + 1)))
+        return any(map(self._is_far, self.gradients(lot), self.gradients(lot, _SEED + 1)))
 
-    def moved(self, lot: ProbeLot, other: ProbeLot, j: int) -> int | None:
+    def first_moved_example(self, lot: ProbeLot, other: ProbeLot, j: int) -> int | None:
         """Return the first example but j whose outputs or gradient differ between two lots."""
         with torch.no_grad():
             one, two = (rows(self.outputs(given), len(lot)) for given in (lot, other))
         others = [i for i in range(len(lot)) if i != j]
         for i in others:
-            if any(self._far(a[i], b[i]) for a, b in zip(one, two, strict=False)):
+            if any(self._is_far(a[i], b[i]) for a, b in zip(one, two, strict=False)):
                 return i
-        before, after = self._of(lot), self.gradients(other)
+        before, after = self._known_gradients(lot), self.gradients(other)
         for i in others:
             apart = (
                 self._not_additive(lot, other, i, before[0], after[0])
                 if len(before) == 1
-                else self._far(before[i], after[i])
+                else self._is_far(before[i], after[i])
             )
             if apart:
                 return i
@@ -138,27 +138,29 @@ class Probe:
         x, y = lot.features[k], lot.targets[k]
         one, two = (self.gradients(given.replaced(i, x, y))[0] for given in (lot, other))
         scale = torch.stack([before, after, one, two]).norm(dim=1).max()
-        return bool(((before - one) - (after - two)).norm() > 10 * self._same * scale)
+        return bool(
+            ((before - one) - (after - two)).norm() > 10 * self._tolerance_same_shape * scale
+        )
 
-    def differs_alone(self, lot: ProbeLot) -> int | None:
+    def first_different_alone(self, lot: ProbeLot) -> int | None:
         """Return the first example whose gradient alone is not that in the lot."""
         together = self.gradients(lot)
-        alone = [self._alone(lot, i) for i in range(len(lot))]
+        alone = [self._gradient_alone(lot, i) for i in range(len(lot))]
         if len(together) > 1 or len(lot) == 1:
             most = max(float(g.norm()) for g in together)
             for i, (one, two) in enumerate(zip(together, alone, strict=True)):
                 if bool(one.isfinite().all()) and not bool(
-                    (one - two).norm() <= self._other * (one.norm() + 1e-3 * most)
+                    (one - two).norm() <= self._tolerance_other_shape * (one.norm() + 1e-3 * most)
                 ):
                     return i
             return None
         total = torch.stack(alone).sum(0)
-        bound = self._other * torch.stack(alone).norm(dim=1).sum()
+        bound = self._tolerance_other_shape * torch.stack(alone).norm(dim=1).sum()
         as_sum = (together[0] - total).norm() <= bound
         as_mean = (together[0] * len(lot) - total).norm() <= bound
         return None if bool(as_sum | as_mean) or not bool(total.isfinite().all()) else 0
 
-    def _alone(self, lot: ProbeLot, i: int) -> Tensor:
+    def _gradient_alone(self, lot: ProbeLot, i: int) -> Tensor:
         try:
             return self.gradients(lot.only(i))[0]
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -167,7 +169,7 @@ class Probe:
                 "any size; keep the first dimension for the examples, whatever their number"
             ) from error
 
-    def _of(self, lot: ProbeLot) -> list[Tensor]:
+    def _known_gradients(self, lot: ProbeLot) -> list[Tensor]:
         if self._known is None or self._known[0] is not lot:
             self._known = (lot, self.gradients(lot))
         return self._known[1]
@@ -180,13 +182,13 @@ class Probe:
         )
         return torch.cat([gradient.flatten() for gradient in found])
 
-    def _far(self, one: Tensor, two: Tensor) -> bool:
+    def _is_far(self, one: Tensor, two: Tensor) -> bool:
         """Tell whether two gradients (or outputs) of an example differ by more than rounding."""
         if not bool(one.isfinite().all()):
             return False
         if one.shape != two.shape:
             return True
-        return not bool((one - two).norm() <= self._same * one.norm())
+        return not bool((one - two).norm() <= self._tolerance_same_shape * one.norm())
 
 
 def rows(outputs: Any, n: int) -> list[Tensor]:

@@ -31,7 +31,7 @@ def check_private_model(model: nn.Module, features: Tensor) -> None:
     Raises:
         UnsafeModelError: batch normalisation in train mode, or a buffer that changes in forward.
     """
-    with undisturbed(model):
+    with preserve_state(model):
         model.train()
         _refuse_batch_statistics(model)
         _refuse_changing_buffers(
@@ -40,7 +40,7 @@ def check_private_model(model: nn.Module, features: Tensor) -> None:
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
+def preserve_state(model: nn.Module) -> Iterator[None]:
     """Restore modes and buffers of a model, and the global random generators, on the way out."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
@@ -59,7 +59,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(before)
 
 
-def batch_statistics(model: nn.Module) -> tuple[str, _BatchNorm] | None:
+def find_batch_norm(model: nn.Module) -> tuple[str, _BatchNorm] | None:
     """Return the first layer that normalises over the batch, and its name; None if none does."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
@@ -68,7 +68,7 @@ def batch_statistics(model: nn.Module) -> tuple[str, _BatchNorm] | None:
 
 
 def _refuse_batch_statistics(model: nn.Module) -> None:
-    found = batch_statistics(model)
+    found = find_batch_norm(model)
     if found is not None:
         name, module = found
         raise UnsafeModelError(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, undisturbed
+from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, preserve_state
 from fedsim.clients.dp_sgd.per_example.clipped_sum import (
     BookKeeping,
     LoopGradients,
@@ -75,7 +75,7 @@ def gradients_for(
     if mode == "loop":
         return exact
     x, y = _several(features, targets)
-    with undisturbed(model):
+    with preserve_state(model):
         if mode in ("auto", "book_keeping"):
             try:
                 return _book_keeping(exact, x, y)

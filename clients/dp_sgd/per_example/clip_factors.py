@@ -97,7 +97,7 @@ def row_factors(
     if not norms.max().item() <= limit:
         dropped = ~(norms <= limit).all(1)
         norms.masked_fill_(dropped.unsqueeze(1), torch.nan)
-    factors = clipping.coefficients(norms, bounds)
+    factors = clipping.clip_factors(norms, bounds)
     if isinstance(scale, Tensor) or scale != 1.0:
         factors = factors * scale
     if dropped is not None:

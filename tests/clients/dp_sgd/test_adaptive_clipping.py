@@ -44,7 +44,7 @@ def bounds(
     into = torch.zeros_like(gradients.parameters.data)
     for _ in range(steps):
         seen = one.release(gradients, x, torch.zeros(len(x)), lots=lots, noise=noise, into=into)
-        one = one.adapted(seen, noise)
+        one = one.adapt(seen, noise)
         assert isinstance(one.clipping, AdaptiveClipping)
         yield one.clipping.max_grad_norm
 
@@ -67,7 +67,7 @@ def test_the_bound_converges_to_the_quantile(quantile: float, start: float) -> N
 def test_the_update_is_the_published_one() -> None:
     clipping = AdaptiveClipping(2.0, count_noise=3.0, quantile=0.4, learning_rate=0.3)
     noise = NoNoise()
-    after = step(clipping).adapted(LotStatistics(80, 0, (50,)), noise).clipping
+    after = step(clipping).adapt(LotStatistics(80, 0, (50,)), noise).clipping
     # b̄ = (50 - 80/2) / 100 + 1/2: divided by the expected lot, not by the drawn one.
     assert after == AdaptiveClipping(2.0 * math.exp(-0.3 * (0.6 - 0.4)), 3.0, 0.4, 0.3)
     assert noise.asked == [(1, 3.0)]
@@ -75,7 +75,7 @@ def test_the_update_is_the_published_one() -> None:
 
 def test_an_empty_lot_leaves_the_count_to_its_noise() -> None:
     clipping = AdaptiveClipping(2.0, count_noise=3.0, quantile=0.5)
-    after = step(clipping).adapted(LotStatistics(0, 0, (0,)), NoNoise()).clipping
+    after = step(clipping).adapt(LotStatistics(0, 0, (0,)), NoNoise()).clipping
     assert after == clipping
 
 
@@ -83,8 +83,8 @@ def test_an_empty_lot_leaves_the_count_to_its_noise() -> None:
 def test_one_example_moves_the_count_by_half(within: int) -> None:
     """So that 2 σ_b is the noise multiplier of the count, absent or present."""
     clipping = AdaptiveClipping(1.0, count_noise=3.0, learning_rate=1.0)
-    with_it = step(clipping).adapted(LotStatistics(8, 0, (5 + within,)), NoNoise()).clipping
-    without = step(clipping).adapted(LotStatistics(7, 0, (5,)), NoNoise()).clipping
+    with_it = step(clipping).adapt(LotStatistics(8, 0, (5 + within,)), NoNoise()).clipping
+    without = step(clipping).adapt(LotStatistics(7, 0, (5,)), NoNoise()).clipping
     moved = math.log(without.max_grad_norm / with_it.max_grad_norm)  # type: ignore[attr-defined]
     assert moved * 100.0 == pytest.approx(0.5 if within else -0.5)
 
@@ -152,7 +152,7 @@ def test_the_released_count_has_the_noise_that_is_charged(released_about: int) -
 def test_whatever_the_bound_a_step_costs_the_same(bound: float) -> None:
     """A server that sends a wrong bound back spoils the accuracy, never the guarantee."""
     one = step(AdaptiveClipping(0.7, count_noise=5.0), z=1.3)
-    resumed = one.resumed(bound)
+    resumed = one.resume(bound)
     assert resumed.event == one.event
     assert resumed.clipping.adapted_clip_norm == bound
     gradients = VmapGradients(nn.Linear(4, 1, bias=False), score)
@@ -178,21 +178,21 @@ def event_multipliers(one: DpSgdMechanism) -> tuple[float, ...]:
 @pytest.mark.parametrize("bound", [0.0, 1e-11, 1e11, math.inf, math.nan, -1.0])
 def test_a_bound_that_was_never_learnt_is_refused(bound: float) -> None:
     with pytest.raises(ValueError, match="a learnt bound must be from 1e-10 to 1e\\+10"):
-        step(AdaptiveClipping(0.7, count_noise=5.0)).resumed(bound)
+        step(AdaptiveClipping(0.7, count_noise=5.0)).resume(bound)
 
 
 def test_a_fixed_bound_does_not_go_on_from_a_learnt_one() -> None:
     fixed = DpSgdMechanism(PoissonSampling(0.5), FlatClipping(1.0), 1.0, 10.0)
-    assert fixed.resumed(None) is fixed
+    assert fixed.resume(None) is fixed
     with pytest.raises(ValueError, match="cannot go on from a learnt one"):
-        fixed.resumed(0.5)
+        fixed.resume(0.5)
 
 
 def test_a_step_for_a_model_has_the_same_event() -> None:
     one = step(AdaptiveClipping(0.7, count_noise=5.0))
     bound = one.for_model(VmapGradients(nn.Linear(4, 1), score).parameters)
     assert bound.event == one.event
-    after = bound.adapted(LotStatistics(80, 0, (80,)), NoNoise())
+    after = bound.adapt(LotStatistics(80, 0, (80,)), NoNoise())
     assert after.event == one.event, "the event does not depend on the bound"
     gradients = VmapGradients(nn.Linear(4, 1), score)
     assert after.groups(gradients.parameters).bounds == (after.clipping.max_grad_norm,)  # type: ignore[attr-defined]
@@ -211,7 +211,7 @@ def test_without_noise_nothing_is_raised() -> None:
 
 def test_the_state_is_the_bound() -> None:
     clipping = AdaptiveClipping(0.7, count_noise=5.0)
-    later = clipping.adapted(0.9)
+    later = clipping.adapt(0.9)
     assert later.max_grad_norm < clipping.max_grad_norm
     assert clipping.with_state(later.state) == later
 
@@ -220,14 +220,14 @@ def test_the_state_is_the_bound() -> None:
 def test_the_bound_stays_a_number(share: float) -> None:
     clipping = AdaptiveClipping(1.0, count_noise=5.0, learning_rate=10.0)
     for _ in range(200):
-        clipping = clipping.adapted(share)
+        clipping = clipping.adapt(share)
     assert 0 < clipping.max_grad_norm < math.inf
 
 
 @pytest.mark.parametrize("clipping", [FlatClipping(1.0), GroupClipping(1.0)])
 def test_other_clippings_learn_nothing_and_draw_no_noise(clipping: FlatClipping) -> None:
     noise, one = NoNoise(), DpSgdMechanism(PoissonSampling(0.5), clipping, 1.0, 10.0)
-    assert one.adapted(LotStatistics(3, 0, (2,)), noise) is one
+    assert one.adapt(LotStatistics(3, 0, (2,)), noise) is one
     assert noise.asked == []
     assert one.mechanism == Gaussian(1.0)
 

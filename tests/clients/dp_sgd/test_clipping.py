@@ -58,11 +58,11 @@ def named(groups: Groups) -> list[list[str]]:
 def test_flat_clipping_table() -> None:
     norms = torch.tensor([[0.0], [0.5], [2.0], [math.inf], [math.nan]], dtype=torch.float64)
     bound = torch.tensor([1.0], dtype=torch.float64)
-    factors = FlatClipping(1.0).coefficients(norms, bound).squeeze(1)
+    factors = FlatClipping(1.0).clip_factors(norms, bound).squeeze(1)
     expected = torch.tensor([1.0, 1.0, 0.5, 0.0, 0.0], dtype=torch.float64)
     torch.testing.assert_close(factors, expected, rtol=2e-6, atol=0)
     assert factors[2] * 2.0 <= 1.0
-    unbounded = FlatClipping(math.inf).coefficients(norms, bound * math.inf).squeeze(1)
+    unbounded = FlatClipping(math.inf).clip_factors(norms, bound * math.inf).squeeze(1)
     assert unbounded.tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
 
 
@@ -71,7 +71,7 @@ def test_automatic_clipping_table() -> None:
     norms = norms.double()
     norms[3] = 1e300
     bound = torch.tensor([2.0], dtype=torch.float64)
-    factors = AutomaticClipping(2.0, gamma=0.01).coefficients(norms, bound).squeeze(1)
+    factors = AutomaticClipping(2.0, gamma=0.01).clip_factors(norms, bound).squeeze(1)
     expected = torch.tensor([200.0, 100.0, 2.0 / 1.01, 2e-300, 0.0, 0.0], dtype=torch.float64)
     torch.testing.assert_close(factors, expected, rtol=2e-6, atol=0)
 
@@ -107,7 +107,7 @@ def test_no_contribution_exceeds_its_bounds(
     )
     norm = torch.tensor(norms, dtype=torch.float64)
     bounds = torch.tensor(groups.bounds, dtype=torch.float64)
-    factors = clipping.coefficients(norm, bounds)
+    factors = clipping.clip_factors(norm, bounds)
     finite = torch.isfinite(norm).all(1)
     assert ((factors * norm)[finite] <= bounds).all()
     assert (factors[~finite] == 0).all()

@@ -47,11 +47,11 @@ def test_the_bytes_are_those_of_counter_mode(
 @pytest.mark.parametrize("most", [LONG, LONG + 1, LONG + 5, 3 * LONG - 7])
 def test_it_goes_on_where_gcm_has_to_end(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(keystream, "_gcm_is_faster", lambda: True)
-    monkeypatch.setattr(keystream, "_MOST_BY_GCM", most)
+    monkeypatch.setattr(keystream, "_MAX_GCM_BYTES", most)
     key, lengths = bytes(range(16)), [LONG, 5, LONG, LONG]
     assert written(key, lengths) == blocks(key, sum(lengths))
 
 
 def test_gcm_is_left_before_its_own_limit() -> None:
     """Its standard allows 2^39 - 256 bits under one nonce; the first two blocks are not its."""
-    assert keystream._MOST_BY_GCM - 32 <= (2**39 - 256) // 8
+    assert keystream._MAX_GCM_BYTES - 32 <= (2**39 - 256) // 8

@@ -401,7 +401,7 @@ def test_a_step_that_does_not_fit_a_model_is_refused(step: DpSgdMechanism, messa
 
 
 class NoClip(FlatClipping):
-    def coefficients(self, norms: Tensor, bounds: Tensor) -> Tensor:
+    def clip_factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
         return torch.ones_like(norms)
 
 

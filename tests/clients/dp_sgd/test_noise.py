@@ -86,7 +86,7 @@ def test_seeded_noise_is_box_muller_of_a_keystream(
     logarithm: tuple[np.ufunc, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """AES-128-CTR by its definition, and the formula of Box and Muller in float64."""
-    monkeypatch.setattr(noise_module, "logarithm", lambda: logarithm)
+    monkeypatch.setattr(noise_module, "fast_logarithm", lambda: logarithm)
     key = stream(3).bytes(16)
     block = Cipher(algorithms.AES128(key), modes.ECB()).encryptor()
     counters = b"".join(i.to_bytes(16, "big") for i in range(50))
@@ -102,8 +102,8 @@ def test_seeded_noise_is_box_muller_of_a_keystream(
 @pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="numpy does not tell")
 def test_processors_without_a_vectorised_log2_take_log() -> None:
     """As on one without AVX-512; this one's own choice is one of the two."""
-    assert noise_module.logarithm() in [(np.log2, math.log(2.0)), (np.log, 1.0)]
-    code = "from fedsim.clients.dp_sgd.noise import logarithm; print(logarithm()[0].__name__)"
+    assert noise_module.fast_logarithm() in [(np.log2, math.log(2.0)), (np.log, 1.0)]
+    code = "from fedsim.clients.dp_sgd import noise; print(noise.fast_logarithm()[0].__name__)"
     older = {**os.environ, "NPY_DISABLE_CPU_FEATURES": _disabled()}
     result = subprocess.run(
         [sys.executable, "-c", code], env=older, capture_output=True, text=True, check=True
@@ -284,7 +284,7 @@ def test_a_forked_process_has_noise_of_its_own() -> None:
 
 
 def test_secure_noise_in_chunks_is_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise_module, "_CHUNK", 1000)
+    monkeypatch.setattr(noise_module, "_CHUNK_VALUES", 1000)
     values = drawn(SecureNoise(), 100_001, torch.float64)
     assert len(set(values.tolist())) == 100_001
     assert stats.kstest(values.numpy(), "norm").pvalue > 1e-8

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from fedsim.accountant.ledger.journal import JournalError
-from fedsim.clients.failure_text import ClientFailureError, without_private_text
+from fedsim.clients.failure_text import ClientFailureError, redact_error
 from fedsim.clients.faults.injection import DropoutAfter, DropoutBefore, Fault, FaultPlan
 from fedsim.clients.faults.settings import FaultSettings
 
@@ -67,7 +67,7 @@ def test_a_foreign_exception_says_its_type_and_line_only() -> None:
 
     with pytest.raises(KeyError) as caught:
         secret(4711.25)
-    hidden = without_private_text(caught.value)
+    hidden = redact_error(caught.value)
     assert isinstance(hidden, ClientFailureError)
     assert str(hidden).startswith("KeyError at test_injection.py:")
     shown = "".join(traceback.format_exception(hidden))
@@ -76,4 +76,4 @@ def test_a_foreign_exception_says_its_type_and_line_only() -> None:
 
 @pytest.mark.parametrize("error", [ClientFailureError("why"), JournalError("record 3")])
 def test_errors_of_our_own_keep_their_text(error: Exception) -> None:
-    assert without_private_text(error) is error
+    assert redact_error(error) is error

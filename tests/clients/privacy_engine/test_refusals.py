@@ -24,7 +24,7 @@ from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
 from fedsim.clients.dp_sgd.per_example.clipped_sum import UncoveredParameterError
 from fedsim.clients.privacy_engine.lot_schedule import EpochError
 from fedsim.clients.privacy_engine.lot_sizes import (
-    FALSE_ALARM,
+    FALSE_ALARM_PROBABILITY,
     LotSizes,
     NotPoissonError,
     chance_of_repeats,
@@ -414,7 +414,7 @@ def see_all(sizes: LotSizes, seen: Iterable[int]) -> int:
     """Return which lot is refused, 0 if none is."""
     for count, size in enumerate(seen, 1):
         try:
-            sizes.see(size)
+            sizes.add_size(size)
         except NotPoissonError:
             return count
     return 0
@@ -429,7 +429,7 @@ def test_how_soon_equal_lots_are_noticed() -> None:
         # The chance that all lots have one size, to which the bound is exact.
         exact = (probabilities**count).sum()
         assert chance_of_repeats(probabilities, count, count) == pytest.approx(exact)
-        assert exact < FALSE_ALARM
+        assert exact < FALSE_ALARM_PROBABILITY
 
 
 def test_a_short_last_batch_does_not_hide_a_shuffle() -> None:

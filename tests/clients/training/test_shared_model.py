@@ -22,8 +22,8 @@ class Net(nn.Module):
         self.tied = self.head
 
 
-def running_mean(bench: SharedModel) -> Tensor:
-    return dict(bench.model.named_buffers())["norm.running_mean"]
+def running_mean(shared_model: SharedModel) -> Tensor:
+    return dict(shared_model.model.named_buffers())["norm.running_mean"]
 
 
 def state(seed: int) -> dict[str, np.ndarray]:
@@ -34,41 +34,41 @@ def state(seed: int) -> dict[str, np.ndarray]:
 def test_a_global_model_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(workbench, "digest", lambda arrays: calls.append(1) or digest(arrays))
-    bench, record = SharedModel(Net()), live_record(state(1))
+    shared_model, record = SharedModel(Net()), live_record(state(1))
     expected = digest(record)
-    assert [bench.load(record), bench.load(record.copy())] == [expected] * 2
+    assert [shared_model.load(record), shared_model.load(record.copy())] == [expected] * 2
     assert len(calls) == 1
     other = live_record(state(2))
-    assert bench.load(other) == digest(other) != expected
-    assert bench.load(record) == expected
+    assert shared_model.load(other) == digest(other) != expected
+    assert shared_model.load(record) == expected
 
 
 @pytest.mark.parametrize("pack", [live_record, to_arrays])
 def test_every_client_starts_from_the_global_model(pack) -> None:
-    bench, record = SharedModel(Net()), pack(state(1))
+    shared_model, record = SharedModel(Net()), pack(state(1))
     for _ in range(2):
-        bench.load(record)
-        bench.restart()
-        for name, value in bench.model.state_dict().items():
+        shared_model.load(record)
+        shared_model.restart()
+        for name, value in shared_model.model.state_dict().items():
             np.testing.assert_array_equal(value.numpy(), record[name].numpy())
-        bench.parameters.data += 1.0
-        running_mean(bench).add_(5.0)
+        shared_model.parameters.data += 1.0
+        running_mean(shared_model).add_(5.0)
 
 
 @pytest.mark.parametrize("pack", [live_record, to_arrays])
 @pytest.mark.parametrize("private", [True, False])
 def test_an_upload_has_what_may_leave(pack, private: bool) -> None:
     """Tied names agree; under privacy, what no noise has touched is the server's own."""
-    bench, record = SharedModel(Net()), pack(state(1))
-    bench.load(record)
-    bench.restart()
-    bench.parameters.data += 1.0
-    running_mean(bench).add_(5.0)
-    upload = bench.upload(record, private=private)
+    shared_model, record = SharedModel(Net()), pack(state(1))
+    shared_model.load(record)
+    shared_model.restart()
+    shared_model.parameters.data += 1.0
+    running_mean(shared_model).add_(5.0)
+    upload = shared_model.upload(record, private=private)
     assert list(upload) == list(record)
     assert is_live(upload) == is_live(record)
     sent = {name: array.numpy().copy() for name, array in upload.items()}
-    bench.restart()  # the next client
+    shared_model.restart()  # the next client
     for name, array in upload.items():
         given = record[name].numpy()
         change = {"head": 1.0, "tied": 1.0, "norm": 0.0 if private else 5.0}.get(
@@ -82,10 +82,10 @@ def test_an_upload_has_what_may_leave(pack, private: bool) -> None:
 
 
 def test_a_model_of_another_shape_is_refused() -> None:
-    bench = SharedModel(Net())
+    shared_model = SharedModel(Net())
     wrong = state(1)
     wrong["head.bias"] = np.zeros(3, dtype=np.float32)
     with pytest.raises(RuntimeError, match="size mismatch"):
-        bench.load(live_record(wrong))
+        shared_model.load(live_record(wrong))
     good = live_record(state(2))
-    assert bench.load(good) == digest(good)
+    assert shared_model.load(good) == digest(good)

@@ -41,9 +41,9 @@ class PerParameter(Clipping):
         count = len(parameters.tensors)
         return Groups(tuple((i,) for i in range(count)), (self.bound,) * count)
 
-    def coefficients(self, norms: Tensor, bounds: Tensor) -> Tensor:
+    def clip_factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
         self.norms.append(norms)
-        return FlatClipping(self.bound).coefficients(norms, bounds)
+        return FlatClipping(self.bound).clip_factors(norms, bounds)
 
 
 def squared(outputs: Tensor, targets: Tensor) -> Tensor:
