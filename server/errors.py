@@ -1,7 +1,7 @@
-"""What ends a federation."""
+"""The error that ends a federation."""
 
 from fedsim.core.errors import FedsimError
 
 
 class FederationError(FedsimError, RuntimeError):
-    """The federation cannot go on; the message says why."""
+    """The federation cannot continue; the message says why."""

@@ -1,7 +1,7 @@
 """Federated evaluation: clients score the global model on examples that never leave them.
 
-What a client tells is computed from its private examples. Nothing bounds what it reveals, so this
-is for federations without differential privacy; there, a client refuses.
+A score is computed from private examples, and nothing bounds what it reveals. So evaluation is for
+federations without differential privacy; with it, clients refuse.
 """
 
 import math
@@ -18,13 +18,13 @@ from fedsim.server.settings import EvaluationSettings
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What clients found of a model on their held-out examples.
+    """Metrics of a model on the clients' held-out examples.
 
     Attributes:
-        clients: those whose figures are in the averages, ascending.
-        examples: the examples of all of them.
+        clients: the clients in the averages, ascending.
+        examples: their held-out examples together.
         metrics: averages over all these examples; empty where there are none.
-        failed: clients that were asked and gave no figures, and why.
+        failed: clients that were asked and are in no average, and why.
     """
 
     clients: tuple[int, ...] = ()
@@ -35,16 +35,16 @@ class EvaluationResult:
 
 @dataclass(frozen=True)
 class ClientEvaluation:
-    """Who evaluates when, and what becomes of the answers.
+    """The schedule of evaluations, and the averages of their replies.
 
-    Guarantee: whom it asks depends on the seed and the round alone, and the averages do not depend
-    on the order of the answers.
+    Guarantee: the clients asked depend on the seed and the round alone, and the averages do not
+    depend on the order of the replies.
 
     Args:
         settings: how often, and how many clients.
         seed: the experiment's seed.
         rounds: rounds of the federation; the last is always evaluated.
-        deadline: seconds after which an answer comes too late.
+        deadline: simulated seconds after which a reply comes too late.
     """
 
     settings: EvaluationSettings
@@ -53,11 +53,11 @@ class ClientEvaluation:
     deadline: float | None = None
 
     def is_due(self, round_number: int) -> bool:
-        """Tell whether clients evaluate the model of a round."""
+        """Whether clients evaluate the model of a round."""
         return round_number % self.settings.every == 0 or round_number == self.rounds
 
     def clients(self, round_number: int, num_clients: int) -> tuple[int, ...]:
-        """Return who is asked, ascending: all, or a uniform choice without repetition."""
+        """Return the clients to ask, ascending: all, or a uniform sample without replacement."""
         wanted = self.settings.clients
         if wanted is None or wanted >= num_clients:
             return tuple(range(num_clients))
@@ -67,7 +67,7 @@ class ClientEvaluation:
     def requests(
         self, round_number: int, arrays: ArrayRecord, node_of: Mapping[int, int]
     ) -> list[Message]:
-        """Return the requests of a round; none where none is due.
+        """Return the requests of a round; an empty list where no evaluation is due.
 
         Args:
             round_number: the round.
@@ -95,7 +95,7 @@ class ClientEvaluation:
             arrays: the global model after it.
             clients: the client of each node, by node id.
             grid: sends the requests.
-            timeout: seconds to wait for the answers.
+            timeout: seconds to wait for the replies.
         """
         node_of = {client: node for node, client in clients.items()}
         requests = self.requests(round_number, arrays, node_of)
@@ -114,7 +114,7 @@ class ClientEvaluation:
 
         Args:
             asked: the clients that were asked.
-            replies: their answers, in any order.
+            replies: their replies, in any order.
             client_of: the client of each node.
         """
         found: dict[int, EvaluateReply] = {}
@@ -154,7 +154,7 @@ class ClientEvaluation:
 
 
 def _mean(weighted: Iterable[tuple[int, float]], total: int) -> float:
-    """Return the weighted mean, correctly rounded, so that no order of the answers shows."""
+    """Return the weighted mean, correctly rounded and so independent of the order."""
     terms = [weight * value for weight, value in weighted]
     if not all(map(math.isfinite, terms)):
         return math.nan

@@ -1,8 +1,8 @@
-"""Who takes part in which round: fixed by the seed before the run.
+"""The schedule of participants, fixed by the seed before the run.
 
-The choice depends on nothing private and is known in advance, so every client's number of rounds,
-and with it its noise, can be planned. It is also known to the server: sampling clients gives no
-privacy amplification, and none is claimed.
+The schedule depends on nothing private and is known in advance, so each client's number of rounds,
+and with it its noise, can be planned. The server knows it too: client sampling gives no privacy
+amplification, and none is claimed.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,13 @@ class Participation:
 
     @classmethod
     def of(cls, settings: FederationSettings, *, num_clients: int, seed: int) -> "Participation":
-        """Return the schedule that the settings describe."""
+        """Return the schedule of an experiment.
+
+        Args:
+            settings: `federation:` of the experiment.
+            num_clients: clients of the federation.
+            seed: the experiment's seed.
+        """
         per_round = settings.clients_per_round or num_clients
         return cls(seed, num_clients, per_round, settings.rounds)
 
@@ -36,21 +42,21 @@ class Participation:
         return tuple(sorted(int(client) for client in chosen))
 
     def rounds_of(self, client: int) -> tuple[int, ...]:
-        """Return the rounds that a client is scheduled for, ascending."""
+        """Return the scheduled rounds of a client, ascending."""
         return self._schedule[client]
 
     def planned_rounds(self) -> tuple[int, ...]:
-        """Return, for each client, the number of rounds it is scheduled for."""
+        """Return the number of scheduled rounds of each client."""
         return tuple(len(rounds) for rounds in self._schedule)
 
     @cached_property
     def _schedule(self) -> tuple[tuple[int, ...], ...]:
-        """Every client's rounds, from one pass over the rounds: a draw costs all clients' time."""
-        everybody = range(1, self.rounds + 1)
+        """Every client's rounds, from one pass: each draw takes time for all clients."""
+        all_rounds = range(1, self.rounds + 1)
         if self.clients_per_round >= self.num_clients:
-            return (tuple(everybody),) * self.num_clients
+            return (tuple(all_rounds),) * self.num_clients
         rounds: list[list[int]] = [[] for _ in range(self.num_clients)]
-        for round_number in everybody:
+        for round_number in all_rounds:
             for client in self.in_round(round_number):
                 rounds[client].append(round_number)
         return tuple(tuple(numbers) for numbers in rounds)

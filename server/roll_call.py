@@ -1,4 +1,4 @@
-"""Who is there: the roll call before the first round, which makes the map from nodes to parties."""
+"""The roll call before the first round: which node is which client or helper."""
 
 import time
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ _GONE = {3, 4, 5}  # Flower's error codes for a message or a node that is no lon
 
 @dataclass(frozen=True)
 class Roll:
-    """Who is there: the client, or the helper, that each node is, by node id."""
+    """The client or helper of each node, by node id."""
 
     clients: Mapping[int, int]
     helpers: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, nodes: Mapping[int, NodeIdentity]) -> "Roll":
-        """Divide nodes by what they say they are."""
+        """Split nodes into clients and helpers."""
 
         def numbers(role: str) -> dict[int, int]:
             return {node: one.number for node, one in nodes.items() if one.role == role}
@@ -30,21 +30,27 @@ class Roll:
 
 
 def call_roll(grid: Grid, num_clients: int, *, patience: float) -> Mapping[int, int]:
-    """Wait for `num_clients` nodes and return the client of each, by node id; see `whole_roll`."""
+    """Wait for all clients and return the client of each node, by node id; see `whole_roll`."""
     return whole_roll(grid, num_clients, 0, patience=patience).clients
 
 
 def whole_roll(grid: Grid, num_clients: int, num_helpers: int, *, patience: float) -> Roll:
-    """Wait for all clients and helpers, and return who is who.
+    """Wait for all clients and helpers, and return the role of each node.
 
-    Waiting matters: Flower's simulation starts the server before its nodes exist, and a round with
-    the nodes that happen to be there would silently change who takes part. Nodes that are listed
-    but gone, such as a SuperNode before its restart, are passed over.
+    Flower's simulation starts the server before its nodes exist. A round with the nodes of that
+    moment would silently change the participants. Nodes that are listed but gone, such as a
+    SuperNode before its restart, are skipped.
+
+    Args:
+        grid: reaches the nodes.
+        num_clients: clients of the federation.
+        num_helpers: helpers of secure aggregation.
+        patience: seconds to wait.
 
     Raises:
         FederationError: fewer nodes than parties within `patience` seconds, or two nodes are the
             same client or helper.
-        ProtocolError: a node answers that it cannot take part, and why.
+        ProtocolError: a node reports that it cannot take part; the message says why.
     """
     deadline = time.monotonic() + patience
     expected = num_clients + num_helpers

@@ -1,4 +1,4 @@
-"""What the server is told: rounds, participation, strategy, weighting."""
+"""Settings of the server: rounds, participation, strategy, weighting, evaluation."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Where the time of a round goes, in parts that add up."""
+"""Wall-clock time of a round, divided into parts."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,21 +8,21 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PARTS = {
-    "sample": "choose who takes part and make the requests",
-    "train": "wait for the replies of clients, which charge and train",
-    "aggregate": "check the replies and add them up",
-    "evaluate": "the new global model on the test set, and on what clients hold out",
+    "sample": "choose the participants and make the requests",
+    "train": "wait for clients, which charge their accounts and train",
+    "aggregate": "check the replies and aggregate them",
+    "evaluate": "the new global model on the test set, and on held-out examples",
     "account": "ε of every client",
 }
 
 
 class Timeline:
-    """Splits wall-clock time into parts; a part inside another interrupts it.
+    """Divides wall-clock time into parts; a part inside another one interrupts it.
 
-    Guarantee: the seconds of all parts add up to the time spent in parts, each moment counted once.
+    Guarantee: the seconds of all parts sum to the time spent in parts; each moment counts once.
 
     Args:
-        clock: seconds that never go back.
+        clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -52,7 +52,7 @@ class Timeline:
             self._open.pop()
 
     def waiting(self, name: str, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items; the time that it takes to get each counts towards a part."""
+        """Yield the items; the wait for each item counts towards a part."""
         iterator = iter(items)
         while True:
             with self.part(name):

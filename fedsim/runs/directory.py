@@ -52,10 +52,10 @@ class RunDirectory:
         self.path = path
 
     def refuse_overwriting(self) -> None:
-        """Check that nothing is there yet.
+        """Check that the directory is new or empty.
 
         Raises:
-            RunDirectoryError: something is; a run is never overwritten.
+            RunDirectoryError: it is not; a run is never overwritten.
         """
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise RunDirectoryError(
@@ -66,7 +66,7 @@ class RunDirectory:
     def create(
         self, *, experiment: str, environment: Mapping[str, object], inputs: Mapping[str, str]
     ) -> None:
-        """Make the directory, whole or not at all: a crash leaves nothing that cannot be resumed.
+        """Create the directory, whole or not at all, so that each directory can be resumed.
 
         Args:
             experiment: content of `experiment.yaml`.
@@ -74,7 +74,7 @@ class RunDirectory:
             inputs: content of `checkpoint/inputs.json`.
 
         Raises:
-            RunDirectoryError: something is there already.
+            RunDirectoryError: the directory is not new or empty.
         """
         self.refuse_overwriting()
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,14 +138,14 @@ class RunDirectory:
         """Read a JSON file of the directory.
 
         Raises:
-            RunDirectoryError: it is not there yet, or is no JSON.
+            RunDirectoryError: the file is missing, or is no JSON.
         """
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RunDirectoryError(
-                f"{self.path} has no {name}: the run is still going on, or was killed before it "
-                f"ended; finish it with fedsim run FILE --out {self.path} --resume"
+                f"{self.path} has no {name}: the run is still running, or was killed before its "
+                f"end; finish it with fedsim run FILE --out {self.path} --resume"
             ) from None
         except ValueError as error:
             raise RunDirectoryError(f"{self.path / name} was damaged: {error}") from error
@@ -211,22 +211,22 @@ class RunDirectory:
         )
 
     def write_opening(self, opening: OpenedSum) -> None:
-        """Write down whose sum is asked for next, in place of the round before."""
+        """Record the client set of the next secure sum, in place of the previous round's."""
         self.write_json(_OPENING, {"round": opening.round_number, "clients": list(opening.clients)})
 
     def read_opening(self) -> OpenedSum | None:
-        """Return the last sum that was asked for; None before the first.
+        """Return the client set of the last secure sum; None before the first.
 
         Raises:
-            RunDirectoryError: the file was damaged.
+            RunDirectoryError: the file is damaged.
         """
         if not (self.path / _OPENING).is_file():
             return None
-        said = self.read_json(_OPENING)
-        return OpenedSum(int(said["round"]), tuple(int(client) for client in said["clients"]))
+        found = self.read_json(_OPENING)
+        return OpenedSum(int(found["round"]), tuple(int(client) for client in found["clients"]))
 
     def forget_rounds_after(self, round_number: int) -> list[RoundRow]:
-        """Drop rows of rounds that were not checkpointed, and return the others."""
+        """Drop the lines of rounds that were not checkpointed, and return the others."""
         rows = [row for row in self.read_rounds() if row["round"] <= round_number]
         self.write_text(
             "rounds.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)

@@ -1,4 +1,4 @@
-"""Run an experiment: from a file to a finished run directory."""
+"""Runs an experiment: from a file to a finished run directory, but for its report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ Status = Literal["completed", "stopped", "interrupted", "failed"]
 
 
 class RunFailedError(FedsimError, RuntimeError):
-    """A run that could not be finished; `result` holds what there is of it."""
+    """A run that failed; `result` holds its rounds so far."""
 
     def __init__(self, message: str, result: "RunResult") -> None:
         super().__init__(message)

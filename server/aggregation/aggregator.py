@@ -1,7 +1,6 @@
-"""How the updates of a round become the next model: the part of a strategy that can be exchanged.
+"""Aggregators: client updates in, their weighted mean out.
 
-A strategy asks clients, keeps the book and knows who failed. An `Aggregator` adds the updates up,
-in clear (`PlainAggregator`) or securely (`fedsim.server.secure.aggregator`).
+`PlainAggregator` sees every update; `fedsim.server.secure.aggregator` sees only their sum.
 """
 
 from abc import ABC, abstractmethod
@@ -20,11 +19,11 @@ Weighting = Literal["uniform", "examples"]
 
 
 class RoundAbortedError(FedsimError):
-    """A round that was given up; no update of it may become part of the model."""
+    """An aborted round: none of its updates may become part of the model."""
 
 
 class ClientAnswer(Protocol):
-    """What every answer of a client says beside its update."""
+    """The fields of every client's reply beside its update."""
 
     @property
     def privacy(self) -> PrivacyStatement | None:
@@ -33,12 +32,12 @@ class ClientAnswer(Protocol):
 
     @property
     def delay(self) -> float:
-        """How late it is, in simulated seconds."""
+        """Simulated delay, in seconds."""
         ...
 
     @property
     def clip_norm(self) -> float | None:
-        """The bound that the client's clipping has learnt, where it learns."""
+        """The client's adapted clipping bound; None where the bound is fixed."""
         ...
 
 
@@ -47,13 +46,13 @@ A = TypeVar("A", bound=ClientAnswer)
 
 @dataclass(frozen=True)
 class AggregationResult:
-    """What came of a round.
+    """The aggregate of one round.
 
     Attributes:
-        arrays: the next model; None: it stays as it was.
-        lost: clients whose update was taken and is not part of it after all, and why.
-        metrics: means of the metrics that clients declared.
-        clipped: values of updates that were clipped before they were averaged.
+        arrays: weighted mean of the client models; None: no client is in the aggregate.
+        lost: clients that were added and are missing from the aggregate, and why.
+        metrics: means of the declared metrics.
+        clipped: values of updates that were clipped before the sum.
         clipped_metrics: clients that clipped a metric.
     """
 
@@ -65,10 +64,10 @@ class AggregationResult:
 
 
 class Aggregator(ABC, Generic[A]):
-    """Averages the updates of one round after another.
+    """Aggregates the updates of one round after another.
 
-    Every client of a round is either added or skipped, once, between `begin` and `finish`.
-    `retried` counts the questions of the last round that had to be asked again.
+    Each client of a round is added or skipped, once, between `begin` and `finish`. `retried` counts
+    the questions of the last round that were asked again.
     """
 
     name: str = ""
@@ -78,38 +77,44 @@ class Aggregator(ABC, Generic[A]):
     def begin(
         self, round_number: int, arrays: ArrayRecord, clients: Sequence[int], grid: Grid
     ) -> ConfigRecord | None:
-        """Begin a round from `arrays`; return what the train requests must carry beside them.
+        """Begin a round; return the record that its train requests carry beside the model.
+
+        Args:
+            round_number: the round, from 1.
+            arrays: the global model that clients start from.
+            clients: the clients to ask, ascending.
+            grid: for questions to helpers.
 
         Raises:
-            RoundAbortedError: nobody need be asked, for nothing could come of it.
+            RoundAbortedError: no aggregate is possible, so no client is asked.
         """
 
     @abstractmethod
     def read(self, reply: Message) -> A:
-        """Read a client's answer.
+        """Read a client's reply.
 
         Raises:
-            ProtocolError: it is malformed.
+            ProtocolError: the reply is malformed.
         """
 
     @abstractmethod
     def add(self, client: int, answer: A) -> None:
-        """Take the update of a client.
+        """Add the update of a client.
 
         Raises:
-            InvalidUpdateError: it must not be averaged in; the client is then skipped.
+            InvalidUpdateError: the update must not be averaged; the client is then skipped.
         """
 
     @abstractmethod
     def skip(self, client: int) -> None:
-        """Go on without a client."""
+        """Leave a client out of the aggregate."""
 
     @abstractmethod
     def finish(self) -> AggregationResult:
-        """Return what came of the round.
+        """Return the aggregate of the round and the clients lost on the way.
 
         Raises:
-            RoundAbortedError: the updates cannot be averaged; the model stays.
+            RoundAbortedError: the updates cannot be averaged.
         """
 
 
@@ -124,12 +129,12 @@ class PlainAggregator(Aggregator[TrainReply]):
     def begin(
         self, round_number: int, arrays: ArrayRecord, clients: Sequence[int], grid: Grid
     ) -> ConfigRecord | None:
-        """Begin a round; requests carry nothing else."""
+        """Begin a round; its requests carry the model only."""
         self._mean = OrderedMean(clients, to_numpy(arrays))
         return None
 
     def read(self, reply: Message) -> TrainReply:
-        """Read a client's answer."""
+        """Read a client's reply."""
         return TrainReply.from_message(reply)
 
     def add(self, client: int, answer: TrainReply) -> None:
@@ -138,11 +143,11 @@ class PlainAggregator(Aggregator[TrainReply]):
         self._current.add(client, to_numpy(answer.arrays), weight)
 
     def skip(self, client: int) -> None:
-        """Go on without a client."""
+        """Leave a client out of the aggregate."""
         self._current.skip(client)
 
     def finish(self) -> AggregationResult:
-        """Return the mean; no model where no client with a positive weight was added."""
+        """Return the mean; without arrays where no client with a positive weight was added."""
         mean, self._mean = self._current.result(), None
         return AggregationResult(None if mean is None else to_arrays(mean))
 

@@ -16,11 +16,15 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class InvalidUpdateError(FedsimError, ValueError):
-    """An update that must not be averaged in; it names the array and what is wrong with it."""
+    """An update that must not be averaged; the message names the array and the fault."""
 
 
 def check_update(update: Arrays, reference: Arrays) -> None:
     """Check that an update has the layout of the global model and only finite numbers.
+
+    Args:
+        update: arrays by name, in the order of the model.
+        reference: the global model.
 
     Raises:
         InvalidUpdateError: names, dtype or shape differ, or a value is NaN or infinite.
@@ -41,10 +45,14 @@ def check_update(update: Arrays, reference: Arrays) -> None:
 
 
 class OrderedMean:
-    """Weighted mean of the updates of `order`'s clients, independent of their arrival.
+    """Weighted mean of client updates, independent of their order of arrival.
 
-    Every client of `order` is either added or skipped, once. The result has the dtypes of
-    `reference`; integer arrays (counters such as `num_batches_tracked`) are rounded.
+    Each client of `order` is added or skipped, once. The result has the dtypes of `reference`;
+    integer arrays (counters such as `num_batches_tracked`) are rounded.
+
+    Args:
+        order: the clients of the round, in the order of the sum.
+        reference: the global model.
     """
 
     def __init__(self, order: Sequence[int], reference: Arrays) -> None:
@@ -58,11 +66,16 @@ class OrderedMean:
         self._weight = 0.0
 
     def add(self, client: int, update: Arrays, weight: float) -> None:
-        """Take the update of `client` with a weight ≥ 0.
+        """Add the update of a client.
+
+        Args:
+            client: a client of the order.
+            update: its model, arrays by name.
+            weight: ≥ 0.
 
         Raises:
             InvalidUpdateError: wrong layout or non-finite values (the client is then skipped).
-            ValueError: `client` is not expected, or came before.
+            ValueError: the client is not in the order, or was added or skipped before.
         """
         try:
             check_update(update, self._reference)
@@ -72,14 +85,14 @@ class OrderedMean:
         self._arrive(client, (update, weight))
 
     def skip(self, client: int) -> None:
-        """Go on without `client`, which failed or stayed out."""
+        """Leave out a client that failed or did not reply."""
         self._arrive(client, None)
 
     def result(self) -> dict[str, np.ndarray] | None:
-        """Return the mean, or None when nobody with a positive weight was added.
+        """Return the mean, or None when no client with a positive weight was added.
 
         Raises:
-            ValueError: a client of the order neither arrived nor was skipped.
+            ValueError: a client of the order was neither added nor skipped.
         """
         if self._position < len(self._order):
             raise ValueError(f"clients {self._order[self._position :]} neither added nor skipped")
@@ -90,14 +103,14 @@ class OrderedMean:
 
     def _arrive(self, client: int, entry: tuple[Arrays, float] | None) -> None:
         if client not in self._expected:
-            raise ValueError(f"client {client} is not expected, or came before")
+            raise ValueError(f"client {client} is not in the order, or was added or skipped before")
         self._expected.remove(client)
         self._waiting[client] = entry
         while self._position < len(self._order):
-            turn = self._order[self._position]
-            if turn not in self._waiting:
+            client = self._order[self._position]
+            if client not in self._waiting:
                 return
-            self._accumulate(self._waiting.pop(turn))
+            self._accumulate(self._waiting.pop(client))
             self._position += 1
 
     def _accumulate(self, entry: tuple[Arrays, float] | None) -> None:
@@ -119,7 +132,7 @@ class OrderedMean:
 
 
 def _all_finite(values: np.ndarray) -> bool:
-    """Tell whether no value is NaN or infinite; most often by one product, which spreads either."""
+    """Whether no value is NaN or infinite; one product finds that out for most arrays."""
     if values.dtype.kind == "f" and math.isfinite(np.vdot(values, values)):
         return True
     return bool(np.isfinite(values).all())  # large numbers have no finite square

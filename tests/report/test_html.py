@@ -382,5 +382,5 @@ def test_users_matplotlib_settings_change_nothing(make_run):
 def test_unfinished_run_is_refused_with_the_reason(make_run):
     directory = make_run()
     (directory.path / "summary.json").unlink()
-    with pytest.raises(RunDirectoryError, match=r"has no summary\.json: the run is still going on"):
+    with pytest.raises(RunDirectoryError, match=r"has no summary\.json: the run is still running"):
         write_report(directory)
