@@ -1,4 +1,4 @@
-"""Brings what users hand over (arrays, tensors, lists) into the form of `Examples`."""
+"""Conversion of users' arrays, tensors and lists into `Examples`."""
 
 from typing import Any, NamedTuple
 
@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from fedsim.data.examples import DataError, Examples
 
 _INT64_MAX = np.iinfo(np.int64).max
-_LARGEST_TOKEN = np.iinfo(np.int32).max  # as an embedding's rows are counted
+_LARGEST_TOKEN = np.iinfo(np.int32).max  # embeddings index rows with int32
 
 
 class Dataset(NamedTuple):
-    """A dataset before it is divided; `test` only where the dataset brings its own."""
+    """A dataset before it is divided; `test` is the dataset's own test set, if it has one."""
 
     train: Examples
     test: Examples | None = None
@@ -23,14 +23,24 @@ def to_dataset(
 ) -> Dataset:
     """Return a dataset from numpy arrays, torch tensors or nested lists.
 
-    Features of any real number type become float32 (pixels are not rescaled); with `tokens`, whole
-    numbers from 0 of any type become int64. Integer and boolean
-    targets become int64, or float32 when an example has several; a column (n, 1) of them counts as
-    (n,). Other real targets become float32. Text targets become classes numbered in sorted order,
-    over training and test targets together.
+    Features become float32 and are not rescaled. Targets become:
+
+    | targets                     | become                                                        |
+    |-----------------------------|---------------------------------------------------------------|
+    | integers or booleans (n,)   | int64 (n,); a column (n, 1) counts as (n,)                    |
+    | integers or booleans (n, k) | float32 (n, k)                                                |
+    | other real numbers          | float32 of the same shape                                     |
+    | text (n,)                   | classes in sorted order, training and test targets together   |
+
+    Args:
+        x: features (n, ...) of any real number type.
+        y: targets (n,) or (n, k).
+        x_test: features of the dataset's own test set, or None.
+        y_test: targets of that test set, or None.
+        tokens: whether features are whole numbers from 0 for an embedding, which become int64.
 
     Raises:
-        DataError: for values that are not numeric or have unfit shapes.
+        DataError: values are not numeric or do not have these shapes.
     """
     if x_test is None and y_test is None:
         return Dataset(Examples(_features(x, "x", tokens), _targets(_array(y, "y"), "y")))
@@ -39,12 +49,12 @@ def to_dataset(
     classes, test_classes = _encode_together(_array(y, "y"), _array(y_test, "y_test"))
     train = Examples(_features(x, "x", tokens), _targets(classes, "y"))
     test = Examples(_features(x_test, "x_test", tokens), _targets(test_classes, "y_test"))
-    _check_alike(train, test)
+    _check_same_form(train, test)
     return Dataset(train, test)
 
 
 def _array(value: Any, what: str) -> NDArray[Any]:
-    if hasattr(value, "detach"):  # a torch tensor, without importing torch to ask
+    if hasattr(value, "detach"):  # a torch tensor; torch is not imported here
         value = value.detach().cpu()
         if value.is_floating_point():  # numpy has no bfloat16
             value = value.float()
@@ -68,14 +78,14 @@ def _features(value: Any, what: str, tokens: bool) -> NDArray[np.float32] | NDAr
 
 
 def _tokens(array: NDArray[Any], what: str) -> NDArray[np.int64]:
-    """Return whole numbers as int64; a table's cells come as float64, exact up to 2^53."""
+    """Return whole numbers as int64; cells of a table are float64, exact up to 2^53."""
     wrong = (array < 0) | (array > _LARGEST_TOKEN)
     if array.dtype.kind == "f":
         wrong |= array != np.rint(array)
     if wrong.any():
         raise DataError(
             f"data.features: tokens must be whole numbers from 0 to {_LARGEST_TOKEN}, got "
-            f"{array[wrong][0]} in {what}; leave features out for numbers"
+            f"{array[wrong][0]} in {what}; for numbers, remove data.features"
         )
     return np.ascontiguousarray(array, dtype=np.int64)
 
@@ -122,13 +132,13 @@ def _encode_together(y: NDArray[Any], y_test: NDArray[Any]) -> tuple[NDArray[Any
     return codes[: len(y)], codes[len(y) :]
 
 
-def _check_alike(train: Examples, test: Examples) -> None:
-    for name, ours, theirs in (
+def _check_same_form(train: Examples, test: Examples) -> None:
+    for name, first, second in (
         ("features", train.features, test.features),
         ("targets", train.targets, test.targets),
     ):
-        if ours.shape[1:] != theirs.shape[1:] or ours.dtype != theirs.dtype:
+        if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:
             raise DataError(
-                f"training and test {name} must be alike, got {ours.dtype} of shape {ours.shape} "
-                f"and {theirs.dtype} of shape {theirs.shape}"
+                f"training and test {name} must have one form, got {first.dtype} of shape "
+                f"{first.shape} and {second.dtype} of shape {second.shape}"
             )

@@ -1,4 +1,4 @@
-"""Examples: features and targets in the one form that the rest of fedsim works with."""
+"""Examples: features and targets as checked arrays, the form that all of fedsim uses."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -8,24 +8,24 @@ from numpy.typing import NDArray
 
 from fedsim.core.errors import InputError
 
-_CHECKED_AT_ONCE = 1 << 22  # values
+_CHUNK_VALUES = 1 << 22
 
 
 class DataError(InputError):
-    """The data cannot be used as the experiment asks; the message is one line with the fix."""
+    """The data do not fit the experiment; the message is one line with the fix."""
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Features and targets of some examples, or of none.
+    """Features and targets of n ≥ 0 examples.
 
     Attributes:
-        features: float32, (n, ...), finite; or int64 (n, ...), tokens for an embedding.
-        targets: int64 (n,) for classes, float32 (n,) or (n, k) for regression and for labels of
-            which several may hold; finite.
+        features: finite float32 (n, ...), or int64 (n, ...) for tokens of an embedding.
+        targets: int64 (n,) for classes; finite float32 (n,) or (n, k) for regression and for
+            multi-label classification.
 
     Raises:
-        DataError: on creation, for arrays that are not as above.
+        DataError: on creation, if an array has another type or shape, or is not finite.
     """
 
     features: NDArray[np.float32] | NDArray[np.int64]
@@ -51,22 +51,22 @@ class Examples:
 
     @property
     def has_classes(self) -> bool:
-        """Whether the targets are whole numbers, one per example."""
+        """Whether the targets are classes, one per example."""
         return self.targets.dtype == np.int64
 
     def take(self, indices: NDArray[np.integer]) -> Self:
         """Return a copy of the examples at `indices`, in their order."""
         return type(self)(self.features[indices], self.targets[indices])
 
-    def rows(self, chosen: NDArray[np.integer] | slice) -> Self:
-        """Return some of the examples: a copy for row numbers, a view for a slice.
+    def rows(self, indices: NDArray[np.integer] | slice) -> Self:
+        """Return some of the examples: a copy for an array of indices, a view for a slice.
 
-        They are not checked again, so that it costs no more than reading them.
+        The values are not checked again.
         """
-        found = object.__new__(type(self))
-        object.__setattr__(found, "features", self.features[chosen])
-        object.__setattr__(found, "targets", self.targets[chosen])
-        return found
+        examples = object.__new__(type(self))
+        object.__setattr__(examples, "features", self.features[indices])
+        object.__setattr__(examples, "targets", self.targets[indices])
+        return examples
 
 
 def _check_arrays(features: object, targets: object) -> None:
@@ -90,20 +90,20 @@ def _check_arrays(features: object, targets: object) -> None:
 
 
 def _check_finite(name: str, array: NDArray[np.generic]) -> None:
-    """Check a part at a time: the answers for all values take a quarter of their memory."""
+    """Check in chunks: one mask for all values would take a quarter of their memory."""
     if array.dtype.kind != "f" or len(array) == 0:
         return
-    rows = max(1, _CHECKED_AT_ONCE * len(array) // array.size)
-    wrong = [
+    rows = max(1, _CHUNK_VALUES * len(array) // array.size)
+    chunks = [
         start + np.flatnonzero(~np.isfinite(part.reshape(len(part), -1)).all(axis=1))
         for start in range(0, len(array), rows)
         for part in (array[start : start + rows],)
     ]
-    found = np.concatenate(wrong)
-    if found.size:
+    wrong = np.concatenate(chunks)
+    if wrong.size:
         raise DataError(
-            f"{name} must be finite float32 numbers; NaN or infinity in {found.size} of "
-            f"{len(array)} examples, first in example {found[0]}"
+            f"{name} must be finite float32 numbers; NaN or infinity in {wrong.size} of "
+            f"{len(array)} examples, first in example {wrong[0]}"
         )
 
 

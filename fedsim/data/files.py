@@ -1,4 +1,4 @@
-"""Reads datasets from files: .npz archives, .csv and .parquet tables."""
+"""Datasets from files: .npz archives, .csv and .parquet tables."""
 
 import csv
 import re
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
-from fedsim.data.names import no_such, quoted
+from fedsim.data.names import quoted, unknown_name
 from fedsim.data.parquet_file import read_parquet
 
 _WHOLE = re.compile(r"\d+", re.ASCII)
@@ -20,10 +20,15 @@ _FEATURE_NAMES = ("x", "features")
 
 
 def read_file(path: Path, target: str, *, tokens: bool = False) -> Dataset:
-    """Read a dataset from a file; for `tokens`, see `to_dataset`.
+    """Return the dataset in a file.
+
+    Args:
+        path: a .npz, .csv or .parquet file.
+        target: the array or column to predict.
+        tokens: whether features are tokens (see `to_dataset`).
 
     Raises:
-        DataError: for a missing file, another kind of file, or unfit content.
+        DataError: the file is missing, of another kind, or its content cannot be used.
     """
     readers = {".npz": read_npz, ".csv": read_csv, ".parquet": read_parquet}
     reader = readers.get(path.suffix.lower())
@@ -37,17 +42,22 @@ def read_file(path: Path, target: str, *, tokens: bool = False) -> Dataset:
 
 
 def read_npz(path: Path, target: str, *, tokens: bool = False) -> Dataset:
-    """Read arrays saved by `numpy.savez`.
+    """Return the dataset in an archive of `numpy.savez`.
 
-    `target` names the array of targets. The features are the only other array, or the one named
-    `x` or `features`. Arrays `x_test` and `<target>_test` together are the dataset's own test set.
-    Pickled objects are never loaded.
+    The features are the only array beside the target, or the array `x` or `features`. Arrays
+    `x_test` and `<target>_test` are the dataset's own test set. Pickled objects are never loaded.
+
+    Args:
+        path: the file.
+        target: name of the array of targets.
+        tokens: whether features are tokens (see `to_dataset`).
 
     Raises:
-        DataError: for a damaged archive, missing or unclear names, or unfit arrays.
+        DataError: the archive is damaged, a name is missing or ambiguous, or an array cannot be
+            used.
     """
-    if not zipfile.is_zipfile(path):  # np.load would take a lone array for it
-        raise DataError(f"{path}: is not an .npz archive; write it with numpy.savez")
+    if not zipfile.is_zipfile(path):  # np.load also accepts a single array
+        raise DataError(f"{path}: is not an .npz archive; write one with numpy.savez")
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
@@ -55,10 +65,10 @@ def read_npz(path: Path, target: str, *, tokens: bool = False) -> Dataset:
         raise DataError(f"{path}: cannot be read as .npz without pickle: {error}") from error
     names = {"x_test", f"{target}_test"}
     if len(names & arrays.keys()) == 1:
-        raise DataError(f"{path}: a test set needs both of {quoted(names)}, got only one")
+        raise DataError(f"{path}: a test set needs both of {quoted(names)}; add the other")
     test = [arrays.pop(name, None) for name in ("x_test", f"{target}_test")]
     if target not in arrays:
-        raise DataError(no_such(path, "array", target, arrays))
+        raise DataError(unknown_name(path, "array", target, arrays))
     y = arrays.pop(target)
     x = arrays[_feature_array(path, list(arrays))]
     try:
@@ -80,14 +90,22 @@ def _feature_array(path: Path, names: list[str]) -> str:
 
 
 def read_csv(path: Path, target: str, *, tokens: bool = False) -> Dataset:
-    """Read a table with a header row; every column but `target` is a numeric feature.
+    """Return the dataset in a table with a header row; all columns but `target` are features.
 
-    The targets are classes if they are all text (numbered in sorted order) or all non-negative
-    whole numbers written without a decimal point (kept as they are: 0, 1, 2); otherwise they are
-    real numbers to regress on.
+    | cells of the target                             | targets                          |
+    |-------------------------------------------------|----------------------------------|
+    | all text                                        | classes, numbered in sorted order |
+    | all whole numbers from 0, without decimal point | classes with these numbers       |
+    | other numbers                                   | real numbers for regression      |
+
+    Args:
+        path: the file.
+        target: the column to predict.
+        tokens: whether features are tokens (see `to_dataset`).
 
     Raises:
-        DataError: naming file, line and column, for a cell that is missing or not a number.
+        DataError: the table cannot be used, or a cell is empty or not a number; the message names
+            file, line and column.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as lines:
@@ -98,7 +116,7 @@ def read_csv(path: Path, target: str, *, tokens: bool = False) -> Dataset:
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as UTF-8 comma-separated text: {error}") from error
     if not x:
-        raise DataError(f"{path}: there are no rows below the header")
+        raise DataError(f"{path}: no rows below the header; add the examples")
     try:
         return to_dataset(np.array(x), _csv_targets(path, target, y, numbers), tokens=tokens)
     except DataError as error:
@@ -118,16 +136,16 @@ def _check_header(path: Path, header: list[str], target: str) -> int:
     if not header:
         raise DataError(f"{path}: is empty; the first row must name the columns")
     if target not in header:
-        raise DataError(no_such(path, "column", target, header))
+        raise DataError(unknown_name(path, "column", target, header))
     if "" in header:
         raise DataError(
-            f"{path}:1: column {header.index('') + 1} has no name; name it, or drop a row index"
+            f"{path}:1: column {header.index('') + 1} has no name; name or remove the column"
         )
     repeated = sorted({name for name in header if header.count(name) > 1})
     if repeated:
-        raise DataError(f"{path}:1: columns must have different names, repeated: {repeated[0]!r}")
+        raise DataError(f"{path}:1: two columns are named {repeated[0]!r}; rename or remove one")
     if len(header) < 2:
-        raise DataError(f"{path}: there must be at least one column beside the target {target!r}")
+        raise DataError(f"{path}: no column beside the target {target!r}; add a feature")
     return header.index(target)
 
 
@@ -141,14 +159,17 @@ def _read_cells(
     for number, row in rows:
         if len(row) != len(header):
             raise DataError(
-                f"{path}:{number}: the header names {len(header)} columns, this row has {len(row)}"
+                f"{path}:{number}: a row must have {len(header)} cells as the header has, got "
+                f"{len(row)}; fix or remove the row"
             )
         values = []
         for index, (name, cell) in enumerate(zip(header, row, strict=True)):
             value = _number(cell)
             if not cell or (index != column and value is None):
                 problem = f"{cell!r} is not a finite number" if cell else "the cell is empty"
-                raise DataError(f"{path}:{number}: column {name!r}: {problem}; mend or drop it")
+                raise DataError(
+                    f"{path}:{number}: column {name!r}: {problem}; fix the cell or remove the row"
+                )
             if index != column and value is not None:
                 values.append(value)
         x.append(values)
@@ -167,7 +188,7 @@ def _csv_targets(
     if text:  # a stray "NA" must not turn every number into a class name
         raise DataError(
             f"{path}:{numbers[text[0]]}: column {target!r}: {cells[text[0]]!r} is not a finite "
-            "number but other targets are; mend or drop it, or spell every class as text"
+            "number but other targets are; fix or remove the row, or write every class as text"
         )
     if all(_WHOLE.fullmatch(cell) and len(cell) <= 18 for cell in cells):
         return np.array([int(cell) for cell in cells], dtype=np.int64)
@@ -175,7 +196,7 @@ def _csv_targets(
 
 
 def _number(cell: str) -> float | None:
-    """Return the number a cell spells if float32 holds it, or None; Python's 1_000 is none."""
+    """Return the number in a cell, or None if it is no float32 number; 1_000 is text."""
     try:
         value = float(cell)
     except ValueError:

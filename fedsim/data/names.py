@@ -1,18 +1,25 @@
-"""Words about the names in a file: what is there, and what was probably meant."""
+"""Messages about the names of arrays and columns in a file."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
 
-def no_such(path: Path, kind: str, name: str, known: Iterable[str]) -> str:
-    """Return that a file has no array or column of a name, with the nearest that it has."""
+def unknown_name(path: Path, kind: str, name: str, known: Iterable[str]) -> str:
+    """Return the message for an unknown name, with the closest known name or all of them.
+
+    Args:
+        path: the file.
+        kind: the noun for the named thing, such as column.
+        name: the unknown name.
+        known: the names in the file.
+    """
     names = list(known)
     close = get_close_matches(name, names, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {quoted(names[:10])}"
+    hint = f"did you mean {close[0]!r}?" if close else f"known: {quoted(names[:10])}"
     return f"{path}: no {kind} named {name!r}; {hint}"
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Return names in quotes, sorted."""
+    """Return sorted names in quotes, with commas between."""
     return ", ".join(repr(name) for name in sorted(names))

@@ -1,4 +1,4 @@
-"""Reads datasets from Parquet tables, with pyarrow, which is an extra."""
+"""Datasets from Parquet tables; needs pyarrow, an extra."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,32 +9,36 @@ from numpy.typing import NDArray
 
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
-from fedsim.data.names import no_such
+from fedsim.data.names import unknown_name
 
 
 def read_parquet(path: Path, target: str, *, tokens: bool = False) -> Dataset:
-    """Read a Parquet table; every column but `target` is a numeric feature.
+    """Return the dataset in a Parquet table; all columns but `target` are numeric features.
 
-    Targets of text are classes (numbered in sorted order), whole numbers and booleans are classes
-    as they are, other numbers are regressed on: the type of the column decides, not its values.
-    For `tokens`, see `to_dataset`.
+    The type of the target's column decides: text becomes classes in sorted order, whole numbers and
+    booleans are classes with these numbers, other numbers are for regression.
+
+    Args:
+        path: the file.
+        target: the column to predict.
+        tokens: whether features are tokens (see `to_dataset`).
 
     Raises:
-        DataError: pyarrow is not installed, or naming file and column, for what is missing or not a
-            finite number.
+        DataError: pyarrow is not installed, the table cannot be used, or a value is missing or not
+            finite; the message names file and column.
     """
     table = _table(path)
     names: list[str] = table.column_names
     if target not in names:
-        raise DataError(no_such(path, "column", target, names))
+        raise DataError(unknown_name(path, "column", target, names))
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise DataError(f"{path}: columns must have different names, repeated: {repeated[0]!r}")
+        raise DataError(f"{path}: two columns are named {repeated[0]!r}; rename or remove one")
     features = [name for name in names if name != target]
     if not features:
-        raise DataError(f"{path}: there must be at least one column beside the target {target!r}")
+        raise DataError(f"{path}: no column beside the target {target!r}; add a feature")
     if table.num_rows == 0:
-        raise DataError(f"{path}: there are no rows")
+        raise DataError(f"{path}: the table has no rows; add the examples")
     x = np.stack([_feature(path, name, table.column(name)) for name in features], axis=1)
     try:
         return to_dataset(x, _target(path, target, table.column(target)), tokens=tokens)
@@ -45,7 +49,7 @@ def read_parquet(path: Path, target: str, *, tokens: bool = False) -> Dataset:
 def _table(path: Path) -> Any:
     if find_spec("pyarrow") is None:
         raise DataError(
-            f"{path}: reading Parquet needs pyarrow: install the extra with "
+            f"{path}: Parquet needs pyarrow; install it with "
             "pip install 'fedsim-dp[parquet]', or write the table as .csv or .npz"
         )
     import pyarrow
@@ -63,15 +67,15 @@ def _feature(path: Path, name: str, column: Any) -> NDArray[Any]:
     if values.dtype.kind not in "biuf":
         raise DataError(
             f"{path}: column {name!r} must be numeric, got {column.type}; encode text and "
-            "categories as numbers, or drop it"
+            "categories as numbers, or remove the column"
         )
     with np.errstate(over="ignore"):
         wrong = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
     if wrong.size:
         row = int(wrong[0])
         raise DataError(
-            f"{path}: column {name!r}, row {row + 1}: {values[row]} is not a finite number; mend "
-            "or drop it"
+            f"{path}: column {name!r}, row {row + 1}: {values[row]} is not a finite number; fix "
+            "or remove the row"
         )
     return values
 
@@ -85,7 +89,7 @@ def _values(path: Path, name: str, column: Any) -> NDArray[Any]:
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy())[0])
         raise DataError(
-            f"{path}: column {name!r}, row {row + 1}: the cell is empty; mend or drop it"
+            f"{path}: column {name!r}, row {row + 1}: the cell is empty; fix or remove the row"
         )
     if hasattr(column.type, "value_type") and hasattr(column.type, "index_type"):  # categories
         column = column.cast(column.type.value_type)

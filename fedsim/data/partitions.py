@@ -1,7 +1,7 @@
-"""Divides examples among clients: evenly, or skewed in labels or in size.
+"""Partitions of the examples among clients: even, or skewed in labels or in size.
 
-Every scheme draws a table of counts (group x client) and then deals the shuffled examples of each
-group by it. The groups are the classes for label skew, and everything at once otherwise.
+Every scheme draws a table of counts (group x client) and deals the shuffled examples of each group
+by it. Each class is a group under label skew; otherwise all examples are one group.
 
 References:
     dirichlet: Yurochkin et al. 2019 (arXiv 1905.12022); Li et al. 2021 (arXiv 2102.02079).
@@ -24,15 +24,15 @@ from fedsim.data.settings import (
 )
 
 Indices = NDArray[np.int64]
-Counts = NDArray[np.int64]  # (groups, clients): how many of a group's examples a client gets
+CountTable = NDArray[np.int64]  # (groups, clients): examples of a group that a client gets
 
-MAX_DRAWS = 1000  # of a table of counts, until every client has min_examples
+MAX_DRAWS = 1000  # of the table of counts, until every client has min_examples
 
 
 def partition(
     targets: NDArray[np.int64] | NDArray[np.float32], settings: PartitionSettings, seed: int
 ) -> list[Indices]:
-    """Return each client's example numbers, sorted.
+    """Return each client's example indices, sorted.
 
     Args:
         targets: one per example; int64 (n,) for the schemes with label skew.
@@ -45,7 +45,7 @@ def partition(
         classes, and every class is on some client.
 
     Raises:
-        DataError: where that is impossible, or was not reached in `MAX_DRAWS` random draws.
+        DataError: this is impossible, or `MAX_DRAWS` random draws did not reach it.
     """
     num_examples, num_clients = len(targets), settings.num_clients
     if num_clients * settings.min_examples > num_examples:
@@ -75,20 +75,20 @@ def _groups(targets: NDArray[np.generic], settings: PartitionSettings) -> list[I
 
 
 def _counts_of(
-    settings: PartitionSettings, sizes: Counts, rng: np.random.Generator
-) -> Callable[[], Counts]:
+    settings: PartitionSettings, sizes: CountTable, rng: np.random.Generator
+) -> Callable[[], CountTable]:
     """Return the function that draws one table of counts."""
     if isinstance(settings, IidPartition):
         return lambda: _even(sizes[0], settings.num_clients)[None]
     if isinstance(settings, ShardsPartition):
         return lambda: _shards(sizes, settings, rng)
     if isinstance(settings, QuantityPartition):
-        promised = settings.num_clients * settings.min_examples
-        return lambda: settings.min_examples + _dirichlet(sizes - promised, settings, rng)
+        reserved = settings.num_clients * settings.min_examples
+        return lambda: settings.min_examples + _dirichlet(sizes - reserved, settings, rng)
     return lambda: _dirichlet(sizes, settings, rng)
 
 
-def _draw_until_enough(draw: Callable[[], Counts], settings: PartitionSettings) -> Counts:
+def _draw_until_enough(draw: Callable[[], CountTable], settings: PartitionSettings) -> CountTable:
     for _ in range(MAX_DRAWS):
         counts = draw()
         if counts.sum(axis=0).min() >= settings.min_examples:
@@ -102,31 +102,31 @@ def _draw_until_enough(draw: Callable[[], Counts], settings: PartitionSettings) 
     )
 
 
-def _even(size: int, parts: int) -> Counts:
+def _even(size: int, parts: int) -> CountTable:
     counts = np.full(parts, size // parts)
     counts[: size % parts] += 1
     return counts
 
 
 def _dirichlet(
-    sizes: Counts, settings: DirichletPartition | QuantityPartition, rng: np.random.Generator
-) -> Counts:
+    sizes: CountTable, settings: DirichletPartition | QuantityPartition, rng: np.random.Generator
+) -> CountTable:
     shares = rng.dirichlet(np.full(settings.num_clients, settings.alpha), size=len(sizes))
-    # Rounding the cuts, not the shares, makes the counts of a group add up; rounding to nearest
-    # keeps the last client from collecting what rounding down would leave over in every group.
+    # Rounded cuts, not rounded shares, keep the sum of a group's counts. Rounding down would give
+    # the last client the rest of every group.
     cuts = np.rint(np.cumsum(shares, axis=1) * sizes[:, None]).astype(np.int64)
     cuts[:, -1] = sizes
     return np.diff(cuts, axis=1, prepend=0)
 
 
-def _shards(sizes: Counts, settings: ShardsPartition, rng: np.random.Generator) -> Counts:
+def _shards(sizes: CountTable, settings: ShardsPartition, rng: np.random.Generator) -> CountTable:
     per_client, num_clients = settings.classes_per_client, settings.num_clients
     holders = _holders(sizes, settings, rng)
     counts = np.zeros((len(sizes), num_clients), dtype=np.int64)
     remaining = holders.copy()
     for client in rng.permutation(num_clients):
-        # The classes with most holders still to find, ties at random. Largest first never gets
-        # stuck: no class is ever left with more holders to find than there are clients left.
+        # The classes with most holders left to assign, ties at random. In this order no class ever
+        # has more holders left to assign than clients remain.
         chosen = np.lexsort((rng.random(len(sizes)), -remaining))[:per_client]
         remaining[chosen] -= 1
         counts[chosen, client] = 1
@@ -135,8 +135,8 @@ def _shards(sizes: Counts, settings: ShardsPartition, rng: np.random.Generator) 
     return counts
 
 
-def _holders(sizes: Counts, settings: ShardsPartition, rng: np.random.Generator) -> Counts:
-    """Return on how many clients each class is: as equal as the classes' sizes allow."""
+def _holders(sizes: CountTable, settings: ShardsPartition, rng: np.random.Generator) -> CountTable:
+    """Return the number of clients of each class, as equal as the classes' sizes allow."""
     per_client, num_clients = settings.classes_per_client, settings.num_clients
     limits = np.minimum(sizes, num_clients)
     _check_shards(limits, settings)
@@ -150,7 +150,7 @@ def _holders(sizes: Counts, settings: ShardsPartition, rng: np.random.Generator)
     return holders
 
 
-def _check_shards(limits: Counts, settings: ShardsPartition) -> None:
+def _check_shards(limits: CountTable, settings: ShardsPartition) -> None:
     per_client, num_clients, classes = (
         settings.classes_per_client,
         settings.num_clients,
@@ -174,7 +174,7 @@ def _check_shards(limits: Counts, settings: ShardsPartition) -> None:
         )
 
 
-def _deal(groups: list[Indices], counts: Counts) -> list[Indices]:
+def _deal(groups: list[Indices], counts: CountTable) -> list[Indices]:
     dealt = [
         np.split(group, np.cumsum(row)[:-1]) for group, row in zip(groups, counts, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""What data an experiment uses and how it is divided among clients."""
+"""`data:` of an experiment: the dataset, its test set and its partition among clients."""
 
 from typing import Annotated, Any, Literal
 
@@ -18,34 +18,34 @@ class FileDataset(Settings):
 
 class _Partition(Settings):
     num_clients: int = Field(ge=1, description="number of clients")
-    min_examples: int = Field(default=1, ge=0, description="every client gets at least this many")
+    min_examples: int = Field(default=1, ge=0, description="least number of examples of a client")
 
 
 class IidPartition(_Partition):
-    """Equal shares of the shuffled data."""
+    """Clients of equal size from the shuffled data."""
 
-    scheme: Literal["iid"] = Field(description="the kind of division")
+    scheme: Literal["iid"] = Field(description="name of the partition scheme")
 
 
 class DirichletPartition(_Partition):
     """Label skew: each class is divided by a Dirichlet(alpha) draw; small alpha, more skew."""
 
-    scheme: Literal["dirichlet"] = Field(description="the kind of division")
-    alpha: float = Field(default=0.5, gt=0, description="evenness of the labels; small is uneven")
+    scheme: Literal["dirichlet"] = Field(description="name of the partition scheme")
+    alpha: float = Field(default=0.5, gt=0, description="small: strong label skew")
 
 
 class ShardsPartition(_Partition):
     """Pathological label skew: each client holds examples of a few classes only."""
 
-    scheme: Literal["shards"] = Field(description="the kind of division")
-    classes_per_client: int = Field(default=2, ge=1, description="classes on each client")
+    scheme: Literal["shards"] = Field(description="name of the partition scheme")
+    classes_per_client: int = Field(default=2, ge=1, description="number of classes of each client")
 
 
 class QuantityPartition(_Partition):
     """Size skew: min_examples for every client, the rest by a Dirichlet(alpha) draw."""
 
-    scheme: Literal["quantity"] = Field(description="the kind of division")
-    alpha: float = Field(default=0.5, gt=0, description="evenness of the sizes; small is uneven")
+    scheme: Literal["quantity"] = Field(description="name of the partition scheme")
+    alpha: float = Field(default=0.5, gt=0, description="small: strong size skew")
 
 
 PartitionSettings = Annotated[
@@ -64,14 +64,14 @@ class DataSettings(Settings):
     args: dict[str, Any] = Field(default={}, description="passed to a dataset function")
     features: Literal["numbers", "tokens"] = Field(
         default="numbers",
-        description="numbers: float32; tokens: whole numbers from 0, kept as int64, for a model of "
-        "your own that begins with an embedding",
+        description="numbers: float32; tokens: whole numbers from 0 as int64, for a model of your "
+        "own that begins with an embedding",
     )
     test_fraction: float | None = Field(
         default=None,
         gt=0,
         lt=1,
-        description="share held out as the server's public test set, never on a client "
-        "(default 0.2; not for datasets that bring their own test set)",
+        description="fraction held out as the server's public test set, never on a client "
+        "(default 0.2; not for datasets with a test set of their own)",
     )
     partition: PartitionSettings

@@ -1,4 +1,4 @@
-"""Where an experiment's examples come from: built-in, a file, or a function of the user's."""
+"""Datasets by name: a built-in dataset, a file, or the user's function."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -19,16 +19,16 @@ _RETURNS = "(x, y) or (x_train, y_train, x_test, y_test)"
 
 
 def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
-    """Return the whole dataset that `data:` names, not yet divided.
+    """Return the dataset of `data:` before it is divided.
 
     Args:
         settings: `data:` of the experiment.
-        seed: the experiment's seed, passed to a dataset function (unless `data.args` gives a
-            `seed` of its own, which keeps the data the same over repetitions).
-        base: the directory of the experiment file, which paths are relative to.
+        seed: the experiment's seed, passed to a dataset function. A `seed` in `data.args` replaces
+            it and keeps the data the same over repetitions.
+        base: the directory in which relative paths start.
 
     Raises:
-        DataError: if the dataset is unknown or its content unfit.
+        DataError: the dataset is unknown or cannot be used.
     """
     dataset, tokens = settings.dataset, settings.features == "tokens"
     if isinstance(dataset, str) and ":" in dataset:
@@ -36,12 +36,12 @@ def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
     if settings.args:
         raise DataError(
             f"data.args are for dataset functions; {_name(dataset)} takes none, "
-            f"got {', '.join(settings.args)}"
+            f"got {', '.join(settings.args)}; remove them"
         )
     if isinstance(dataset, FileDataset):
         return read_file(base / Path(dataset.path).expanduser(), dataset.target, tokens=tokens)
     if tokens:
-        raise DataError(f"data.features: {dataset} has numbers and no tokens; leave features out")
+        raise DataError(f"data.features: {dataset} has numbers, no tokens; remove data.features")
     return _built_in(dataset)()
 
 
@@ -53,10 +53,10 @@ def load_digits() -> Dataset:
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray]:
-    """Return the digits' pixels (1797, 64) and classes as scikit-learn's own function does.
+    """Return the digits' pixels (1797, 64) and classes (1797,) of scikit-learn's `load_digits`.
 
-    To import that function takes longer than the rounds of a first experiment, so the file that it
-    reads is read here, where it lies in its usual place.
+    Importing that function takes longer than the rounds of a first experiment. Its file is read
+    directly if it is in the usual place.
     """
     spec = find_spec("sklearn")
     folders = [] if spec is None else spec.submodule_search_locations or []

@@ -145,7 +145,7 @@ def test_tensors_are_built_on_access_and_not_cached_on_the_cpu() -> None:
 
 
 def test_wrong_numbers_are_found_in_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsim.data.examples._CHECKED_AT_ONCE", 4)
+    monkeypatch.setattr("fedsim.data.examples._CHUNK_VALUES", 4)
     x = np.ones((11, 3), dtype=np.float32)
     x[[2, 10], 1] = np.nan
     with pytest.raises(DataError, match="in 2 of 11 examples, first in example 2"):

@@ -66,8 +66,8 @@ def test_text_classes_are_numbered_over_training_and_test_together():
         ((X, np.array([2**64 - 1, 1, 2], dtype=np.uint64)), "below 2"),
         ((np.array([[1e300], [1], [2]]), [0, 1, 2]), "finite"),
         ((X, [0, 1, 2], X, None), "only one of them"),
-        ((X, [0, 1, 2], [[1.0]], [0]), "must be alike"),
-        ((X, [0, 1, 2], X, [0.5, 1, 2]), "must be alike"),
+        ((X, [0, 1, 2], [[1.0]], [0]), "must have one form"),
+        ((X, [0, 1, 2], X, [0.5, 1, 2]), "must have one form"),
         ((X, [0, 1, 2], X, ["a", "b", "c"]), "both text"),
     ],
 )

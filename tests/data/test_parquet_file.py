@@ -50,9 +50,9 @@ def test_the_type_of_the_target_decides(targets: Any, dtype: type, tmp_path: Pat
         ({"a": [1e300, 1.0], "y": [0, 1]}, "column 'a', row 1: 1e[+]300 is not a finite number"),
         ({"a": ["x", "y"], "y": [0, 1]}, "column 'a' must be numeric, got string"),
         ({"a": [[1], [2, 3]], "y": [0, 1]}, "column 'a' must be numeric, got list"),
-        ({"a": [1], "label": [0]}, "no column named 'y'; there are 'a', 'label'"),
-        ({"y": [1]}, "at least one column beside the target 'y'"),
-        ({"a": pa.array([], pa.int64()), "y": pa.array([], pa.int64())}, "there are no rows"),
+        ({"a": [1], "label": [0]}, "no column named 'y'; known: 'a', 'label'"),
+        ({"y": [1]}, "no column beside the target 'y'; add a feature"),
+        ({"a": pa.array([], pa.int64()), "y": pa.array([], pa.int64())}, "the table has no rows"),
     ],
 )
 def test_unfit_tables_are_refused(columns: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     arrays = [pa.array([1]), pa.array([2]), pa.array([0])]
     parquet.write_table(pa.Table.from_arrays(arrays, names=["a", "a", "y"]), path)
-    with pytest.raises(DataError, match="repeated: 'a'"):
+    with pytest.raises(DataError, match="two columns are named 'a'"):
         read_file(path, "y")
 
 
