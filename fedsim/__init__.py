@@ -21,7 +21,7 @@ for _name, _value in (
 ):
     _os.environ.setdefault(_name, _value)
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from fedsim.api import compare as compare

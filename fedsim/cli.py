@@ -115,13 +115,24 @@ def plan(file: str, overrides: tuple[str, ...], plot: str | None, as_json: bool)
 @click.argument("directory", metavar="RUN", type=click.Path())
 @_as_json
 def report(directory: str, as_json: bool) -> None:
-    """Print the result of the run directory RUN and write its report.html anew."""
+    """Print the result of the run directory RUN and write its report.html anew.
+
+    A run of another version of fedsim is worded as this version does.
+    """
     from fedsim.report.html import write_report
     from fedsim.report.terminal import print_result
     from fedsim.runs.directory import RunDirectory
 
     run_directory = RunDirectory.open(Path(directory))
     write_report(run_directory)
+    origin = run_directory.origin
+    if not origin.is_this_version:
+        click.echo(
+            f"{directory}: written by fedsim {origin.version} (run schema {origin.schema}); the "
+            f"privacy statement in report.html has the words of fedsim {fedsim.__version__}, and "
+            "fedsim verify says what can be checked",
+            err=True,
+        )
     if as_json:
         _print_json(
             {
@@ -147,7 +158,13 @@ def verify(directory: str, as_json: bool) -> None:
 
     found = verify_run(RunDirectory.open(Path(directory)))
     if as_json:
-        _print_json({"sound": not found.problems, "problems": list(found.problems)})
+        _print_json(
+            {
+                "sound": not found.problems,
+                "problems": list(found.problems),
+                "unchecked": list(found.unchecked),
+            }
+        )
     elif not found.problems:
         largest = max((client.recomputed for client in found.clients), default=None)
         text = "no privacy was claimed"
@@ -156,6 +173,8 @@ def verify(directory: str, as_json: bool) -> None:
         click.echo(f"{directory}: sound ({len(found.clients)} clients recomputed, {text})")
     else:
         click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
+    for what in found.unchecked:
+        click.echo(f"{directory}: not checked: {what}", err=True)
     if found.problems:
         sys.exit(ExitCode.FAILED)
 

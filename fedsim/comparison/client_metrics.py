@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import load_file
 
 from fedsim.models.metrics import evaluate
+from fedsim.runs.schema import COMPARISON_SCHEMA
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
@@ -37,7 +38,8 @@ def write_client_metrics(federation: "Federation", directory: "RunDirectory") ->
         )
         figures = {f"client_{name}": _finite(value) for name, value in found.items()}
         rows.append({"client": client, "examples": len(examples), **figures})
-    directory.write_json(FILE, {"schema": 1, "private": True, "warning": WARNING, "clients": rows})
+    content = {"schema": COMPARISON_SCHEMA, "private": True, "warning": WARNING, "clients": rows}
+    directory.write_json(FILE, content)
 
 
 def _finite(value: float) -> float | None:

@@ -14,6 +14,7 @@ from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.worker import RECORD
 from fedsim.experiment import LoadedExperiment
 from fedsim.runs.directory import RunDirectoryError
+from fedsim.runs.schema import COMPARISON_SCHEMA, RUN_SCHEMA, Origin, refuse_newer_schema
 
 Action = Literal["reuse", "run", "resume"]
 
@@ -67,13 +68,21 @@ class Job:
 def refuse_foreign(out: Path) -> None:
     """Check that a directory is new, empty, or one of a comparison.
 
+    Runs of an older fedsim are set aside by their fingerprint, which covers the version.
+
     Raises:
         RunDirectoryError: it is none of these.
+        SchemaError: a newer fedsim wrote it.
     """
     if out.exists() and not out.is_dir():
         raise RunDirectoryError(f"{out} is a file; choose another --out")
     if out.is_dir() and any(out.iterdir()) and not (out / MARKER).is_file():
         raise RunDirectoryError(f"{out} is not empty and holds no comparison; choose another --out")
+    for record in sorted(out.glob(f"runs/*/*/{RECORD}")):
+        run = Origin.from_json(_json(record.parent / "environment.json"))
+        comparison = Origin.from_json({"fedsim": run.version, **_json(record)})
+        refuse_newer_schema(record.parent, run, kind="run", newest=RUN_SCHEMA)
+        refuse_newer_schema(record, comparison, kind="comparison", newest=COMPARISON_SCHEMA)
 
 
 @contextmanager

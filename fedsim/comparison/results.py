@@ -16,8 +16,7 @@ from fedsim.comparison.statistics import (
     paired_difference,
 )
 from fedsim.core.errors import FedsimError, InputError
-
-SCHEMA = 1
+from fedsim.runs.schema import COMPARISON_SCHEMA
 
 _SHOWN = 10  # reasons of failures
 _PREFERRED = ("test_accuracy", "test_r2", "test_loss")
@@ -137,7 +136,7 @@ class Results:
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as in `comparison.json`."""
         return {
-            "schema": SCHEMA,
+            "schema": COMPARISON_SCHEMA,
             "name": self.name,
             "metric": self.metric,
             "baseline": self.baseline,

@@ -93,9 +93,14 @@ class _Watcher:
         """Write `comparison_run.json`: without it nobody could tell whose run this is."""
         from fedsim.comparison.pairs import pairing_digests
         from fedsim.runs.directory import RunDirectory
+        from fedsim.runs.schema import COMPARISON_SCHEMA
 
         self.federation = federation
-        content = {"schema": 1, **self._record, "pairing": pairing_digests(federation)}
+        content = {
+            "schema": COMPARISON_SCHEMA,
+            **self._record,
+            "pairing": pairing_digests(federation),
+        }
         RunDirectory(path).write_json(RECORD, content)
         rounds = federation.experiment.federation.rounds
         self._send({"event": "started", "rounds": rounds})

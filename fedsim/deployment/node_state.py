@@ -5,15 +5,19 @@ is keyed by seed, client and round: another experiment with the same seed would 
 again, and the difference of two answers would carry none. Such an experiment is refused.
 """
 
+import json
 import os
 import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import mkstemp
 
+import fedsim
 from fedsim.deployment.errors import DeploymentError
 from fedsim.experiment import Experiment
 from fedsim.runs.resume import differences
+from fedsim.runs.schema import NODE_STATE_SCHEMA, Origin, refuse_other_version
 
 STATE = "state"  # key of a SuperNode's --node-config
 STATE_VARIABLE = "FEDSIM_STATE"
@@ -46,8 +50,9 @@ def client_ledger(state: Path, experiment: Experiment, client: int) -> Path:
     Guarantee: neither the directories nor the ledger can be read by another user.
 
     Raises:
-        DeploymentError: something there is open to others or somebody else's, or the client
-            answered a different experiment with this seed.
+        DeploymentError: something there is open to others or belongs to another user, or the
+            client answered a different experiment with this seed.
+        SchemaError: another version of fedsim wrote the state.
     """
     directory = state / f"seed-{experiment.seed}" / f"client-{client}"
     for path in (state, directory.parent, directory):
@@ -91,9 +96,10 @@ def _refuse_open(path: Path, wanted: str) -> None:
 
 
 def _check_same_experiment(path: Path, experiment: Experiment) -> None:
-    """Remember the experiment, or compare with the one that is remembered."""
+    """Write the experiment down, or compare it with the one written before."""
     if path.exists():
-        before = Experiment.model_validate_json(path.read_text())
+        _refuse_open(path, "600")
+        before = _read(path)
         changed = [key for key in changed_keys(before, experiment) if not _may_grow(key, before)]
         if changed:
             raise DeploymentError(
@@ -101,8 +107,34 @@ def _check_same_experiment(path: Path, experiment: Experiment) -> None:
                 f"{experiment.name!r} differs in {', '.join(changed)}: the same seed would draw "
                 "the same noise again; choose another seed"
             )
-    _private_file(path)
-    path.write_text(experiment.model_dump_json())
+        if before == experiment:
+            return
+    content = {
+        "fedsim": fedsim.__version__,
+        "schema": NODE_STATE_SCHEMA,
+        "experiment": experiment.model_dump(mode="json"),
+    }
+    descriptor, new = mkstemp(prefix=f".{path.name}-", dir=path.parent)  # for the user alone
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+    os.replace(new, path)
+
+
+def _read(path: Path) -> Experiment:
+    """Return the experiment that the client answered.
+
+    Raises:
+        SchemaError: another version of fedsim wrote the state; its client may draw other noise.
+    """
+    content = json.loads(path.read_text())
+    refuse_other_version(
+        path.parent,
+        Origin.from_json(content),
+        kind="node state",
+        schema=NODE_STATE_SCHEMA,
+        way_out="continue with fedsim {version} on every node, or choose another seed",
+    )
+    return Experiment.model_validate(content["experiment"])
 
 
 def changed_keys(before: Experiment, after: Experiment) -> list[str]:

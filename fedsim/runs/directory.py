@@ -15,6 +15,13 @@ from safetensors.numpy import save
 
 from fedsim.core.errors import InputError
 from fedsim.protocol.messages import to_arrays, to_numpy
+from fedsim.runs.schema import (
+    CHECKPOINT_SCHEMA,
+    RUN_SCHEMA,
+    Origin,
+    refuse_newer_schema,
+    refuse_other_version,
+)
 from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
 from fedsim.server.state import ServerState
@@ -35,8 +42,7 @@ CLIENT_COLUMNS = (
     "clip_norm",
 )
 
-CHECKPOINT_SCHEMA = 2
-
+_RESUME_OR_START_ANEW = "resume it with fedsim {version}, or start a new run with another --out"
 _OPENING = "checkpoint/opening.json"
 _OPTIMIZER = "optimizer/"  # before the names of the optimizer's arrays in a checkpoint
 
@@ -96,10 +102,34 @@ class RunDirectory:
 
         Raises:
             RunDirectoryError: it holds no run.
+            SchemaError: a newer fedsim wrote it.
         """
         if not (path / "experiment.yaml").is_file():
             raise RunDirectoryError(f"{path} is not a run directory: it has no experiment.yaml")
-        return cls(path)
+        directory = cls(path)
+        refuse_newer_schema(path, directory.origin, kind="run", newest=RUN_SCHEMA)
+        return directory
+
+    @property
+    def origin(self) -> Origin:
+        """The fedsim that began the run.
+
+        Raises:
+            RunDirectoryError: `environment.json` was damaged.
+            SchemaError: it names no version.
+        """
+        name = "environment.json"
+        return Origin.from_json(self.read_json(name) if (self.path / name).is_file() else {})
+
+    def refuse_other_version(self) -> None:
+        """Check that this version of fedsim began the run and can therefore resume it.
+
+        Raises:
+            SchemaError: another version did; the message names the way out.
+        """
+        refuse_other_version(
+            self.path, self.origin, kind="run", schema=RUN_SCHEMA, way_out=_RESUME_OR_START_ANEW
+        )
 
     @property
     def ledger(self) -> Path:
@@ -191,13 +221,26 @@ class RunDirectory:
         self.write_bytes("checkpoint/model.safetensors", data)
 
     def read_checkpoint(self) -> ServerState | None:
-        """Return the state after the last finished round, None before the first."""
+        """Return the state after the last finished round, None before the first.
+
+        Raises:
+            SchemaError: the checkpoint has another schema.
+        """
         path = self.path / "checkpoint" / "model.safetensors"
         if not path.is_file():
             return None
         with safe_open(path, framework="numpy") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             metadata = file.metadata()
+        schema = int(metadata.get("schema", 1))
+        if schema != CHECKPOINT_SCHEMA:
+            refuse_other_version(
+                path,
+                Origin(self.origin.version, schema),
+                kind="checkpoint",
+                schema=CHECKPOINT_SCHEMA,
+                way_out=_RESUME_OR_START_ANEW,
+            )
         return ServerState(
             arrays=to_arrays({name: tensors[name] for name in json.loads(metadata["names"])}),
             round_number=int(metadata["round"]),

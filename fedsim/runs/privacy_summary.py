@@ -11,10 +11,9 @@ from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import GENESIS, total_of
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.federation.federation import Federation
+from fedsim.runs.schema import PRIVACY_SCHEMA
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.recorded_facts import ledger_digest
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class PrivacySummary:
         clients = [_client_json(spend) for spend in self.clients]
         return _with_statement(
             {
-                "schema": SCHEMA,
+                "schema": PRIVACY_SCHEMA,
                 "version": fedsim.__version__,
                 "private": math.isfinite(self.system_epsilon),
                 "unit": "example",
@@ -99,7 +98,7 @@ def not_private(
     """Return the content of `privacy.json` for a federation without differential privacy."""
     return _with_statement(
         {
-            "schema": SCHEMA,
+            "schema": PRIVACY_SCHEMA,
             "version": fedsim.__version__,
             "private": False,
             "unit": "example",

@@ -110,6 +110,7 @@ def _resume(
     if out is None:
         raise RunDirectoryError("to resume, name the run directory with --out")
     directory = RunDirectory.open(Path(out))
+    directory.refuse_other_version()
     before = load_experiment(directory.path / "experiment.yaml", base=loaded.base)
     refuse_changes(before.experiment, loaded.experiment)
     federation = _federation_of(loaded, directory, engine)

@@ -7,7 +7,7 @@ changed since.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,12 @@ class Verification:
     Attributes:
         clients: every client that could be recomputed.
         problems: everything that does not fit, one line each; empty for a sound run.
+        unchecked: everything that could not be checked in a run of another version, one line each.
     """
 
     clients: tuple[Checked, ...]
     problems: tuple[str, ...]
+    unchecked: tuple[str, ...] = ()
 
 
 def verify_run(directory: RunDirectory) -> Verification:
@@ -59,8 +61,17 @@ def verify_run(directory: RunDirectory) -> Verification:
     the head in `privacy.json`, that the ledgers there are their sums, that every reported ε is
     what two accountants find (an equal one by the run's own; looser bounds are larger ones), and
     that `summary.json` and `clients.csv` repeat them.
+
+    Raises:
+        RunDirectoryError: the run has no `privacy.json` yet, or a file was damaged.
+        SchemaError: a newer fedsim wrote the run.
     """
     privacy = directory.read_json("privacy.json")
+    found = _verified(directory, privacy)
+    return replace(found, unchecked=tuple(_unchecked(directory, privacy)))
+
+
+def _verified(directory: RunDirectory, privacy: dict[str, Any]) -> Verification:
     try:
         journal = _whole(directory.ledger)
     except JournalError as error:
@@ -152,6 +163,17 @@ def _figures(directory: RunDirectory, privacy: dict[str, Any]) -> Iterator[str]:
     ]
     if epsilons != expected:
         yield "clients.csv and privacy.json disagree"
+
+
+def _unchecked(directory: RunDirectory, privacy: dict[str, Any]) -> Iterator[str]:
+    """Yield what this version cannot check in a run that another version ended."""
+    if privacy.get("version") != fedsim.__version__:
+        origin = directory.origin
+        yield (
+            "the wording of the privacy statement, which is that of fedsim "
+            f"{privacy.get('version', origin.version)} (run schema {origin.schema}); "
+            f"this is fedsim {fedsim.__version__}"
+        )
 
 
 def _words(privacy: dict[str, Any]) -> Iterator[str]:

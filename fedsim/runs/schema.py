@@ -1,0 +1,107 @@
+"""Schema numbers of what fedsim writes to disk, and the refusal of what this version cannot use.
+
+| number | stands in | goes up when |
+|---|---|---|
+| RUN_SCHEMA | `environment.json` | any file of a run directory changes its meaning |
+| CHECKPOINT_SCHEMA | metadata of `checkpoint/model.safetensors` | `--resume` needs something else |
+| PRIVACY_SCHEMA | `privacy.json` | an older reader would misread it |
+| NODE_STATE_SCHEMA | `experiment.json` of a node's client | the state of a SuperNode changes |
+| COMPARISON_SCHEMA | the JSON files that a comparison adds | an older reader would misread them |
+
+Older runs and comparisons stay readable. A run is resumed, and a node continued, only by the
+version that began it: another one may draw or charge differently.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fedsim
+from fedsim.core.errors import InputError
+
+RUN_SCHEMA = 2
+CHECKPOINT_SCHEMA = 2
+PRIVACY_SCHEMA = 1
+NODE_STATE_SCHEMA = 2
+COMPARISON_SCHEMA = 1
+
+_FIRST = {"fedsim": "0.1.0", "schema": 1}  # wrote no number for runs, checkpoints and nodes
+
+
+class SchemaError(InputError):
+    """Files that this version of fedsim cannot use; the message names the way out."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The writer of something on disk.
+
+    Attributes:
+        version: the version of fedsim.
+        schema: the schema number of what it wrote.
+    """
+
+    version: str
+    schema: int
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Origin":
+        """Read `fedsim` and `schema`; fedsim 0.1.0 is the version that wrote no schema number.
+
+        Raises:
+            SchemaError: a value is of the wrong type.
+        """
+        version = content.get("fedsim", _FIRST["fedsim"])
+        schema = content.get("schema", _FIRST["schema"])
+        if not isinstance(version, str) or not isinstance(schema, int):
+            raise SchemaError(f"fedsim = {version!r} and schema = {schema!r} name no version")
+        return cls(version, schema)
+
+    @property
+    def is_this_version(self) -> bool:
+        """Whether this version of fedsim wrote it."""
+        return self.version == fedsim.__version__
+
+
+def refuse_newer_schema(path: Path, origin: Origin, *, kind: str, newest: int) -> None:
+    """Check that something on disk can be read.
+
+    Args:
+        path: what was read.
+        origin: its writer.
+        kind: the word before "schema" in the message, such as "run".
+        newest: the highest number that this version reads.
+
+    Raises:
+        SchemaError: the number is higher.
+    """
+    if origin.schema > newest:
+        raise SchemaError(
+            f"{path} was written by fedsim {origin.version} ({kind} schema {origin.schema}); this "
+            f"is fedsim {fedsim.__version__}, which reads schemas up to {newest}: "
+            "use a newer fedsim"
+        )
+
+
+def refuse_other_version(
+    path: Path, origin: Origin, *, kind: str, schema: int, way_out: str
+) -> None:
+    """Check that this version of fedsim wrote what it is about to continue.
+
+    Args:
+        path: what was read.
+        origin: its writer.
+        kind: the word before "schema" in the message, such as "checkpoint".
+        schema: the number that this version writes.
+        way_out: what the user can do, as the end of the message; `{version}` is the writer.
+
+    Raises:
+        SchemaError: the version or the number differs.
+    """
+    if not origin.is_this_version or origin.schema != schema:
+        raise SchemaError(
+            f"{path} was written by fedsim {origin.version} ({kind} schema {origin.schema}); this "
+            f"is fedsim {fedsim.__version__} (schema {schema}): "
+            + way_out.format(version=origin.version)
+        )
