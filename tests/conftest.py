@@ -1,8 +1,9 @@
 """Settings of the whole suite, made before torch and numpy are imported."""
 
+import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -73,3 +74,56 @@ def _secagg_module() -> ModuleType:
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+class SharedRay:
+    """One Ray for the tests of this process that are not about Ray's own start and end."""
+
+    def start(self, processors: int) -> None:
+        """Start it if it is not there with so many processors; until `stop`, nothing ends it."""
+        import ray
+
+        if ray.is_initialized() and ray.cluster_resources().get("CPU") == processors:
+            return
+        self.stop()
+        ray.init(
+            address="local",  # not that of other tests beside these
+            num_cpus=processors,
+            include_dashboard=False,
+            object_store_memory=200 << 20,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+        self._shutdown = ray.shutdown
+        ray.shutdown = lambda *_, **__: None  # Flower's simulation ends the Ray that it used
+
+    def stop(self) -> None:
+        """End it if it is there."""
+        import ray
+
+        if ray.is_initialized():
+            ray.shutdown = self._shutdown
+            ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def ray_of_the_process() -> Iterator[SharedRay]:
+    pytest.importorskip("ray", reason="engines ray and flower need the extra `ray`")
+    shared = SharedRay()
+    yield shared
+    shared.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_ray(ray_of_the_process: SharedRay) -> None:
+    """Have the engines of a module's tests use the Ray of this process, with two processors.
+
+    Flower's simulation starts as many workers as there are processors, a few seconds each.
+    """
+    ray_of_the_process.start(2)
+
+
+@pytest.fixture(scope="module")
+def no_ray(ray_of_the_process: SharedRay) -> None:
+    """Have a module's tests start without a Ray in this process."""
+    ray_of_the_process.stop()

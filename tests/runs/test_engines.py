@@ -11,8 +11,7 @@ import pytest
 
 from fedsim.runs.runner import run_experiment
 
-pytest.importorskip("ray", reason="engines ray and flower need the extra `ray`")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
 
 PRIVATE = {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5}
 

@@ -1,6 +1,8 @@
 """Every fault of a client has one outcome, with and without privacy, on every engine."""
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,27 +60,32 @@ def experiment(*, private: bool, engine: str = "local", **overrides: Any) -> dic
     }
 
 
+# Ray takes seconds to start workers; faults of an engine's clients are told apart in `slow`.
+ON_RAY = [pytest.param(engine, marks=pytest.mark.slow) for engine in ("flower", "ray")]
+Runs = Callable[[str, bool], fedsim.RunResult]
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], fedsim.RunResult]:
+def run_of(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Runs:
     """One run with all faults for each engine, with and without privacy."""
     base = tmp_path_factory.mktemp("faults")
-    return {
-        (engine, private): run_experiment(
-            experiment(private=private, engine=engine), out=base / f"{engine}-{private}"
-        )
-        for engine in ("local", "flower", "ray")
-        for private in (True, False)
-    }
+
+    @cache
+    def run(engine: str, private: bool) -> fedsim.RunResult:
+        if engine != "local":
+            request.getfixturevalue("shared_ray")
+        settings = experiment(private=private, engine=engine)
+        return run_experiment(settings, out=base / f"{engine}-{private}")
+
+    return run
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("private", [True, False])
-@pytest.mark.parametrize("engine", ["local", "flower", "ray"])
-def test_the_fault_matrix(
-    runs: dict[tuple[str, bool], fedsim.RunResult], kind: str, private: bool, engine: str
-) -> None:
+@pytest.mark.parametrize("engine", ["local", *ON_RAY])
+def test_the_fault_matrix(run_of: Runs, kind: str, private: bool, engine: str) -> None:
     """The reason is in rounds.jsonl, the update is left out, and the charge stays where it was."""
-    result, client = runs[engine, private], KINDS.index(kind)
+    result, client = run_of(engine, private), KINDS.index(kind)
     reason, charged = OUTCOMES[kind]
     rows = [json.loads(line) for line in (result.path / "rounds.jsonl").read_text().splitlines()]
     told = {one["client"]: one["reason"] for one in rows[ROUND - 1]["failed"]}
@@ -102,19 +109,17 @@ def test_the_fault_matrix(
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_faults_end_the_same_on_every_engine(
-    runs: dict[tuple[str, bool], fedsim.RunResult], private: bool
-) -> None:
-    one = runs["local", private].path
-    for engine in ("flower", "ray"):
-        other = runs[engine, private].path
-        for name in ("model.safetensors", "privacy.json", "clients.csv"):
-            assert (one / name).read_bytes() == (other / name).read_bytes(), engine
+@pytest.mark.parametrize("engine", ON_RAY)
+def test_faults_end_the_same_on_every_engine(run_of: Runs, private: bool, engine: str) -> None:
+    one, other = run_of("local", private).path, run_of(engine, private).path
+    for name in ("model.safetensors", "privacy.json", "clients.csv"):
+        assert (one / name).read_bytes() == (other / name).read_bytes()
 
 
-def test_a_run_with_faults_is_sound(runs: dict[tuple[str, bool], fedsim.RunResult]) -> None:
-    for result in runs.values():
-        assert verify_run(RunDirectory(result.path)).problems == ()
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize("engine", ["local", *ON_RAY])
+def test_a_run_with_faults_is_sound(run_of: Runs, private: bool, engine: str) -> None:
+    assert verify_run(RunDirectory(run_of(engine, private).path)).problems == ()
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])

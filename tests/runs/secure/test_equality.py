@@ -110,9 +110,13 @@ def test_secrets_are_fresh_in_a_seeded_run(lab: Any, tmp_path: Path) -> None:
     ids=["additive, private", "secagg, metrics"],
 )
 def test_every_engine_has_the_same_result(
-    lab: Any, tmp_path: Path, engine: str, secure: dict[str, Any], private: bool
+    lab: Any,
+    shared_ray: None,
+    tmp_path: Path,
+    engine: str,
+    secure: dict[str, Any],
+    private: bool,
 ) -> None:
-    pytest.importorskip("ray")
     sections = {"privacy": lab.privacy if private else None, "faults": lab.faults}
     local = lab.control(secure, **sections)
     other = lab.run(tmp_path, secure, runtime={"engine": engine, "workers": 2}, **sections)

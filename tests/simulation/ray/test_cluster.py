@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}
 
 
 @pytest.fixture
-def machines() -> Iterator[Any]:
+def machines(no_ray: None) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={**SMALL, "include_dashboard": False})

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -35,25 +34,15 @@ from fedsim.simulation.ray import engine as ray_engine
 from fedsim.simulation.settings import RuntimeSettings
 
 ray = pytest.importorskip("ray", reason="engine ray needs the extra `ray`")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
 PATIENCE = 180.0  # seconds: beside other work, Ray takes more than a minute to start or to end
-STORE = 200 << 20
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """One small Ray for the tests of this file that do not look at its start and end."""
-    ray.init(
-        address="local",  # not that of other tests beside these
-        num_cpus=3,
-        include_dashboard=False,
-        object_store_memory=STORE,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-    )
-    yield
-    ray.shutdown()
+def cluster(ray_of_the_process: Any) -> None:
+    """The Ray of this process, with three processors."""
+    ray_of_the_process.start(3)
 
 
 def serve(main: Callable[[Grid], None], client: ClientApp, clients: int, workers: int) -> None:
@@ -135,7 +124,7 @@ def metric(reply: Message, name: str) -> int:
     return int(reply.content.metric_records["metrics"][name])  # pyright: ignore[reportArgumentType]
 
 
-def test_flowers_fedavg_runs_unchanged(cluster: None) -> None:
+def test_flowers_fedavg_runs_unchanged() -> None:
     results: list[Result] = []
 
     def main(grid: Grid) -> None:
@@ -149,7 +138,7 @@ def test_flowers_fedavg_runs_unchanged(cluster: None) -> None:
 
 
 def test_clients_stay_where_they_are_and_the_model_travels_once(
-    cluster: None, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     puts: list[object] = []
     put = ray.put
@@ -180,9 +169,7 @@ def test_clients_stay_where_they_are_and_the_model_travels_once(
     serve(main, strange_client(), 4, workers=2)
 
 
-def test_a_worker_killed_in_mid_round_is_replaced_and_loses_nothing(
-    cluster: None, tmp_path: Path
-) -> None:
+def test_a_worker_killed_in_mid_round_is_replaced_and_loses_nothing(tmp_path: Path) -> None:
     def main(grid: Grid) -> None:
         before = by_client(iter(grid.send_and_receive(messages(grid))))
         victim = metric(before[0], "pid")
@@ -212,7 +199,7 @@ def test_a_worker_killed_in_mid_round_is_replaced_and_loses_nothing(
     serve(main, strange_client(), 4, workers=2)
 
 
-def test_a_client_that_kills_its_worker_is_named_and_the_others_answer(cluster: None) -> None:
+def test_a_client_that_kills_its_worker_is_named_and_the_others_answer() -> None:
     def main(grid: Grid) -> None:
         replies = by_client(iter(grid.send_and_receive(messages(grid, kill=1))))
         assert sorted(replies) == [0, 1, 2]
@@ -225,9 +212,7 @@ def test_a_client_that_kills_its_worker_is_named_and_the_others_answer(cluster: 
     serve(main, strange_client(), 3, workers=1)
 
 
-def test_after_the_timeout_the_others_replies_are_there(
-    cluster: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_after_the_timeout_the_others_replies_are_there(caplog: pytest.LogCaptureFixture) -> None:
     def main(grid: Grid) -> None:
         replies = by_client(iter(grid.send_and_receive(messages(grid, sleep=0), timeout=3)))
         assert sorted(replies) == [1]
@@ -237,7 +222,7 @@ def test_after_the_timeout_the_others_replies_are_there(
 
 
 def test_a_worker_that_goes_on_answering_does_not_put_off_the_timeout(
-    cluster: None, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def main(grid: Grid) -> None:
         list(grid.send_and_receive(messages(grid)))
@@ -248,7 +233,7 @@ def test_a_worker_that_goes_on_answering_does_not_put_off_the_timeout(
     assert "no reply within 1 s from clients" in caplog.text
 
 
-def test_the_garbage_collector_leaves_out_what_was_there_before(cluster: None) -> None:
+def test_the_garbage_collector_leaves_out_what_was_there_before() -> None:
     """A full collection walks through all objects of torch and Flower, for nothing."""
 
     def main(grid: Grid) -> None:
@@ -261,7 +246,7 @@ def test_the_garbage_collector_leaves_out_what_was_there_before(cluster: None) -
     assert gc.get_freeze_count() == 0
 
 
-def test_too_many_workers_and_unstartable_clients_are_refused(cluster: None) -> None:
+def test_too_many_workers_and_unstartable_clients_are_refused() -> None:
     with pytest.raises(EngineError, match=r"8 workers need a processor each, .* has 3"):
         serve(lambda grid: None, strange_client(), 8, workers=8)
 
@@ -273,7 +258,7 @@ def test_too_many_workers_and_unstartable_clients_are_refused(cluster: None) -> 
         serve(lambda grid: None, Unreadable(), 1, workers=1)
 
 
-def test_quick_clients_are_asked_in_groups_and_a_killer_in_a_group_is_found(cluster: None) -> None:
+def test_quick_clients_are_asked_in_groups_and_a_killer_in_a_group_is_found() -> None:
     """One call for many clients; after a death each is asked alone, and only one is to blame."""
     calls: list[int] = []
 
@@ -308,7 +293,7 @@ def count_calls(grid: Grid, calls: list[int]) -> None:
     worker._next_jobs = counted
 
 
-def test_replies_come_while_their_call_goes_on(cluster: None, tmp_path: Path) -> None:
+def test_replies_come_while_their_call_goes_on(tmp_path: Path) -> None:
     calls: list[int] = []
     busy = tmp_path / "busy"
 
@@ -329,7 +314,7 @@ def test_replies_come_while_their_call_goes_on(cluster: None, tmp_path: Path) ->
     assert calls == [3]
 
 
-def test_who_answered_before_the_death_of_the_worker_is_not_asked_again(cluster: None) -> None:
+def test_who_answered_before_the_death_of_the_worker_is_not_asked_again() -> None:
     calls: list[int] = []
 
     def main(grid: Grid) -> None:
@@ -415,7 +400,6 @@ def assert_same_result(one: Path, other: Path) -> None:
 
 @pytest.mark.parametrize(("private", "workers"), [(True, (1, 2, 3)), (False, (2,))])
 def test_any_number_of_workers_gives_the_local_result_also_with_a_kill(
-    cluster: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     private: bool,
@@ -479,9 +463,7 @@ class KillKeeperAfterRound1:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
-def test_the_ledgers_keeper_may_die_too(
-    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ledgers_keeper_may_die_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     settings = experiment(tmp_path, tmp_path / "never")
     local = run_experiment(settings, out=tmp_path / "local")
@@ -576,7 +558,7 @@ def test_a_cluster_that_is_not_there_is_named() -> None:
         engine.execute(ServerApp(), strange_client(), 1)
 
 
-def test_local_and_ray_grids_answer_alike(cluster: None) -> None:
+def test_local_and_ray_grids_answer_alike() -> None:
     """The same messages: the same records and the same reasons, whatever the engine."""
     found: dict[str, dict[int, Any]] = {}
 
