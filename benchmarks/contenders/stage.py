@@ -107,6 +107,18 @@ class Stage:
         return answer
 
 
+def timed_rounds(contender: Any, number: int) -> dict[str, float]:
+    """Do rounds; return `wall` and `processor` seconds, and `megabytes`."""
+    from contenders.processes import megabytes, processor_seconds
+
+    before = time.perf_counter(), processor_seconds()
+    for _ in range(number):
+        contender.round()
+    after = time.perf_counter(), processor_seconds()
+    wall, processor = after[0] - before[0], after[1] - before[1]
+    return {"wall": wall, "processor": processor, "megabytes": megabytes()}
+
+
 def _perform(key: str, work: str) -> None:
     """Be the process: prepare, do rounds as long as numbers of them come in, and clean up."""
     answers = os.fdopen(os.dup(1), "w")
@@ -121,7 +133,6 @@ def _perform(key: str, work: str) -> None:
 
         from contenders import CONTENDERS
         from contenders.base import Work
-        from contenders.processes import megabytes, processor_seconds
 
         torch.set_num_threads(1)
         contender = CONTENDERS[key].make()
@@ -135,15 +146,7 @@ def _perform(key: str, work: str) -> None:
     say(name=contender.name)
     try:
         for line in sys.stdin:
-            before = time.perf_counter(), processor_seconds()
-            for _ in range(int(line)):
-                contender.round()
-            after = time.perf_counter(), processor_seconds()
-            say(
-                wall=after[0] - before[0],
-                processor=after[1] - before[1],
-                megabytes=megabytes(),
-            )
+            say(**timed_rounds(contender, int(line)))
     except Exception as error:
         say(error=f"{type(error).__name__}: {error}")
         raise

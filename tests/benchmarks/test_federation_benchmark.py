@@ -5,165 +5,194 @@ Its sizes here are too small for its numbers to count.
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not BENCHMARKS.exists(), reason="runs the scripts of a checkout"),
-]
+Measure = Callable[..., tuple[list[Any], str]]
 
 
-def measure(folder: Path, mode: str, *contenders: str, **environment: str) -> tuple[list[Any], str]:
-    out = folder / "out.json"
-    options = ["--quick", "--json", str(out), "--plot", str(folder / "out.svg")]
-    result = subprocess.run(
-        [
-            sys.executable,
-            str(BENCHMARKS / "federation.py"),
-            *(*options, "--modes", mode),
-            "--contenders",
-            *contenders,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **environment},
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(out.read_text())["rows"], result.stdout
+class StageHere:
+    """In place of a contender's own process: the contender in this one."""
+
+    def __init__(self, key: str, work: Any) -> None:
+        self._contender = import_module("contenders").CONTENDERS[key].make()
+        self._contender.prepare(work)
+        self.name = self._contender.name
+
+    def wait(self) -> None: ...
+
+    def rounds(self, number: int) -> dict[str, float]:
+        return import_module("contenders.stage").timed_rounds(self._contender, number)
+
+    def __enter__(self) -> "StageHere":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._contender.close()
 
 
-def printed_by(code: str) -> list[str]:
-    """Run code that may import the benchmarks' modules; return the lines that it prints."""
-    path = f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n"
-    return subprocess.run(
-        [sys.executable, "-c", path + code], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+@pytest.fixture
+def measure(
+    script: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> Measure:
+    """Run the script with contenders in this process, or in their own; return rows and output."""
+
+    def run(mode: str, *contenders: str, here: bool = True) -> tuple[list[Any], str]:
+        federation, out = script("federation"), tmp_path / "out.json"
+        if here:
+            monkeypatch.setattr(federation, "Stage", StageHere)
+        options = ["--quick", "--json", str(out), "--plot", str(tmp_path / "out.svg")]
+        options += ["--modes", mode, "--contenders", *contenders]
+        monkeypatch.setattr(sys, "argv", ["federation.py", *options])
+        federation.main()
+        return json.loads(out.read_text())["rows"], capsys.readouterr().out
+
+    return run
 
 
-def test_it_measures_wall_and_processor_time_of_each(tmp_path: Path) -> None:
-    rows, printed = measure(tmp_path, "private", "bare", "fedsim", "fedsim-apart")
-    assert [row["contender"] for row in rows] == ["bare", "fedsim", "fedsim-apart"]
+def assert_measured(rows: list[Any], printed: str, *contenders: str) -> None:
+    assert [row["contender"] for row in rows] == list(contenders)
     for row in rows:
         assert row["name"] in printed
-        assert 0 < row["processor"] < 1
-        assert 0 < row["wall"] < 10
+        assert row["processor"] > 0
+        assert row["wall"] > 0
         assert row["megabytes"] > 10
         assert len(row["wall_turns"]) == len(row["processor_turns"]) == 1
     assert rows[0]["processor_ratio"] == rows[0]["wall_ratio"] == 1
+
+
+@pytest.mark.slow
+def test_it_measures_wall_and_processor_time_of_each(measure: Measure, tmp_path: Path) -> None:
+    rows, printed = measure("private", "bare", "fedsim")
+    assert_measured(rows, printed, "bare", "fedsim")
     assert (tmp_path / "out.svg").read_text().count("<svg") == 1
 
 
-def test_who_is_not_installed_is_left_out_and_named(tmp_path: Path) -> None:
-    rows, printed = measure(tmp_path, "plain", "pfl", PFL_PYTHON=sys.executable)
+@pytest.mark.slow  # real processes
+def test_contenders_have_processes_of_their_own(measure: Measure) -> None:
+    rows, printed = measure("private", "bare", "fedsim-apart", here=False)
+    assert_measured(rows, printed, "bare", "fedsim-apart")
+
+
+@pytest.mark.slow  # a real process
+def test_who_is_not_installed_is_left_out_and_named(
+    measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PFL_PYTHON", sys.executable)
+    rows, printed = measure("plain", "pfl", here=False)
     assert rows == []
     assert "pfl is left out: No module named 'pfl'" in printed
 
 
-@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`")
-def test_processes_that_a_contender_starts_are_counted(tmp_path: Path) -> None:
-    (row,), _ = measure(tmp_path, "plain", "fedsim-ray-2")
+@pytest.mark.slow
+def test_processes_that_a_contender_starts_are_counted(shared_ray: None, measure: Measure) -> None:
+    (row,), _ = measure("plain", "fedsim-ray-2")
     assert row["megabytes"] > 600, "two workers, each with torch, and Ray's own processes"
     assert row["processor"] > 0
 
 
-@pytest.mark.skipif(
-    find_spec("ray") is None or find_spec("opacus") is None, reason="needs Ray and Opacus"
-)
-def test_flower_with_opacus_does_its_work(tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("opacus") is None, reason="needs Opacus")
+def test_flower_with_opacus_does_its_work(shared_ray: None, measure: Measure) -> None:
     """The contender checks itself that every client answered, charged and told its epsilon."""
-    (row,), _ = measure(tmp_path, "private", "flower-opacus")
+    from ray import cloudpickle
+
+    modules = [import_module(f"contenders.{name}") for name in ("flower_opacus", "base")]
+    for module in modules:  # the workers do not know where the benchmarks are
+        cloudpickle.register_pickle_by_value(module)
+    (row,), _ = measure("private", "flower-opacus")
+    for module in modules:
+        cloudpickle.unregister_pickle_by_value(module)
     assert row["private"]
-    assert 0 < row["wall"] < 10
+    assert row["wall"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     "PFL_PYTHON" not in os.environ,
     reason="PFL_PYTHON names no interpreter that has pfl-research",
 )
-def test_pfl_research_does_its_work(tmp_path: Path) -> None:
-    (row,), _ = measure(tmp_path, "plain", "pfl")
+def test_pfl_research_does_its_work(measure: Measure) -> None:
+    (row,), _ = measure("plain", "pfl", here=False)
     assert not row["private"]
-    assert 0 < row["wall"] < 10
+    assert row["wall"] > 0
+
+
+def goals(rows: list[dict[str, Any]]) -> list[str]:
+    return import_module("contenders.goals").goals(rows)
 
 
 def test_a_goal_is_judged_by_the_rows() -> None:
-    code = (
-        "from contenders.goals import goals\n"
-        "row = dict(model='cnn', private=True, clients=20)\n"
-        "for slow in (1.6, 1.8):\n"
-        "    print(goals([dict(row, contender='fedsim-ray-1', name='one', wall=slow),\n"
-        "                 dict(row, contender='fedsim-ray-2', name='two', wall=1.0)]))\n"
-    )
-    printed = printed_by(code)
-    assert "one / two = 1.60 of wall time (goal at least 1.7: NOT met)" in printed[0]
-    assert "one / two = 1.80 of wall time (goal at least 1.7: met)" in printed[1]
+    row = {"model": "cnn", "private": True, "clients": 20}
+    one = {**row, "contender": "fedsim-ray-1", "name": "one"}
+    two = {**row, "contender": "fedsim-ray-2", "name": "two", "wall": 1.0}
+    for wall, verdict in ((1.6, "NOT met"), (1.8, "met")):
+        (line,) = goals([{**one, "wall": wall}, two])
+        assert f"one / two = {wall:.2f} of wall time (goal at least 1.7: {verdict})" in line
 
 
 def test_a_ratio_is_the_median_over_pairs_of_turns() -> None:
     """The machine has slowed down after the second turn, between two neighbours."""
-    code = (
-        "from contenders.goals import goals\n"
-        "row = dict(model='cnn', private=True, clients=20, wall=2.0)\n"
-        "slow = dict(row, contender='fedsim-ray-1', name='one', wall_turns=[1.8, 1.8, 3.6])\n"
-        "fast = dict(row, contender='fedsim-ray-2', name='two', wall_turns=[1.0, 2.0, 2.0])\n"
-        "print(*goals([slow, fast]))\n"
-    )
-    assert "one / two = 1.80 of wall time" in printed_by(code)[0]
+    row = {"model": "cnn", "private": True, "clients": 20, "wall": 2.0}
+    slow = {**row, "contender": "fedsim-ray-1", "name": "one", "wall_turns": [1.8, 1.8, 3.6]}
+    fast = {**row, "contender": "fedsim-ray-2", "name": "two", "wall_turns": [1.0, 2.0, 2.0]}
+    assert "one / two = 1.80 of wall time" in goals([slow, fast])[0]
 
 
 def test_the_machines_own_limit_is_no_goal() -> None:
-    code = (
-        "from contenders.goals import goals\n"
-        "row = dict(model='cnn', private=True, clients=20)\n"
-        "print(*goals([dict(row, contender='fedsim', name='one', wall=1.5),\n"
-        "              dict(row, contender='fedsim-apart', name='two', wall=1.0)]))\n"
-    )
-    assert printed_by(code)[0].endswith("= 1.50 of wall time (the machine's own limit)")
+    row = {"model": "cnn", "private": True, "clients": 20}
+    one = {**row, "contender": "fedsim", "name": "one", "wall": 1.5}
+    two = {**row, "contender": "fedsim-apart", "name": "two", "wall": 1.0}
+    assert goals([one, two])[0].endswith("= 1.50 of wall time (the machine's own limit)")
 
 
 def test_many_small_clients_are_judged_by_time_memory_and_growth() -> None:
-    code = (
-        "from contenders.goals import goals\n"
-        "row = dict(model='small', private=True, contender='fedsim', name='fedsim')\n"
-        "few = dict(row, clients=100, wall=1e-3, processor=1e-3, megabytes=400)\n"
-        "many = dict(row, clients=10000, wall=2e-3, processor=1.2e-3, megabytes=500)\n"
-        "print(*goals([few, many]), *goals([few, dict(many, megabytes=3000)]), sep='\\n')\n"
-        "print(len(goals([few])))\n"
+    row = {"model": "small", "private": True, "contender": "fedsim", "name": "fedsim"}
+    few = {**row, "clients": 100, "wall": 1e-3, "processor": 1e-3, "megabytes": 400}
+    many = {**row, "clients": 10_000, "wall": 2e-3, "processor": 1.2e-3, "megabytes": 500}
+    time, memory, growth = goals([few, many])
+    assert "a round 20 s (goal at most 30: met)" in time
+    assert "peak memory 500 MB (goal at most 2000: met)" in memory
+    assert "with 100 clients 1.2 (goal at most 1.3: met)" in growth
+    assert (
+        "peak memory 3000 MB (goal at most 2000: NOT met)"
+        in goals([few, {**many, "megabytes": 3000}])[1]
     )
-    printed = printed_by(code)
-    assert "a round 20 s (goal at most 30: met)" in printed[0]
-    assert "peak memory 500 MB (goal at most 2000: met)" in printed[1]
-    assert "with 100 clients 1.2 (goal at most 1.3: met)" in printed[2]
-    assert "peak memory 3000 MB (goal at most 2000: NOT met)" in printed[4]
-    assert printed[6] == "0"
+    assert goals([few]) == []
 
 
 def test_who_has_no_turn_is_paused_with_all_its_processes() -> None:
-    code = (
-        "import subprocess, time\n"
-        "from contenders.processes import descendants, pause, resume, state\n"
-        "shell = subprocess.Popen(['sh', '-c', 'sleep 60 & wait'])\n"
-        "while not (below := descendants(shell.pid)): time.sleep(0.01)\n"
-        "family = (shell.pid, *below)\n"
-        "def states(wanted):\n"
-        "    end = time.monotonic() + 10\n"
-        "    while (now := {state(one) for one in family}) != wanted and time.monotonic() < end:\n"
-        "        time.sleep(0.01)\n"
-        "    return now\n"
-        "print(len(family), states({'S'}))\n"
-        "pause(shell.pid)\n"
-        "print(states({'T'}))\n"
-        "resume(shell.pid)\n"
-        "print(states({'S'}))\n"
-        "for one in family: subprocess.run(['kill', str(one)])\n"
-    )
-    printed = printed_by(code)
-    assert printed == ["2 {'S'}", "{'T'}", "{'S'}"]
+    processes = import_module("contenders.processes")
+    with subprocess.Popen(["sh", "-c", "sleep 60 & echo started; wait"], stdout=-1) as shell:
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == b"started\n"
+        family = (shell.pid, *processes.descendants(shell.pid))
+        assert len(family) == 2
+
+        def wait_until_all_are(wanted: str) -> None:
+            """The kernel takes a moment to stop or wake a process."""
+            deadline = time.monotonic() + 60
+            while {processes.state(one) for one in family} != {wanted}:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+
+        wait_until_all_are("S")
+        processes.pause(shell.pid)
+        wait_until_all_are("T")
+        processes.resume(shell.pid)
+        wait_until_all_are("S")
+        for one in family:
+            os.kill(one, signal.SIGKILL)
