@@ -79,8 +79,8 @@ SHUFFLE = SamplingScheme(
     obstacle="one more example moves others to another lot",
     by_epoch=True,
     is_amplified=False,
-    statement="lots were cut from shuffled data, which is not counted as sampling: an epoch is "
-    "accounted for as one release about lots that are known",
+    statement="lots were cut from shuffled data, without amplification by sampling: an epoch is "
+    "accounted for as one release on known lots",
 )
 BALLS_AND_BINS = SamplingScheme(
     name="balls_and_bins",
@@ -91,8 +91,8 @@ BALLS_AND_BINS = SamplingScheme(
     by_epoch=True,
     statement="each epoch allocated every example to one lot at random, and is accounted for as "
     "random allocation",
-    pld_bound="the least of two upper bounds: Rényi differential privacy of random allocation, and "
-    "privacy loss distributions without amplification",
+    pld_bound="the smaller of two upper bounds: Rényi differential privacy of random allocation, "
+    "and privacy loss distributions without amplification",
 )
 
 SAMPLING_SCHEMES: Mapping[str, SamplingScheme] = {

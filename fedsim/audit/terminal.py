@@ -9,7 +9,7 @@ from fedsim.audit.results import Audit
 from fedsim.core.formatting import epsilon_text, least_epsilon_text
 from fedsim.report.lines import say
 from fedsim.report.tables import figure_table, print_table
-from fedsim.statement.sentence import counted
+from fedsim.statement.sentence import count_text
 
 
 def print_audit(audit: Audit, console: Console | None = None) -> None:
@@ -41,11 +41,11 @@ def print_audit(audit: Audit, console: Console | None = None) -> None:
     table.caption = "\n".join(notes)
     print_table(console, table)
     problems = len(audit.violations)
-    verdict = f"{counted(problems, 'violation')} found" if problems else "no claim is violated"
+    verdict = f"{count_text(problems, 'violation')} found" if problems else "no claim is violated"
     say(
         console,
-        f"{audit.name}: {verdict} ({counted(len(audit.clients), 'client')}, "
-        f"{counted(audit.steps, 'step')} each, confidence {audit.confidence:g})",
+        f"{audit.name}: {verdict} ({count_text(len(audit.clients), 'client')}, "
+        f"{count_text(audit.steps, 'step')} each, confidence {audit.confidence:g})",
     )
 
 

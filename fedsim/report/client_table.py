@@ -146,17 +146,17 @@ def _notes(facts: Facts, client: ClientFacts, lost: Counter[int]) -> list[tuple[
     notes = []
     if math.isinf(client.epsilon):
         notes.append(("no bound", "no bound"))
-    elif client.epsilon == facts.epsilon and client.released:
+    elif client.epsilon == facts.epsilon and client.has_charges:
         notes.append(("largest ε", "largest ε"))
     if client.target_epsilon is not None and client.epsilon > client.target_epsilon:
         notes.append(("over target", "over target"))
-    if client.loose_delta:
+    if client.has_large_delta:
         notes.append(("δ too large", "δ too large"))
     if client.withdrawn_round is not None:
         notes.append(("withdrew", f"withdrew in round {client.withdrawn_round:,}"))
     if lost[client.client]:
         count = lost[client.client]
         notes.append(("lost updates", f"{count:,} lost update{'' if count == 1 else 's'}"))
-    if not client.released:
+    if not client.has_charges:
         notes.append(("never trained", "never trained"))
     return notes

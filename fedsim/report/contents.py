@@ -30,7 +30,7 @@ class RunContents:
     experiment: str
 
     @property
-    def private(self) -> bool:
+    def is_private(self) -> bool:
         """Whether differential privacy was asked for; the ε may still be infinite."""
         return self.privacy["accountant"] is not None
 

@@ -61,14 +61,14 @@ def _context(contents: RunContents) -> dict[str, Any]:
     incidents = overview.incidents(contents)
     script = (_HERE / "report.js").read_text(encoding="utf-8")
     table = None
-    if facts.private and facts.clients:
+    if facts.is_private and facts.clients:
         table = client_table(facts, contents.clients, overview.lost_updates(contents))
     return {
         "name": contents.summary["name"],
         "status": contents.summary["status"],
         "reason": contents.summary["reason"],
         "cards": overview.cards(contents),
-        "private": facts.private,
+        "private": facts.is_private,
         "guarantees": guarantees(sentences),
         "warnings": warnings(sentences),
         "limits": limits(sentences),
@@ -79,7 +79,7 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "spend_plot": _spend_plot(contents),
         "spend_caption": _spend_caption(contents),
         "columns": columns(facts),
-        "bounded": facts.bounded,
+        "bounded": facts.is_bounded,
         "table": table,
         "num_clients": len(contents.clients),
         "recipe": recipe(contents),
@@ -110,7 +110,7 @@ def _hash(script: str) -> str:
 def _attack(facts: Facts) -> dict[str, Any] | None:
     """Return what an attacker can gain, as a table and two drawings; None without a guarantee."""
     profile = facts.profile
-    if not facts.bounded or profile is None or not profile.curve:
+    if not facts.is_bounded or profile is None or not profile.curve:
         return None
     from fedsim.report.profile_plots import draw_attack, draw_profile
 
@@ -133,7 +133,7 @@ def _curves(contents: RunContents) -> list[tuple[str, "Markup"]]:
 
     curves = [_metric_curve(contents, name) for name in _plotted_metrics(contents)]
     curves += [_metric_curve(contents, name) for name in _train_metrics(contents)]
-    if contents.facts.bounded:
+    if contents.facts.is_bounded:
         curves.append(_epsilon_curve(contents))
     drawings = [(curve.label, draw_curve(curve)) for curve in curves]
     return [(label, drawing) for label, drawing in drawings if drawing is not None]
@@ -185,7 +185,7 @@ def _epsilon_curve(contents: RunContents) -> "Curve":
 
 def _spend_plot(contents: RunContents) -> "Markup | None":
     facts = contents.facts
-    if not facts.private or not facts.released or facts.objections:
+    if not facts.is_private or not facts.has_charges or facts.objections:
         return None
     from fedsim.report.plots import draw_spend
 

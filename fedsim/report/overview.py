@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.report.contents import RunContents
 from fedsim.server.round_report import RoundRow
-from fedsim.statement.sentence import counted
+from fedsim.statement.sentence import count_text
 
 MAX_INCIDENTS = 100
 _MAX_REASON = 300
@@ -93,21 +93,23 @@ def _held_out_cards(contents: RunContents) -> list[Card]:
     (name, value), *_ = contents.client_metrics.items()
     found = contents.rounds[-1].get("evaluated")
     clients, examples = (len(found["clients"]), found["examples"]) if found else (0, 0)
-    detail = f"{examples:,} held-out examples of {counted(clients, 'client')}"
+    detail = f"{examples:,} held-out examples of {count_text(clients, 'client')}"
     return [Card(f"Clients' {metric_name(name)}", metric_text(name, value), detail)]
 
 
 def _guarantee_card(contents: RunContents) -> Card:
     facts = contents.facts
-    if not facts.private:
+    if not facts.is_private:
         return Card("Guarantee", "none", "no differential privacy", kind="none")
     if math.isinf(facts.epsilon):
         return Card("Guarantee", "ε = ∞", "no bound for the federation", kind="none")
     if facts.objections:
         return Card("Guarantee", "none", "the reported ε is not supported", kind="none")
-    if not facts.released:
+    if not facts.has_charges:
         return Card("Guarantee", "ε = 0", "nothing was released", kind="guarantee")
-    detail = f"at δ = {delta_text(facts.delta)}, largest of {counted(len(facts.clients), 'client')}"
+    detail = (
+        f"at δ = {delta_text(facts.delta)}, largest of {count_text(len(facts.clients), 'client')}"
+    )
     return Card("Guarantee", f"ε ≤ {epsilon_text(facts.epsilon)}", detail, kind="guarantee")
 
 

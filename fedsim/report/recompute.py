@@ -31,7 +31,7 @@ def recipe(contents: RunContents) -> Recipe | None:
     None without privacy, where nothing was spent, or where the ledger does not fit into a script.
     """
     spends = [spend for spend in contents.clients if spend["ledger"]]
-    if not contents.private or not spends:
+    if not contents.is_private or not spends:
         return None
     spend = max(spends, key=_known_epsilon)
     try:

@@ -24,7 +24,7 @@ from fedsim.report.lines import say
 from fedsim.report.tables import figure_table, print_table
 from fedsim.runs.directory import RunDirectory
 from fedsim.statement import Facts
-from fedsim.statement.sentence import counted, named, span
+from fedsim.statement.sentence import clients_text, count_text, range_text
 
 _SHOWN_CLIENTS = 25
 
@@ -85,7 +85,7 @@ def print_result(directory: RunDirectory, console: Console | None = None) -> Non
     """
     console = console or Console()
     contents = read_contents(directory)
-    if contents.facts.private:
+    if contents.facts.is_private:
         print_table(console, _privacy_table(contents))
     for line in _summary(contents):
         say(console, line)
@@ -96,14 +96,14 @@ def _headline(federation: Federation) -> list[str]:
     """Return what is about to run, in public figures: private sizes are not among them."""
     experiment = federation.experiment
     first = (
-        f"{experiment.name}: {counted(federation.num_clients, 'client')} with "
+        f"{experiment.name}: {count_text(federation.num_clients, 'client')} with "
         f"{_sizes(federation)}, {len(federation.data.test):,} test examples, "
-        f"{counted(experiment.federation.rounds, 'round')} of "
-        f"{counted(experiment.local.steps, 'step')}"
+        f"{count_text(experiment.federation.rounds, 'round')} of "
+        f"{count_text(experiment.local.steps, 'step')}"
     )
     if federation.plans is None:
         return [first, "no differential privacy"]
-    noise = span([plan.step.noise_multiplier for plan in federation.plans], digits=3)
+    noise = range_text([plan.step.noise_multiplier for plan in federation.plans], digits=3)
     delta = delta_text(max(plan.delta for plan in federation.plans))
     target = experiment.privacy.target_epsilon if experiment.privacy else None
     goal = f"target ε = {target:g}" if target is not None else "given noise"
@@ -114,7 +114,7 @@ def _sizes(federation: Federation) -> str:
     privacy = federation.experiment.privacy
     if privacy is not None and privacy.adjacency == "add_remove":
         return f"{privacy.declared_examples:,} declared examples each"
-    return f"{span(federation.data.clients.sizes)} examples"
+    return f"{range_text(federation.data.clients.sizes)} examples"
 
 
 def _warnings(federation: Federation) -> list[str]:
@@ -199,11 +199,11 @@ def _summary(contents: RunContents) -> list[str]:
         f"{name.replace('_', ' ')} {metric_text(name, value)}"
         for name, value in contents.metrics.items()
     )
-    left = len(contents.facts.withdrawn)
-    events = [f"{left} of {counted(len(contents.clients), 'client')} withdrew"] * bool(left)
-    events += [f"{counted(lost, 'update')} lost"] * bool(lost)
+    left = len(contents.facts.withdrawn_clients)
+    events = [f"{left} of {count_text(len(contents.clients), 'client')} withdrew"] * bool(left)
+    events += [f"{count_text(lost, 'update')} lost"] * bool(lost)
     return [
-        f"{summary['name']}: {summary['status']} after {counted(summary['rounds'], 'round')} in "
+        f"{summary['name']}: {summary['status']} after {count_text(summary['rounds'], 'round')} in "
         f"{duration_text(summary['seconds'])}{reason}",
         metrics or "no round finished",
         *_held_out_line(contents),
@@ -222,13 +222,13 @@ def _held_out_line(contents: RunContents) -> list[str]:
 
 def guarantee_words(facts: Facts) -> str:
     """Return the guarantee of a run, or why there is none, in a few words."""
-    if not facts.private:
+    if not facts.is_private:
         return "no differential privacy"
-    if facts.unbounded:
-        return f"no guarantee for the federation: ε = ∞ for {named(facts.unbounded)}"
+    if facts.unbounded_clients:
+        return f"no guarantee for the federation: ε = ∞ for {clients_text(facts.unbounded_clients)}"
     if facts.objections:
         return f"no guarantee: {facts.objections[0]}"
-    if not facts.released:
+    if not facts.has_charges:
         return "nothing was released, and nothing was spent"
     return f"every client within ε = {epsilon_text(facts.epsilon)} at δ = {delta_text(facts.delta)}"
 

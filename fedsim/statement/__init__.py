@@ -1,8 +1,8 @@
-"""The privacy statement of a run: sentences that can only be built where they are true.
+"""The privacy statement of a run: sentences that can only be built from facts that support them.
 
-`read_facts` turns `privacy.json` (and what the run's other files add) into typed facts;
-`statement_of` returns every sentence that those facts allow. A sentence refuses to be built
-from facts that do not support it, so no caller can print a claim that does not hold.
+`read_facts` turns `privacy.json` and facts from the run's other files into typed facts.
+`statement_of` returns all sentences that those facts support. Every other sentence raises
+`UnsupportedClaimError`, so no caller can print a claim that does not hold.
 """
 
 from fedsim.statement.facts import ClientFacts as ClientFacts

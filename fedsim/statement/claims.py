@@ -1,4 +1,4 @@
-"""Whom the guarantee holds against, between what neighbours, and what follows from it."""
+"""The adversary, the neighbouring data sets, and what the guarantee means for an attacker."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,114 +7,113 @@ from fedsim.core.formatting import delta_text, epsilon_text, percent_up
 from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
 from fedsim.statement.profile import FALSE_POSITIVE_RATES
 from fedsim.statement.secure import hides_updates
-from fedsim.statement.sentence import Sentence, named
+from fedsim.statement.sentence import Sentence, clients_text, count_text
 
 
-class ThreatModel(Sentence):
+class ThreatModelSentence(Sentence):
     """Against whom the guarantee holds."""
 
     point, kind, title = "threat model", "claim", "Against whom"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether there is a guarantee."""
-        return facts.bounded
+        """Whether there is a guarantee."""
+        return facts.is_bounded
 
     @property
     def text(self) -> str:
         """The sentence in words."""
         return (
-            "The adversary is the server, or whoever else sees every update of a client. It knows "
-            "every setting and who took part, may send any model, and may act together with all "
-            "other clients. The client that holds an example is trusted with it: this is "
-            "example-level privacy of a client's updates, not protection from the client."
+            "The adversary is the server, or any other party that sees every update of a client. "
+            "It knows every setting and all participants, may send any model, and may collude "
+            "with all other clients. A client is trusted with its own examples: the guarantee "
+            "covers its updates and gives no protection from the client itself."
         )
 
 
-class Released(Sentence):
+class ReleasedSentence(Sentence):
     """What leaves a client."""
 
     point, kind, title = "threat model", "fact", "What is released"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether there are private clients."""
-        return facts.private
+        """Whether there are private clients."""
+        return facts.is_private
 
     @property
     def text(self) -> str:
         """The sentence in words."""
         mechanism = self.facts.mechanism
-        learns = mechanism is not None and mechanism.clipping in COUNTING_CLIPPINGS
-        bound = ", the clipping bound that it has learnt" if learns else ""
-        model, sums = "its model", "these"
+        adaptive = mechanism is not None and mechanism.clipping in COUNTING_CLIPPINGS
+        bound = ", its adapted clipping bound" if adaptive else ""
+        mask, source = "", "these models"
         if hides_updates(self.facts):
-            model, sums = "its model, masked for all but the sum,", "the sums of these"
+            mask, source = " (masked, so that only sums can be opened)", "these sums"
         return (
-            f"A client's messages hold {model} after every round that it is charged for{bound}, "
-            "its settings and its ledger. The server's global models are made from "
-            f"{sums} alone. "
-            "Gradients of single examples, training losses and the sizes of the lots drawn stay in "
-            "the client. Should it fail, the error message leaves it too."
+            f"A client sends its model after every round that it is charged for{mask}{bound}, "
+            f"its settings and its ledger. The server computes the global models from {source} "
+            "alone. Per-example gradients, training losses and lot sizes stay on the client. "
+            "If a client fails, its error message leaves it too."
         )
 
 
-class Unit(Sentence):
+class UnitSentence(Sentence):
     """What one ε protects."""
 
     point, kind, title = "unit", "limit", "One training example, not one person"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether there is a guarantee."""
-        return facts.bounded
+        """Whether there is a guarantee."""
+        return facts.is_bounded
 
     @property
     def text(self) -> str:
         """The sentence in words."""
         return (
-            "The unit is one training example of one client. A person with several examples in a "
-            "client is protected less, and one with examples in several clients bears the spend "
-            "of all of them together; neither is computed here."
+            "The unit is one training example of one client. A person with several examples on "
+            "one client is protected less. For a person with examples on several clients, the "
+            "spends of these clients compose. Neither case is computed here."
         )
 
 
 _ADJACENCIES = {
     "zero_out": (
-        "zero-out adjacency: one example's contribution is replaced by nothing, and client sizes "
-        "are public",
+        "zero-out adjacency: the contribution of one example is replaced by zero, and client "
+        "sizes are public",
         "C",
     ),
     "add_remove": (
-        "add/remove adjacency: one example is added or removed, and client sizes are private; a "
+        "add/remove adjacency: one example is added or removed; client sizes are private, and a "
         "declared size takes their place",
         "C",
     ),
     "replace_one": (
-        "replace-one adjacency: one example becomes another, and client sizes are public",
+        "replace-one adjacency: one example is replaced by another, and client sizes are public",
         "2C",
     ),
 }
 
 
-class Adjacency(Sentence):
-    """Between which data sets the guarantee holds."""
+class AdjacencySentence(Sentence):
+    """The adjacency of the guarantee, its sensitivity, and what is public."""
 
     point, kind, title = "adjacency", "claim", "Neighbouring data sets"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether there is a guarantee for a known adjacency."""
-        return facts.bounded
+        """Whether there is a guarantee for a known adjacency."""
+        return facts.is_bounded
 
     @property
     def text(self) -> str:
         """The sentence in words."""
         meaning, sensitivity = _ADJACENCIES[self._name]
         return (
-            f"Neighbours are those of {meaning}. A sum of clipped gradients then moves by at most "
-            f"{sensitivity} in L2 norm. Public are also all settings, the schedule of "
-            "participation, sampling rates, numbers of steps and the server's test set."
+            f"Data sets are neighbours by {meaning}. The L2 sensitivity of a sum of clipped "
+            f"gradients is then at most {sensitivity}. All settings, the participation schedule, "
+            "sampling rates, step counts and the server's test set are public as well."
         )
 
     @property
@@ -127,26 +126,27 @@ class Adjacency(Sentence):
         return self.facts.mechanism.adjacency if self.facts.mechanism else ""
 
 
-class Spread(Sentence):
-    """The maximum beside the statistics that are no guarantee."""
+class SpreadSentence(Sentence):
+    """The maximum ε, which is the guarantee, beside median and minimum, which are not."""
 
     point, kind, title = "result", "fact", "Every client, and the federation"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether there is a guarantee."""
-        return facts.bounded
+        """Whether there is a guarantee."""
+        return facts.is_bounded
 
     @property
     def text(self) -> str:
         """The sentence in words."""
         facts = self.facts
+        clients = count_text(len(facts.clients), "client")
         smallest = min(client.epsilon for client in facts.clients)
         return (
-            f"The maximum over {len(facts.clients):,} clients, ε = {epsilon_text(facts.epsilon)} "
-            f"of client {facts.worst.client}, is what holds for everybody. The median "
-            f"({facts.median:.4g}) and the smallest ε ({smallest:.4g}) are "
-            "statistics, not guarantees."
+            f"The guarantee for all clients is the maximum over {clients}: "
+            f"ε = {epsilon_text(facts.epsilon)} of client {facts.worst.client}. The median "
+            f"({facts.median:.4g}) and the minimum ({smallest:.4g}) are statistics, not "
+            "guarantees."
         )
 
     @property
@@ -159,23 +159,23 @@ class Spread(Sentence):
         }
 
 
-class DeltaBelowOneInN(Sentence):
-    """δ is small enough that no client may publish an example outright."""
+class DeltaBelowOneInNSentence(Sentence):
+    """δ is so small that the definition does not allow publishing an example."""
 
     point, kind, title = "delta", "fact", "Why this δ"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether there is a guarantee, and every δ is below 1 / examples."""
-        return facts.bounded and not facts.loose_deltas
+        """Whether there is a guarantee, and every δ is below 1 / examples."""
+        return facts.is_bounded and not facts.clients_with_large_delta
 
     @property
     def text(self) -> str:
         """The sentence in words."""
         return (
             f"Every client's δ is below 1 / its examples: δ · examples is at most "
-            f"{percent_up(self._largest)}, the chance at which δ alone would let a client publish "
-            "one of its examples. Keep it far below 100%."
+            f"{percent_up(self._largest)}. With this probability, δ alone would allow a client to "
+            "publish one of its examples. Keep it far below 100%."
         )
 
     @property
@@ -188,40 +188,41 @@ class DeltaBelowOneInN(Sentence):
         return max(client.delta * client.examples for client in self.facts.clients)
 
 
-class DeltaTooLarge(Sentence):
+class DeltaTooLargeSentence(Sentence):
     """Some δ is so large that the definition allows publishing an example."""
 
     point, kind, title = "delta", "warning", "δ is not below 1 / examples"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether there is a guarantee, and some δ is too large."""
-        return facts.bounded and bool(facts.loose_deltas)
+        """Whether there is a guarantee, and some δ is too large."""
+        return facts.is_bounded and bool(facts.clients_with_large_delta)
 
     @property
     def text(self) -> str:
         """The sentence in words."""
+        clients = clients_text(self.facts.clients_with_large_delta)
         return (
-            f"δ is not below 1 / examples for {named(self.facts.loose_deltas)}. With a δ this "
-            "large, a client that publishes one of its examples outright would satisfy the "
-            "definition; choose a smaller privacy.delta."
+            f"δ is not below 1 / examples for {clients}. With a δ this large, a client that "
+            "publishes one of its examples, chosen at random, would satisfy the definition. "
+            "Choose a smaller privacy.delta."
         )
 
     @property
     def values(self) -> Mapping[str, Any]:
         """The clients."""
-        return {"clients": list(self.facts.loose_deltas)}
+        return {"clients": list(self.facts.clients_with_large_delta)}
 
 
-class AttackBound(Sentence):
-    """What the guarantee leaves to an attacker."""
+class AttackBoundSentence(Sentence):
+    """Bounds on the true-positive rate of membership inference."""
 
     point, kind, title = "attack", "claim", "What an attacker can gain"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether there is a guarantee with a whole curve δ(ε) behind it."""
-        return facts.bounded and facts.profile is not None and bool(facts.profile.curve)
+        """Whether there is a guarantee with a whole curve δ(ε) behind it."""
+        return facts.is_bounded and facts.profile is not None and bool(facts.profile.curve)
 
     @property
     def text(self) -> str:
@@ -229,14 +230,14 @@ class AttackBound(Sentence):
         first, *rest = (
             (f"{100 * rate:.4g}%", f"at most {percent_up(bound)}") for rate, bound in self._attack
         )
-        others = ", ".join(f"with {rate}, {top}" for rate, top in rest)
+        others = ", ".join(f"at {rate}, {top}" for rate, top in rest)
         return (
-            f"Take an attacker who sees all updates of client {self.facts.worst.client}, whose ε "
-            "is the largest, and guesses whether one given example was in its training data. If it "
-            f"wrongly says yes to {first[0]} of the examples that were not, it rightly says yes to "
-            f"{first[1]} of those that were; {others}. This follows from the client's whole "
-            "curve δ(ε). The curves of other clients may cross it; for them "
-            "e^ε · FPR + δ with the ε of the federation holds."
+            "An attacker sees all updates of the client with the largest ε, client "
+            f"{self.facts.worst.client}, and guesses whether one given example was in its training "
+            f"data. At a false-positive rate of {first[0]}, the true-positive rate is {first[1]}; "
+            f"{others}. This follows from the client's whole curve δ(ε). The curves of other "
+            "clients may cross it; for them, the bound is e^ε · FPR + δ with the ε of the "
+            "federation."
         )
 
     @property
@@ -255,15 +256,15 @@ class AttackBound(Sentence):
         return tuple((rate, bound(rate)) for rate in FALSE_POSITIVE_RATES)
 
 
-class GaussianBound(Sentence):
-    """The whole trade-off in one number."""
+class GaussianBoundSentence(Sentence):
+    """The whole trade-off curve bounded by one number, μ."""
 
     point, kind, title = "attack", "claim", "As one Gaussian"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether there is a guarantee whose curve lies below that of a Gaussian."""
-        return facts.bounded and facts.profile is not None and facts.profile.mu is not None
+        """Whether there is a guarantee whose curve lies below that of a Gaussian."""
+        return facts.is_bounded and facts.profile is not None and facts.profile.mu is not None
 
     @property
     def text(self) -> str:
@@ -272,16 +273,15 @@ class GaussianBound(Sentence):
         slack = self.values["slack"]
         if slack == 0.0:
             return (
-                f"Client {self.facts.worst.client} is μ-GDP with μ = {mu}: its releases are no "
-                "easier to tell apart than two normal distributions that lie μ standard deviations "
-                "apart."
+                f"Client {self.facts.worst.client} is μ-GDP with μ = {mu}: distinguishing its "
+                "releases on neighbouring data sets is no easier than distinguishing two normal "
+                "distributions that lie μ standard deviations apart."
             )
         return (
             f"With μ = {mu}, no attack on client {self.facts.worst.client} has a true-positive "
-            "rate more than "
-            f"{delta_text(slack)} above that against two normal distributions that lie μ standard "
-            "deviations apart. This is proved from δ(ε), not fitted to it; no central limit is "
-            "involved."
+            f"rate more than {delta_text(slack)} above that of the best test between two normal "
+            "distributions that lie μ standard deviations apart. This is proved from δ(ε), without "
+            "a fit or a central limit theorem."
         )
 
     @property
@@ -291,11 +291,16 @@ class GaussianBound(Sentence):
         return {"mu": profile.mu, "slack": profile.slack} if profile else {}
 
 
-SETTING: tuple[type[Sentence], ...] = (ThreatModel, Released, Unit, Adjacency)
+SETTING: tuple[type[Sentence], ...] = (
+    ThreatModelSentence,
+    ReleasedSentence,
+    UnitSentence,
+    AdjacencySentence,
+)
 RESULT: tuple[type[Sentence], ...] = (
-    DeltaBelowOneInN,
-    DeltaTooLarge,
-    Spread,
-    AttackBound,
-    GaussianBound,
+    DeltaBelowOneInNSentence,
+    DeltaTooLargeSentence,
+    SpreadSentence,
+    AttackBoundSentence,
+    GaussianBoundSentence,
 )

@@ -1,4 +1,4 @@
-"""What is known about the privacy of a run. Facts only: what follows from them is for sentences."""
+"""Recorded facts about the privacy of a run; the sentences draw the conclusions."""
 
 import math
 import statistics
@@ -13,21 +13,22 @@ ADJACENCIES = ("zero_out", "add_remove", "replace_one")
 ACCOUNTANTS = ("pld", "rdp", "moments")
 NOISES = ("seeded", "secure")
 CLIPPINGS = ("flat", "per_layer", "automatic", "adaptive")
-# A bound is learnt from a noisy count: it and the gradients must be one event in the ledger.
+# These adapt the bound by a noisy count: count and gradients must be one event in the ledger.
 COUNTING_CLIPPINGS = ("adaptive",)
 
-_SAME = 1e-9  # relative: the same accountant on another machine
+_RELATIVE_TOLERANCE = 1e-9  # the same accountant on another machine
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientFacts:
-    """What one client spent, and on what; an ε without a bound is infinite.
+    """The privacy spend of one client; an ε without a bound is infinite.
 
     Attributes:
-        examples: the public size behind the sampling rate, the client's own or a declared one.
-        events: names of the kinds of events in its ledger.
-        joint: whether everything in its ledger is a release of several parts together.
-        withdrawn_round: the round in which it left because its budget was spent, if it did.
+        examples: the public size behind the sampling rate: the client's own or a declared one.
+        events: the event types in its ledger.
+        is_joint: whether every event in its ledger is a joint release of several parts.
+        head: the last hash of its ledger.
+        withdrawn_round: the round in which it withdrew with its budget spent, if it did.
     """
 
     client: int
@@ -41,24 +42,24 @@ class ClientFacts:
     max_grad_norm: float | None = None
     target_epsilon: float | None = None
     events: frozenset[str] = frozenset()
-    joint: bool = False
+    is_joint: bool = False
     head: str | None = None
     withdrawn_round: int | None = None
 
     @property
-    def released(self) -> bool:
-        """Whether anything was charged to it."""
+    def has_charges(self) -> bool:
+        """Whether the client was charged."""
         return self.rounds > 0
 
     @property
-    def loose_delta(self) -> bool:
-        """Whether publishing one of its examples outright would satisfy its δ."""
+    def has_large_delta(self) -> bool:
+        """Whether δ is at least 1 / examples, so that it allows publishing one example."""
         return self.examples > 0 and self.delta >= 1 / self.examples
 
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismFacts:
-    """How clients were protected; names as in the experiment file, None where not recorded."""
+    """The mechanism of all clients, named as in the experiment file; None where not recorded."""
 
     adjacency: str
     accountant: str
@@ -69,13 +70,13 @@ class MechanismFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What happened around the mechanism.
+    """How the run ended.
 
     Attributes:
         status: completed, stopped, interrupted or failed.
-        rounds: finished rounds.
-        planned_rounds: rounds that the experiment asked for, where known.
-        lost_updates: charged updates that never reached the average.
+        rounds: number of finished rounds.
+        planned_rounds: number of rounds in the experiment, where known.
+        lost_updates: number of charged updates that never reached the average.
     """
 
     status: str
@@ -86,17 +87,17 @@ class RunFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Everything that the privacy statement of a run may speak of.
+    """All facts behind the privacy statement of a run.
 
     Attributes:
         clients: every client of the federation.
         mechanism: None in a federation without differential privacy.
-        profile: what the ledger of the client with the largest ε proves; None where it proves
-            nothing (no privacy, nothing spent, an infinite ε, a ledger that cannot be read).
+        profile: the curve δ(ε) of the client with the largest ε; None where its ledger proves
+            nothing (no privacy, nothing spent, an infinite ε, an unreadable ledger).
         digest: one hash over the ledgers of all clients.
-        version: of fedsim, at the time of the run.
-        secure_aggregation: what is recorded of it; None where updates went to the server in clear.
-        tuning: what is declared about earlier runs on the same data; None: nothing is.
+        version: fedsim's version at the time of the run.
+        secure_aggregation: the recorded protocol; None where the server saw single updates.
+        tuning: the declaration about earlier runs on the same data; None without one.
         run: None where only the privacy account is known.
     """
 
@@ -110,8 +111,8 @@ class Facts:
     run: RunFacts | None = None
 
     @property
-    def private(self) -> bool:
-        """Whether differential privacy was asked for."""
+    def is_private(self) -> bool:
+        """Whether the experiment has differential privacy; the ε may still be infinite."""
         return self.mechanism is not None
 
     @cached_property
@@ -131,26 +132,26 @@ class Facts:
 
     @cached_property
     def median(self) -> float:
-        """The median ε: a statistic, no guarantee."""
+        """The median ε: a statistic, not a guarantee."""
         return statistics.median(client.epsilon for client in self.clients)
 
     @cached_property
-    def unbounded(self) -> tuple[int, ...]:
-        """The clients without any bound."""
+    def unbounded_clients(self) -> tuple[int, ...]:
+        """The clients with an infinite ε."""
         return tuple(c.client for c in self.clients if not math.isfinite(c.epsilon))
 
     @cached_property
-    def released(self) -> bool:
-        """Whether any client was charged for anything."""
-        return any(client.released for client in self.clients)
+    def has_charges(self) -> bool:
+        """Whether any client was charged."""
+        return any(client.has_charges for client in self.clients)
 
     @cached_property
-    def loose_deltas(self) -> tuple[int, ...]:
+    def clients_with_large_delta(self) -> tuple[int, ...]:
         """The clients whose δ is not below 1 / examples."""
-        return tuple(client.client for client in self.clients if client.loose_delta)
+        return tuple(client.client for client in self.clients if client.has_large_delta)
 
     @cached_property
-    def over_target(self) -> tuple[int, ...]:
+    def clients_over_target(self) -> tuple[int, ...]:
         """The clients that spent more than their target."""
         return tuple(
             client.client
@@ -159,20 +160,23 @@ class Facts:
         )
 
     @cached_property
-    def withdrawn(self) -> tuple[int, ...]:
-        """The clients that left because their budget was spent."""
+    def withdrawn_clients(self) -> tuple[int, ...]:
+        """The clients that withdrew because their budget was spent."""
         return tuple(c.client for c in self.clients if c.withdrawn_round is not None)
 
     @cached_property
     def objections(self) -> tuple[str, ...]:
-        """Why no ε may be stated although one is reported; empty where one may."""
+        """Reasons against stating the reported ε; empty where there are none."""
         return tuple(_objections(self)) if self.mechanism is not None else ()
 
     @property
-    def bounded(self) -> bool:
-        """Whether a finite ε of something that was released may be stated."""
+    def is_bounded(self) -> bool:
+        """Whether a finite ε of at least one release may be stated."""
         return (
-            self.private and self.released and math.isfinite(self.epsilon) and not self.objections
+            self.is_private
+            and self.has_charges
+            and math.isfinite(self.epsilon)
+            and not self.objections
         )
 
 
@@ -185,14 +189,14 @@ def _objections(facts: Facts) -> Iterator[str]:
     if mechanism.accountant not in ACCOUNTANTS:
         yield f"its accountant {mechanism.accountant!r} is not known"
     if mechanism.noise not in NOISES:
-        yield "it is not recorded where its noise came from"
+        yield "the source of its noise is not recorded"
     if mechanism.clipping is not None and mechanism.clipping not in CLIPPINGS:
         yield f"its clipping {mechanism.clipping!r} is not known"
-    if not facts.released:
+    if not facts.has_charges:
         return
     # Lots that the ledger holds as another event were not accounted for as they were drawn.
     if (scheme := SAMPLING_SCHEMES.get(mechanism.sampling or "")) is None:
-        yield "it is not recorded how its lots were drawn"
+        yield "the sampling of its lots is not recorded"
     elif mismatched := _mismatched(facts.clients, scheme.event):
         yield (
             f"lots were drawn by {mechanism.sampling}, but the ledger of client {mismatched[0]} "
@@ -200,8 +204,8 @@ def _objections(facts: Facts) -> Iterator[str]:
         )
     if mechanism.clipping in COUNTING_CLIPPINGS and (uncounted := _uncounted(facts.clients)):
         yield (
-            f"the bound of client {uncounted[0]} was learnt from its examples, but its ledger "
-            "accounts for gradients alone"
+            f"the clipping bound of client {uncounted[0]} was adapted to its examples, but its "
+            "ledger accounts for gradients alone"
         )
     if math.isfinite(facts.epsilon) and (found := _unproved(facts)):
         yield found
@@ -211,29 +215,29 @@ def _mismatched(
     clients: tuple[ClientFacts, ...], expected: str
 ) -> tuple[int, frozenset[str]] | None:
     for client in clients:
-        if client.released and client.events != {expected} and math.isfinite(client.epsilon):
+        if client.has_charges and client.events != {expected} and math.isfinite(client.epsilon):
             return client.client, client.events
     return None
 
 
 def _uncounted(clients: tuple[ClientFacts, ...]) -> tuple[int, ...]:
-    """Return the clients that released something, in a ledger without the counts."""
+    """Return the charged clients whose ledger does not account for the counts."""
     return tuple(
         one.client
         for one in clients
-        if one.released and not one.joint and math.isfinite(one.epsilon)
+        if one.has_charges and not one.is_joint and math.isfinite(one.epsilon)
     )
 
 
 def _unproved(facts: Facts) -> str | None:
-    """Return what is wrong with the ledger behind the largest ε, if anything is."""
+    """Return the objection to the ledger behind the largest ε, or None."""
     worst, profile = facts.worst, facts.profile
-    if not worst.released:
+    if not worst.has_charges:
         return None
     if profile is None or profile.client != worst.client:
         return f"the ledger of client {worst.client}, whose ε is the largest, proves nothing"
-    if profile.epsilon > worst.epsilon * (1 + _SAME) or profile.delta != worst.delta:
-        return f"the ε of client {worst.client} is smaller than what its ledger adds up to"
+    if profile.epsilon > worst.epsilon * (1 + _RELATIVE_TOLERANCE) or profile.delta != worst.delta:
+        return f"the ε of client {worst.client} is smaller than the ε of its ledger"
     return None
 
 

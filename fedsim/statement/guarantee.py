@@ -1,4 +1,4 @@
-"""Whether anything is guaranteed, and what: exactly one of these sentences holds of any run."""
+"""The guarantee of a run, or why there is none: exactly one of these sentences holds."""
 
 import math
 from collections.abc import Mapping
@@ -6,96 +6,95 @@ from typing import Any
 
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.statement.facts import Facts
-from fedsim.statement.sentence import Sentence, named
+from fedsim.statement.sentence import Sentence, clients_text
 
 _CORE = (
-    "against a server that sees every update, the updates of each client k are "
-    "(ε_k, δ)-differentially private for its single training examples over all rounds that it took "
-    "part in"
+    "against a server that sees every update, the updates of each client k over all of its rounds "
+    "are together (ε_k, δ)-differentially private for each of its training examples"
 )
 
 
-class NoPrivacy(Sentence):
-    """A federation that asked for no privacy."""
+class NoPrivacySentence(Sentence):
+    """A federation without differential privacy."""
 
     point, kind, title = "guarantee", "warning", "No differential privacy"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether no privacy was asked for."""
-        return not facts.private
+        """Whether the experiment has no differential privacy."""
+        return not facts.is_private
 
     @property
     def text(self) -> str:
         """The sentence in words."""
         return (
-            "This federation ran without differential privacy: whoever sees a client's updates may "
-            "learn anything about its examples."
+            "This federation ran without differential privacy: anyone who sees a client's updates "
+            "may learn anything about its examples."
         )
 
 
-class InfiniteEpsilon(Sentence):
-    """Some client has no bound, so the federation has none."""
+class InfiniteEpsilonSentence(Sentence):
+    """A client without a bound: the federation has none either."""
 
     point, kind, title = "guarantee", "warning", "ε is infinite"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether a client's ε is infinite."""
-        return facts.private and math.isinf(facts.epsilon)
+        """Whether a client's ε is infinite."""
+        return facts.is_private and math.isinf(facts.epsilon)
 
     @property
     def text(self) -> str:
         """The sentence in words."""
-        unbounded = self.facts.unbounded
-        who = named(unbounded).capitalize() if unbounded else "Some client"
+        unbounded = self.facts.unbounded_clients
+        who = clients_text(unbounded).capitalize() if unbounded else "Some client"
         return (
-            f"{who} released updates without enough noise for any bound: the ε there is infinite, "
-            "and so is the federation's. Whoever sees these updates may learn anything about the "
-            "examples behind them."
+            f"{who} released updates with too little noise for any bound: the ε of these updates "
+            "is infinite, and so is the federation's. Anyone who sees these updates may learn "
+            "anything about the examples behind them."
         )
 
     @property
     def values(self) -> Mapping[str, Any]:
         """The clients without a bound."""
-        return {"clients": list(self.facts.unbounded)}
+        return {"clients": list(self.facts.unbounded_clients)}
 
 
-class Withheld(Sentence):
+class WithheldSentence(Sentence):
     """An ε is reported, but the facts do not support it."""
 
     point, kind, title = "guarantee", "warning", "No guarantee can be stated"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether something stands against the reported ε."""
-        return facts.private and math.isfinite(facts.epsilon) and bool(facts.objections)
+        """Whether an objection stands against the reported ε."""
+        return facts.is_private and math.isfinite(facts.epsilon) and bool(facts.objections)
 
     @property
     def text(self) -> str:
         """The sentence in words."""
         return (
-            f"An ε is reported for this run, but {'; '.join(self.facts.objections)}. Nothing is "
-            "claimed; fedsim verify checks the run against its ledger."
+            f"An ε is reported for this run, but {'; '.join(self.facts.objections)}. No guarantee "
+            "is stated; `fedsim verify` checks the run against its ledger."
         )
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """What stands against it."""
+        """The objections to the reported ε."""
         return {"objections": list(self.facts.objections)}
 
 
-class NothingReleased(Sentence):
-    """No client was charged for anything."""
+class NothingReleasedSentence(Sentence):
+    """No client was charged."""
 
     point, kind, title = "guarantee", "claim", "Nothing was released"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether every account is still empty."""
+        """Whether every account is still empty."""
         return (
-            facts.private
-            and not facts.released
+            facts.is_private
+            and not facts.has_charges
             and math.isfinite(facts.epsilon)
             and not facts.objections
         )
@@ -106,16 +105,18 @@ class NothingReleased(Sentence):
         return "No client released an update, so no privacy was spent: ε = 0 for every client."
 
 
-class _Bounded(Sentence):
-    """What both kinds of guarantee have in common."""
+class _BoundedSentence(Sentence):
+    """The common part of both kinds of guarantee."""
 
     point, kind, title = "guarantee", "claim", "Guarantee"
     noise = ""
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether every client is bounded, by noise of this kind."""
-        return facts.bounded and facts.mechanism is not None and facts.mechanism.noise == cls.noise
+        """Whether every client has a finite ε, by noise of this kind."""
+        return (
+            facts.is_bounded and facts.mechanism is not None and facts.mechanism.noise == cls.noise
+        )
 
     @property
     def largest(self) -> str:
@@ -140,8 +141,8 @@ class _Bounded(Sentence):
         }
 
 
-class Guarantee(_Bounded):
-    """A guarantee of what really ran, with noise that nobody can take off."""
+class GuaranteeSentence(_BoundedSentence):
+    """A guarantee of the run itself: its noise cannot be reproduced and removed."""
 
     noise = "secure"
 
@@ -151,8 +152,8 @@ class Guarantee(_Bounded):
         return f"{_CORE[0].upper()}{_CORE[1:]}. {self.largest}"
 
 
-class SimulatedGuarantee(_Bounded):
-    """A guarantee of the mechanism that was simulated: its noise came from a seed."""
+class SimulatedGuaranteeSentence(_BoundedSentence):
+    """A guarantee of the simulated mechanism: the noise of this run came from a seed."""
 
     title = "Guarantee of the simulated mechanism"
     noise = "seeded"
@@ -160,16 +161,14 @@ class SimulatedGuarantee(_Bounded):
     @property
     def text(self) -> str:
         """The sentence in words."""
-        return (
-            f"The mechanism that this run simulates has the guarantee that, {_CORE}. {self.largest}"
-        )
+        return f"The mechanism that this run simulates has this guarantee: {_CORE}. {self.largest}"
 
 
 SENTENCES: tuple[type[Sentence], ...] = (
-    NoPrivacy,
-    InfiniteEpsilon,
-    Withheld,
-    NothingReleased,
-    SimulatedGuarantee,
-    Guarantee,
+    NoPrivacySentence,
+    InfiniteEpsilonSentence,
+    WithheldSentence,
+    NothingReleasedSentence,
+    SimulatedGuaranteeSentence,
+    GuaranteeSentence,
 )

@@ -7,110 +7,115 @@ from fedsim.statement.facts import Facts
 from fedsim.statement.sentence import Sentence
 
 
-class NoAmplification(Sentence):
-    """What might lower an ε elsewhere and does not here."""
+class NoAmplificationSentence(Sentence):
+    """Effects that may lower an ε elsewhere and are not used here."""
 
     point, kind, title = "limit", "limit", "No amplification is claimed"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether there is a guarantee."""
-        return facts.bounded
+        """Whether there is a guarantee."""
+        return facts.is_bounded
 
     @property
     def text(self) -> str:
         """The sentence in words."""
         return (
             "No amplification by client selection, shuffling or secure aggregation is claimed: "
-            "none of them lowers the guarantee."
+            "none of them lowers the ε of the guarantee."
         )
 
 
-class SeededNoise(Sentence):
-    """Noise that can be taken off again."""
+class SeededNoiseSentence(Sentence):
+    """Noise from the seed, which anyone who knows the seed can remove."""
 
     point, kind, title = "limit", "limit", "The noise is simulation grade"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether the noise came from the seed."""
-        return facts.mechanism is not None and facts.mechanism.noise == "seeded" and facts.released
+        """Whether the noise came from the seed."""
+        return (
+            facts.mechanism is not None and facts.mechanism.noise == "seeded" and facts.has_charges
+        )
 
     @property
     def text(self) -> str:
         """The sentence in words."""
         return (
-            "The noise comes from seeded streams, as a reproducible simulation needs: it protects "
-            "nobody from someone who knows the seed, which is among the settings of this run."
+            "The noise comes from seeded streams, so that the simulation is reproducible. It gives "
+            "no protection against anyone who knows the seed, which is among the settings of this "
+            "run."
         )
 
 
-class SecureNoise(Sentence):
-    """Noise that nobody can repeat."""
+class SecureNoiseSentence(Sentence):
+    """Noise from the operating system, which cannot be repeated."""
 
     point, kind, title = "limit", "limit", "The noise cannot be repeated"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether the noise came from the operating system."""
-        return facts.mechanism is not None and facts.mechanism.noise == "secure" and facts.released
+        """Whether the noise came from the operating system."""
+        return (
+            facts.mechanism is not None and facts.mechanism.noise == "secure" and facts.has_charges
+        )
 
     @property
     def text(self) -> str:
         """The sentence in words."""
         return (
-            "Lots and noise come from the operating system's randomness and cannot be repeated, "
-            "nor can this run."
+            "Lots and noise come from the operating system's random number generator. Neither "
+            "they nor this run can be repeated."
         )
 
 
-class FloatingPoint(Sentence):
-    """The proof speaks of real numbers."""
+class FloatingPointSentence(Sentence):
+    """The proof assumes real numbers."""
 
     point, kind, title = "limit", "limit", "Noise is computed in floating point"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether there is a guarantee, which then assumes exact noise."""
-        return facts.bounded
+        """Whether there is a guarantee, which then assumes exact noise."""
+        return facts.is_bounded
 
     @property
     def text(self) -> str:
         """The sentence in words."""
         return (
-            "The proof speaks of exact Gaussian noise; a computer rounds it (Mironov 2012), and "
-            "timing is not hidden."
+            "The proof assumes exact Gaussian noise; a computer rounds it (Mironov 2012). Timing "
+            "is not hidden."
         )
 
 
-class ErrorMessages(Sentence):
-    """What failing clients said is not covered."""
+class ErrorMessagesSentence(Sentence):
+    """Failures and their messages are outside the guarantee."""
 
     point, kind, title = "limit", "limit", "Failures are not covered"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether a private client failed."""
-        return facts.private and facts.run is not None and facts.run.lost_updates > 0
+        """Whether a private client failed."""
+        return facts.is_private and facts.run is not None and facts.run.lost_updates > 0
 
     @property
     def text(self) -> str:
         """The sentence in words."""
         return (
-            "That a client failed, and its error message, may depend on its examples. Both reached "
-            "the server and this report; no ε includes them."
+            "Whether a client fails, and its error message, may depend on its examples. Both "
+            "reached the server and this report; no ε includes them."
         )
 
 
-class Unfinished(Sentence):
+class UnfinishedSentence(Sentence):
     """The run did not end as planned."""
 
     point, kind, title = "limit", "limit", "The run did not finish"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether a private run ended otherwise than planned."""
-        return facts.private and facts.run is not None and facts.run.status != "completed"
+        """Whether a private run did not complete."""
+        return facts.is_private and facts.run is not None and facts.run.status != "completed"
 
     @property
     def text(self) -> str:
@@ -120,22 +125,22 @@ class Unfinished(Sentence):
             return ""
         planned = "" if run.planned_rounds is None else f" of {run.planned_rounds:,} planned"
         return (
-            f"The run is {run.status}, with {run.rounds:,}{planned} rounds finished. Stated is "
-            "what was charged until then; continuing it spends more."
+            f"The run is {run.status}, with {run.rounds:,}{planned} rounds finished. The statement "
+            "covers the charges until then; continuing it spends more."
         )
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """How it ended, and when."""
+        """The status of the run and its finished rounds."""
         run = self.facts.run
         return {"status": run.status, "rounds": run.rounds} if run else {}
 
 
 SENTENCES: tuple[type[Sentence], ...] = (
-    NoAmplification,
-    SeededNoise,
-    SecureNoise,
-    FloatingPoint,
-    ErrorMessages,
-    Unfinished,
+    NoAmplificationSentence,
+    SeededNoiseSentence,
+    SecureNoiseSentence,
+    FloatingPointSentence,
+    ErrorMessagesSentence,
+    UnfinishedSentence,
 )

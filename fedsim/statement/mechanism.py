@@ -1,11 +1,11 @@
-"""What ran in every step, and how it was accounted for."""
+"""The mechanism of one step, its sampling and its accounting."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
 from fedsim.statement.facts import Facts
-from fedsim.statement.sentence import Sentence, counted, span
+from fedsim.statement.sentence import Sentence, count_text, range_text
 
 _CLIPPINGS = {
     "flat": "clipped to L2 norm C as a whole",
@@ -17,27 +17,26 @@ _METHODS = {
     "pld": "privacy loss distributions, discretised by connect-the-dots so that the result is an "
     "upper bound (Doroshenko et al. 2022)",
     "rdp": "Rényi differential privacy (Mironov 2017) with the conversion of Canonne, Kamath and "
-    "Steinke 2020, an upper bound, usually some 10% above the exact value",
-    "moments": "the moments accountant of Abadi et al. 2016, an upper bound, and a loose one",
+    "Steinke 2020, an upper bound, usually about 10% above the exact value",
+    "moments": "the moments accountant of Abadi et al. 2016, a loose upper bound",
 }
 
-_LEARNS = (
-    " How many examples of the lot were within C is counted, with Gaussian noise on the count, and "
-    "moves C towards a quantile of the norms for the next step. Sum and count are accounted for "
-    "as one Gaussian release with noise multiplier z; C is a function of what was released "
-    "(Andrew et al. 2021)."
+_ADAPTATION = (
+    " A count of the lot's examples with norm below C, with Gaussian noise, moves C towards a "
+    "quantile of the norms for the next step. Sum and count are accounted for as one Gaussian "
+    "release with noise multiplier z; C is a function of these releases (Andrew et al. 2021)."
 )
 
 
-class DpSgd(Sentence):
+class DpSgdSentence(Sentence):
     """The mechanism of one step."""
 
     point, kind, title = "mechanism", "fact", "DP-SGD in every client"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether something was released under a known clipping."""
-        return facts.mechanism is not None and facts.released
+        """Whether a client was charged in a private run."""
+        return facts.mechanism is not None and facts.has_charges
 
     @property
     def text(self) -> str:
@@ -48,21 +47,21 @@ class DpSgd(Sentence):
         noise = "of standard deviation z · C"
         if clipping == "per_layer":
             noise = "divided among the layers with the effect of standard deviation z · C"
-        learns, where = "", "C"
+        adaptation, bound = "", "C"
         if clipping == "adaptive":
-            noise, learns, where = "of standard deviation above z · C", _LEARNS, "at first C"
+            noise, adaptation = "of standard deviation above z · C", _ADAPTATION
+            bound = "initial C"
         return (
-            f"In each step every example's gradient is {how}, Gaussian noise {noise} is added once "
-            f"to the sum, and the result is divided by a public constant.{learns} Here "
-            f"z = {span(self.values['noise_multiplier'])}, "
-            f"{where} = {self._bounds()}, sampling rate q = {span(self.values['sampling_rate'])}, "
-            f"{self._steps()}."
+            f"In each step every per-example gradient is {how}, Gaussian noise {noise} is added "
+            f"once to the sum, and the result is divided by a public constant.{adaptation} Here "
+            f"z = {range_text(self.values['noise_multiplier'])}, {bound} = {self._bounds()}, "
+            f"sampling rate q = {range_text(self.values['sampling_rate'])}, {self._steps()}."
         )
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Ranges over the clients that released something."""
-        clients = [client for client in self.facts.clients if client.released]
+        """Ranges over the clients that were charged."""
+        clients = [client for client in self.facts.clients if client.has_charges]
         names = ("noise_multiplier", "sampling_rate", "rounds", "steps")
         ranges = {name: _range([getattr(client, name) for client in clients]) for name in names}
         bounds = [c.max_grad_norm for c in clients if c.max_grad_norm is not None]
@@ -70,25 +69,25 @@ class DpSgd(Sentence):
 
     def _bounds(self) -> str:
         bounds = self.values["max_grad_norm"]
-        return "not recorded" if bounds is None else span(bounds)
+        return "not recorded" if bounds is None else range_text(bounds)
 
     def _steps(self) -> str:
         low, high = self.values["steps"]
-        steps = counted(low, "step") if low == high else f"{low:,} to {high:,} steps"
+        steps = count_text(low, "step") if low == high else f"{low:,} to {high:,} steps"
         low, high = self.values["rounds"]
-        rounds = counted(low, "round") if low == high else f"{low:,} to {high:,} rounds"
+        rounds = count_text(low, "round") if low == high else f"{low:,} to {high:,} rounds"
         return f"{steps} in {rounds}"
 
 
-class Sampler(Sentence):
+class SamplerSentence(Sentence):
     """The sampler that ran is the one accounted for."""
 
     point, kind, title = "sampling", "claim", "Sampling as it ran and as it was accounted for"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether there is a guarantee, so that both samplers are known to agree."""
-        return facts.bounded
+        """Whether there is a guarantee, so that both samplers are known to agree."""
+        return facts.is_bounded
 
     @property
     def text(self) -> str:
@@ -103,15 +102,15 @@ class Sampler(Sentence):
         return {"ran": ran, "accounted_as": SAMPLING_SCHEMES[ran].event}
 
 
-class Accounting(Sentence):
+class AccountingSentence(Sentence):
     """The method behind every ε."""
 
     point, kind, title = "accounting", "claim", "How ε was computed"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether there is a guarantee."""
-        return facts.bounded
+        """Whether there is a guarantee."""
+        return facts.is_bounded
 
     @property
     def text(self) -> str:
@@ -119,8 +118,8 @@ class Accounting(Sentence):
         version = self.facts.version
         by = f" by fedsim {version}" if version else ""
         return (
-            f"Every ε was computed{by} with {self._method()}. Noise, sampling "
-            "rates and numbers of steps were fixed before the run, so the releases compose."
+            f"Every ε was computed{by} with {self._method()}. Noise, sampling rates and step "
+            "counts were fixed before the run, so the releases compose."
         )
 
     def _method(self) -> str:
@@ -134,7 +133,7 @@ class Accounting(Sentence):
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """The method, the version, and that it bounds from above."""
+        """The method and its version; every method is an upper bound."""
         method = self.facts.mechanism.accountant if self.facts.mechanism else ""
         return {"method": method, "version": self.facts.version, "upper_bound": True}
 
@@ -143,4 +142,4 @@ def _range(values: list[float]) -> list[float]:
     return [min(values), max(values)]
 
 
-SENTENCES: tuple[type[Sentence], ...] = (DpSgd, Sampler, Accounting)
+SENTENCES: tuple[type[Sentence], ...] = (DpSgdSentence, SamplerSentence, AccountingSentence)

@@ -1,8 +1,8 @@
-"""What a ledger proves beyond one ε: its curve δ(ε), and what an attacker may gain at most.
+"""The whole curve δ(ε) of a ledger, and upper bounds on attacks that follow from it.
 
-Everything here is an upper bound. With δ(ε) known at some points only, three facts carry it
-between them: a true δ(ε) never increases, is convex in e^ε (Dong, Roth, Su 2019, arXiv:1905.02383,
-Proposition 2.12 and its dual), and so lies below every chord of points that lie above it.
+Every figure here is an upper bound. δ(ε) is computed at some points only; three facts bound it
+between them: the true δ(ε) never increases, is convex in e^ε (Dong, Roth, Su 2019,
+arXiv:1905.02383, Proposition 2.12 and its dual), and so lies below every chord of points above it.
 """
 
 import math
@@ -21,23 +21,23 @@ from fedsim.accountant.gaussian import gaussian_log_delta
 
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1)
 
-_POINTS = 400
-_SLACK = 0.01  # of the client's δ: how far the Gaussian summary may lie below the proof
-_LEAST_MU, _MOST_MU = 1e-9, 1e3
-_MOST_EPSILON = 500.0  # e^ε must fit into a float; no bound is of use long before
+_NUM_POINTS = 400
+_SLACK_PER_DELTA = 0.01  # how far the Gaussian summary may lie below the curve
+_MIN_MU, _MAX_MU = 1e-9, 1e3
+_MAX_EPSILON = 500.0  # e^ε must fit into a float; bounds are useless far below it
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What the ledger of one client proves.
+    """The privacy profile of one client's ledger.
 
     Attributes:
-        client: whose ledger it is.
+        client: number of the client.
         delta: δ of the client's guarantee.
-        epsilon: the ε at `delta` that the ledger adds up to.
+        epsilon: ε of the ledger at `delta`.
         curve: (ε, δ) ascending in ε; the releases are (ε, δ)-DP at every one of these points.
-        mu: no attacker does better than against one Gaussian release with distance μ, but for
-            `slack` added to its true-positive rate; None where no useful μ exists.
+        mu: every attack has at most the true-positive rate against one Gaussian release with
+            distance μ, plus `slack`; None where no useful μ exists.
         slack: 0 where the releases are exactly that Gaussian.
     """
 
@@ -52,9 +52,9 @@ class Profile:
         """Return an upper bound on the true-positive rate of any attack at a false-positive rate.
 
         Guarantee: for every (ε, δ) of the curve and every test, TPR <= e^ε FPR + δ (Wasserman,
-        Zhou 2010) and, exchanging the two data sets, 1 - TPR >= e^-ε (1 - δ - FPR). The least
-        of all of them, and of what `mu` allows, is the result, so it is never above what the pair
-        (ε, δ) alone gives.
+        Zhou 2010) and, with the two data sets exchanged, 1 - TPR >= e^-ε (1 - δ - FPR). The
+        result is the smallest of these bounds and the bound by `mu`. It is never above the bound
+        of the pair (ε, δ) alone.
 
         Raises:
             ValueError: the rate is outside [0, 1].
@@ -63,19 +63,19 @@ class Profile:
         if not 0.0 <= rate <= 1.0:
             raise ValueError(f"false_positive_rate must be in [0, 1], got {rate!r}")
         pairs = (*self.curve, (self.epsilon, self.delta))
-        least = min(1.0, *(_least_power(epsilon, delta, rate) for epsilon, delta in pairs))
+        bound = min(1.0, *(_power_bound(epsilon, delta, rate) for epsilon, delta in pairs))
         if self.mu is None:
-            return least
-        return min(least, gaussian_true_positive_rate(self.mu, rate) + self.slack)
+            return bound
+        return min(bound, gaussian_true_positive_rate(self.mu, rate) + self.slack)
 
     @property
     def attack(self) -> tuple[tuple[float, float], ...]:
-        """(false-positive rate, bound on the true-positive rate) at the usual rates."""
+        """(false-positive rate, bound on the true-positive rate) at `FALSE_POSITIVE_RATES`."""
         return tuple((rate, self.true_positive_bound(rate)) for rate in FALSE_POSITIVE_RATES)
 
 
-def _least_power(epsilon: float, delta: float, rate: float) -> float:
-    if epsilon > _MOST_EPSILON:
+def _power_bound(epsilon: float, delta: float, rate: float) -> float:
+    if epsilon > _MAX_EPSILON:
         return 1.0
     growth = math.exp(epsilon)
     return min(growth * rate + delta, 1.0 - max(0.0, (1.0 - delta - rate) / growth))
@@ -89,22 +89,31 @@ def profile_of(
     accountant: AccountantName,
     adjacency: Adjacency,
 ) -> Profile | None:
-    """Return what a ledger proves; None where its ε is infinite or too large to be of use.
+    """Return the privacy profile of a ledger; None where its ε is infinite.
+
+    Above an ε of 500 the profile has no curve and no μ.
+
+    Args:
+        client: number of the client, for the profile.
+        ledger: entries `{"event": EVENT, "count": n}` as in `privacy.json`.
+        delta: δ of the client's guarantee.
+        accountant: the method that computes δ(ε).
+        adjacency: the adjacency of the ledger's events.
 
     Raises:
         ValueError: the ledger cannot be read, or the accountant has no rule for it.
     """
     account = make_accountant(accountant, adjacency=adjacency)
     PrivacyLedger.from_list(ledger).compose_into(account)
-    epsilon, slack = float(account.get_epsilon(delta)), _SLACK * delta
+    epsilon, slack = float(account.get_epsilon(delta)), _SLACK_PER_DELTA * delta
     end = float(account.get_epsilon(slack))
-    if not math.isfinite(epsilon) or not end <= _MOST_EPSILON:
+    if not math.isfinite(epsilon) or not end <= _MAX_EPSILON:
         return None if math.isinf(epsilon) else Profile(client, delta, epsilon, (), None, 0.0)
     curve = _curve(account, end)
     if (exact := _exact_mu(account)) is not None:
         return Profile(client, delta, epsilon, curve, exact, 0.0)
     slack = max(slack, curve[-1][1])  # the accountant's own rounding
-    return Profile(client, delta, epsilon, curve, least_mu(curve, slack), slack)
+    return Profile(client, delta, epsilon, curve, smallest_mu(curve, slack), slack)
 
 
 def gaussian_true_positive_rate(mu: float, false_positive_rate: float) -> float:
@@ -112,20 +121,21 @@ def gaussian_true_positive_rate(mu: float, false_positive_rate: float) -> float:
     return float(ndtr(mu + ndtri(false_positive_rate)))
 
 
-def least_mu(curve: tuple[tuple[float, float], ...], slack: float) -> float | None:
-    """Return the least μ, rounded up to 1e-4 relative, with δ(ε) <= δ_μ(ε) + slack for all ε >= 0.
+def smallest_mu(curve: tuple[tuple[float, float], ...], slack: float) -> float | None:
+    """Return the smallest μ with δ(ε) <= δ_μ(ε) + slack for all ε >= 0, rounded up.
 
-    Guarantee: then every test has TPR <= 1 - G_μ(FPR) + slack (by the same duality, the slack
-    goes through both branches undiminished). Between two points, δ is below their chord and δ_μ,
-    convex in e^ε too, above its tangent at the left one; both are straight, so their order at
-    the two ends decides. Beyond the last point δ(ε) <= slack.
+    Guarantee: every test has TPR <= 1 - G_μ(FPR) + slack (by the same duality, with the slack
+    undiminished in both branches). Between two points, δ is below their chord. δ_μ, also convex
+    in e^ε, is above its tangent at the left point. Both bounds are straight lines, so their order
+    at the two ends decides. Beyond the last point δ(ε) <= slack. μ is rounded up by at most 1e-4
+    of itself.
 
     Args:
         curve: (ε, upper bound on δ(ε)) from ε = 0 on, ascending; the last δ at most `slack`.
-        slack: > 0.
+        slack: added to the true-positive rate, > 0.
 
     Returns:
-        None if the curve does not end below `slack`, or no μ up to 1,000 will do.
+        None if the curve does not end below `slack`, or if no μ up to 1,000 suffices.
     """
     if not curve or curve[0][0] != 0.0 or curve[-1][1] > slack:
         return None
@@ -134,9 +144,9 @@ def least_mu(curve: tuple[tuple[float, float], ...], slack: float) -> float | No
     low, high = 0.0, 1e-3
     while not _covers(high, curve, slack):
         low, high = high, 2.0 * high
-        if high > _MOST_MU:
+        if high > _MAX_MU:
             return None
-    while high - low > 1e-4 * high and high > _LEAST_MU:
+    while high - low > 1e-4 * high and high > _MIN_MU:
         middle = 0.5 * (low + high)
         low, high = (low, middle) if _covers(middle, curve, slack) else (middle, high)
     return high
@@ -153,12 +163,12 @@ def _covers(mu: float, curve: tuple[tuple[float, float], ...], slack: float) -> 
 
 
 def _curve(account: Accountant, end: float) -> tuple[tuple[float, float], ...]:
-    points = _POINTS if end > 0.0 else 0
+    points = _NUM_POINTS if end > 0.0 else 0
     epsilons = [0.0, *(end * k / points for k in range(1, points + 1))]
     return tuple((epsilon, float(account.get_delta(epsilon))) for epsilon in epsilons)
 
 
 def _exact_mu(account: Accountant) -> float | None:
-    """Return μ where everything composed is Gaussian without sampling, which is μ-GDP exactly."""
+    """Return μ where every step is Gaussian without sampling, which is exactly μ-GDP."""
     plain = (isinstance(m, SampledGaussian) and m.sampling_rate == 1.0 for m in account.steps)
     return account.gdp_mu() if account.steps and all(plain) else None

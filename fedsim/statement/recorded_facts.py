@@ -1,4 +1,4 @@
-"""Facts from `privacy.json`: what an older run did not record is unknown, never guessed."""
+"""Facts from `privacy.json`; what an older run did not record stays unknown."""
 
 import hashlib
 import math
@@ -23,8 +23,8 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
     is computed anew from the ledger of the client with the largest ε.
 
     Args:
-        privacy: the content of `privacy.json`; keys of the statement itself are not read.
-        run: what the other files of the run add.
+        privacy: the content of `privacy.json`; the keys of the statement itself are ignored.
+        run: facts from the run's other files.
     """
     mechanism = None
     if privacy["accountant"] is not None:
@@ -51,8 +51,8 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
 def ledger_digest(rows: Iterable[Mapping[str, Any]]) -> str | None:
     """Return one SHA-256 over all clients' ledgers; None where a client's head is not recorded.
 
-    It is the hash of the lines "<client> <ledger_head>" in the order of the clients' numbers, each
-    ended by a newline, so that anyone can compute it with `sha256sum`.
+    The hashed text has one line "<client> <ledger_head>" per client, by client number, each ended
+    by a newline, so that `sha256sum` computes the same digest.
     """
     heads = sorted((row["client"], row.get("ledger_head")) for row in rows)
     if any(head is None for _, head in heads):
@@ -74,14 +74,14 @@ def _client(row: Mapping[str, Any]) -> ClientFacts:
         max_grad_norm=row.get("max_grad_norm"),
         target_epsilon=row.get("target_epsilon"),
         events=frozenset(entry["event"]["type"] for entry in row["ledger"]),
-        joint=all(_is_joint(entry["event"]) for entry in row["ledger"]),
+        is_joint=all(_is_joint(entry["event"]) for entry in row["ledger"]),
         head=row.get("ledger_head"),
         withdrawn_round=row.get("withdrawn_round"),
     )
 
 
 def _is_joint(event: Mapping[str, Any]) -> bool:
-    """Tell whether what is released about a lot is several parts, accounted for together."""
+    """Whether a release on one lot has several parts, accounted for together."""
     inner = event.get("event", event)
     return inner["type"] == "JointGaussian" and len(inner["noise_multipliers"]) > 1
 
@@ -103,5 +103,5 @@ def _profile(rows: Iterable[Mapping[str, Any]], mechanism: MechanismFacts) -> Pr
             accountant=mechanism.accountant,
             adjacency=mechanism.adjacency,
         )
-    except ValueError:  # not a ledger that this accountant can read: it proves nothing
+    except ValueError:  # this accountant cannot read the ledger: it proves nothing
         return None

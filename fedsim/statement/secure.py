@@ -1,4 +1,4 @@
-"""What secure aggregation hid in a run, from whom, and what it does not change."""
+"""Secure aggregation: what it hid, under which trust assumption, and what it does not change."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -14,29 +14,29 @@ from fedsim.accountant.aggregate_view import (
 )
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.statement.facts import Facts
-from fedsim.statement.sentence import Sentence, counted, span
+from fedsim.statement.sentence import Sentence, count_text, range_text
 
 _NOT_DP = (
-    "Secure aggregation is not differential privacy: every ε here is that of a client's own noise, "
-    "and none is lower for it."
+    "Secure aggregation is not differential privacy: the ε of each client comes from its own noise "
+    "and is not lowered by it."
 )
-_SAME = 1e-6  # relative: the same accountant on another machine
-_HIDING = ("additive", "secagg", "secagg_plus")
+_RELATIVE_TOLERANCE = 1e-6  # the same accountant on another machine
+_HIDING_PROTOCOLS = ("additive", "secagg", "secagg_plus")
 
 
 def hides_updates(facts: Facts) -> bool:
-    """Return whether a protocol ran that hides single updates from the server."""
-    return (facts.secure_aggregation or {}).get("protocol") in _HIDING
+    """Whether a protocol ran that hides single updates from the server."""
+    return (facts.secure_aggregation or {}).get("protocol") in _HIDING_PROTOCOLS
 
 
-class SecureAggregation(Sentence):
-    """What the server saw, and what that rests on."""
+class SecureAggregationSentence(Sentence):
+    """The server's view, and the trust assumption behind it."""
 
     point, kind, title = "threat model", "fact", "Secure aggregation"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether a protocol ran that hides single updates."""
+        """Whether a protocol ran that hides single updates."""
         return hides_updates(facts)
 
     @property
@@ -44,8 +44,9 @@ class SecureAggregation(Sentence):
         """The sentence in words."""
         return " ".join(
             [
-                f"Updates were added up by the protocol {self.values.get('protocol')}: the server "
-                f"saw {_sums(self.values)}, who took part and when, and no single update.",
+                f"Updates were summed by the protocol {self.values.get('protocol')}: the server "
+                f"saw {_sums(self.values)}, the participants and their timing, but no single "
+                "update.",
                 *_trust(self.values),
                 *_rounds(self.values),
                 *_exactness(self.values),
@@ -59,21 +60,21 @@ class SecureAggregation(Sentence):
         return dict(self.facts.secure_aggregation or {})
 
 
-class NothingHidden(Sentence):
-    """The control arm: the numbers of secure aggregation without its cryptography."""
+class NothingHiddenSentence(Sentence):
+    """The control arm: the arithmetic of secure aggregation without its cryptography."""
 
     point, kind, title = "threat model", "fact", "Secure aggregation without cryptography"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether secure aggregation was asked for, and nothing was hidden."""
+        """Whether secure aggregation ran without hiding anything."""
         return facts.secure_aggregation is not None and not hides_updates(facts)
 
     @property
     def text(self) -> str:
         """The sentence in words."""
         return (
-            f"Updates were quantised and added up in clear (protocol "
+            f"Updates were quantised and summed in plaintext (protocol "
             f"{self.values.get('protocol')}, a control arm): the server saw each of them. "
             + _NOT_DP
         )
@@ -84,14 +85,14 @@ class NothingHidden(Sentence):
         return dict(self.facts.secure_aggregation or {})
 
 
-class PartiesOnOneHost(Sentence):
-    """A simulation has one operator, who could put all shares together."""
+class PartiesOnOneHostSentence(Sentence):
+    """A simulation has one operator, who could combine all shares."""
 
     point, kind, title = "limit", "limit", "Non-collusion is simulated"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether hiding rests on parties that one operator ran."""
+        """Whether one operator ran all parties."""
         recorded = facts.secure_aggregation or {}
         return hides_updates(facts) and bool(recorded.get("simulated_non_collusion"))
 
@@ -99,40 +100,40 @@ class PartiesOnOneHost(Sentence):
     def text(self) -> str:
         """The sentence in words."""
         return (
-            "All parties of secure aggregation ran in one simulation. The protocol was real, every "
-            "message of it; that its parties do not collude was simulated."
+            "All parties of secure aggregation ran in one simulation. Every message of the "
+            "protocol was real; the non-collusion of its parties was simulated."
         )
 
 
-class UnseenUpdates(Sentence):
-    """What nobody can see, nobody can check."""
+class UnseenUpdatesSentence(Sentence):
+    """Updates that the server cannot see cannot be checked by it."""
 
-    point, kind, title = "limit", "limit", "Nobody checks an update"
+    point, kind, title = "limit", "limit", "Updates are not checked"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether a protocol ran that hides single updates."""
+        """Whether a protocol ran that hides single updates."""
         return hides_updates(facts)
 
     @property
     def text(self) -> str:
         """The sentence in words."""
         return (
-            "Secure aggregation gives no protection from clients that send false updates: the "
-            "server cannot look at one."
+            "Secure aggregation gives no protection against clients that send false updates: the "
+            "server cannot inspect a single update."
         )
 
 
-class AggregateView(Sentence):
-    """The second, smaller figure: against somebody who sees sums only."""
+class AggregateViewSentence(Sentence):
+    """The second, smaller ε: against an adversary who sees only the sums."""
 
-    point, kind, title = "result", "claim", "Against somebody who sees only the sums"
+    point, kind, title = "result", "claim", "Against an adversary who sees only the sums"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether theorem B holds for what ran, and gives the recorded figure again."""
+        """Whether theorem B holds for this run and reproduces the recorded ε."""
         view, mechanism = _view(facts), facts.mechanism
-        if not (facts.bounded and hides_updates(facts)) or mechanism is None:
+        if not (facts.is_bounded and hides_updates(facts)) or mechanism is None:
             return False
         epsilon, terms = view.get("epsilon"), _terms(view)
         if not isinstance(epsilon, float) or terms is None or failed_conditions(terms):
@@ -145,7 +146,7 @@ class AggregateView(Sentence):
         if not _is_of_its_client(view, facts):
             return False
         found = _recomputed(view, terms, mechanism.accountant, mechanism.adjacency)
-        return found is not None and found <= epsilon * (1 + _SAME)
+        return found is not None and found <= epsilon * (1 + _RELATIVE_TOLERANCE)
 
     @property
     def text(self) -> str:
@@ -154,8 +155,9 @@ class AggregateView(Sentence):
         return (
             f"Against an adversary who {view['adversary']}, the largest ε is "
             f"{epsilon_text(view['epsilon'])} at δ = {delta_text(view['delta'])} (theorem B: one "
-            "noisy step in a round, whose noise adds up over the clients of the sum; idealised to "
-            "real numbers). It is no replacement for the guarantee, which holds against everybody."
+            "noisy step per round, with noise that adds up over the clients of the sum; idealised "
+            "to real numbers). It does not replace the guarantee, which holds against a server "
+            "that sees every update."
         )
 
     @property
@@ -164,21 +166,21 @@ class AggregateView(Sentence):
         return _view(self.facts)
 
 
-class NoAggregateView(Sentence):
-    """Why hiding among others gives no smaller figure here."""
+class NoAggregateViewSentence(Sentence):
+    """Why there is no smaller ε against an adversary who sees only the sums."""
 
-    point, kind, title = "limit", "limit", "No smaller ε for hiding among others"
+    point, kind, title = "limit", "limit", "No smaller ε against an adversary who sees only sums"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether it is recorded that theorem B does not hold."""
-        return facts.private and _view(facts).get("epsilon") == "not_claimed"
+        """Whether the run records that theorem B does not hold."""
+        return facts.is_private and _view(facts).get("epsilon") == "not_claimed"
 
     @property
     def text(self) -> str:
         """The sentence in words."""
         return (
-            "For an adversary who sees only sums of updates, no smaller ε is claimed: "
+            "Against an adversary who sees only sums of updates, no smaller ε is claimed: "
             f"{_view(self.facts).get('reason')}."
         )
 
@@ -195,7 +197,7 @@ def _sums(recorded: Mapping[str, Any]) -> str:
 
 def _trust(recorded: Mapping[str, Any]) -> list[str]:
     trust = recorded.get("trust")
-    return [f"This rests on: {trust['privacy_requires']}."] if isinstance(trust, dict) else []
+    return [f"This requires: {trust['privacy_requires']}."] if isinstance(trust, dict) else []
 
 
 def _rounds(recorded: Mapping[str, Any]) -> list[str]:
@@ -203,12 +205,14 @@ def _rounds(recorded: Mapping[str, Any]) -> list[str]:
     if not isinstance(parties, dict) or not isinstance(rounds, dict):
         return []
     survivors = parties["survivors_per_round"]
-    said = []
+    texts = []
     if survivors:
-        said = [f"{counted(len(survivors), 'sum')} of {span(survivors)} clients were opened."]
+        sums = count_text(len(survivors), "sum")
+        texts = [f"{sums} of {range_text(survivors)} clients were opened."]
     if rounds["aborted"]:
-        said.append(f"{counted(rounds['aborted'], 'round')} could not be opened and stay charged.")
-    return said
+        aborted = count_text(rounds["aborted"], "round")
+        texts.append(f"{aborted} could not be opened and remain charged.")
+    return texts
 
 
 def _exactness(recorded: Mapping[str, Any]) -> list[str]:
@@ -216,8 +220,9 @@ def _exactness(recorded: Mapping[str, Any]) -> list[str]:
     if not isinstance(encoding, dict):
         return []
     return [
-        "Every mean equals that of the quantised updates bit for bit, and that of real numbers to "
-        f"within {delta_text(encoding['max_abs_error'])} in each coordinate."
+        "Every mean equals the mean of the quantised updates bit for bit. It differs from the mean "
+        "in real numbers by at most "
+        f"{delta_text(encoding['max_abs_error'])} in each coordinate."
     ]
 
 
@@ -234,7 +239,7 @@ def _terms(view: Mapping[str, Any]) -> UploadTerms | None:
 
 
 def _is_of_its_client(view: Mapping[str, Any], facts: Facts) -> bool:
-    """Return whether the figure covers every round that its client was charged for, as charged."""
+    """Whether the recorded ε covers every charged round of its client, as charged."""
     for client in facts.clients:
         if client.client == view.get("client"):
             own = (client.sampling_rate, client.delta)
@@ -279,6 +284,10 @@ def _epsilon(
     ).epsilon
 
 
-FACTS: tuple[type[Sentence], ...] = (SecureAggregation, NothingHidden)
-RESULT: tuple[type[Sentence], ...] = (AggregateView,)
-LIMITS: tuple[type[Sentence], ...] = (PartiesOnOneHost, UnseenUpdates, NoAggregateView)
+FACTS: tuple[type[Sentence], ...] = (SecureAggregationSentence, NothingHiddenSentence)
+RESULT: tuple[type[Sentence], ...] = (AggregateViewSentence,)
+LIMITS: tuple[type[Sentence], ...] = (
+    PartiesOnOneHostSentence,
+    UnseenUpdatesSentence,
+    NoAggregateViewSentence,
+)

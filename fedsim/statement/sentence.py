@@ -1,4 +1,4 @@
-"""What a sentence is: words built from facts, which refuse to exist where the facts do not hold."""
+"""The base class of all sentences: built from facts, refused where the facts do not support it."""
 
 import re
 from abc import ABC, abstractmethod
@@ -10,9 +10,9 @@ from fedsim.core.errors import FedsimError
 from fedsim.statement.facts import Facts
 
 Kind = Literal["claim", "fact", "limit", "warning"]
-"""claim: what is proved; fact: what ran; limit: where the claim ends; warning: do not miss it."""
+"""claim: what is proved; fact: what ran; limit: where the claim ends; warning: read this first."""
 
-_NAMED_CLIENTS = 10
+_MAX_NAMED_CLIENTS = 10
 
 
 class UnsupportedClaimError(FedsimError, ValueError):
@@ -21,12 +21,16 @@ class UnsupportedClaimError(FedsimError, ValueError):
 
 @dataclass(frozen=True)
 class Sentence(ABC):
-    """One thing to say about the privacy of a run.
+    """One sentence of the privacy statement.
 
-    Guarantee: an object exists only if `holds(facts)`; there is no other way to its text.
+    Guarantee: an object exists only if `holds(facts)`, and only an object has a text.
+
+    Attributes:
+        point: the point of the statement under which the sentence is listed.
+        title: its heading on a page.
 
     Raises:
-        UnsupportedClaimError: the facts do not support it.
+        UnsupportedClaimError: the facts do not support the sentence.
     """
 
     facts: Facts
@@ -44,7 +48,7 @@ class Sentence(ABC):
     @classmethod
     @abstractmethod
     def holds(cls, facts: Facts) -> bool:
-        """Return whether the facts support the sentence."""
+        """Whether the facts support the sentence."""
 
     @property
     @abstractmethod
@@ -53,16 +57,17 @@ class Sentence(ABC):
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """The same for programs: every number of the text, unrounded."""
+        """Every number of the text, unrounded, for programs."""
         return {}
 
     @classmethod
     def identifier(cls) -> str:
-        """Return the name of the sentence in files: `largest_epsilon`."""
-        return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        """Return the sentence's id in files: `attack_bound` for `AttackBoundSentence`."""
+        name = cls.__name__.removesuffix("Sentence")
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the sentence as it stands in `privacy.json`."""
+        """Return the sentence's entry in `privacy.json`."""
         return {
             "id": self.identifier(),
             "point": self.point,
@@ -73,20 +78,20 @@ class Sentence(ABC):
         }
 
 
-def named(clients: Sequence[int]) -> str:
-    """Return clients in words, up to ten of them by number: `clients 1, 2 and 5 more`."""
+def clients_text(clients: Sequence[int]) -> str:
+    """Return clients by number, at most ten of them: `clients 1, 2 and 5 more`."""
     word = "client" if len(clients) == 1 else "clients"
-    shown = ", ".join(str(client) for client in clients[:_NAMED_CLIENTS])
-    more = len(clients) - _NAMED_CLIENTS
+    shown = ", ".join(str(client) for client in clients[:_MAX_NAMED_CLIENTS])
+    more = len(clients) - _MAX_NAMED_CLIENTS
     return f"{word} {shown}" + (f" and {more:,} more" if more > 0 else "")
 
 
-def counted(number: int, thing: str) -> str:
-    """Return a number with its thing, in the plural where needed: `1 round`, `2 rounds`."""
-    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+def count_text(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1: `1 round`, `2 rounds`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def span(values: Sequence[float], digits: int = 4) -> str:
-    """Return the range of values in words: `0.5`, or `0.1 to 0.9`."""
+def range_text(values: Sequence[float], digits: int = 4) -> str:
+    """Return the range of values in words, rounded to `digits` digits: `0.5`, `0.1 to 0.9`."""
     low, high = (f"{value:.{digits}g}" for value in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"

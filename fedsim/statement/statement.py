@@ -1,4 +1,4 @@
-"""All sentences that the facts of a run allow, in the order in which a reviewer asks."""
+"""The privacy statement: all supported sentences, in the order of a reviewer's questions."""
 
 import math
 from collections.abc import Sequence
@@ -20,29 +20,29 @@ SENTENCES: tuple[type[Sentence], ...] = (
     *secure.LIMITS,
 )
 
-# What `in_words` joins: enough to quote an ε with.
-_WORDS = ("guarantee", "adjacency", "sampling", "accounting", "limit")
+# The points that must accompany a quoted ε.
+_CORE_POINTS = ("guarantee", "adjacency", "sampling", "accounting", "limit")
+
+
+_MAX_JSON_POINTS = 40
 
 
 def statement_of(facts: Facts) -> tuple[Sentence, ...]:
-    """Return every sentence that the facts support."""
+    """Return all sentences that the facts support."""
     return tuple(sentence(facts) for sentence in SENTENCES if sentence.holds(facts))
 
 
 def in_words(sentences: Sequence[Sentence]) -> str:
-    """Return the core of a statement as one paragraph, to quote beside an ε."""
+    """Return the core of the statement as one paragraph, to quote beside an ε."""
     return " ".join(
         sentence.text
         for sentence in sentences
-        if sentence.point in _WORDS or sentence.kind == "warning"
+        if sentence.point in _CORE_POINTS or sentence.kind == "warning"
     )
 
 
 def to_json(facts: Facts) -> dict[str, Any]:
-    """Return what `privacy.json` says in words and in figures of these facts.
-
-    The profile is there only where a finite ε may be stated.
-    """
+    """Return the statement's keys of `privacy.json`; `profile` is None without a finite ε."""
     sentences = statement_of(facts)
     return {
         "statement": in_words(sentences),
@@ -53,14 +53,14 @@ def to_json(facts: Facts) -> dict[str, Any]:
 
 def _profile_json(facts: Facts) -> dict[str, Any] | None:
     profile = facts.profile
-    if not facts.bounded or profile is None:
+    if not facts.is_bounded or profile is None:
         return None
-    every = max(1, math.ceil(len(profile.curve) / 40))
+    stride = max(1, math.ceil(len(profile.curve) / _MAX_JSON_POINTS))
     return {
         "client": profile.client,
         "epsilon": profile.epsilon,
         "delta": profile.delta,
-        "curve": [list(point) for point in profile.curve[::every]],
+        "curve": [list(point) for point in profile.curve[::stride]],
         "mu": profile.mu,
         "slack": profile.slack,
         "attack": [list(point) for point in profile.attack],

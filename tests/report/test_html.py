@@ -263,7 +263,7 @@ def test_an_epsilon_smaller_than_its_ledger_is_not_repeated(make_run):
         spend["epsilon"] /= 2
     directory.write_json("privacy.json", privacy)
     page = Page(report_of(directory))
-    assert "is smaller than what its ledger adds up to" in page.text
+    assert "is smaller than the ε of its ledger" in page.text
     assert not NO_EPSILON.findall(page.text)
 
 
@@ -330,7 +330,7 @@ def test_the_data_of_the_script_cannot_end_it(make_run, field):
     assert "<" not in text
     assert ">" not in text
     assert json.loads(text)["columns"][0] == [attack]
-    assert facts.private
+    assert facts.is_private
 
 
 def test_undecodable_text_does_not_lose_the_report(make_run, make_rounds):

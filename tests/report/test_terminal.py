@@ -81,7 +81,7 @@ def test_an_epsilon_is_stated_where_it_holds(make_run):
     ("change", "reason"),
     [
         ({"sampling": "shuffle"}, "lots were drawn by shuffle"),
-        ({"noise": None}, "not recorded where its noise came from"),
+        ({"noise": None}, "the source of its noise is not recorded"),
         ({"adjacency": "remove_some"}, "adjacency 'remove_some' is not known"),
     ],
 )

@@ -86,7 +86,7 @@ def test_the_ledger_holds_gradients_and_count_as_one_release(whole: Path) -> Non
     assert verify_run(RunDirectory(whole)).problems == ()
     words = " ".join(point["text"] for point in privacy["statement_points"])
     assert "moves C towards a quantile of the norms" in words
-    assert "the clipping bound that it has learnt" in words
+    assert "its adapted clipping bound" in words
     assert "(ε_k, δ)-differentially private" in privacy["statement"]
 
 

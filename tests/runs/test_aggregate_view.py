@@ -12,7 +12,7 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.statement import UnsupportedClaimError, read_facts
-from fedsim.statement.secure import AggregateView, NoAggregateView
+from fedsim.statement.secure import AggregateViewSentence, NoAggregateViewSentence
 
 CLIENTS, ROUNDS = 4, 3
 HOLDS: dict[str, Any] = {
@@ -60,8 +60,8 @@ def test_both_figures_are_stated_and_the_guarantee_stays_the_local_one(
 ) -> None:
     words = said(proved)
     assert "server and helpers follow the protocol and share no secrets" in words["aggregate_view"]
-    assert "no replacement for the guarantee" in words["aggregate_view"]
-    assert "none of them lowers the guarantee" in words["no_amplification"]
+    assert "does not replace the guarantee" in words["aggregate_view"]
+    assert "none of them lowers the ε of the guarantee" in words["no_amplification"]
     assert "no_aggregate_view" not in words
     assert proved["system_epsilon"] == max(row["epsilon"] for row in proved["clients"])
     assert f"{proved['system_epsilon']:.3f}"[:4] in proved["statement"]
@@ -121,13 +121,13 @@ def test_no_smaller_figure_without_every_condition(
 def test_a_forged_figure_cannot_be_stated(
     proved: dict[str, Any], where: str, value: object
 ) -> None:
-    assert AggregateView(read_facts(proved)).text
+    assert AggregateViewSentence(read_facts(proved)).text
     secure = proved["secure_aggregation"]
     forged = {**secure, "aggregate_view": {**secure["aggregate_view"], where: value}}
     facts = read_facts({**proved, "secure_aggregation": forged})
-    assert not AggregateView.holds(facts)
+    assert not AggregateViewSentence.holds(facts)
     with pytest.raises(UnsupportedClaimError):
-        AggregateView(facts)
+        AggregateViewSentence(facts)
 
 
 def test_terms_that_did_not_run_cannot_be_claimed(proved: dict[str, Any]) -> None:
@@ -135,5 +135,5 @@ def test_terms_that_did_not_run_cannot_be_claimed(proved: dict[str, Any]) -> Non
     assert facts.mechanism is not None
     for change in ({"noise": "seeded"}, {"sampling": "shuffle"}, {"clipping": "automatic"}):
         mechanism = dataclasses.replace(facts.mechanism, **change)
-        assert not AggregateView.holds(dataclasses.replace(facts, mechanism=mechanism))
-    assert not NoAggregateView.holds(facts)
+        assert not AggregateViewSentence.holds(dataclasses.replace(facts, mechanism=mechanism))
+    assert not NoAggregateViewSentence.holds(facts)

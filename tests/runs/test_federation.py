@@ -286,13 +286,13 @@ def test_add_remove_keeps_client_sizes_out_of_everything_public(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"sampling": "shuffle"}, "cut from shuffled data, which is not counted as sampling"),
+        ({"sampling": "shuffle"}, "cut from shuffled data, without amplification by sampling"),
         ({"sampling": "balls_and_bins"}, "allocated every example to one lot at random"),
         ({"sampling": "fixed_size", "adjacency": "replace_one"}, "drawn without replacement"),
-        ({"adjacency": "replace_one"}, "replace-one adjacency: one example becomes another"),
+        ({"adjacency": "replace_one"}, "replace-one adjacency: one example is replaced by another"),
         ({"clipping": "per_layer", "noise_allocation": "optimal"}, "by Poisson sampling"),
-        ({"clipping": "automatic"}, "from someone who knows the seed"),
-        ({"noise": "secure"}, "from the operating system's randomness"),
+        ({"clipping": "automatic"}, "against anyone who knows the seed"),
+        ({"noise": "secure"}, "from the operating system's random number generator"),
     ],
 )
 def test_every_way_to_draw_and_clip_keeps_the_target(

@@ -118,7 +118,7 @@ def test_an_average_instead_of_the_largest_is_found(run: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("it protects nobody from someone who knows the seed", "", "the statement does not follow"),
+        ("no protection against anyone who knows the seed", "", "the statement does not follow"),
         ('"kind": "limit"', '"kind": "limit"', ""),
         ('"noise": "seeded"', '"noise": "secure"', "the statement does not follow"),
         ('"sampling": "poisson"', '"sampling": "shuffle"', "the statement does not follow"),

@@ -33,7 +33,7 @@ def clients(draw, sampling: str | None, number: int) -> ClientFacts:
         max_grad_norm=draw(st.sampled_from([None, 0.5, 1.0])),
         target_epsilon=draw(st.sampled_from([None, 2.0, 8.0])),
         events=events if rounds else frozenset(),
-        joint=draw(st.booleans()),
+        is_joint=draw(st.booleans()),
         head="0" * 64,
         withdrawn_round=draw(st.sampled_from([None, None, 3])),
     )

@@ -42,7 +42,7 @@ def supported(facts: Facts) -> bool:
         return False
     if mechanism.clipping not in (None, "flat", "per_layer", "automatic", "adaptive"):
         return False
-    if mechanism.clipping == "adaptive" and not all(client.joint for client in trained):
+    if mechanism.clipping == "adaptive" and not all(client.is_joint for client in trained):
         return False
     if any(math.isinf(client.epsilon) for client in facts.clients):
         return False
@@ -130,7 +130,7 @@ def corpus(honest: Facts) -> list[Facts]:
         with_client(0, events=frozenset({"PoissonSampled", "NonPrivate"})),
         with_client(0, **nothing),
     ]
-    together = tuple(dataclasses.replace(client, joint=True) for client in honest.clients)
+    together = tuple(dataclasses.replace(client, is_joint=True) for client in honest.clients)
     runs.append(dataclasses.replace(with_mechanism(clipping="adaptive"), clients=together))
     if honest.run is not None:
         for status in ("interrupted", "failed", "stopped"):
@@ -178,8 +178,8 @@ def test_another_epsilon_than_the_largest_is_caught(honest, monkeypatch, mutant)
     ("name", "value"),
     [
         ("objections", ()),
-        ("bounded", True),
-        ("loose_deltas", ()),
+        ("is_bounded", True),
+        ("clients_with_large_delta", ()),
         ("delta", 1e-6),
     ],
 )
@@ -200,7 +200,9 @@ def test_rounding_down_is_caught(honest, monkeypatch):
     assert "not the largest ε" in flaws(facts)
 
 
-@pytest.mark.parametrize("dropped", ["TuningNotCharged", "Unfinished", "DeltaTooLarge"])
+@pytest.mark.parametrize(
+    "dropped", ["TuningNotChargedSentence", "UnfinishedSentence", "DeltaTooLargeSentence"]
+)
 def test_a_limit_that_is_left_out_is_caught(honest, monkeypatch, dropped):
     left = tuple(sentence for sentence in SENTENCES if sentence.__name__ != dropped)
     monkeypatch.setattr("fedsim.statement.statement.SENTENCES", left)

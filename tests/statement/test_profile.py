@@ -15,8 +15,8 @@ from fedsim.accountant.events import Gaussian, PoissonSampled
 from fedsim.statement.profile import (
     Profile,
     gaussian_true_positive_rate,
-    least_mu,
     profile_of,
+    smallest_mu,
 )
 
 DELTA = 1e-5
@@ -113,9 +113,9 @@ def test_mu_is_above_the_central_limit_where_that_is_too_small():
 
 
 def test_mu_is_refused_for_a_curve_that_does_not_end():
-    assert least_mu(((0.0, 0.5), (1.0, 0.2)), 1e-6) is None
-    assert least_mu((), 1e-6) is None
-    assert least_mu(((1.0, 0.0),), 1e-6) is None
+    assert smallest_mu(((0.0, 0.5), (1.0, 0.2)), 1e-6) is None
+    assert smallest_mu((), 1e-6) is None
+    assert smallest_mu(((1.0, 0.0),), 1e-6) is None
 
 
 def test_next_to_nothing_gives_an_attacker_next_to_nothing():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedsim.statement import Facts, UnsupportedClaimError, in_words, statement_of, to_json
 from fedsim.statement.guarantee import SENTENCES as GUARANTEE
-from fedsim.statement.guarantee import Guarantee, SimulatedGuarantee
+from fedsim.statement.guarantee import GuaranteeSentence, SimulatedGuaranteeSentence
 from fedsim.statement.statement import SENTENCES
 
 # How an ε, a δ or the word itself could be claimed.
@@ -60,11 +60,11 @@ def test_finite_figures_are_claimed_of_bounded_runs_only(facts_strategy, data):
     text = words(facts)
     finite = (
         facts.mechanism is not None
-        and facts.released
+        and facts.has_charges
         and math.isfinite(facts.epsilon)
         and not facts.objections
     )
-    assert finite == facts.bounded
+    assert finite == facts.is_bounded
     if not finite:
         nothing = "no privacy was spent: ε = 0 for every client"
         assert not FINITE.search(text.replace(nothing, "")), text
@@ -98,17 +98,17 @@ def test_conditions_are_named_whenever_they_apply(facts_strategy, data):
     facts = data.draw(facts_strategy)
     text = words(facts)
     mechanism = facts.mechanism
-    if facts.bounded and mechanism is not None:
+    if facts.is_bounded and mechanism is not None:
         assert ("The mechanism that this run simulates" in text) == (mechanism.noise == "seeded")
-        assert ("protects nobody" in text) == (mechanism.noise == "seeded")
-        assert ("is not below 1 / examples" in text) == bool(facts.loose_deltas)
+        assert ("no protection against anyone" in text) == (mechanism.noise == "seeded")
+        assert ("is not below 1 / examples" in text) == bool(facts.clients_with_large_delta)
         assert ("a δ of its own" in text) == (len({c.delta for c in facts.clients}) > 1)
         assert ("are not charged" in text) == (facts.tuning is None)
         assert "No amplification by client selection" in text
         assert "floating" in text or "rounds it" in text
-    unfinished = facts.private and facts.run is not None and facts.run.status != "completed"
+    unfinished = facts.is_private and facts.run is not None and facts.run.status != "completed"
     assert ("continuing it spends more" in text) == unfinished
-    failed = facts.private and facts.run is not None and facts.run.lost_updates > 0
+    failed = facts.is_private and facts.run is not None and facts.run.lost_updates > 0
     assert ("error message, may depend on its examples" in text) == failed
     if facts.secure_aggregation is not None:
         assert "is not differential privacy" in text
@@ -128,24 +128,24 @@ def test_an_ordinary_run_is_stated(honest):
     text = words(honest)
     assert text.startswith("Against a server that sees every update, the updates of each client k")
     assert "The largest ε_k is 3 at δ = 1e-05" in text
-    assert "protects nobody" not in text
+    assert "no protection against anyone" not in text
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda f: changed(f, noise="seeded"), "protects nobody from someone who knows the seed"),
-        (lambda f: changed(f, noise=None), "not recorded where its noise came from"),
-        (lambda f: changed(f, sampling="my_own"), "not recorded how its lots were drawn"),
+        (lambda f: changed(f, noise="seeded"), "no protection against anyone who knows the seed"),
+        (lambda f: changed(f, noise=None), "the source of its noise is not recorded"),
+        (lambda f: changed(f, sampling="my_own"), "the sampling of its lots is not recorded"),
         (lambda f: changed(f, sampling="shuffle"), "drawn by shuffle, but the ledger of client 0"),
         (lambda f: changed(f, adjacency="edit"), "adjacency 'edit' is not known"),
         (lambda f: changed(f, accountant="gdp"), "accountant 'gdp' is not known"),
         (lambda f: with_client(f, 0, epsilon=math.inf), "Client 0 released updates"),
         (lambda f: with_client(f, 0, delta=1e-3), "δ is not below 1 / examples for client 0"),
         (lambda f: with_client(f, 0, delta=1e-4), "each client having a δ of its own"),
-        (lambda f: with_client(f, 1, epsilon=9.0), "More than the target was spent by client 1"),
-        (lambda f: with_client(f, 1, epsilon=2.5), "smaller than what its ledger adds up to"),
-        (lambda f: with_client(f, 0, withdrawn_round=4), "1 client left before the end"),
+        (lambda f: with_client(f, 1, epsilon=9.0), "The target ε was exceeded by client 1"),
+        (lambda f: with_client(f, 1, epsilon=2.5), "smaller than the ε of its ledger"),
+        (lambda f: with_client(f, 0, withdrawn_round=4), "1 client withdrew before the end"),
         (lambda f: dataclasses.replace(f, profile=None), "proves nothing"),
         (lambda f: dataclasses.replace(f, mechanism=None), "without differential privacy"),
         (lambda f: dataclasses.replace(f, tuning={"runs": 9}), "no ε here includes it"),
@@ -159,8 +159,8 @@ def test_each_fact_changes_what_is_said(honest, change, said):
 def test_a_guarantee_of_what_ran_cannot_be_had_for_a_simulation(honest):
     simulated = changed(honest, noise="seeded")
     with pytest.raises(UnsupportedClaimError, match="'guarantee'"):
-        Guarantee(simulated)
-    assert "simulates" in SimulatedGuarantee(simulated).text
+        GuaranteeSentence(simulated)
+    assert "simulates" in SimulatedGuaranteeSentence(simulated).text
 
 
 def test_a_run_without_anything_released_spends_nothing(honest):
@@ -187,8 +187,8 @@ def test_random_allocation_is_not_said_to_be_accounted_for_by_losses_alone(hones
         for client in honest.clients
     )
     facts = dataclasses.replace(honest, clients=some)
-    assert "the least of two upper bounds" in words(changed(facts, sampling="balls_and_bins"))
-    assert "the least of two upper bounds" not in words(honest)
+    assert "the smaller of two upper bounds" in words(changed(facts, sampling="balls_and_bins"))
+    assert "the smaller of two upper bounds" not in words(honest)
 
 
 @many
@@ -196,3 +196,16 @@ def test_random_allocation_is_not_said_to_be_accounted_for_by_losses_alone(hones
 def test_every_statement_is_json_without_nan_or_infinity(facts_strategy, data):
     content = to_json(data.draw(facts_strategy))
     assert json.loads(json.dumps(content, allow_nan=False)) == content
+
+
+def test_the_ids_of_sentences_in_files_do_not_follow_renamed_classes():
+    ids = """
+        accounting adjacency aggregate_view attack_bound data_access delta_below_one_in_n
+        delta_too_large dp_sgd error_messages floating_point gaussian_bound guarantee
+        infinite_epsilon ledger lost_updates no_aggregate_view no_amplification no_privacy
+        no_targets nothing_hidden nothing_released parties_on_one_host released sampler
+        secure_aggregation secure_noise seeded_noise simulated_guarantee spread targets_exceeded
+        targets_kept threat_model tuning_declared tuning_not_charged unfinished unit
+        unseen_updates withdrawals withheld
+    """
+    assert sorted(sentence.identifier() for sentence in SENTENCES) == ids.split()

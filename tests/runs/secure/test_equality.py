@@ -66,8 +66,8 @@ def test_epsilon_is_that_of_the_clients_own_noise(lab: Any, tmp_path: Path) -> N
     for words in (
         "saw the sum of weighted updates",
         "is not differential privacy",
-        "its model, masked for all but the sum,",
-        "Every mean equals that of the quantised updates bit for bit",
+        "(masked, so that only sums can be opened)",
+        "Every mean equals the mean of the quantised updates bit for bit",
         "2 sums of 6 clients were opened",
         "All parties of secure aggregation ran in one simulation",
         "local_steps > 1 (2 noisy steps in a round)",
