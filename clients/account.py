@@ -1,28 +1,27 @@
 """A client's privacy account: kept in Flower's `Context.state`, charged before any release.
 
-The account holds the client's ledger and the position of its random streams (the last round it was
-charged for, and the model it trained from in that round). It follows two rules:
+The account holds the client's spend and the position of its random streams: the last round that it
+was charged for, and the request of that round. It follows two rules:
 
-- Spend first, release second: `charge` writes to the durable journal, then to the state; only then
+- Spend first, release second: `charge` writes to the durable journal, then to the state. Only then
   does training start. A crash can leave a charge without an update, never the reverse.
-- A round is charged once. Noise is keyed by (seed, client, round), so a second, different answer
-  for the same round would reuse its noise; that request is refused. The same request again gives
-  the same answer, bit for bit, and costs nothing more. Secure noise is not keyed: with it every
-  answer is a release of its own, and is charged.
+- A round is charged once. Noise is keyed by (seed, client, round), so another reply in the same
+  round would reuse its noise; such a request is refused. The same request again gets the same
+  reply, bit for bit, and costs nothing more. Secure noise is not keyed: with it every reply is a
+  release of its own, and is charged.
 """
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Self
 
 from flwr.app import ConfigRecord, RecordDict
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.ledger.journal import GENESIS, Charge, Journal
+from fedsim.accountant.ledger.journal import Charge, Journal
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.failure_text import ClientFailureError
-from fedsim.protocol.messages import PrivacyStatement, record_of
-from fedsim.protocol.records import config_record
+from fedsim.protocol.client_spend import ClientSpend
+from fedsim.protocol.records import config_record, record_of
 
 STATE = "privacy-account"
 
@@ -37,64 +36,56 @@ class ClientBudgetExhaustedError(ChargeRefusedError):
 
 @dataclass(frozen=True)
 class PrivacyAccount:
-    """What a client has spent so far.
+    """A client's spend, and the last request that it was charged for.
 
     Attributes:
-        client: its number.
-        spent: its ledger as JSON.
-        rounds: rounds it was charged for.
-        steps: steps it was charged for.
-        round_steps: those of the last round.
-        last_round: the last round it was charged for.
-        last_request: digest of the model it trained from in that round.
-        head: hash of its last record in the journal.
+        plan: the mechanism and the budget.
+        spend: everything that the client was charged for.
+        last_round: the last round that it was charged for; 0 before the first.
+        last_request: digest of the request of that round.
     """
 
-    client: int
-    spent: str = "[]"  # the ledger as JSON
-    rounds: int = 0
-    steps: int = 0
-    round_steps: int = 0
+    plan: PrivacyPlan
+    spend: ClientSpend
     last_round: int = 0
     last_request: str = ""
-    head: str = GENESIS
-
-    @property
-    def ledger(self) -> PrivacyLedger:
-        """Everything that was charged, run-length encoded."""
-        return PrivacyLedger.from_text(self.spent)
 
     @classmethod
-    def restore(cls, state: RecordDict, *, client: int, journal: Journal | None) -> Self:
-        """Return the account of `client` as it stands.
+    def restore(
+        cls, state: RecordDict, plan: PrivacyPlan, *, client: int, journal: Journal | None
+    ) -> Self:
+        """Return the current account of a client.
 
-        The journal is the truth where there is one: a state that was lost in a crash, or thrown
-        away by an engine after an error, catches up with it.
+        The journal is the truth where there is one: a state that was lost in a crash, or dropped by
+        an engine after an error, catches up with it.
+
+        Args:
+            state: the client's `Context.state`.
+            plan: the mechanism and the budget.
+            client: its number.
+            journal: the durable ledger; None if the account is in the state only.
         """
-        account = cls._from_state(state, client)
-        missed = () if journal is None else journal.history(client, after=account.rounds)
-        for charge in missed:
-            account = account._after(charge)
-        return account
+        account = cls._from_state(state, plan, client)
+        missed = () if journal is None else journal.history(client, after=account.spend.rounds)
+        return account._after(missed)
 
     def save(self, state: RecordDict) -> None:
         """Write the account into the client's `Context.state`."""
         state[STATE] = config_record(
             {
-                "client": self.client,
-                "ledger": self.spent,
-                "rounds": self.rounds,
-                "steps": self.steps,
-                "round-steps": self.round_steps,
+                "client": self.spend.client,
+                "ledger": self.spend.ledger.to_text(),
+                "rounds": self.spend.rounds,
+                "steps": self.spend.steps,
+                "round-steps": self.spend.round_steps,
                 "last-round": self.last_round,
                 "last-request": self.last_request,
-                "head": self.head,
+                "head": self.spend.head,
             }
         )
 
     def charge(
         self,
-        plan: PrivacyPlan,
         *,
         round_number: int,
         request: str,
@@ -102,124 +93,108 @@ class PrivacyAccount:
         state: RecordDict,
         journal: Journal | None,
     ) -> Self:
-        """Charge up to `steps` steps of `plan` for one round and return the account after it.
+        """Charge up to `steps` steps for one round and return the account after it.
 
-        Guarantee: for each of the steps the budget is asked first; those that it affords are
-        charged, and `round_steps` of the result says how many may be taken.
+        Guarantee: only steps that the budget affords are charged, and `spend.round_steps` of the
+        result says how many may be taken.
 
         Args:
-            plan: the mechanism and the budget.
-            round_number: the round that is asked for.
-            request: digest of the model that the client is asked to train from.
+            round_number: the round of the request.
+            request: digest of the request.
             steps: steps that the server wants.
             state: the client's `Context.state`.
             journal: the durable ledger; None keeps the account in the state only.
 
         Raises:
             ClientBudgetExhaustedError: not even one more step fits.
-            ChargeRefusedError: the round was answered for another model, or lies in the past.
+            ChargeRefusedError: the round lies in the past, or another request of it was charged.
         """
-        charge = self.propose(plan, round_number=round_number, request=request, steps=steps)
+        charge = self.propose(round_number=round_number, request=request, steps=steps)
         if charge is None:
             return self
         if journal is not None:
             journal.append(charge)
         return self.commit(charge, state)
 
-    def propose(
-        self, plan: PrivacyPlan, *, round_number: int, request: str, steps: int
-    ) -> Charge | None:
-        """Return what `charge` would write, None where the request was charged for before.
+    def propose(self, *, round_number: int, request: str, steps: int) -> Charge | None:
+        """Return the charge for a round; None if the same request was charged before.
 
-        Nothing is charged yet: whoever releases anything must first write it to the journal and
-        then `commit` it. That way the charges of many clients can reach the disk together.
+        Nothing is charged yet. The caller writes the charge to the journal, then calls `commit`,
+        and only then releases anything. So the charges of many clients reach the disk together.
+
+        Args:
+            round_number: the round of the request.
+            request: digest of the request.
+            steps: steps that the server wants.
 
         Raises:
             ChargeRefusedError: as `charge`.
         """
         again = round_number == self.last_round and request == self.last_request
-        if again and not plan.secure_noise:
+        if again and not self.plan.secure_noise:
             return None
-        self._refuse_answered(plan, round_number)
-        granted = self._granted(plan, steps)
+        self._refuse_past_round(round_number)
+        granted = self._granted_steps(steps)
         spent = PrivacyLedger()
-        for event, count in plan.step.charges(self.steps, granted):
+        for event, count in self.plan.step.charges(self.spend.steps, granted):
             spent.record(event, count)
-        return Charge(self.client, round_number, request, granted, spent, self.head)
+        return Charge(self.spend.client, round_number, request, granted, spent, self.spend.head)
 
     def commit(self, charge: Charge, state: RecordDict) -> Self:
-        """Return the account after a charge that the journal has, written to the state."""
-        account = self._after(charge)
+        """Return the account after a charge that is in the journal, and write it to the state.
+
+        Args:
+            charge: as `propose` returned it.
+            state: the client's `Context.state`.
+        """
+        account = self._after((charge,))
         account.save(state)
         return account
 
-    def statement(self, plan: PrivacyPlan) -> PrivacyStatement:
-        """Return what the client says of its account with an upload."""
-        return PrivacyStatement(
-            client=self.client,
-            examples=plan.examples,
-            delta=plan.delta,
-            noise_multiplier=plan.step.noise_multiplier,
-            sampling_rate=plan.step.sampling.sampling_rate,
-            target_epsilon=plan.target_epsilon,
-            rounds=self.rounds,
-            steps=self.steps,
-            round_steps=self.round_steps,
-            ledger=self.ledger,
-            head=self.head,
-        )
-
     @classmethod
-    def _from_state(cls, state: RecordDict, client: int) -> Self:
+    def _from_state(cls, state: RecordDict, plan: PrivacyPlan, client: int) -> Self:
+        spend = plan.initial_spend(client)
         record = record_of(state, STATE, ConfigRecord)
         if record is None:
-            return cls(client)
+            return cls(plan, spend)
         fields: dict[str, Any] = dict(record.items())
-        return cls(
-            client=client,
-            spent=fields["ledger"],
+        spend = replace(
+            spend,
             rounds=fields["rounds"],
             steps=fields["steps"],
             round_steps=fields["round-steps"],
-            last_round=fields["last-round"],
-            last_request=fields["last-request"],
+            ledger=PrivacyLedger.from_text(fields["ledger"]),
             head=fields["head"],
         )
+        return cls(plan, spend, fields["last-round"], fields["last-request"])
 
-    def _after(self, charge: Charge) -> Self:
+    def _after(self, charges: tuple[Charge, ...]) -> Self:
+        if not charges:
+            return self
+        last = charges[-1]
         return replace(
             self,
-            spent=_added(self.spent, charge.ledger.to_text()),
-            rounds=self.rounds + 1,
-            steps=self.steps + charge.steps,
-            round_steps=charge.steps,
-            last_round=charge.round_number,
-            last_request=charge.request,
-            head=charge.hash,
+            spend=self.spend.after(charges),
+            last_round=last.round_number,
+            last_request=last.request,
         )
 
-    def _refuse_answered(self, plan: PrivacyPlan, round_number: int) -> None:
+    def _refuse_past_round(self, round_number: int) -> None:
         # Secure noise is never the same twice, so an old round is a new release, charged as one.
-        if round_number <= self.last_round and not plan.secure_noise:
+        if round_number <= self.last_round and not self.plan.secure_noise:
             raise ChargeRefusedError(
-                f"client {self.client} answered round {self.last_round} already and would reuse "
-                f"its noise in round {round_number}"
+                f"client {self.spend.client} answered round {self.last_round} already and would "
+                f"reuse its noise in round {round_number}"
             )
 
-    def _granted(self, plan: PrivacyPlan, steps: int) -> int:
+    def _granted_steps(self, steps: int) -> int:
         """Return how many of the wanted steps the budget affords, at least one."""
-        if plan.affordable_steps is None:
+        if self.plan.affordable_steps is None:
             return steps
-        granted = min(steps, plan.affordable_steps - self.steps)
+        granted = min(steps, self.plan.affordable_steps - self.spend.steps)
         if granted <= 0:
             raise ClientBudgetExhaustedError(
-                f"target ε = {plan.target_epsilon:g} at δ = {plan.delta:g} affords "
-                f"{plan.affordable_steps} steps, and {self.steps} are taken"
+                f"target ε = {self.plan.target_epsilon:g} at δ = {self.plan.delta:g} affords "
+                f"{self.plan.affordable_steps} steps, and {self.spend.steps} are taken"
             )
         return granted
-
-
-@lru_cache(maxsize=1024)
-def _added(spent: str, charged: str) -> str:
-    """Return a ledger with what was charged behind it, all as text; many clients spend the same."""
-    return PrivacyLedger.from_text(spent).merge(PrivacyLedger.from_text(charged)).to_text()

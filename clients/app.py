@@ -20,16 +20,18 @@ from fedsim.clients.secure.channel import STAGES, SecureChannel
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.local_training import StreamKey, train_plain, train_private
 from fedsim.clients.training.shared_model import SharedModel
+from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.messages import (
-    PARTITION,
-    ROLL_CALL,
     EvaluateReply,
     EvaluateRequest,
-    NodeIdentity,
-    PrivacyStatement,
     TrainReply,
     TrainRequest,
     Withdrawal,
+)
+from fedsim.protocol.roll_call import (
+    PARTITION,
+    ROLL_CALL,
+    NodeIdentity,
     roll_call_reply,
 )
 
@@ -182,10 +184,10 @@ def answer_train_request(task: ClientTask, message: Message, context: Context) -
     fault.before_charge()
     task.check_examples()
     try:
-        statement = _charge(task, request, context)
+        spend = _charge(task, request, context)
     except ClientBudgetExhaustedError as error:
         return Withdrawal(task.client, str(error)).to_message(message)
-    reply = train_and_reply(task, request, statement, fault)
+    reply = train_and_reply(task, request, spend, fault)
     return seal_reply(task, request, reply, message, context)
 
 
@@ -230,14 +232,14 @@ def seal_reply(
 
 
 def train_and_reply(
-    task: ClientTask, request: TrainRequest, statement: PrivacyStatement | None, fault: Fault
+    task: ClientTask, request: TrainRequest, spend: ClientSpend | None, fault: Fault
 ) -> TrainReply:
     """Train a client alone, after its charge, and return its answer."""
     task.shared_model.load(request.arrays)
     task.shared_model.restart()
     key = StreamKey(task.seed, task.client, request.round_number)
     data = (*task.data(), task.local)
-    steps = steps_to_take(task, statement, fault)
+    steps = steps_to_take(task, spend, fault)
     adapted_clip_norm, step = None, task.step(request)
     if task.privacy is None or step is None:
         train_plain(task.shared_model.model, task.loss, *data, key, steps=steps)
@@ -246,13 +248,13 @@ def train_and_reply(
         step = train_private(_gradients(task), *data, step, key, steps=steps, secure=secure)
         adapted_clip_norm = step.clipping.adapted_clip_norm
     arrays = task.shared_model.upload(request.arrays, private=task.privacy is not None)
-    return build_reply(task, arrays, statement, fault, adapted_clip_norm=adapted_clip_norm)
+    return build_reply(task, arrays, spend, fault, adapted_clip_norm=adapted_clip_norm)
 
 
 def build_reply(
     task: ClientTask,
     arrays: ArrayRecord,
-    statement: PrivacyStatement | None,
+    spend: ClientSpend | None,
     fault: Fault,
     *,
     adapted_clip_norm: float | None = None,
@@ -265,20 +267,20 @@ def build_reply(
     return TrainReply(
         fault.alter_upload(arrays),
         task.examples,
-        statement,
+        spend,
         delay=fault.delay,
         clip_norm=adapted_clip_norm,
     )
 
 
-def steps_to_take(task: ClientTask, statement: PrivacyStatement | None, fault: Fault) -> range:
+def steps_to_take(task: ClientTask, spend: ClientSpend | None, fault: Fault) -> range:
     """Return the numbers of the steps to take, over the client's life where it is private.
 
     They are those that this round, which is charged, paid for.
     """
-    if statement is None:
+    if spend is None:
         return fault.steps_to_train(range(task.local.steps))
-    return fault.steps_to_train(range(statement.steps - statement.round_steps, statement.steps))
+    return fault.steps_to_train(range(spend.steps - spend.round_steps, spend.steps))
 
 
 def _gradients(task: ClientTask) -> PerExampleGradients:
@@ -287,19 +289,20 @@ def _gradients(task: ClientTask) -> PerExampleGradients:
     return task.gradients
 
 
-def _charge(task: ClientTask, request: TrainRequest, context: Context) -> PrivacyStatement | None:
+def _charge(task: ClientTask, request: TrainRequest, context: Context) -> ClientSpend | None:
     if task.privacy is None:
         return None
-    account = PrivacyAccount.restore(context.state, client=task.client, journal=task.journal)
+    account = PrivacyAccount.restore(
+        context.state, task.privacy, client=task.client, journal=task.journal
+    )
     account = account.charge(
-        task.privacy,
         round_number=request.round_number,
         request=request_digest(task, request),
         steps=task.local.steps,
         state=context.state,
         journal=task.journal,
     )
-    return account.statement(task.privacy)
+    return account.spend
 
 
 def request_digest(task: ClientTask, request: TrainRequest) -> str:
@@ -309,7 +312,7 @@ def request_digest(task: ClientTask, request: TrainRequest) -> str:
         ClientFailureError: the client cannot answer it, see `ClientTask.step`.
     """
     task.step(request)
-    return request.identity(task.shared_model.load(request.arrays))
+    return request.digest(task.shared_model.load(request.arrays))
 
 
 def partition_of(context: Context) -> int:

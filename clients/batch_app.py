@@ -34,7 +34,8 @@ from fedsim.clients.app import (
 from fedsim.clients.faults.injection import Fault
 from fedsim.clients.training.cohorts import CohortMember, train_together
 from fedsim.clients.training.local_training import StreamKey
-from fedsim.protocol.messages import PrivacyStatement, TrainRequest, Withdrawal
+from fedsim.protocol.client_spend import ClientSpend
+from fedsim.protocol.messages import TrainRequest, Withdrawal
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class ClientRound:
         """The client as one that trains with others."""
         task = self.task
         key = StreamKey(task.seed, task.client, self.request.round_number)
-        steps = steps_to_take(task, self.statement, self.fault)
+        steps = steps_to_take(task, self.spend, self.fault)
         if task.privacy is None:
             return CohortMember(*task.data(), key, steps)
         secure = task.privacy.secure_noise
@@ -98,12 +99,10 @@ class ClientRound:
         same = (id(task.shared_model), id(task.loss), task.local, len(member.steps))
         return (*same, clipping, shape)
 
-    @cached_property
-    def statement(self) -> PrivacyStatement | None:
-        """What the client says of its account once it is charged; None without privacy."""
-        if self.account is None or self.task.privacy is None:
-            return None
-        return self.account.statement(self.task.privacy)
+    @property
+    def spend(self) -> ClientSpend | None:
+        """What the client has spent; None without privacy."""
+        return None if self.account is None else self.account.spend
 
 
 PendingAnswer = ClientRound | Message | Exception
@@ -180,10 +179,9 @@ def _propose_charge(client_round: ClientRound) -> None:
     if task.privacy is None:
         return
     client_round.account = PrivacyAccount.restore(
-        client_round.context.state, client=task.client, journal=task.journal
+        client_round.context.state, task.privacy, client=task.client, journal=task.journal
     )
     client_round.charge = client_round.account.propose(
-        task.privacy,
         round_number=request.round_number,
         request=request_digest(task, request),
         steps=task.local.steps,
@@ -250,7 +248,7 @@ def _answer(pending: PendingAnswer) -> Message | Exception:
     client_round, task, request = pending, pending.task, pending.request
     try:
         if client_round.trained_values is None:
-            reply = train_and_reply(task, request, client_round.statement, client_round.fault)
+            reply = train_and_reply(task, request, client_round.spend, client_round.fault)
         else:
             private = task.privacy is not None
             arrays = task.shared_model.upload_of(
@@ -259,7 +257,7 @@ def _answer(pending: PendingAnswer) -> Message | Exception:
             reply = build_reply(
                 task,
                 arrays,
-                client_round.statement,
+                client_round.spend,
                 client_round.fault,
                 adapted_clip_norm=client_round.adapted_clip_norm,
             )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedsim.accountant.ledger.journal import JournalError
 from fedsim.core.errors import FedsimError
-from fedsim.protocol.messages import ProtocolError
+from fedsim.protocol.errors import ProtocolError
 
 
 class ClientFailureError(FedsimError, RuntimeError):

@@ -104,7 +104,7 @@ def make_server_app(
         start: the state to start from.
         evaluate: metrics of a global model on the server's public test set.
         on_round: called at the end of every round, in the server's thread.
-        ledgers: receives the clients' privacy statements; None without privacy.
+        ledgers: the ledgers of the clients; None without privacy.
         steps: planned local steps of a round; a client that took fewer is reported.
         stop_when_withdrawn: end after the round in which the first client withdrew.
         on_stop: called with the reason when the federation ends before its last round because

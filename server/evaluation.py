@@ -12,7 +12,11 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from fedsim.core.streams import Purpose, stream
-from fedsim.protocol.messages import EvaluateReply, EvaluateRequest, ProtocolError
+from fedsim.protocol.errors import ProtocolError
+from fedsim.protocol.messages import (
+    EvaluateReply,
+    EvaluateRequest,
+)
 from fedsim.server.settings import EvaluationSettings
 
 

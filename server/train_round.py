@@ -9,7 +9,8 @@ import numpy as np
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
-from fedsim.protocol.messages import ProtocolError, TrainRequest, Withdrawal
+from fedsim.protocol.errors import ProtocolError
+from fedsim.protocol.messages import TrainRequest, Withdrawal
 from fedsim.server.aggregation.aggregator import (
     AggregationResult,
     Aggregator,
@@ -33,7 +34,7 @@ class TrainSetup:
         participation: the schedule of each client's rounds.
         clients: the client of each node, by node id.
         aggregator: aggregates the updates of one round after another.
-        ledgers: receives the clients' privacy statements; None without privacy.
+        ledgers: the ledgers of the clients; None without privacy.
         steps: planned local steps of a round; None: shortened rounds are not reported.
         deadline: simulated seconds after which a reply comes too late; None: never.
     """
@@ -169,7 +170,7 @@ class TrainRound:
         if answer.clip_norm is not None:
             self._adapted_clip_norms[client] = answer.clip_norm
         planned = self._setup.steps
-        taken = None if answer.privacy is None else answer.privacy.round_steps
+        taken = None if answer.spend is None else answer.spend.round_steps
         if taken is not None and planned is not None and taken < planned:
             self.shortened[client] = taken
 
@@ -204,8 +205,8 @@ class TrainRound:
         ledgers = self._setup.ledgers
         if ledgers is None:
             return
-        if answer.privacy is None:
-            raise ProtocolError("the reply carries no privacy statement")
-        if answer.privacy.client != client:
-            raise ProtocolError(f"the privacy statement is of client {answer.privacy.client}")
-        ledgers.record(answer.privacy)
+        if answer.spend is None:
+            raise ProtocolError("the reply carries no record of the client's spend")
+        if answer.spend.client != client:
+            raise ProtocolError(f"the record of spend is of client {answer.spend.client}")
+        ledgers.record(answer.spend)

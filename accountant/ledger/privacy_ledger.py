@@ -53,6 +53,15 @@ class PrivacyLedger:
             self.record(event, count)
         return self
 
+    def starts_with(self, other: "PrivacyLedger") -> bool:
+        """Returns whether `other` is a prefix of this ledger: everything in it, in its order."""
+        if not other._runs:
+            return True
+        *before, (event, count) = other._runs
+        run = self._runs[len(before) : len(before) + 1]
+        same_event = bool(run) and run[0][0] == event and run[0][1] >= count
+        return same_event and self._runs[: len(before)] == before
+
     def compose_into(self, accountant: Accountant) -> Accountant:
         """Composes everything recorded into `accountant` and returns it.
 

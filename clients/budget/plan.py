@@ -6,12 +6,14 @@ from functools import lru_cache
 
 from fedsim.accountant import (
     Gaussian,
+    PrivacyLedger,
     UnsupportedEventError,
     calibrate_noise_multiplier,
     make_accountant,
 )
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.ledger.journal import GENESIS
 from fedsim.clients.budget.affordable_steps import affordable_steps, epsilon_of_steps
 from fedsim.clients.budget.noise_search import MOST_NOISE, least_noise
 from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
@@ -26,6 +28,7 @@ from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.sampling import SAMPLINGS, PoissonSampling, Sampling
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.errors import ExitCode, InputError
+from fedsim.protocol.client_spend import ClientSpend
 
 
 class PrivacyPlanError(InputError):
@@ -65,6 +68,22 @@ class PrivacyPlan:
     def steps_to_take(self) -> int:
         """Steps that the client will take if it answers every round it is scheduled for."""
         return self.planned_steps if self.affordable_steps is None else self.affordable_steps
+
+    def initial_spend(self, client: int) -> ClientSpend:
+        """Return the spend of a client with this plan before its first charge."""
+        return ClientSpend(
+            client=client,
+            examples=self.examples,
+            delta=self.delta,
+            noise_multiplier=self.step.noise_multiplier,
+            sampling_rate=self.step.sampling.sampling_rate,
+            target_epsilon=self.target_epsilon,
+            rounds=0,
+            steps=0,
+            round_steps=0,
+            ledger=PrivacyLedger(),
+            head=GENESIS,
+        )
 
 
 def plan_privacy(

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord
 from fedsim.clients.failure_text import ClientFailureError
 from fedsim.clients.faults.settings import FaultSettings
 from fedsim.core.streams import Purpose, stream
-from fedsim.protocol.messages import to_arrays, to_numpy
+from fedsim.protocol.arrays import to_arrays, to_numpy
 
 
 class InjectedFaultError(ClientFailureError):

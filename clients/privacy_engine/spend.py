@@ -35,15 +35,5 @@ def affordable_events(
     return None if budget.spent > target_epsilon else budget.max_count(event)
 
 
-def is_prefix(longer: PrivacyLedger, shorter: PrivacyLedger) -> bool:
-    """Tell whether everything in one ledger is at the beginning of another."""
-    if not len(shorter):
-        return True
-    *before, (event, count) = shorter.entries
-    there = longer.entries[len(before) : len(before) + 1]
-    same_event = bool(there) and there[0][0] == event and there[0][1] >= count
-    return same_event and list(longer.entries[: len(before)]) == before
-
-
 def _delta(terms: PrivacyTerms, delta: float | None) -> float:
     return terms.target_delta if delta is None else delta

@@ -5,7 +5,6 @@ from typing import Any
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.clients.privacy_engine.lot_schedule import EngineStreams
-from fedsim.clients.privacy_engine.spend import is_prefix
 from fedsim.clients.privacy_engine.steps import PrivateSteps
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 
@@ -49,7 +48,7 @@ def restore_state(
         raise ValueError(f"not the state of a privacy engine: schema {state.get('schema')!r}")
     ledger, taken = PrivacyLedger.from_list(state["ledger"]), state["schedule"]["steps"]
     ours = steps.schedule.steps
-    if steps.is_open or ours > taken or not is_prefix(ledger, steps.ledger):
+    if steps.is_open or ours > taken or not ledger.starts_with(steps.ledger):
         raise ValueError(
             f"this engine has taken {ours} steps that the state, of {taken}, does not have; to "
             "load it would un-spend them. Load it into a new engine"

@@ -15,8 +15,12 @@ from fedsim.clients.failure_text import ClientFailureError
 from fedsim.clients.secure.additive_upload import SecureUploader
 from fedsim.clients.secure.masked_upload import MaskedUpload, MaskingState
 from fedsim.core.streams import Purpose, stream
+from fedsim.protocol.arrays import to_numpy
 from fedsim.protocol.live_arrays import is_live
-from fedsim.protocol.messages import TrainReply, TrainRequest, to_numpy
+from fedsim.protocol.messages import (
+    TrainReply,
+    TrainRequest,
+)
 from fedsim.protocol.secure import (
     MASKED,
     SECAGG,
@@ -118,7 +122,7 @@ class SecureChannel:
         except SecureAggregationError as error:
             raise ClientFailureError(_without_values(error)) from error
         return SealedReply.of(
-            sealed, privacy=reply.privacy, delay=reply.delay, live=is_live(request.arrays)
+            sealed, spend=reply.spend, delay=reply.delay, live=is_live(request.arrays)
         )
 
     def answer(self, stage: str, client: int, message: Message, context: Context) -> Message:

@@ -12,7 +12,7 @@ from fedsim.deployment.node_state import client_ledger, state_directory
 from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.federation.nodes import make_node_app, num_helpers
 from fedsim.federation.shards import TaskSource, client_app_from_source
-from fedsim.protocol.messages import PARTITION
+from fedsim.protocol.roll_call import PARTITION
 from fedsim.simulation.virtual_grid import failure
 
 logger = logging.getLogger("flwr")

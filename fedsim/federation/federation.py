@@ -143,9 +143,9 @@ class Federation:
             return None
         if self.plans is None or self.journal is None:
             return ClientLedgers(privacy.accountant, privacy.adjacency)
-        spend = RecordedSpend(self.plans, self.journal)
-        ledgers = ClientLedgers(privacy.accountant, privacy.adjacency, recorded=spend.statement)
-        for client in spend.clients():
+        recorded = RecordedSpend(self.plans, self.journal)
+        ledgers = ClientLedgers(privacy.accountant, privacy.adjacency, recorded=recorded.of)
+        for client in recorded.clients():
             ledgers.look_up(client)
         return ledgers
 

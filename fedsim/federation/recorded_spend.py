@@ -1,33 +1,31 @@
-"""What clients have spent according to the durable ledger, whatever came of their answers."""
+"""What clients have spent by the durable ledger, including charges whose updates were lost."""
 
-from flwr.app import RecordDict
+from collections.abc import Sequence
 
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.clients.account import PrivacyAccount
 from fedsim.clients.budget.plan import PrivacyPlan
-from fedsim.protocol.messages import PrivacyStatement
+from fedsim.protocol.client_spend import ClientSpend
 
 
 class RecordedSpend:
-    """Reads clients' accounts from the ledger; of a client asked for again, only what is new.
+    """Reads the spend of clients from the ledger; a second read of a client reads new charges only.
 
     Args:
         plans: the plan of every client.
         journal: the durable ledger of the run.
     """
 
-    def __init__(self, plans: tuple[PrivacyPlan, ...], journal: FileJournal) -> None:
-        self._plans = plans
+    def __init__(self, plans: Sequence[PrivacyPlan], journal: FileJournal) -> None:
         self._journal = journal
-        self._states: dict[int, RecordDict] = {}
+        self._spends = [plan.initial_spend(client) for client, plan in enumerate(plans)]
 
     def clients(self) -> tuple[int, ...]:
         """Return the clients that were ever charged."""
         return self._journal.clients()
 
-    def statement(self, client: int) -> PrivacyStatement | None:
-        """Return what a client would say of its account now; None if it never was charged."""
-        state = self._states.setdefault(client, RecordDict())
-        account = PrivacyAccount.restore(state, client=client, journal=self._journal)
-        account.save(state)
-        return account.statement(self._plans[client]) if account.rounds else None
+    def of(self, client: int) -> ClientSpend:
+        """Return what a client has spent so far."""
+        before = self._spends[client]
+        after = before.after(self._journal.history(client, after=before.rounds))
+        self._spends[client] = after
+        return after

@@ -55,6 +55,23 @@ def record_dict(records: Mapping[str, Any]) -> RecordDict:
     return _filled(RecordDict(), records, _RECORDS)
 
 
+def record_of(content: RecordDict, name: str, kind: type[R]) -> R | None:
+    """Return a record by name; None if there is none of that type.
+
+    Flower's own views copy all records of a type each time. Its `get` raises and catches an error
+    where the name is missing, which is the common case.
+
+    Args:
+        content: of a message, or a client's state.
+        name: of the record.
+        kind: its type.
+    """
+    if name not in content:
+        return None
+    record = content[name]
+    return record if isinstance(record, kind) else None
+
+
 def _filled(record: R, content: Mapping[str, Any], types: frozenset[type]) -> R:
     """Return an empty record with its content, fast where that is of the types given."""
     inside = vars(record).get("_data")  # where Flower 1.40 and 1.41 keep it

@@ -11,13 +11,13 @@ from typing import Self, TypeVar
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
+from fedsim.protocol.arrays import to_arrays
+from fedsim.protocol.client_spend import ClientSpend
+from fedsim.protocol.errors import ProtocolError
 from fedsim.protocol.live_arrays import live_record
 from fedsim.protocol.messages import (
-    PrivacyStatement,
-    ProtocolError,
     read_side_records,
     side_records,
-    to_arrays,
 )
 from fedsim.secagg import wire
 from fedsim.secagg.messages import KeysReply, Upload
@@ -78,12 +78,12 @@ class SealedReply:
 
     Attributes:
         content: the protocol's records: a share with sealed seeds, or public keys.
-        privacy: the client's privacy statement; public under its adjacency.
-        delay: how late it is, in simulated seconds.
+        spend: what the client has spent; None without privacy.
+        delay: how late the reply is, in simulated seconds.
     """
 
     content: RecordDict
-    privacy: PrivacyStatement | None
+    spend: ClientSpend | None
     delay: float = 0.0
     clip_norm: float | None = None
 
@@ -92,16 +92,16 @@ class SealedReply:
         cls,
         sealed: Upload | KeysReply,
         *,
-        privacy: PrivacyStatement | None,
+        spend: ClientSpend | None,
         delay: float,
         live: bool,
     ) -> Self:
         """Return the answer that carries a sealed update."""
-        return cls(RecordDict({**to_records(sealed, live=live)}), privacy, delay)
+        return cls(RecordDict({**to_records(sealed, live=live)}), spend, delay)
 
     def to_message(self, request: Message) -> Message:
         """Make the reply to `request`."""
-        content = RecordDict({**self.content, **side_records(self.privacy, self.delay)})
+        content = RecordDict({**self.content, **side_records(self.spend, self.delay)})
         return Message(content, reply_to=request)
 
     @classmethod

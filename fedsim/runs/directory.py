@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from fedsim.core.errors import InputError
-from fedsim.protocol.messages import to_arrays, to_numpy
+from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.runs.schema import (
     CHECKPOINT_SCHEMA,
     RUN_SCHEMA,

@@ -10,7 +10,7 @@ from itertools import chain
 
 from fedsim.data import Examples
 from fedsim.federation.federation import Federation
-from fedsim.protocol.messages import digest
+from fedsim.protocol.arrays import digest
 from fedsim.runs.directory import RunDirectoryError
 
 _WHAT = {

@@ -7,32 +7,31 @@ from dataclasses import dataclass
 from typing import Any
 
 import fedsim
-from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.ledger.journal import GENESIS, total_of
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.federation.federation import Federation
+from fedsim.federation.recorded_spend import RecordedSpend
+from fedsim.protocol.client_spend import ClientSpend
 from fedsim.runs.schema import PRIVACY_SCHEMA
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.recorded_facts import ledger_digest
 
 
-@dataclass(frozen=True)
-class ClientSpend:
-    """One client's privacy spend; ε is ∞ where it added no noise."""
+@dataclass(frozen=True, kw_only=True)
+class ClientSummary(ClientSpend):
+    """What one client spent, with its ε and what else a report shows of it.
 
-    client: int
-    examples: int
-    delta: float
+    Attributes:
+        epsilon: at its δ, by the run's accountant; ∞ where the client added no noise.
+        epsilon_rdp: the same by Rényi DP.
+        max_grad_norm: the clipping bound of its settings.
+        group: the entry of `privacy.clients` that it belongs to; None without.
+        withdrawn_round: the round in which it withdrew; None if it did not.
+        clip_norm: the bound that its clipping adapted to; None without adaptive clipping.
+    """
+
     epsilon: float
     epsilon_rdp: float
-    target_epsilon: float | None
-    noise_multiplier: float
-    sampling_rate: float
     max_grad_norm: float
-    rounds: int
-    steps: int
-    head: str
-    ledger: PrivacyLedger
     group: str | None = None
     withdrawn_round: int | None = None
     clip_norm: float | None = None
@@ -44,7 +43,7 @@ class PrivacySummary:
 
     adjacency: str
     accountant: str
-    clients: tuple[ClientSpend, ...]
+    clients: tuple[ClientSummary, ...]
     sampling: str = "poisson"
     noise: str = "seeded"
     clipping: str = "flat"
@@ -153,25 +152,16 @@ def summarise_privacy(
         return None
     if journal is None:
         raise ValueError("a private federation needs a ledger to summarise")
-    spends = []
+    recorded = RecordedSpend(plans, journal)
+    clients = []
     for client, plan in enumerate(plans):
-        history = journal.history(client)
-        ledger = total_of(history)
-        spends.append(
-            ClientSpend(
-                client=client,
-                examples=plan.examples,
-                delta=plan.delta,
-                epsilon=ledger.epsilon(plan.delta, settings.accountant, settings.adjacency),
-                epsilon_rdp=ledger.epsilon(plan.delta, "rdp", settings.adjacency),
-                target_epsilon=plan.target_epsilon,
-                noise_multiplier=plan.step.noise_multiplier,
-                sampling_rate=plan.step.sampling.sampling_rate,
+        spend = recorded.of(client)
+        clients.append(
+            ClientSummary(
+                **vars(spend),
+                epsilon=spend.ledger.epsilon(plan.delta, settings.accountant, settings.adjacency),
+                epsilon_rdp=spend.ledger.epsilon(plan.delta, "rdp", settings.adjacency),
                 max_grad_norm=terms[client].privacy.max_grad_norm,
-                rounds=len(history),
-                steps=sum(charge.steps for charge in history),
-                head=history[-1].hash if history else GENESIS,
-                ledger=ledger,
                 group=terms[client].group,
                 withdrawn_round=(withdrawn or {}).get(client),
                 clip_norm=(clip_norms or {}).get(client, plan.step.clipping.adapted_clip_norm),
@@ -180,7 +170,7 @@ def summarise_privacy(
     return PrivacySummary(
         settings.adjacency,
         settings.accountant,
-        tuple(spends),
+        tuple(clients),
         sampling=settings.sampling,
         noise=settings.noise,
         clipping=settings.clipping,
@@ -188,7 +178,7 @@ def summarise_privacy(
     )
 
 
-def _client_json(spend: ClientSpend) -> dict[str, Any]:
+def _client_json(spend: ClientSummary) -> dict[str, Any]:
     return {
         "client": spend.client,
         "examples": spend.examples,

@@ -12,7 +12,7 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.budget_check import refuse_overspending
 from fedsim.federation.federation import Federation
 from fedsim.federation.shards import client_app
-from fedsim.protocol.messages import to_numpy
+from fedsim.protocol.arrays import to_numpy
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.environment import describe_environment
 from fedsim.runs.inputs import fingerprint, refuse_other_inputs

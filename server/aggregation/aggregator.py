@@ -12,7 +12,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from fedsim.core.errors import FedsimError
-from fedsim.protocol.messages import PrivacyStatement, TrainReply, to_arrays, to_numpy
+from fedsim.protocol.arrays import to_arrays, to_numpy
+from fedsim.protocol.client_spend import ClientSpend
+from fedsim.protocol.messages import TrainReply
 from fedsim.server.aggregation.mean import OrderedMean
 
 Weighting = Literal["uniform", "examples"]
@@ -26,8 +28,8 @@ class ClientAnswer(Protocol):
     """The fields of every client's reply beside its update."""
 
     @property
-    def privacy(self) -> PrivacyStatement | None:
-        """The client's privacy statement, in a private federation."""
+    def spend(self) -> ClientSpend | None:
+        """What the client has spent; None without privacy."""
         ...
 
     @property

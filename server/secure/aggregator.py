@@ -7,7 +7,11 @@ from contextlib import contextmanager
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fedsim.protocol.messages import digest, to_arrays, to_numpy
+from fedsim.protocol.arrays import (
+    digest,
+    to_arrays,
+    to_numpy,
+)
 from fedsim.protocol.secure import HELLO, SECAGG, SealedReply, to_records
 from fedsim.secagg.context import NONCE_BYTES, RoundContext
 from fedsim.secagg.errors import (

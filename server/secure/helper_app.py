@@ -5,7 +5,11 @@ from collections.abc import Callable
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from fedsim.protocol.messages import ROLL_CALL, NodeIdentity, roll_call_reply
+from fedsim.protocol.roll_call import (
+    ROLL_CALL,
+    NodeIdentity,
+    roll_call_reply,
+)
 from fedsim.protocol.secure import COMBINE, HELLO, answer, from_records
 from fedsim.secagg import wire
 from fedsim.secagg.errors import SecureAggregationError

@@ -34,9 +34,9 @@ def charge(
     request: str = "model",
     plan: PrivacyPlan = PLAN,
 ) -> PrivacyAccount:
-    account = PrivacyAccount.restore(state, client=3, journal=journal)
+    account = PrivacyAccount.restore(state, plan, client=3, journal=journal)
     return account.charge(
-        plan, round_number=round_number, request=request, steps=5, state=state, journal=journal
+        round_number=round_number, request=request, steps=5, state=state, journal=journal
     )
 
 
@@ -49,12 +49,11 @@ def ledger_of(steps: int) -> PrivacyLedger:
 @pytest.mark.parametrize("durable", [True, False])
 def test_spend_is_cumulative_over_rounds(tmp_path: Path, durable: bool) -> None:
     state, journal = RecordDict(), FileJournal(tmp_path / "ledger.jsonl") if durable else None
-    account = PrivacyAccount(3)
     for number, round_number in enumerate((1, 2, 7), start=1):
         account = charge(state, journal, round_number)
-        assert account.rounds == number
-        assert account.ledger == ledger_of(5 * number)
-    assert account.statement(PLAN).steps == 15
+        assert account.spend.rounds == number
+        assert account.spend.ledger == ledger_of(5 * number)
+        assert account.spend.steps == 5 * number
 
 
 def test_a_state_lost_after_the_charge_catches_up_with_the_journal(tmp_path: Path) -> None:
@@ -63,9 +62,9 @@ def test_a_state_lost_after_the_charge_catches_up_with_the_journal(tmp_path: Pat
     kept = RecordDict()
     charge(kept, FileJournal(path), 1)
     charge(RecordDict({name: kept[name] for name in kept}), FileJournal(path), 2)
-    account = PrivacyAccount.restore(kept, client=3, journal=FileJournal(path))
+    account = PrivacyAccount.restore(kept, PLAN, client=3, journal=FileJournal(path))
     assert account.last_round == 2
-    assert account.ledger == ledger_of(10)
+    assert account.spend.ledger == ledger_of(10)
 
 
 def test_the_journal_is_written_before_the_state(tmp_path: Path) -> None:
@@ -94,7 +93,9 @@ def test_another_request_for_an_answered_round_is_refused(tmp_path: Path) -> Non
     for round_number, request in ((2, "another model"), (1, "model")):
         with pytest.raises(ChargeRefusedError, match="would reuse its noise"):
             charge(state, journal, round_number, request)
-    assert PrivacyAccount.restore(state, client=3, journal=journal).ledger == ledger_of(10)
+    assert PrivacyAccount.restore(state, PLAN, client=3, journal=journal).spend.ledger == ledger_of(
+        10
+    )
 
 
 def test_more_steps_than_the_target_affords_are_refused() -> None:
@@ -105,18 +106,18 @@ def test_more_steps_than_the_target_affords_are_refused() -> None:
         ClientBudgetExhaustedError, match=r"target ε = 8 .* affords 15 steps, and 15 are"
     ):
         charge(state, None, 4)
-    assert PrivacyAccount.restore(state, client=3, journal=None).ledger == ledger_of(15)
+    assert PrivacyAccount.restore(state, PLAN, client=3, journal=None).spend.ledger == ledger_of(15)
 
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_the_last_round_takes_the_steps_that_are_left(tmp_path: Path, durable: bool) -> None:
     plan = replace(PLAN, affordable_steps=12)
     state, journal = RecordDict(), FileJournal(tmp_path / "ledger.jsonl") if durable else None
-    taken = [charge(state, journal, number, plan=plan).round_steps for number in (1, 2, 3)]
+    taken = [charge(state, journal, number, plan=plan).spend.round_steps for number in (1, 2, 3)]
     assert taken == [5, 5, 2]
-    assert charge(state, journal, 3, plan=plan).round_steps == 2  # asked again, as before
-    account = PrivacyAccount.restore(state, client=3, journal=journal)
-    assert (account.steps, account.ledger) == (12, ledger_of(12))
+    assert charge(state, journal, 3, plan=plan).spend.round_steps == 2  # asked again, as before
+    account = PrivacyAccount.restore(state, plan, client=3, journal=journal)
+    assert (account.spend.steps, account.spend.ledger) == (12, ledger_of(12))
     with pytest.raises(ClientBudgetExhaustedError, match="12 are taken"):
         charge(state, journal, 4, plan=plan)
 
@@ -129,7 +130,7 @@ def test_shuffled_data_is_charged_when_an_epoch_starts(tmp_path: Path, durable: 
     state, journal = RecordDict(), FileJournal(tmp_path / "ledger.jsonl") if durable else None
     for round_number, epochs in ((1, 2), (2, 3), (6, 4)):
         account = charge(state, journal, round_number, plan=plan)
-        assert account.ledger.entries == ((step.event, epochs),)
+        assert account.spend.ledger.entries == ((step.event, epochs),)
     with pytest.raises(ClientBudgetExhaustedError, match="15 are taken"):
         charge(state, journal, 7, plan=plan)
 
@@ -140,10 +141,10 @@ def test_a_round_within_an_epoch_costs_nothing_and_is_recorded(tmp_path: Path) -
     path = tmp_path / "ledger.jsonl"
     for round_number in (1, 2, 3):
         account = charge(RecordDict(), FileJournal(path), round_number, plan=plan)
-    assert account.ledger.entries == ((step.event, 1),)
+    assert account.spend.ledger.entries == ((step.event, 1),)
     history = FileJournal(path).history(3)
     assert [len(one.ledger) for one in history] == [1, 0, 0]
-    assert account.rounds == 3
+    assert account.spend.rounds == 3
 
 
 def test_secure_noise_is_charged_for_every_answer() -> None:
@@ -151,9 +152,9 @@ def test_secure_noise_is_charged_for_every_answer() -> None:
     plan, state = replace(PLAN, secure_noise=True), RecordDict()
     charge(state, None, 1, plan=plan)
     account = charge(state, None, 1, plan=plan)
-    assert account.ledger == ledger_of(10)
+    assert account.spend.ledger == ledger_of(10)
     account = charge(state, None, 1, "another model", plan=plan)
-    assert account.ledger == ledger_of(15)
+    assert account.spend.ledger == ledger_of(15)
     with pytest.raises(ClientBudgetExhaustedError, match="15 are taken"):
         charge(state, None, 1, plan=plan)
 
@@ -161,4 +162,4 @@ def test_secure_noise_is_charged_for_every_answer() -> None:
 def test_clients_do_not_share_accounts(tmp_path: Path) -> None:
     journal = FileJournal(tmp_path / "ledger.jsonl")
     charge(RecordDict(), journal, 1)
-    assert PrivacyAccount.restore(RecordDict(), client=4, journal=journal).rounds == 0
+    assert PrivacyAccount.restore(RecordDict(), PLAN, client=4, journal=journal).spend.rounds == 0

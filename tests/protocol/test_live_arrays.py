@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
+from fedsim.protocol.arrays import digest
 from fedsim.protocol.live_arrays import LiveArray, is_live, live_record, portable
-from fedsim.protocol.messages import digest
 
 VALUES = {
     "w": np.arange(6, dtype=np.float32).reshape(2, 3),

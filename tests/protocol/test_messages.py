@@ -7,23 +7,17 @@ import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
+from fedsim.protocol.arrays import to_arrays, to_numpy
+from fedsim.protocol.client_spend import ClientSpend
+from fedsim.protocol.errors import ProtocolError
 from fedsim.protocol.messages import (
     ARRAYS,
     CONFIG,
     METRICS,
     PRIVACY,
-    NodeIdentity,
-    PrivacyStatement,
-    ProtocolError,
     TrainReply,
     TrainRequest,
     Withdrawal,
-    digest,
-    identity_of,
-    roll_call_message,
-    roll_call_reply,
-    to_arrays,
-    to_numpy,
 )
 from fedsim.simulation.flower_internals import server_identity
 
@@ -34,10 +28,10 @@ def _server() -> Iterator[None]:
         yield
 
 
-def statement() -> PrivacyStatement:
+def spend() -> ClientSpend:
     ledger = PrivacyLedger()
     ledger.record(PoissonSampled(0.25, Gaussian(1.5)), 10)
-    return PrivacyStatement(
+    return ClientSpend(
         client=3,
         examples=80,
         delta=1e-3,
@@ -66,7 +60,7 @@ def test_a_learnt_bound_travels_both_ways_to_the_bit() -> None:
     bound = 0.1 + 0.2
     request = TrainRequest(4, to_arrays(ARRAYS_VALUE), clip_norm=bound).to_message(1001)
     assert TrainRequest.from_message(request).clip_norm == bound
-    reply = TrainReply(to_arrays(ARRAYS_VALUE), 80, statement(), clip_norm=bound)
+    reply = TrainReply(to_arrays(ARRAYS_VALUE), 80, spend(), clip_norm=bound)
     assert TrainReply.from_message(reply.to_message(request)).clip_norm == bound
     without = TrainRequest(4, to_arrays(ARRAYS_VALUE)).to_message(1001)
     assert TrainRequest.from_message(without).clip_norm is None
@@ -75,10 +69,10 @@ def test_a_learnt_bound_travels_both_ways_to_the_bit() -> None:
 def test_requests_with_other_bounds_are_other_requests() -> None:
     arrays = to_arrays(ARRAYS_VALUE)
     bounds = (None, 1.0, 1.0 + 2.0**-52, 2.0)
-    identities = [TrainRequest(4, arrays, clip_norm=bound).identity("model") for bound in bounds]
-    assert len(set(identities)) == 4
-    assert identities[0] == "model"
-    assert identities[1] == TrainRequest(4, arrays, clip_norm=1.0).identity("model")
+    digests = [TrainRequest(4, arrays, clip_norm=bound).digest("model") for bound in bounds]
+    assert len(set(digests)) == 4
+    assert digests[0] == "model"
+    assert digests[1] == TrainRequest(4, arrays, clip_norm=1.0).digest("model")
 
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, math.nan, math.inf, 1, "1"])
@@ -87,7 +81,7 @@ def test_a_bound_that_is_no_positive_number_is_refused(bound: Any) -> None:
     message.content[CONFIG] = ConfigRecord({"server-round": 4, "clip-norm": bound})
     with pytest.raises(ProtocolError, match="clip-norm must be a finite number > 0"):
         TrainRequest.from_message(message)
-    reply = TrainReply(to_arrays(ARRAYS_VALUE), 80, statement()).to_message(message)
+    reply = TrainReply(to_arrays(ARRAYS_VALUE), 80, spend()).to_message(message)
     reply.content["learnt"] = ConfigRecord({"clip-norm": bound})
     with pytest.raises(ProtocolError, match="clip-norm must be a finite number > 0"):
         TrainReply.from_message(reply)
@@ -96,15 +90,15 @@ def test_a_bound_that_is_no_positive_number_is_refused(bound: Any) -> None:
 @pytest.mark.parametrize("private", [True, False])
 def test_reply_round_trip(private: bool) -> None:
     request = TrainRequest(1, to_arrays(ARRAYS_VALUE)).to_message(1001)
-    sent = TrainReply(to_arrays(ARRAYS_VALUE), 80, statement() if private else None)
+    sent = TrainReply(to_arrays(ARRAYS_VALUE), 80, spend() if private else None)
     reply = TrainReply.from_message(sent.to_message(request))
     assert reply.examples == 80
-    assert reply.privacy == sent.privacy
+    assert reply.spend == sent.spend
 
 
 def test_reply_suits_flowers_own_strategies() -> None:
     request = TrainRequest(1, to_arrays(ARRAYS_VALUE)).to_message(1001)
-    content = TrainReply(to_arrays(ARRAYS_VALUE), 80, statement()).to_message(request).content
+    content = TrainReply(to_arrays(ARRAYS_VALUE), 80, spend()).to_message(request).content
     assert list(content.array_records) == [ARRAYS]
     assert dict(content.metric_records[METRICS]) == {"num-examples": 80}
 
@@ -113,7 +107,7 @@ def test_withdrawal_round_trip() -> None:
     request = TrainRequest(4, to_arrays(ARRAYS_VALUE)).to_message(1001)
     withdrawal = Withdrawal(3, "its budget is spent")
     assert Withdrawal.from_message(withdrawal.to_message(request)) == withdrawal
-    reply = TrainReply(to_arrays(ARRAYS_VALUE), 80, statement()).to_message(request)
+    reply = TrainReply(to_arrays(ARRAYS_VALUE), 80, spend()).to_message(request)
     assert Withdrawal.from_message(reply) is None
 
 
@@ -127,7 +121,7 @@ def test_a_malformed_withdrawal_is_refused() -> None:
 
 def broken(name: str) -> RecordDict:
     request = TrainRequest(1, to_arrays(ARRAYS_VALUE)).to_message(1001)
-    content = TrainReply(to_arrays(ARRAYS_VALUE), 80, statement()).to_message(request).content
+    content = TrainReply(to_arrays(ARRAYS_VALUE), 80, spend()).to_message(request).content
     if name == "negative examples":
         content[METRICS] = MetricRecord({"num-examples": -1})
     elif name == "ledger":
@@ -156,24 +150,3 @@ def test_malformed_requests_are_refused() -> None:
     del message.content[CONFIG]
     with pytest.raises(ProtocolError, match="needs the records"):
         TrainRequest.from_message(message)
-
-
-@pytest.mark.parametrize("identity", [NodeIdentity(6), NodeIdentity(0), NodeIdentity(1, "helper")])
-def test_roll_call_tells_who_a_node_is(identity: NodeIdentity) -> None:
-    request = roll_call_message(1001)
-    assert identity_of(roll_call_reply(identity, request)) == identity
-    with pytest.raises(ProtocolError, match="did not say which client or helper"):
-        identity_of(Message(RecordDict(), reply_to=request))
-    reply = roll_call_reply(identity, request)
-    reply.content.config_records["identity"]["role"] = "spy"
-    with pytest.raises(ProtocolError, match="role 'spy'"):
-        identity_of(reply)
-
-
-def test_digest_tells_models_apart() -> None:
-    base = digest(to_arrays(ARRAYS_VALUE))
-    assert base == digest(to_arrays({k: v.copy() for k, v in ARRAYS_VALUE.items()}))
-    changed = {**ARRAYS_VALUE, "w": np.nextafter(ARRAYS_VALUE["w"], np.float32(9))}
-    assert digest(to_arrays(changed)) != base
-    assert digest(to_arrays({"v": ARRAYS_VALUE["w"], "n": ARRAYS_VALUE["n"]})) != base
-    assert digest(to_arrays({**ARRAYS_VALUE, "w": ARRAYS_VALUE["w"].reshape(3, 2)})) != base

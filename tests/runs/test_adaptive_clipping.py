@@ -15,7 +15,11 @@ from fedsim.clients.account import ChargeRefusedError
 from fedsim.clients.failure_text import ClientFailureError
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
-from fedsim.protocol.messages import TrainReply, TrainRequest, digest
+from fedsim.protocol.arrays import digest
+from fedsim.protocol.messages import (
+    TrainReply,
+    TrainRequest,
+)
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
@@ -266,7 +270,7 @@ def test_a_round_is_answered_for_one_bound_only(
         context.state = RecordDict()
     again = TrainReply.from_message(ask(task, context, arrays, 0.9))
     assert digest(again.arrays) == digest(first.arrays)
-    assert (again.clip_norm, again.privacy) == (first.clip_norm, first.privacy)
+    assert (again.clip_norm, again.spend) == (first.clip_norm, first.spend)
     for other in (None, 0.5, 0.9 + 2.0**-52):
         with pytest.raises(ChargeRefusedError, match="would reuse its noise"):
             ask(task, context, arrays, other)

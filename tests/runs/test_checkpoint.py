@@ -4,7 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.protocol.messages import digest, to_arrays
+from fedsim.protocol.arrays import (
+    digest,
+    to_arrays,
+)
 from fedsim.runs.directory import RunDirectory
 from fedsim.server.state import ServerState
 

@@ -1,1 +1,47 @@
-../../fedsim/__init__.py
+"""fedsim: federated learning with local differential privacy, simulated from one YAML file."""
+
+import os as _os
+from importlib import import_module as _import_module
+from pathlib import Path as _Path
+from typing import TYPE_CHECKING
+
+# In a checkout, fedsim.clients, fedsim.server and fedsim.accountant are the directories
+# beside this one (an installed fedsim holds them inside itself; see pyproject.toml).
+_checkout = _Path(__file__).resolve().parent.parent
+if (_checkout / "pyproject.toml").is_file() and (_checkout / "accountant").is_dir():
+    __path__.append(str(_checkout))
+
+# Dependencies read these when they are imported, and fedsim itself must not reach for the
+# network; whoever wants the telemetry sets the variable before importing fedsim.
+for _name, _value in (
+    ("FLWR_TELEMETRY_ENABLED", "0"),
+    ("FLWR_DISABLE_UPDATE_CHECK", "1"),
+    ("RAY_USAGE_STATS_ENABLED", "0"),
+    ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"),  # otherwise Ray warns in every run
+):
+    _os.environ.setdefault(_name, _value)
+
+__version__ = "0.2.0"
+
+if TYPE_CHECKING:
+    from fedsim.api import compare as compare
+    from fedsim.api import run as run
+    from fedsim.comparison.comparison_result import ComparisonResult as ComparisonResult
+    from fedsim.experiment import ExperimentError as ExperimentError
+    from fedsim.runs.runner import RunResult as RunResult
+
+# Loaded when first used: `fedsim --help` answers without importing torch or Flower.
+_public = {
+    "ComparisonResult": "fedsim.comparison.comparison_result",
+    "ExperimentError": "fedsim.experiment",
+    "RunResult": "fedsim.runs.runner",
+    "compare": "fedsim.api",
+    "run": "fedsim.api",
+}
+__all__ = ["ComparisonResult", "ExperimentError", "RunResult", "__version__", "compare", "run"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _public:
+        return getattr(_import_module(_public[name]), name)
+    raise AttributeError(f"module 'fedsim' has no attribute {name!r}")

@@ -179,3 +179,24 @@ def test_replaying_into_an_accountant_and_adjacency() -> None:
     assert ledger.epsilon(1e-5, adjacency="replace_one") > ledger.epsilon(1e-5)
     replayed = ledger.compose_into(RdpAccountant(orders=(8.0,)))
     assert replayed.history == ledger.entries
+
+
+def test_only_what_was_recorded_first_starts_a_ledger() -> None:
+    event, other = Gaussian(1.0), Gaussian(2.0)
+    whole = PrivacyLedger().record(event, 5).record(other, 3)
+    for prefix in (
+        PrivacyLedger(),
+        PrivacyLedger().record(event, 4),
+        PrivacyLedger().record(event, 5),
+        PrivacyLedger().record(event, 5).record(other, 2),
+        whole,
+    ):
+        assert whole.starts_with(prefix)
+    for another in (
+        PrivacyLedger().record(other),
+        PrivacyLedger().record(event, 6),
+        PrivacyLedger().record(event, 4).record(other, 3),
+        PrivacyLedger().record(event, 5).record(other, 4),
+        PrivacyLedger().record(event, 5).record(other, 3).record(event),
+    ):
+        assert not whole.starts_with(another)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from fedsim.protocol.messages import to_arrays
+from fedsim.protocol.arrays import to_arrays
 from fedsim.runs.runner import RunFailedError, run_experiment
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedsim.catalog import catalog
-from fedsim.protocol.messages import to_arrays
+from fedsim.protocol.arrays import to_arrays
 from fedsim.server.aggregation.strategies import STRATEGIES, FedAvg, strategy_for
 from fedsim.server.settings import STRATEGIES as DESCRIPTIONS
 from fedsim.server.settings import FederationSettings

@@ -1,0 +1,102 @@
+"""What a client has spent: the record in its uploads and in the summary of a run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from flwr.app import ConfigRecord
+
+from fedsim.accountant import PrivacyLedger
+from fedsim.accountant.ledger.journal import Charge, total_of
+from fedsim.protocol.errors import ProtocolError
+from fedsim.protocol.records import config_record
+
+
+@dataclass(frozen=True)
+class ClientSpend:
+    """What one client has spent, and on which mechanism.
+
+    Everything in it is public under the client's adjacency. Anyone can recompute ε from the ledger.
+
+    Attributes:
+        client: its number.
+        examples: the public size behind the sampling rate, the client's own or a declared one.
+        delta: δ of its guarantee.
+        noise_multiplier: z.
+        sampling_rate: expected share of its examples in a lot.
+        target_epsilon: its budget; None without one.
+        rounds: rounds that it was charged for.
+        steps: steps that it was charged for.
+        round_steps: the steps of the last charge.
+        ledger: everything that it was charged for.
+        head: hash of its last record in the journal.
+    """
+
+    client: int
+    examples: int
+    delta: float
+    noise_multiplier: float
+    sampling_rate: float
+    target_epsilon: float | None
+    rounds: int
+    steps: int
+    round_steps: int
+    ledger: PrivacyLedger
+    head: str
+
+    def after(self, charges: Sequence[Charge]) -> Self:
+        """Return the spend after further charges, oldest first."""
+        if not charges:
+            return self
+        return replace(
+            self,
+            rounds=self.rounds + len(charges),
+            steps=self.steps + sum(charge.steps for charge in charges),
+            round_steps=charges[-1].steps,
+            ledger=PrivacyLedger().merge(self.ledger).merge(total_of(charges)),
+            head=charges[-1].hash,
+        )
+
+    def to_record(self) -> ConfigRecord:
+        """Return the Flower record."""
+        fields: dict[str, Any] = {
+            "client": self.client,
+            "examples": self.examples,
+            "delta": self.delta,
+            "noise-multiplier": self.noise_multiplier,
+            "sampling-rate": self.sampling_rate,
+            "rounds": self.rounds,
+            "steps": self.steps,
+            "round-steps": self.round_steps,
+            "ledger": self.ledger.to_text(),
+            "head": self.head,
+        }
+        if self.target_epsilon is not None:
+            fields["target-epsilon"] = self.target_epsilon
+        return config_record(fields)
+
+    @classmethod
+    def from_record(cls, record: ConfigRecord) -> Self:
+        """Read a Flower record.
+
+        Raises:
+            ProtocolError: a field is missing or malformed.
+        """
+        fields: dict[str, Any] = dict(record.items())
+        try:
+            target = fields.get("target-epsilon")
+            return cls(
+                client=int(fields["client"]),
+                examples=int(fields["examples"]),
+                delta=float(fields["delta"]),
+                noise_multiplier=float(fields["noise-multiplier"]),
+                sampling_rate=float(fields["sampling-rate"]),
+                target_epsilon=None if target is None else float(target),
+                rounds=int(fields["rounds"]),
+                steps=int(fields["steps"]),
+                round_steps=int(fields["round-steps"]),
+                ledger=PrivacyLedger.from_text(fields["ledger"]),
+                head=str(fields["head"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"malformed record of a client's spend: {error!r}") from error
