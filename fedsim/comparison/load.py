@@ -11,10 +11,10 @@ from fedsim.comparison.settings import ComparisonSettings
 from fedsim.comparison.variants import Variant, expand_variants
 from fedsim.experiment import ExperimentError, LoadedExperiment, Problem, load_experiment
 from fedsim.experiment.load import read_yaml
-from fedsim.experiment.messages import Finding, findings
+from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.overrides import Override
 from fedsim.experiment.text import any_of, did_you_mean
-from fedsim.experiment.tree import Entry, Location, Node, from_python, is_broken, locate, plain
+from fedsim.experiment.tree import Entry, Location, Node, from_python, is_broken, locate, to_python
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def load_comparison(source: str | Path | Mapping[str, object]) -> LoadedComparis
     if entries is not None and isinstance(entries.node.value, dict):
         variants = expand_variants(entries.node.value, base_tree, problems)
     if settings is not None:
-        problems += _located(tree, _rules(settings, [variant.name for variant in variants]))
+        problems += _locate_messages(tree, _rules(settings, [variant.name for variant in variants]))
     loaded: tuple[LoadedVariant, ...] = ()
     if base is not None and base_tree is not None:
         seeds = (0,) if settings is None else settings.seeds
@@ -90,7 +90,7 @@ def load_comparison(source: str | Path | Mapping[str, object]) -> LoadedComparis
     if problems or settings is None or base is None:
         raise ExperimentError(problems)
     if settings.select is not None:
-        problems += _located(tree, _selection_rules(settings, loaded))
+        problems += _locate_messages(tree, _selection_rules(settings, loaded))
     if problems:
         raise ExperimentError(problems)
     name = settings.name or stem
@@ -98,11 +98,11 @@ def load_comparison(source: str | Path | Mapping[str, object]) -> LoadedComparis
 
 
 def _settings(tree: Node, problems: list[Problem]) -> ComparisonSettings | None:
-    raw = plain(tree)
+    raw = to_python(tree)
     try:
         return ComparisonSettings.model_validate(raw)
     except ValidationError as error:
-        problems += _located(tree, findings(error, raw, ComparisonSettings))
+        problems += _locate_messages(tree, validation_messages(error, raw, ComparisonSettings))
         return None
 
 
@@ -166,7 +166,7 @@ def _in_words(
             yield replace(problem, message=f"{problem.message} (in variant {variant.name!r})")
 
 
-def _rules(settings: ComparisonSettings, names: list[str]) -> Iterator[Finding]:
+def _rules(settings: ComparisonSettings, names: list[str]) -> Iterator[PathMessage]:
     if settings.baseline not in names:
         yield ("baseline",), _no_such_variant(settings.baseline, names)
     if len(names) == 1:
@@ -190,7 +190,7 @@ def _rules(settings: ComparisonSettings, names: list[str]) -> Iterator[Finding]:
 
 def _selection_rules(
     settings: ComparisonSettings, variants: tuple[LoadedVariant, ...]
-) -> Iterator[Finding]:
+) -> Iterator[PathMessage]:
     select = settings.select
     if select is not None and not select.among and not any(one.private for one in variants):
         yield ("select",), "no variant has privacy; name the candidates in select.among"
@@ -204,7 +204,7 @@ def _no_such_variant(name: str, names: list[str]) -> str:
     return f"there is no variant {name!r}{hint or '; there are ' + any_of(names[:10])}"
 
 
-def _located(tree: Node, found: Iterator[Finding] | list[Finding]) -> list[Problem]:
+def _locate_messages(tree: Node, found: Iterator[PathMessage] | list[PathMessage]) -> list[Problem]:
     return [
         locate(tree, path).problem(path, message)
         for path, message in found

@@ -12,7 +12,7 @@ from fedsim.experiment.errors import Problem
 from fedsim.experiment.overrides import Override
 from fedsim.experiment.schema import NAME_PATTERN
 from fedsim.experiment.text import KeyPath, path_text, value_text
-from fedsim.experiment.tree import Entry, Node, plain
+from fedsim.experiment.tree import Entry, Node, to_python
 
 GRID = "grid"
 MAX_VARIANTS = 500
@@ -37,7 +37,7 @@ class Variant:
     @property
     def changes(self) -> dict[str, object]:
         """What it sets, as `{"key.path": value}`."""
-        return {".".join(override.path): plain(override.node) for override in self.overrides}
+        return {".".join(override.path): to_python(override.node) for override in self.overrides}
 
 
 def expand_variants(
@@ -60,7 +60,7 @@ def expand_variants(
         if entry.node.value is None or isinstance(entry.node.value, dict):
             expanded += _expand(name, entry, base, problems)
         elif not entry.node.broken:
-            given = value_text(plain(entry.node))
+            given = value_text(to_python(entry.node))
             message = f"must be a mapping of what to change, got {given}"
             problems.append(entry.key.problem(path, message))
         if len(expanded) > MAX_VARIANTS:
@@ -121,14 +121,14 @@ def _at(root: Node | None, path: tuple[str, ...]) -> Node | None:
 def _axes(grid: Entry, path: KeyPath, problems: list[Problem]) -> list[list[Override]]:
     """Return the overrides of each axis of a grid."""
     if not isinstance(grid.node.value, dict) or not grid.node.value:
-        given = value_text(plain(grid.node))
+        given = value_text(to_python(grid.node))
         message = f"must map keys to lists of values, such as {{local.steps: [1, 5]}}, got {given}"
         problems.append(grid.key.problem(path, message))
         return []
     axes = []
     for key, entry in grid.node.value.items():
         if not isinstance(entry.node.value, list) or not entry.node.value:
-            given = value_text(plain(entry.node))
+            given = value_text(to_python(entry.node))
             message = f"must be a list of values, got {given}"
             if isinstance(entry.node.value, dict):
                 message += "; write the whole key on one line: section.key: [...]"
@@ -162,7 +162,7 @@ def _labels(paths: list[tuple[str, ...]]) -> list[str]:
 
 def _text(number: int, node: Node) -> str:
     """Return a value as a part of a name: 8.0, null, 64x32; a mapping by its number on its axis."""
-    value = plain(node)
+    value = to_python(node)
     parts = value if isinstance(value, list) else [value]
     if any(isinstance(part, dict | list) for part in parts):
         return str(number)

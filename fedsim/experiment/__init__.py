@@ -1,4 +1,4 @@
-"""The experiment file: strict loading, typed schema, located errors."""
+"""The experiment file: strict loading, a typed schema, errors with file, line and column."""
 
 from fedsim.experiment.dump import dump_experiment as dump_experiment
 from fedsim.experiment.errors import ExperimentError as ExperimentError

@@ -1,4 +1,4 @@
-"""An experiment as YAML with every default written out."""
+"""An experiment as YAML, with every default."""
 
 import sys
 
@@ -9,7 +9,7 @@ from fedsim.experiment.yaml_loader import CORE_PATTERNS
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what YAML 1.1 or 1.2 would not read as the string it is."""
+    """A dumper that quotes every string that YAML 1.1 or 1.2 would read as another type."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -19,10 +19,10 @@ class _Dumper(yaml.SafeDumper):
 
 
 def dump_experiment(experiment: Experiment) -> str:
-    """Return the YAML of an experiment, in the order of the schema, defaults included.
+    """Return the YAML of an experiment with its defaults, in the order of the schema.
 
-    `load_experiment` reads it back to an equal `Experiment`. Relative paths stay as they are, so
-    the text means the same only in the directory that it came from.
+    `load_experiment` reads it back to an equal `Experiment`. Relative paths are kept, so the text
+    is valid only in the experiment's own directory.
     """
     return yaml.dump(
         experiment.model_dump(),
@@ -34,7 +34,7 @@ def dump_experiment(experiment: Experiment) -> str:
 
 
 def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # Double quotes escape what is no plain printable character, line breaks above all.
+    # Double quotes escape characters that are not printable, such as line breaks.
     style = None if text.isprintable() else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 

@@ -1,4 +1,4 @@
-"""What is wrong with an experiment, and where: one line per problem."""
+"""Errors of an experiment: one line for each problem, with its place in the file."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ class Problem:
     """One mistake in an experiment.
 
     Attributes:
-        source: the file as it was named, "command line" for an override, "" for a mapping.
-        line: 1-based, None where the source has no lines.
-        column: 1-based, None where the source has no lines.
-        path: the keys that lead to it; empty for the file as a whole.
-        message: what is wrong and, where it is known, the fix.
+        source: path of the file as given, "command line" for an override, "" for a mapping.
+        line: line number from 1; None where the source has no lines.
+        column: column number from 1; None where the source has no lines.
+        path: the keys from the top level to the mistake; empty for the file as a whole.
+        message: the mistake and, where it is known, the fix.
     """
 
     source: str
@@ -32,9 +32,9 @@ class Problem:
 
 
 class ExperimentError(InputError):
-    """An experiment that cannot be run as written; `problems` holds every mistake found.
+    """An experiment with mistakes; `problems` holds all of them.
 
-    `str()` is one line per problem, in the order of the file, overrides last.
+    `str()` has one line for each problem, in the order of the file, overrides last.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
@@ -46,5 +46,5 @@ class ExperimentError(InputError):
 
 
 def _position(problem: Problem) -> tuple[bool, str, int, int]:
-    # Of a comparison there are two files, whose lines must not be mixed.
+    # A comparison has two files; the lines of each stay together.
     return (problem.line is None, problem.source, problem.line or 0, problem.column or 0)

@@ -1,4 +1,4 @@
-"""From a file (or a mapping) and overrides to a checked experiment, or to every mistake in it."""
+"""Loading of an experiment: a file or a mapping, overrides and checks."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from fedsim.clients.faults.settings import FaultSettings
 from fedsim.clients.settings import PrivacySettings
 from fedsim.data.settings import DataSettings
 from fedsim.experiment.errors import ExperimentError, Problem
-from fedsim.experiment.messages import Finding, findings
+from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.overrides import Overrides, apply_overrides, parse_overrides
 from fedsim.experiment.rules import Sections, check_rules
 from fedsim.experiment.schema import Experiment
 from fedsim.experiment.text import value_text
-from fedsim.experiment.tree import Location, Node, from_python, is_broken, locate, plain
+from fedsim.experiment.tree import Location, Node, from_python, is_broken, locate, to_python
 from fedsim.experiment.yaml_loader import parse_yaml
 from fedsim.models.settings import ModelSettings
 from fedsim.secagg.settings import SecureAggregationSettings
@@ -27,12 +27,12 @@ _Section = TypeVar("_Section", bound=BaseModel)
 
 @dataclass(frozen=True)
 class LoadedExperiment:
-    """A checked experiment and where it came from.
+    """A checked experiment and its source.
 
     Attributes:
         experiment: the settings, overrides applied.
         path: the file; None for a mapping.
-        base: the directory in which the experiment's relative paths start.
+        base: the directory in which relative paths start.
     """
 
     experiment: Experiment
@@ -46,22 +46,22 @@ def load_experiment(
     *,
     base: str | Path | None = None,
 ) -> LoadedExperiment:
-    """Return the experiment that a YAML file or a mapping describes.
+    """Return the checked experiment of a YAML file or a mapping.
 
-    Nothing is imported, opened or trained: plug-ins and data files are checked by name only.
+    Plug-ins and data files are checked by name only: nothing is imported, opened or trained.
 
     Args:
-        source: the path of the file, or the same content as a mapping.
+        source: the path of the file, or its content as a mapping.
         overrides: `["federation.rounds=5"]` or `{"federation.rounds": 5}`, set in order.
-        base: where relative paths start; the file's directory (a mapping's: the current one)
-            unless it is given, for a copy of an experiment that is kept elsewhere.
+        base: the directory in which relative paths start; None: the file's directory, or the
+            current one for a mapping.
 
     Raises:
         ExperimentError: with every mistake of the file and the overrides.
     """
     problems: list[Problem] = []
     path = None if isinstance(source, Mapping) else Path(source)
-    parsed = parse_overrides(overrides, problems)  # first, to be reported with any bad file
+    parsed = parse_overrides(overrides, problems)  # first: reported even if the file cannot be read
     tree = apply_overrides(_read(source, problems), parsed, Experiment, problems)
     directory = Path(base) if base is not None else path.parent if path else Path()
     experiment = _check(tree, directory.absolute(), problems)
@@ -73,10 +73,10 @@ def read_yaml(path: str | Path, problems: list[Problem]) -> Node:
 
     Args:
         path: the file.
-        problems: where mistakes go that leave the rest of it readable.
+        problems: receives mistakes that leave the rest of the file readable.
 
     Raises:
-        ExperimentError: for a file that cannot be read or is no mapping.
+        ExperimentError: the file cannot be read or is no mapping.
     """
     file = Location(str(path))
     try:
@@ -92,9 +92,9 @@ def read_yaml(path: str | Path, problems: list[Problem]) -> Node:
         start = Location(file.source, 1, 1)
         raise ExperimentError([*problems, start.problem((), "the file is empty")])
     if not isinstance(tree.value, dict):
-        message = f"must be a mapping of sections, got {value_text(plain(tree))}"
-        found = [] if tree.broken else [tree.location.problem((), message)]
-        raise ExperimentError([*problems, *found])
+        message = f"must be a mapping of sections, got {value_text(to_python(tree))}"
+        new = [] if tree.broken else [tree.location.problem((), message)]
+        raise ExperimentError([*problems, *new])
     return tree
 
 
@@ -105,25 +105,25 @@ def _read(source: str | Path | Mapping[str, object], problems: list[Problem]) ->
 
 
 def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
-    """Return the experiment if there are no problems, the given ones included."""
-    raw = plain(tree)
+    """Return the experiment; raise if there are problems, the given ones included."""
+    raw = to_python(tree)
     failed: set[object] = set()
     experiment: Experiment | None = None
     try:
         experiment = Experiment.model_validate(raw)
     except ValidationError as error:
         failed = {details["loc"][0] for details in error.errors() if details["loc"]}
-        problems += _located(tree, findings(error, raw))
-    problems += _located(tree, check_rules(_valid_sections(raw, failed), base))
+        problems += _locate_messages(tree, validation_messages(error, raw))
+    problems += _locate_messages(tree, check_rules(_valid_sections(raw, failed), base))
     if problems or experiment is None:
         raise ExperimentError(problems)
     return experiment
 
 
-def _located(tree: Node, found: Iterable[Finding]) -> list[Problem]:
+def _locate_messages(tree: Node, messages: Iterable[PathMessage]) -> list[Problem]:
     return [
         locate(tree, path).problem(path, message)
-        for path, message in found
+        for path, message in messages
         if not is_broken(tree, path)
     ]
 

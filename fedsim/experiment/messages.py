@@ -1,4 +1,4 @@
-"""Pydantic's errors as one clear line per mistake."""
+"""Pydantic's errors as one clear line for each mistake."""
 
 import re
 from collections.abc import Iterator
@@ -9,17 +9,17 @@ from pydantic_core import ErrorDetails
 
 from fedsim.experiment.schema import NAME_PATTERN, Experiment
 from fedsim.experiment.shapes import (
-    Either,
+    ErrorPlace,
     Model,
-    Place,
+    NameOrMapping,
+    NumberOrWord,
     Shape,
-    Tagged,
-    Words,
-    child,
-    homes_of,
+    TaggedUnion,
+    child_shape,
+    field_purpose,
     keys_of,
-    place,
-    wanted,
+    locate_error,
+    sections_with_key,
 )
 from fedsim.experiment.text import (
     KeyPath,
@@ -30,7 +30,7 @@ from fedsim.experiment.text import (
     value_text,
 )
 
-Finding = tuple[KeyPath, str]
+PathMessage = tuple[KeyPath, str]
 
 _TYPES = {
     "int_type": "a whole number",
@@ -58,58 +58,58 @@ _PATTERNS = {
 
 @dataclass(frozen=True)
 class _Mistake:
-    """A pydantic error put in its place."""
+    """A pydantic error with its place in the file."""
 
     details: ErrorDetails
-    place: Place
+    place: ErrorPlace
 
     @property
     def kind(self) -> str:
         return self.details["type"]
 
 
-def findings(
+def validation_messages(
     error: ValidationError, raw: object, model: Model = Experiment, prefix: KeyPath = ()
-) -> list[Finding]:
-    """Return (path, message) for every mistake in what pydantic refused.
+) -> list[PathMessage]:
+    """Return (path, message) for every mistake in an error of pydantic.
 
     Args:
-        error: what `model.model_validate(raw)` raised.
+        error: the error of `model.model_validate(raw)`.
         raw: the mapping that was validated.
-        model: the settings class it was validated against.
-        prefix: where the mapping is in the file.
+        model: the settings class.
+        prefix: the path of the mapping in the file.
     """
-    translation = _Translation(error, raw, model, prefix)
-    return list(dict.fromkeys(translation.findings()))
+    builder = _MessageBuilder(error, raw, model, prefix)
+    return list(dict.fromkeys(builder.messages()))
 
 
-class _Translation:
-    """The errors of one validation; they are needed together to report each mistake once."""
+class _MessageBuilder:
+    """The errors of one validation; together they show which errors are the same mistake."""
 
     def __init__(self, error: ValidationError, raw: object, model: Model, prefix: KeyPath) -> None:
         self._raw = raw
         self._model = model
         self._prefix = prefix
         self._mistakes = [
-            _Mistake(details, place(model, details["loc"]))
+            _Mistake(details, locate_error(model, details["loc"]))
             for details in error.errors(include_url=False)
         ]
-        self._explained: set[KeyPath] = set()  # missing keys that stand elsewhere, misspelt
+        self._explained_paths: set[KeyPath] = set()  # missing keys that are misspelt or misplaced
 
-    def findings(self) -> Iterator[Finding]:
-        unknown = [finding for mistake in self._mistakes for finding in self._unknown(mistake)]
+    def messages(self) -> Iterator[PathMessage]:
+        unknown = [found for mistake in self._mistakes for found in self._unknown_keys(mistake)]
         for path, message in unknown:
             yield (*self._prefix, *path), message
         for mistake in self._mistakes:
-            if mistake.kind != "extra_forbidden" and self._tried(mistake):
-                path, message = self._finding(mistake)
-                if path not in self._explained:
+            if mistake.kind != "extra_forbidden" and self._is_relevant(mistake):
+                path, message = self._message(mistake)
+                if path not in self._explained_paths:
                     yield (*self._prefix, *path), message
 
-    def _tried(self, mistake: _Mistake) -> bool:
-        """Return whether an error is about the branch of a union that the file took."""
+    def _is_relevant(self, mistake: _Mistake) -> bool:
+        """Whether an error is about the branch of a union that the file uses."""
         shape = self._shape(mistake.place.path)
-        if isinstance(shape, Words):
+        if isinstance(shape, NumberOrWord):
             as_word = isinstance(_get(self._raw, mistake.place.path), str)
             return as_word == (mistake.kind == "literal_error")
         if mistake.place.union is None:
@@ -117,64 +117,64 @@ class _Translation:
         given = _get(self._raw, mistake.place.union)
         return mistake.place.as_mapping == isinstance(given, dict)
 
-    def _unknown(self, mistake: _Mistake) -> Iterator[Finding]:
-        """Yield the unknown keys; a union without its tag says nothing of them by itself."""
-        path, holder = mistake.place.path, mistake.place.holder
-        if mistake.kind == "extra_forbidden" and self._tried(mistake):
-            yield path, self._unknown_key(path, holder)
+    def _unknown_keys(self, mistake: _Mistake) -> Iterator[PathMessage]:
+        """Yield the unknown keys; pydantic omits those of a union without its tag."""
+        path, parent = mistake.place.path, mistake.place.parent
+        if mistake.kind == "extra_forbidden" and self._is_relevant(mistake):
+            yield path, self._unknown_key_message(path, parent)
         elif mistake.kind == "union_tag_not_found":
             shape = self._shape(path)
             for key in _mapping(_get(self._raw, path)):
                 if key not in keys_of(shape):
-                    yield (*path, key), self._unknown_key((*path, key), shape)
+                    yield (*path, key), self._unknown_key_message((*path, key), shape)
 
-    def _unknown_key(self, path: KeyPath, holder: Shape) -> str:
-        """Return the message, and remember which missing key it explains."""
+    def _unknown_key_message(self, path: KeyPath, parent: Shape) -> str:
+        """Return the message of an unknown key; mark the missing key that it explains."""
         section, key = path[:-1], str(path[-1])
         if key == "<<":
             return "YAML 1.2 has no merge keys; write the keys out"
-        elsewhere = self._misplaced(section, key)
-        if elsewhere:
-            return elsewhere
+        misplaced = self._misplaced_key_message(section, key)
+        if misplaced:
+            return misplaced
         present = _mapping(_get(self._raw, section))
-        known = keys_of(holder)
+        known = keys_of(parent)
         stem, colon, _ = key.partition(":")
         if colon and stem in known and present.get(key) is None:  # {rounds:5} is one long key
-            self._explained.add((*section, stem))
+            self._explained_paths.add((*section, stem))
             return "unknown key; write a space after ':'"
         match = closest(key, [name for name in known if name not in present]) or closest(key, known)
         if match is not None:
-            self._explained.add((*section, match))
+            self._explained_paths.add((*section, match))
             return f"unknown key; did you mean {match!r}?"
         return "unknown key"
 
-    def _misplaced(self, section: KeyPath, key: str) -> str | None:
-        """Return the message for a key that is right elsewhere, None for any other."""
+    def _misplaced_key_message(self, section: KeyPath, key: str) -> str | None:
+        """Return the message for a key that belongs to another section; None for any other key."""
         union = self._shape(section)
-        if isinstance(union, Tagged) and key in keys_of(union):
+        if isinstance(union, TaggedUnion) and key in keys_of(union):
             owners = [name for name, model in union.variants.items() if key in model.model_fields]
             chosen = value_text(_mapping(_get(self._raw, section)).get(union.tag))
             return f"unknown key for {union.tag} {chosen}; it belongs to {any_of(owners)}"
-        homes = homes_of(self._model, key)
+        homes = sections_with_key(self._model, key)
         if len(homes) != 1:
             return None
-        self._explained.add((*homes[0], key))
+        self._explained_paths.add((*homes[0], key))
         home = path_text((*self._prefix, *homes[0])) or "the top level"
         return f"unknown key here; it belongs to {home}"
 
-    def _finding(self, mistake: _Mistake) -> Finding:
-        path, holder, details = mistake.place.path, mistake.place.holder, mistake.details
+    def _message(self, mistake: _Mistake) -> PathMessage:
+        path, parent, details = mistake.place.path, mistake.place.parent, mistake.details
         kind, context = mistake.kind, details.get("ctx", {})
         given = _get(self._raw, path)
         shape = self._shape(path)
         if kind == "missing":
-            return path, f"missing; {wanted(keys_of(holder)[str(path[-1])])}"
-        if isinstance(shape, Tagged) and kind.startswith("union_tag"):
-            return self._tag_finding(path, shape)
-        if isinstance(shape, Words) and kind in _NOT_A_NUMBER:
+            return path, f"missing; {field_purpose(keys_of(parent)[str(path[-1])])}"
+        if isinstance(shape, TaggedUnion) and kind.startswith("union_tag"):
+            return self._tag_message(path, shape)
+        if isinstance(shape, NumberOrWord) and kind in _NOT_A_NUMBER:
             rule = f"must be a number or {any_of(shape.words)}, got {value_text(given)}"
             return path, rule + did_you_mean(given, shape.words)
-        if isinstance(shape, Either):
+        if isinstance(shape, NameOrMapping):
             keys = " and ".join(keys_of(shape))
             return path, f"must be a string or a mapping with {keys}, got {value_text(given)}"
         if kind == "literal_error":
@@ -185,9 +185,9 @@ class _Translation:
         if kind in _LIMITS:
             name, sign = _LIMITS[kind]
             return path, f"must be {sign} {_number(context[name])}, got {value_text(given)}"
-        return path, _rarer(details, given)
+        return path, _general_message(details, given)
 
-    def _tag_finding(self, path: KeyPath, shape: Tagged) -> Finding:
+    def _tag_message(self, path: KeyPath, shape: TaggedUnion) -> PathMessage:
         section = _mapping(_get(self._raw, path))
         choices = list(shape.variants)
         tag_path = (*path, shape.tag)
@@ -200,23 +200,23 @@ class _Translation:
         return f"must be {rule}, got {value_text(given)}{did_you_mean(given, choices)}"
 
     def _shape(self, path: KeyPath) -> Shape:
-        """Return the shape of the value at a path, in the variant that the file chose."""
+        """Return the shape of the value at a path, in the variant that the file names."""
         shape: Shape = self._model
         value = self._raw
         for part in path:
-            if isinstance(shape, Tagged):
+            if isinstance(shape, TaggedUnion):
                 shape = shape.variants.get(str(_mapping(value).get(shape.tag)))
-            elif isinstance(shape, Either):
+            elif isinstance(shape, NameOrMapping):
                 shape = shape.mapping
-            shape = child(shape, str(part))
+            shape = child_shape(shape, str(part))
             value = _get(value, (part,))
         return shape
 
 
-def _rarer(details: ErrorDetails, given: object) -> str:
-    """Return the message of the kinds that need no knowledge of the place."""
+def _general_message(details: ErrorDetails, given: object) -> str:
+    """Return the message of an error whose place does not matter."""
     kind, context = details["type"], details.get("ctx", {})
-    if kind == "value_error":  # a rule of the settings themselves, already written for people
+    if kind == "value_error":  # a rule of the settings, whose message is complete
         return str(context["error"])
     if kind == "string_pattern_mismatch":
         form = _PATTERNS.get(str(context["pattern"]), "in the right form")

@@ -1,12 +1,12 @@
-"""`key.path=value` on the command line, applied to the tree before it is validated."""
+"""Overrides of the command line, `key.path=value`, set in the tree before validation."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from fedsim.experiment.errors import ExperimentError, Problem
-from fedsim.experiment.shapes import Shape, Tagged, child
+from fedsim.experiment.shapes import Shape, TaggedUnion, child_shape
 from fedsim.experiment.text import KeyPath, path_text, shorten, value_text
-from fedsim.experiment.tree import MAX_DEPTH, Entry, Location, Node, from_python, is_text
+from fedsim.experiment.tree import MAX_DEPTH, Entry, Location, Node, from_python, is_utf8_text
 from fedsim.experiment.yaml_loader import parse_yaml
 
 COMMAND_LINE = Location("command line")
@@ -14,7 +14,7 @@ COMMAND_LINE = Location("command line")
 
 @dataclass(frozen=True)
 class Override:
-    """A value for one key; the node says where the value was written."""
+    """A value for one key; the node holds the value and its source."""
 
     path: tuple[str, ...]
     node: Node
@@ -24,13 +24,13 @@ Overrides = Iterable[str | Override] | Mapping[str, object]
 
 
 def parse_overrides(overrides: Overrides, problems: list[Problem]) -> list[Override]:
-    """Return the overrides in order; what cannot be read is appended to `problems`.
+    """Return the overrides in order.
 
     Args:
         overrides: `["federation.rounds=5"]` or `{"federation.rounds": 5}`.
-        problems: where mistakes go, located at the command line.
+        problems: receives overrides that cannot be read.
     """
-    if isinstance(overrides, str):  # a string is iterable too: one override, not its letters
+    if isinstance(overrides, str):  # one override, not its letters
         overrides = [overrides]
     parsed: list[Override] = []
     if isinstance(overrides, Mapping):
@@ -50,17 +50,16 @@ def parse_overrides(overrides: Overrides, problems: list[Problem]) -> list[Overr
 def apply_overrides(
     root: Node, overrides: Iterable[Override], shape: Shape, problems: list[Problem]
 ) -> Node:
-    """Return the tree with the overrides set, one after the other; the tree itself is not changed.
+    """Return a tree with the overrides set in order; the given tree is not changed.
 
-    Missing sections are made. Where an override chooses another variant of a union (another
-    `partition.scheme`, another `optimizer.name`), the keys that only the former variant has go
-    with it, for they describe what was replaced.
+    Missing sections are created. An override that selects another variant of a union (another
+    `partition.scheme` or `optimizer.name`) removes the keys that only the former variant has.
 
     Args:
         root: the tree of the file.
-        overrides: what to set.
+        overrides: values for keys.
         shape: the shape of the whole file.
-        problems: where overrides that cannot be set are reported.
+        problems: receives overrides that cannot be set.
     """
     for override in overrides:
         try:
@@ -71,7 +70,7 @@ def apply_overrides(
 
 
 class _CannotSetError(Exception):
-    """An override's path leads nowhere."""
+    """The path of an override does not exist."""
 
 
 def _parse(text: str, problems: list[Problem]) -> Override | None:
@@ -88,7 +87,7 @@ def _parse(text: str, problems: list[Problem]) -> Override | None:
 
 def _path(key: str, problems: list[Problem]) -> tuple[str, ...] | None:
     path = tuple(key.split("."))
-    if not all(path) or not is_text(key) or len(path) > MAX_DEPTH:
+    if not all(path) or not is_utf8_text(key) or len(path) > MAX_DEPTH:
         message = f"{shorten(repr(key))} is not a key; write key.path=value"
         problems.append(COMMAND_LINE.problem((), message))
         return None
@@ -96,9 +95,9 @@ def _path(key: str, problems: list[Problem]) -> tuple[str, ...] | None:
 
 
 def _value(path: KeyPath, text: str, problems: list[Problem]) -> Node:
-    """Return the tree of a value, with its places in the text replaced by the command line."""
-    if not text.strip():  # more often a shell variable that is not set than a wish for null
-        message = "no value after '='; write null for nothing, '' for an empty string"
+    """Return the tree of a value, located at the command line."""
+    if not text.strip():  # probably a shell variable without a value, not null
+        message = "no value after '='; write null for no value, '' for an empty string"
         problems.append(COMMAND_LINE.problem(path, message))
         return Node(None, COMMAND_LINE, broken=True)
     found: list[Problem] = []
@@ -107,23 +106,23 @@ def _value(path: KeyPath, text: str, problems: list[Problem]) -> Node:
     except ExperimentError as error:
         found, node = list(error.problems), Node(None, COMMAND_LINE, broken=True)
     problems += [COMMAND_LINE.problem((*path, *each.path), each.message) for each in found]
-    return _relocated(node)
+    return _relocate(node)
 
 
-def _relocated(node: Node) -> Node:
+def _relocate(node: Node) -> Node:
     if isinstance(node.value, dict):
         value = {
-            key: Entry(COMMAND_LINE, _relocated(entry.node)) for key, entry in node.value.items()
+            key: Entry(COMMAND_LINE, _relocate(entry.node)) for key, entry in node.value.items()
         }
     elif isinstance(node.value, list):
-        value = [_relocated(item) for item in node.value]
+        value = [_relocate(item) for item in node.value]
     else:
         value = node.value
     return replace(node, value=value, location=COMMAND_LINE)
 
 
 def _set(node: Node, path: tuple[str, ...], done: KeyPath, new: Node, shape: Shape) -> Node:
-    """Return `node` with `new` at `path`; `done` is the path that led to `node`."""
+    """Return `node` with `new` at `path`; `done` is the path from the root to `node`."""
     if not path:
         return new
     key, rest = path[0], path[1:]
@@ -134,12 +133,12 @@ def _set(node: Node, path: tuple[str, ...], done: KeyPath, new: Node, shape: Sha
     if node.value is not None and not isinstance(node.value, dict):
         raise _CannotSetError(f"{path_text(done)} is a single value and has no keys")
     entries = node.value or {}
-    below = child(_variant(entries, shape), key)
+    below = child_shape(_variant(entries, shape), key)
     former = entries[key].node if key in entries else Node(None, new.location)
     entry = Entry(new.location, _set(former, rest, (*done, key), new, below))
     changed = {**entries, key: entry}
-    if isinstance(shape, Tagged) and key == shape.tag:
-        changed = _without_former_variant(changed, former, entry.node, shape)
+    if isinstance(shape, TaggedUnion) and key == shape.tag:
+        changed = _drop_former_variant(changed, former, entry.node, shape)
     location = node.location if node.value is not None else new.location
     return replace(node, value=changed, location=location)
 
@@ -154,16 +153,16 @@ def _index(items: list[Node], key: str, done: KeyPath) -> int:
 
 
 def _variant(entries: dict[str, Entry], shape: Shape) -> Shape:
-    if isinstance(shape, Tagged):
+    if isinstance(shape, TaggedUnion):
         tag = entries[shape.tag].node.value if shape.tag in entries else None
         return shape.variants.get(tag) if isinstance(tag, str) else None
     return getattr(shape, "mapping", shape)
 
 
-def _without_former_variant(
-    entries: dict[str, Entry], former: Node, chosen: Node, shape: Tagged
+def _drop_former_variant(
+    entries: dict[str, Entry], former: Node, chosen: Node, shape: TaggedUnion
 ) -> dict[str, Entry]:
-    """Return the entries without the keys that the former variant has and the chosen one lacks."""
+    """Return the entries without keys that only the former variant has."""
     before = shape.variants.get(former.value) if isinstance(former.value, str) else None
     after = shape.variants.get(chosen.value) if isinstance(chosen.value, str) else None
     if before is None or after is None:

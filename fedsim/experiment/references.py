@@ -1,4 +1,4 @@
-"""Names that lead out of the file: built-ins, plug-ins, data files. Nothing is imported."""
+"""Checks of built-in names, plug-ins and files that an experiment names; nothing is imported."""
 
 import os
 from collections.abc import Collection
@@ -10,13 +10,13 @@ DATA_SUFFIXES = (".npz", ".csv", ".parquet")
 
 
 def check_name(name: str, kind: str, builtin: Collection[str], base: Path) -> str | None:
-    """Return what is wrong with a built-in name or a plug-in, or None.
+    """Return the mistake in a built-in name or a plug-in, or None.
 
     Args:
         name: `digits`, `package.module:function` or `./file.py:function`.
         kind: "dataset", "model" or "loss", for the message.
-        builtin: the names that need no plug-in.
-        base: where relative files start.
+        builtin: the built-in names.
+        base: the directory in which relative paths start.
     """
     if name in builtin:
         return None
@@ -33,21 +33,21 @@ def check_name(name: str, kind: str, builtin: Collection[str], base: Path) -> st
 
 
 def check_data_file(path: str, base: Path) -> str | None:
-    """Return what is wrong with the path of a data file, or None."""
+    """Return the mistake in the path of a data file, or None."""
     if not path.lower().endswith(DATA_SUFFIXES):
         return f"must end in {any_of(DATA_SUFFIXES)}, got {shorten(repr(path))}"
     return _check_exists(path, base)
 
 
 def check_table(path: str, base: Path) -> str | None:
-    """Return what is wrong with the path of a csv file, or None."""
+    """Return the mistake in the path of a csv file, or None."""
     if not path.lower().endswith(".csv"):
         return f"must end in '.csv', got {shorten(repr(path))}"
     return _check_exists(path, base)
 
 
 def _check_plugin(name: str, base: Path) -> str | None:
-    """Return what `fedsim.core.plugins` would not find, as far as that shows without importing."""
+    """Return the mistake in a plug-in that shows without importing it, or None."""
     where, _, function = name.rpartition(":")
     shown = shorten(repr(name))
     form = f"must be package.module:function or ./file.py:function, got {shown}"
@@ -65,8 +65,7 @@ def _is_dotted_name(text: str) -> bool:
 
 
 def _check_exists(path: str, base: Path) -> str | None:
-    # A path that no system accepts (a NUL, a name too long) is no error but simply not there:
-    # os.path.isfile answers False, where pathlib would raise.
+    # os.path.isfile returns False for a path with a NUL or a name that is too long; pathlib raises.
     if "\0" not in path:
         path = os.path.expanduser(path)
     full = os.path.abspath(os.path.join(base, path))

@@ -1,6 +1,6 @@
-"""Rules that need more than one section, or the world outside the file.
+"""Rules that join several sections, or check names outside of the file.
 
-Each rule runs as soon as the sections it needs are valid, whatever is wrong in the others.
+A rule runs if the sections that it reads are valid; the others may have mistakes.
 """
 
 import math
@@ -15,7 +15,7 @@ from fedsim.clients.faults.settings import FaultSettings
 from fedsim.clients.settings import PrivacySettings
 from fedsim.data.catalog import DATASETS
 from fedsim.data.settings import DataSettings, FileDataset
-from fedsim.experiment.messages import Finding, findings
+from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.references import check_data_file, check_name, check_table
 from fedsim.experiment.text import KeyPath, value_text
 from fedsim.models.catalog import LOSSES, MODELS, TRAIN_METRICS
@@ -26,10 +26,9 @@ from fedsim.server.settings import EvaluationSettings, FederationSettings
 
 @dataclass(frozen=True)
 class Sections:
-    """The sections that are valid by themselves; None for those that are not.
+    """The valid sections of a file; None for a section with mistakes.
 
-    `privacy`, `secure_aggregation` and `evaluation` are None also where the file has no such
-    section: no rule needs to know which.
+    `privacy`, `secure_aggregation` and `evaluation` are also None if the file has no such section.
     """
 
     data: DataSettings | None
@@ -41,12 +40,12 @@ class Sections:
     evaluation: EvaluationSettings | None = None
 
 
-def check_rules(sections: Sections, base: Path) -> Iterator[Finding]:
-    """Yield (path, message) for every rule that is broken.
+def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
+    """Yield (path, message) for every broken rule.
 
     Args:
         sections: the valid sections.
-        base: where relative paths of the file start.
+        base: the directory in which relative paths start.
     """
     if sections.data is not None:
         yield from _check_data(sections.data, base)
@@ -63,23 +62,23 @@ def check_rules(sections: Sections, base: Path) -> Iterator[Finding]:
         yield from _check_budget_files(sections.privacy, base)
 
 
-def _check_data(data: DataSettings, base: Path) -> Iterator[Finding]:
+def _check_data(data: DataSettings, base: Path) -> Iterator[PathMessage]:
     args: KeyPath = ("data", "args")
     yield from _check_finite(data.args, args)
     if isinstance(data.dataset, FileDataset):
-        yield from _found(("data", "dataset", "path"), check_data_file(data.dataset.path, base))
+        yield from _at(("data", "dataset", "path"), check_data_file(data.dataset.path, base))
         if data.args:
-            yield args, "a data file takes no arguments; leave args out"
+            yield args, "a data file takes no arguments; remove args"
         return
-    yield from _found(("data", "dataset"), check_name(data.dataset, "dataset", DATASETS, base))
+    yield from _at(("data", "dataset"), check_name(data.dataset, "dataset", DATASETS, base))
     if data.dataset in DATASETS and data.args:
-        yield args, f"the built-in dataset {data.dataset!r} takes no arguments; leave args out"
+        yield args, f"the built-in dataset {data.dataset!r} takes no arguments; remove args"
 
 
-def _check_model(model: ModelSettings, base: Path) -> Iterator[Finding]:
+def _check_model(model: ModelSettings, base: Path) -> Iterator[PathMessage]:
     args: KeyPath = ("model", "args")
-    yield from _found(("model", "loss"), check_name(model.loss, "loss", LOSSES, base))
-    yield from _found(("model", "name"), check_name(model.name, "model", MODELS, base))
+    yield from _at(("model", "loss"), check_name(model.loss, "loss", LOSSES, base))
+    yield from _at(("model", "name"), check_name(model.name, "model", MODELS, base))
     if model.name not in MODELS:
         yield from _check_finite(model.args, args)
         return
@@ -87,35 +86,35 @@ def _check_model(model: ModelSettings, base: Path) -> Iterator[Finding]:
     try:
         entry.args.model_validate(model.args)
     except ValidationError as error:
-        yield from findings(error, model.args, entry.args, args)
+        yield from validation_messages(error, model.args, entry.args, args)
 
 
-def _check_features(sections: Sections) -> Iterator[Finding]:
+def _check_features(sections: Sections) -> Iterator[PathMessage]:
     if sections.data is None or sections.data.features != "tokens":
         return
     path: KeyPath = ("data", "features")
     if isinstance(sections.data.dataset, str) and sections.data.dataset in DATASETS:
-        yield path, f"{sections.data.dataset} has numbers and no tokens; leave features out"
+        yield path, f"{sections.data.dataset} has numbers, no tokens; remove features"
     if sections.model is not None and sections.model.name in MODELS:
         yield (
             path,
-            f"the built-in model {sections.model.name!r} computes with numbers; tokens need a "
-            "model of your own that begins with an embedding",
+            f"the built-in model {sections.model.name!r} takes numbers; use a model of your "
+            "own that begins with an embedding, or features: numbers",
         )
 
 
-def _check_participation(sections: Sections) -> Iterator[Finding]:
+def _check_participation(sections: Sections) -> Iterator[PathMessage]:
     if sections.federation is None or sections.data is None:
         return
-    wanted = sections.federation.clients_per_round
+    per_round = sections.federation.clients_per_round
     clients = sections.data.partition.num_clients
-    if wanted is not None and wanted > clients:
+    if per_round is not None and per_round > clients:
         path = ("federation", "clients_per_round")
         rule = f"must be <= data.partition.num_clients ({value_text(clients)})"
-        yield path, f"{rule}, got {value_text(wanted)}"
+        yield path, f"{rule}, got {value_text(per_round)}"
 
 
-def _check_weighting(sections: Sections) -> Iterator[Finding]:
+def _check_weighting(sections: Sections) -> Iterator[PathMessage]:
     if sections.federation is None or sections.privacy is None:
         return
     if sections.federation.weighting == "examples" and sections.privacy.adjacency == "add_remove":
@@ -126,11 +125,11 @@ def _check_weighting(sections: Sections) -> Iterator[Finding]:
         )
 
 
-def _check_budgets(sections: Sections) -> Iterator[Finding]:
+def _check_budgets(sections: Sections) -> Iterator[PathMessage]:
     if sections.privacy is None or sections.data is None:
         return
     clients = sections.data.partition.num_clients
-    rule = _no_such_client(clients)
+    rule = _unknown_client(clients)
     for name, entry in sections.privacy.clients.items():
         path: KeyPath = ("privacy", "clients", name)
         if is_client(name) and int(name) >= clients:
@@ -140,28 +139,28 @@ def _check_budgets(sections: Sections) -> Iterator[Finding]:
                 yield (*path, "members", position), rule
 
 
-def _check_faults(sections: Sections) -> Iterator[Finding]:
+def _check_faults(sections: Sections) -> Iterator[PathMessage]:
     clients = None if sections.data is None else sections.data.partition.num_clients
     for position, fault in enumerate(sections.faults):
         for place, client in enumerate(fault.clients or ()):
             if clients is not None and client >= clients:
-                yield ("faults", position, "clients", place), _no_such_client(clients)
+                yield ("faults", position, "clients", place), _unknown_client(clients)
         no_deadline = sections.federation is not None and sections.federation.deadline is None
         if fault.kind == "straggler" and no_deadline:
             yield (
                 ("faults", position),
-                "a straggler is late for nothing: set federation.deadline, in seconds",
+                "a straggler needs a deadline to miss; set federation.deadline, in seconds",
             )
 
 
-def _no_such_client(clients: int) -> str:
+def _unknown_client(clients: int) -> str:
     return (
-        f"there is no such client; they are 0 to {clients - 1} "
+        f"no such client; use a number from 0 to {clients - 1} "
         f"(data.partition.num_clients is {clients})"
     )
 
 
-def _check_secure_aggregation(sections: Sections) -> Iterator[Finding]:
+def _check_secure_aggregation(sections: Sections) -> Iterator[PathMessage]:
     secure = sections.secure_aggregation
     if secure is None or sections.federation is None or sections.data is None:
         return
@@ -170,8 +169,8 @@ def _check_secure_aggregation(sections: Sections) -> Iterator[Finding]:
     if secure.min_clients > clients:
         yield (
             (*section, "min_clients"),
-            f"is {secure.min_clients}, but a round has {clients} clients: no sum could be opened; "
-            "ask more clients, or lower it",
+            f"must be at most {clients}, the clients of a round, got {secure.min_clients}; lower "
+            "it, or raise federation.clients_per_round",
         )
     if secure.threshold != "auto" and not clients // 2 < secure.threshold <= clients:
         yield (
@@ -182,11 +181,11 @@ def _check_secure_aggregation(sections: Sections) -> Iterator[Finding]:
     if sections.privacy is not None and sections.privacy.clipping == "adaptive":
         yield (
             ("privacy", "clipping"),
-            "adaptive would tell each client's learnt bound to the server, which "
-            "secure_aggregation is to hide; use clipping: flat, or leave secure_aggregation out",
+            "adaptive sends each client's adapted bound to the server in clear, beside updates "
+            "that secure_aggregation hides; use clipping: flat, or remove secure_aggregation",
         )
     yield from _check_metrics(secure.metrics, private=sections.privacy is not None)
-    # Not above: numpy takes a while to import, and most files do without it.
+    # Imported here: numpy is slow to import, and most files do not need it.
     from fedsim.secagg.encoding import FixedPointEncoder
     from fedsim.secagg.errors import CapacityError
     from fedsim.secagg.metrics import MetricGrids
@@ -196,16 +195,16 @@ def _check_secure_aggregation(sections: Sections) -> Iterator[Finding]:
         encoder = FixedPointEncoder.from_settings(secure, clients=clients, weighted=weighted)
         MetricGrids.of(secure.metrics, encoder)
     except CapacityError as error:
-        yield section, f"the sum would not fit into the ring: {error}"
+        yield section, f"the sum does not fit into the ring: {error}"
 
 
-def _check_metrics(metrics: Mapping[str, float], *, private: bool) -> Iterator[Finding]:
+def _check_metrics(metrics: Mapping[str, float], *, private: bool) -> Iterator[PathMessage]:
     section: KeyPath = ("secure_aggregation", "metrics")
     if metrics and private:
         yield (
             section,
-            "means over private examples would leave the clients without noise, and no ε covers "
-            "them, nor their sum; leave metrics out, or leave privacy out",
+            "means over private examples have no noise, and no ε covers them or their sum; remove "
+            "metrics, or set privacy: null",
         )
         return
     for name in metrics:
@@ -214,38 +213,38 @@ def _check_metrics(metrics: Mapping[str, float], *, private: bool) -> Iterator[F
             yield (*section, name), f"no such metric; choose from {known}"
 
 
-def _check_evaluation(sections: Sections) -> Iterator[Finding]:
+def _check_evaluation(sections: Sections) -> Iterator[PathMessage]:
     if sections.evaluation is None:
         return
     section: KeyPath = ("evaluation",)
     if sections.privacy is not None:
         yield (
             section,
-            "a client's score on its own examples is a release about them that no ε of this "
-            "experiment covers; leave evaluation out (evaluation=null): the server's test set is "
-            "public, and scores on it are free",
+            "a client's score on its own examples is a release that no ε of this experiment "
+            "covers; remove evaluation (evaluation=null): scores on the server's public test set "
+            "cost nothing",
         )
     if sections.secure_aggregation is not None:
         yield (
             section,
-            "clients would tell their scores in clear, one by one, beside updates that "
-            "secure_aggregation hides; leave one of them out",
+            "clients send their scores in clear, beside updates that secure_aggregation hides; "
+            "remove one of the two sections",
         )
-    wanted = sections.evaluation.clients
+    evaluated = sections.evaluation.clients
     clients = None if sections.data is None else sections.data.partition.num_clients
-    if wanted is not None and clients is not None and wanted > clients:
+    if evaluated is not None and clients is not None and evaluated > clients:
         rule = f"must be <= data.partition.num_clients ({value_text(clients)})"
-        yield (*section, "clients"), f"{rule}, got {value_text(wanted)}"
+        yield (*section, "clients"), f"{rule}, got {value_text(evaluated)}"
 
 
-def _check_budget_files(privacy: PrivacySettings, base: Path) -> Iterator[Finding]:
+def _check_budget_files(privacy: PrivacySettings, base: Path) -> Iterator[PathMessage]:
     for name, entry in privacy.clients.items():
         if entry.csv is not None:
-            yield from _found(("privacy", "clients", name, "csv"), check_table(entry.csv, base))
+            yield from _at(("privacy", "clients", name, "csv"), check_table(entry.csv, base))
 
 
-def _check_finite(value: object, path: KeyPath) -> Iterator[Finding]:
-    """Yield every infinite number or NaN in free-form arguments."""
+def _check_finite(value: object, path: KeyPath) -> Iterator[PathMessage]:
+    """Yield a message for every infinite number and NaN in free-form arguments."""
     if isinstance(value, float) and not math.isfinite(value):
         yield path, f"must be a finite number, got {value_text(value)}"
     children: Iterable[tuple[str | int, object]] = ()
@@ -257,6 +256,6 @@ def _check_finite(value: object, path: KeyPath) -> Iterator[Finding]:
         yield from _check_finite(item, (*path, key))
 
 
-def _found(path: KeyPath, message: str | None) -> Iterator[Finding]:
+def _at(path: KeyPath, message: str | None) -> Iterator[PathMessage]:
     if message is not None:
         yield path, message

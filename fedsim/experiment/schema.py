@@ -1,4 +1,4 @@
-"""The experiment file as a type: the sections of all packages put together."""
+"""The schema of an experiment file, composed of the settings of all rooms."""
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic.json_schema import GenerateJsonSchema
@@ -25,43 +25,43 @@ class Experiment(Settings):
     name: str = Field(
         pattern=NAME_PATTERN,
         max_length=100,
-        description="what the experiment is called, in reports and directories",
+        description="name of the experiment, in reports and directories",
     )
     seed: int = Field(
         default=0,
         ge=0,
         lt=2**63,
-        description="same file and seed: same model and same privacy ledger",
+        description="seed of all randomness: same file and seed, same model and privacy ledger",
     )
-    data: DataSettings = Field(description="the dataset and how it is divided among clients")
-    model: ModelSettings = Field(description="what is trained, with which loss")
+    data: DataSettings = Field(description="the dataset and its partition among clients")
+    model: ModelSettings = Field(description="the model and its loss")
     federation: FederationSettings = Field(description="rounds, participation and aggregation")
-    local: LocalSettings = Field(description="what one client does in one round")
+    local: LocalSettings = Field(description="local training of a client in one round")
     privacy: PrivacySettings | None = Field(
         default=None,
-        description="example-level differential privacy in every client; null: none",
+        description="example-level differential privacy in every client; null: without",
     )
     secure_aggregation: SecureAggregationSettings | None = Field(
         default=None,
-        description="adds updates up so that nobody sees a single one; null: the server sees all",
+        description="sums updates so that no party sees a single one; null: the server sees all",
     )
     evaluation: EvaluationSettings | None = Field(
         default=None,
-        description="the global model on examples that clients hold out, without differential "
-        "privacy only; null: on the server's test set alone",
+        description="evaluation on examples that clients hold out, only without differential "
+        "privacy; null: on the server's test set alone",
     )
     faults: list[FaultSettings] = Field(
-        default=[], description="faults of clients, injected to see what they do to a federation"
+        default=[], description="faults of clients to inject into the run"
     )
     runtime: RuntimeSettings = Field(
         default=RuntimeSettings(),
-        description="how it is executed; changes neither the result nor ε",
+        description="how the experiment is executed; changes neither the result nor ε",
     )
 
     @field_validator("model")
     @classmethod
     def _defaults_of_the_model(cls, model: ModelSettings) -> ModelSettings:
-        """Write out the arguments of a built-in model; wrong ones are left to the rules."""
+        """Add the default arguments of a built-in model; the rules report wrong arguments."""
         entry = MODELS.get(model.name)
         if entry is None:
             return model
@@ -73,7 +73,7 @@ class Experiment(Settings):
 
 
 class _UntitledFields(GenerateJsonSchema):
-    """Leaves out the titles that repeat every key in capitals."""
+    """A JSON Schema without the titles that repeat every key in capitals."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False

@@ -1,8 +1,8 @@
-"""What the settings allow at a place of the file: which keys, of which variant.
+"""Shapes of the values in a file: the keys that the settings classes allow at each place.
 
-Pydantic reports an error with the names of union branches inside its location
-(`data.partition.dirichlet.alpha`), and it does not say which keys there are. Walking the settings
-classes along that location gives the path as written and the class whose keys count.
+The location of a pydantic error contains names of union branches, as in
+`data.partition.dirichlet.alpha`, and the error does not list the possible keys. Both follow from a
+walk through the settings classes along that location.
 """
 
 from collections.abc import Iterator
@@ -20,45 +20,53 @@ Model = type[BaseModel]
 
 
 @dataclass(frozen=True)
-class Tagged:
-    """A union of settings told apart by the value of one key, the tag."""
+class TaggedUnion:
+    """A union of settings classes; the value of one key, the tag, selects the class."""
 
     tag: str
     variants: dict[str, Model]
 
 
 @dataclass(frozen=True)
-class Either:
-    """A plain value (a name) or a mapping with the keys of one class."""
+class NameOrMapping:
+    """A name, or a mapping with the keys of one class."""
 
     mapping: Model
 
 
 @dataclass(frozen=True)
-class Named:
-    """A mapping from names of the user's choice, or a list, of the keys of one class."""
+class ModelCollection:
+    """A list, or a mapping with free names, whose items are mappings of one class."""
 
     each: Model
 
 
 @dataclass(frozen=True)
-class Words:
-    """A number, or one of a few words in its place."""
+class NumberOrWord:
+    """A number, or one of a few words."""
 
     words: tuple[str, ...]
 
 
-Shape = Model | Tagged | Either | Named | Words | None  # None: a leaf, or free-form
+# None: a value without keys, or a free-form mapping.
+Shape = Model | TaggedUnion | NameOrMapping | ModelCollection | NumberOrWord | None
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an error is: the path as the file has it, and the shape of what holds the key."""
+class ErrorPlace:
+    """The place of an error in the file.
+
+    Attributes:
+        path: the keys from the top level.
+        parent: the shape of the mapping that has, or lacks, the last key.
+        union: the path of the `NameOrMapping` above it, if there is one.
+        as_mapping: whether pydantic validated that union as a mapping.
+    """
 
     path: KeyPath
-    holder: Shape
-    union: KeyPath | None = None  # the `Either` above it, if there is one,
-    as_mapping: bool = False  # and whether pydantic tried it as a mapping
+    parent: Shape
+    union: KeyPath | None = None
+    as_mapping: bool = False
 
 
 def shape_of(field: FieldInfo) -> Shape:
@@ -66,42 +74,47 @@ def shape_of(field: FieldInfo) -> Shape:
     options = [option for option in _options(field.annotation) if option is not NoneType]
     models = [option for option in options if _is_model(option)]
     if isinstance(field.discriminator, str):
-        return Tagged(field.discriminator, _variants(field.discriminator, models))
+        return TaggedUnion(field.discriminator, _variants(field.discriminator, models))
     if len(models) == 1:
-        return models[0] if len(options) == 1 else Either(models[0])
+        return models[0] if len(options) == 1 else NameOrMapping(models[0])
     words = [word for option in options for word in _words(option)]
     if words and len(options) > 1:
-        return Words(tuple(words))
+        return NumberOrWord(tuple(words))
     if len(options) == 1 and get_origin(options[0]) in (dict, list):
         *_, value = get_args(options[0])
-        return Named(value) if _is_model(value) else None
+        return ModelCollection(value) if _is_model(value) else None
     return None
 
 
-def place(root: Model, location: tuple[int | str, ...]) -> Place:
-    """Return where a pydantic error is, with union branches dropped from the path."""
+def locate_error(root: Model, location: tuple[int | str, ...]) -> ErrorPlace:
+    """Return the place of a pydantic error.
+
+    Args:
+        root: the settings class of the whole file.
+        location: the error's `loc`, with names of union branches.
+    """
     path: list[str | int] = []
-    holder: Shape = root  # the shape that the last key of the path belongs to
+    parent: Shape = root  # the shape of the mapping with the last key of the path
     shape: Shape = root
     union: KeyPath | None = None
     as_mapping = False
     for part in location:
-        if isinstance(shape, Tagged):
+        if isinstance(shape, TaggedUnion):
             shape = shape.variants.get(str(part))
-        elif isinstance(shape, Words):
+        elif isinstance(shape, NumberOrWord):
             shape = None
-        elif isinstance(shape, Either):
+        elif isinstance(shape, NameOrMapping):
             union, as_mapping = tuple(path), part == shape.mapping.__name__
             shape = shape.mapping if as_mapping else None
         else:
             path.append(part)
-            holder, shape = shape, child(shape, str(part))
-    return Place(tuple(path), holder, union, as_mapping)
+            parent, shape = shape, child_shape(shape, str(part))
+    return ErrorPlace(tuple(path), parent, union, as_mapping)
 
 
-def child(shape: Shape, key: str) -> Shape:
-    """Return the shape under a key of a class (None for a key it does not have)."""
-    if isinstance(shape, Named):
+def child_shape(shape: Shape, key: str) -> Shape:
+    """Return the shape of the value of a key; None for an unknown key."""
+    if isinstance(shape, ModelCollection):
         return shape.each
     if isinstance(shape, type) and key in shape.model_fields:
         return shape_of(shape.model_fields[key])
@@ -109,25 +122,25 @@ def child(shape: Shape, key: str) -> Shape:
 
 
 def keys_of(shape: Shape) -> dict[str, FieldInfo]:
-    """Return the keys that may occur in a mapping of this shape, in any of its variants."""
-    if isinstance(shape, Tagged):
+    """Return the possible keys of a mapping of this shape, over all its variants."""
+    if isinstance(shape, TaggedUnion):
         fields: dict[str, FieldInfo] = {}
         for variant in shape.variants.values():
             fields |= variant.model_fields
         return fields
-    if isinstance(shape, Named | Words):
+    if isinstance(shape, ModelCollection | NumberOrWord):
         return {}
-    model = shape.mapping if isinstance(shape, Either) else shape
+    model = shape.mapping if isinstance(shape, NameOrMapping) else shape
     return dict(model.model_fields) if model is not None else {}
 
 
-def homes_of(root: Model, key: str) -> list[KeyPath]:
-    """Return the sections, anywhere in the file, that have a key of this name."""
+def sections_with_key(root: Model, key: str) -> list[KeyPath]:
+    """Return the paths of all sections that have a key of this name."""
     return [path for path, shape in _sections(root, ()) if key in keys_of(shape)]
 
 
-def wanted(field: FieldInfo) -> str:
-    """Return what a missing key is for: its description, or else what it must be."""
+def field_purpose(field: FieldInfo) -> str:
+    """Return the description of a missing key, or the type of its value."""
     if field.description:
         return field.description
     annotation = field.annotation
@@ -141,7 +154,7 @@ def wanted(field: FieldInfo) -> str:
         elif isinstance(rule, Gt):
             text += f" > {rule.gt}"
     shape = shape_of(field)
-    if isinstance(shape, Tagged):
+    if isinstance(shape, TaggedUnion):
         return f"a mapping with {shape.tag}: {any_of(list(shape.variants))}"
     return text
 

@@ -1,4 +1,4 @@
-"""How paths, values and choices are written in messages for people."""
+"""Text of paths, values and choices in messages."""
 
 import difflib
 import math
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 
 KeyPath = tuple[str | int, ...]
 
-_LONGEST_VALUE = 60
+_MAX_VALUE_CHARS = 60
 _PLAIN_KEY = re.compile(r"[\w-]+")
 
-# What people who know other tools type first, and what it is called here.
+# Names of other tools, and the name in fedsim.
 _SYNONYMS = {
     "clip_norm": "max_grad_norm",
     "l2_norm_clip": "max_grad_norm",
@@ -26,15 +26,15 @@ def path_text(path: KeyPath) -> str:
 
 
 def shorten(text: str) -> str:
-    """Return the text, cut in the middle where it is too long for one line."""
-    if len(text) <= _LONGEST_VALUE:
+    """Return the text, cut in the middle if it is longer than `_MAX_VALUE_CHARS`."""
+    if len(text) <= _MAX_VALUE_CHARS:
         return text
-    half = (_LONGEST_VALUE - 3) // 2
+    half = (_MAX_VALUE_CHARS - 3) // 2
     return f"{text[:half]}...{text[-half:]}"
 
 
 def value_text(value: object) -> str:
-    """Return a value as it would be written in YAML, or what kind of collection it is."""
+    """Return a value as in YAML, or the kind of a collection."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -45,7 +45,7 @@ def value_text(value: object) -> str:
         return "a list" if value else "an empty list"
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    if isinstance(value, int) and abs(value) >= 10**_LONGEST_VALUE:
+    if isinstance(value, int) and abs(value) >= 10**_MAX_VALUE_CHARS:
         return "a huge number"  # str() refuses integers of thousands of digits
     return shorten(repr(value))
 
@@ -59,7 +59,7 @@ def any_of(choices: Sequence[str]) -> str:
 
 
 def closest(word: str, options: Iterable[str]) -> str | None:
-    """Return the option that the word is most likely a misspelling of, if any is close."""
+    """Return the option that the word most likely misspells; None if none is close."""
     by_form: dict[str, str] = {}
     for option in options:
         by_form.setdefault(_form(option), option)
@@ -67,14 +67,14 @@ def closest(word: str, options: Iterable[str]) -> str | None:
     if _SYNONYMS.get(form) in by_form:
         return by_form[_SYNONYMS[form]]
     for option, name in by_form.items():
-        if sorted(option) == sorted(form):  # letters swapped, which tells little in short words
+        if sorted(option) == sorted(form):  # swapped letters
             return name
-    matches = difflib.get_close_matches(form[:_LONGEST_VALUE], by_form, n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(form[:_MAX_VALUE_CHARS], by_form, n=1, cutoff=0.6)
     return by_form[matches[0]] if matches else None
 
 
 def did_you_mean(word: object, options: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?`, or nothing where no option is close."""
+    """Return `; did you mean 'x'?`, or an empty string if no option is close."""
     match = closest(word, options) if isinstance(word, str) else None
     return f"; did you mean {match!r}?" if match else ""
 

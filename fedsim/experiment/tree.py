@@ -1,8 +1,7 @@
-"""A tree of values that know where they were written.
+"""A tree of YAML values, each with its location in the file or on the command line.
 
-Every node and every key carries its own location, so the place of a problem is found by walking
-the tree along its path, whichever of file and command line each part came from. Nodes are
-immutable and may be shared (YAML aliases); `overrides` replaces, never mutates.
+The location of a problem is found by a walk through the tree along its path. Nodes are immutable
+and may be shared, as YAML aliases are.
 """
 
 import numbers
@@ -15,9 +14,9 @@ from fedsim.experiment.text import KeyPath, value_text
 
 MAX_DEPTH = 64
 MAX_SIZE = 100_000
-MAX_DIGITS = 1000  # longer integers are no setting; Python does not print more than 4,300
+MAX_DIGITS = 1000  # Python prints at most 4,300 digits
 
-Scalar = None | bool | int | float | str
+YamlScalar = None | bool | int | float | str
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,13 @@ class Node:
     """A scalar, a list or a mapping.
 
     Attributes:
-        value: the scalar itself, or the children.
+        value: the scalar, or the children.
         location: where the value starts.
-        broken: a problem was already reported for it, so what follows from it is not news.
-        size: nodes in the subtree, counting what aliases repeat.
+        broken: whether a problem was reported for it; problems that follow from it are left out.
+        size: number of nodes in the subtree, aliases counted each time.
     """
 
-    value: "Scalar | list[Node] | dict[str, Entry]"
+    value: "YamlScalar | list[Node] | dict[str, Entry]"
     location: Location
     broken: bool = False
     size: int = 1
@@ -52,36 +51,36 @@ class Node:
 
 @dataclass(frozen=True)
 class Entry:
-    """A value in a mapping and where its key is written."""
+    """A value in a mapping, and the location of its key."""
 
     key: Location
     node: Node
 
 
-def plain(node: Node) -> object:
-    """Return the value as ordinary Python scalars, lists and dicts; nothing is shared."""
+def to_python(node: Node) -> object:
+    """Return the value as Python scalars, lists and dictionaries, as a copy."""
     if isinstance(node.value, dict):
-        return {key: plain(entry.node) for key, entry in node.value.items()}
+        return {key: to_python(entry.node) for key, entry in node.value.items()}
     if isinstance(node.value, list):
-        return [plain(item) for item in node.value]
+        return [to_python(item) for item in node.value]
     return node.value
 
 
 def locate(root: Node, path: KeyPath) -> Location:
-    """Return where a path is written: its key, or the value of a list item or of the root.
+    """Return the location of a path: of its key, of the list item or of the root.
 
-    A path that is not there is located at the deepest part of it that is.
+    A missing path has the location of its longest prefix that exists.
     """
     return list(_walk(root, path))[-1][0]
 
 
 def locate_value(root: Node, path: KeyPath) -> Location:
-    """Return where the value at a path starts (see `locate`)."""
+    """Return the location of the value at a path (see `locate`)."""
     return list(_walk(root, path))[-1][1].location
 
 
 def is_broken(root: Node, path: KeyPath) -> bool:
-    """Return whether a problem was already reported for the path or for something above it."""
+    """Whether a problem was reported for the path or for a node above it."""
     return any(node.broken for _, node in _walk(root, path))
 
 
@@ -100,18 +99,24 @@ def _walk(root: Node, path: KeyPath) -> Iterator[tuple[Location, Node]]:
             return
 
 
-def is_text(text: str) -> bool:
-    """Return whether a string can be written as UTF-8 (no lone surrogates)."""
+def is_utf8_text(text: str) -> bool:
+    """Whether a string can be encoded as UTF-8, without lone surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def from_python(
     value: object, location: Location, problems: list[Problem], path: KeyPath = ()
 ) -> Node:
-    """Return the tree of a Python value, every part of it located at `location`.
+    """Return the tree of a Python value, with one location for all its nodes.
 
-    Accepts what YAML can express (and tuples, paths and numpy scalars, read as lists, strings and
-    numbers); for anything else a problem is appended and the node is broken.
+    Tuples, paths and numpy scalars become lists, strings and numbers. Any other value that YAML
+    cannot express becomes a broken node.
+
+    Args:
+        value: the value.
+        location: the location of all nodes.
+        problems: receives a problem for each broken node.
+        path: the keys from the top level to the value.
     """
     if len(path) > MAX_DEPTH:
         return _broken(location, problems, path, "nested too deeply")
@@ -131,7 +136,7 @@ def from_python(
     if not isinstance(text, str):
         kind = type(value).__name__
         return _broken(location, problems, path, f"a {kind} cannot be written in YAML")
-    if not is_text(text):
+    if not is_utf8_text(text):
         return _broken(location, problems, path, "is not valid Unicode text")
     return Node(str.__str__(text), location)
 
@@ -154,7 +159,7 @@ def _from_mapping(
 ) -> Node:
     entries: dict[str, Entry] = {}
     for key, item in value.items():
-        if isinstance(key, str) and is_text(key):
+        if isinstance(key, str) and is_utf8_text(key):
             name = str.__str__(key)
             node = from_python(item, location, problems, (*path, name))
             entries[name] = Entry(location, node)

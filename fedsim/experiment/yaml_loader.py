@@ -1,9 +1,8 @@
-"""Strict YAML: what the file says is what you get, and everything knows its line.
+"""Strict YAML with the location of every value.
 
 Scalars follow the YAML 1.2 core schema (1e-5 is a number, `no` is a string, 010 is ten). Keys are
-strings and occur once, tags are refused, aliases may repeat a value but not contain themselves.
-PyYAML scans and parses; the tree is built here from its events, because only they still tell a
-plain scalar from a quoted one and an explicit tag from none.
+strings and occur once, tags are refused, an alias may not contain itself. The tree is built from
+PyYAML's events, since only they distinguish plain scalars from quoted ones.
 """
 
 import codecs
@@ -21,11 +20,11 @@ from fedsim.experiment.tree import (
     Entry,
     Location,
     Node,
-    Scalar,
-    is_text,
+    YamlScalar,
+    is_utf8_text,
 )
 
-_CONSTANTS: dict[str, Scalar] = {
+_CONSTANTS: dict[str, YamlScalar] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
@@ -35,13 +34,13 @@ _FLOAT = re.compile(
     r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
 )
-CORE_PATTERNS = {"int": _INT, "float": _FLOAT}  # what a string must not look like, unquoted
-# YAML's non-printable characters, and three that PyYAML takes for line breaks but YAML 1.2 and
-# editors do not: a line that looks like a comment could hold a key.
+CORE_PATTERNS = {"int": _INT, "float": _FLOAT}  # a string of this form needs quotes
+# YAML's non-printable characters, and three that PyYAML, unlike YAML 1.2 and editors, reads as line
+# breaks: a line that looks like a comment could hold a key.
 _FORBIDDEN = re.compile("[^\t\n\r -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
-# PyYAML's most frequent complaints, in words for somebody who does not write parsers.
-_PLAIN_WORDS = (
+# PyYAML's most frequent errors, in plain words.
+_PARSER_MESSAGES = (
     (r"found character '\\t' that cannot start", "a tab cannot be used here; indent with spaces"),
     (r"mapping values are not allowed", "':' is not allowed here; check the indentation above"),
     (r"could not find expected ':'", "expected 'key: value'"),
@@ -56,26 +55,24 @@ _PLAIN_WORDS = (
 def parse_yaml(content: str | bytes, source: str, problems: list[Problem]) -> Node:
     """Return the located tree of a document.
 
-    Mistakes that leave the rest readable (a duplicate key, a key that is no string, a tag) are
-    appended to `problems`; the first of duplicate keys counts.
-
     Args:
         content: the text; bytes must be UTF-8.
-        source: how messages name it.
-        problems: where recoverable problems go.
+        source: name of the file in messages.
+        problems: receives mistakes that leave the rest readable: a duplicate key (the first one
+            counts), a key that is no string, a tag.
 
     Raises:
-        ExperimentError: what cannot be read as one YAML document, with `problems` so far.
+        ExperimentError: the text is not one YAML document; the error includes `problems`.
     """
     builder = _Builder(_text(content, source, problems), source, problems)
     return builder.document()
 
 
-def core_scalar(text: str) -> Scalar:
+def core_scalar(text: str) -> YamlScalar:
     """Return the value of a plain scalar under the YAML 1.2 core schema.
 
     Raises:
-        ValueError: an integer of more than `MAX_DIGITS` characters.
+        ValueError: an integer has more than `MAX_DIGITS` characters.
     """
     if text in _CONSTANTS:
         return _CONSTANTS[text]
@@ -120,7 +117,7 @@ def _fatal(
 
 
 class _Builder:
-    """Builds the tree of one document from PyYAML's events."""
+    """Builder of the tree of one document from PyYAML's events."""
 
     def __init__(self, text: str, source: str, problems: list[Problem]) -> None:
         self._loader = yaml.BaseLoader(text)
@@ -154,7 +151,7 @@ class _Builder:
         mark = error.problem_mark or error.context_mark
         if "end of stream" in problem and error.context_mark:
             mark = error.context_mark
-        for pattern, words in _PLAIN_WORDS:
+        for pattern, words in _PARSER_MESSAGES:
             if re.match(pattern, problem):
                 problem = words
         location = self._at(mark) if mark else Location(self._source, 1, 1)
@@ -193,7 +190,7 @@ class _Builder:
 
     def _scalar(self, event: events.ScalarEvent, path: KeyPath) -> Node:
         location = self._at(event.start_mark)
-        if self._tagged(event, path):
+        if self._has_tag(event, path):
             return Node(None, location, broken=True)
         if event.style is not None:  # quoted or a block: always a string
             value = event.value
@@ -202,12 +199,12 @@ class _Builder:
                 value = core_scalar(event.value)
             except ValueError as error:
                 raise self._stop(event, "number with too many digits", path) from error
-        if isinstance(value, str) and not is_text(value):
+        if isinstance(value, str) and not is_utf8_text(value):
             raise self._stop(event, "is not valid Unicode text", path)
         return Node(value, location)
 
     def _sequence(self, event: events.SequenceStartEvent, path: KeyPath) -> Node:
-        broken = self._tagged(event, path)
+        broken = self._has_tag(event, path)
         items: list[Node] = []
         size = 1
         while not isinstance(child := self._next(), events.SequenceEndEvent):
@@ -216,7 +213,7 @@ class _Builder:
         return Node(items, self._at(event.start_mark), broken, size)
 
     def _mapping(self, event: events.MappingStartEvent, path: KeyPath) -> Node:
-        broken = self._tagged(event, path)
+        broken = self._has_tag(event, path)
         entries: dict[str, Entry] = {}
         size = 1
         while not isinstance(child := self._next(), events.MappingEndEvent):
@@ -248,7 +245,7 @@ class _Builder:
         message = f"duplicate key; it is already on line {line}"
         self._problems.append(entry.key.problem((*path, name), message))
 
-    def _tagged(
+    def _has_tag(
         self, event: events.ScalarEvent | events.CollectionStartEvent, path: KeyPath
     ) -> bool:
         if event.tag is None:

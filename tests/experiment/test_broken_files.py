@@ -127,11 +127,11 @@ BROKEN = [
     ),
     # rules of several sections
     ("clients_per_round: 10", "clients_per_round: 11", "12:3: federation.clients_per_round: must be <= data.partition.num_clients (10), got 11"),
-    ("seed: 7", "secure_aggregation: {min_clients: 11}", "2:22: secure_aggregation.min_clients: is 11, but a round has 10 clients: no sum could be opened; ask more clients, or lower it"),
+    ("seed: 7", "secure_aggregation: {min_clients: 11}", "2:22: secure_aggregation.min_clients: must be at most 10, the clients of a round, got 11; lower it, or raise federation.clients_per_round"),
     ("seed: 7", "secure_aggregation: {protocol: secagg, threshold: 5}", "2:40: secure_aggregation.threshold: must be above half of the 10 clients of a round and at most all of them, got 5; use auto"),
-    ("seed: 7", "secure_aggregation: {metrics: {train_loss: 4.0}}", "2:22: secure_aggregation.metrics: means over private examples would leave the clients without noise, and no ε covers them, nor their sum; leave metrics out, or leave privacy out"),
+    ("seed: 7", "secure_aggregation: {metrics: {train_loss: 4.0}}", "2:22: secure_aggregation.metrics: means over private examples have no noise, and no ε covers them or their sum; remove metrics, or set privacy: null"),
     ("seed: 7", "secure_aggregation: {helper_key_files: [a.key, b.key]}", "2:1: secure_aggregation: helper_key_files names 2 keys, 2 of them different, but 2 aggregators have 1 helpers; give a different one for each, or none"),
-    ("seed: 7", "secure_aggregation: {frac_bits: 60}", "2:1: secure_aggregation: the sum would not fit into the ring: 10 clients x weight 1 x bound 8.0 at frac_bits 60 need 67 bits, but a 64-bit ring with 8 guard bits holds 55; use frac_bits 32 or less, or auto"),
+    ("seed: 7", "secure_aggregation: {frac_bits: 60}", "2:1: secure_aggregation: the sum does not fit into the ring: 10 clients x weight 1 x bound 8.0 at frac_bits 60 need 67 bits, but a 64-bit ring with 8 guard bits holds 55; use frac_bits 32 or less, or auto"),
     ("seed: 7", "secure_aggregation: {protocol: secagg, aggregators: 3}", "2:1: secure_aggregation: aggregators is 3, but protocol: secagg does not read it; remove it, or use protocol: additive"),
     # not in this version
     ("delta: 1.0e-3", "delta: aut", "20:3: privacy.delta: must be a number or 'auto', got 'aut'; did you mean 'auto'?"),
@@ -193,8 +193,8 @@ BROKEN = [
     ("digits", "{path: d.csv, taget: y}", "4:26: data.dataset.taget: unknown key; did you mean 'target'?"),
     ("digits", "{path: d.csv, target: 3}", "4:26: data.dataset.target: must be a string, got 3"),
     ("digits", "{path: d.txt, target: y}", "4:13: data.dataset.path: must end in '.npz', '.csv' or '.parquet', got 'd.txt'"),
-    ("digits", "{path: d.csv, target: y}\n  args: {n: 1}", "5:3: data.args: a data file takes no arguments; leave args out"),
-    ("digits", "digits\n  args: {n: 1}", "5:3: data.args: the built-in dataset 'digits' takes no arguments; leave args out"),
+    ("digits", "{path: d.csv, target: y}\n  args: {n: 1}", "5:3: data.args: a data file takes no arguments; remove args"),
+    ("digits", "digits\n  args: {n: 1}", "5:3: data.args: the built-in dataset 'digits' takes no arguments; remove args"),
     ("digits", "pkg.mod:f\n  args: {n: [1, .nan]}", "5:17: data.args.n.1: must be a finite number, got .nan"),
     ("digits", "pkg..mod:f", f"4:3: data.dataset: must be {PLUGIN}, got 'pkg..mod:f'"),
     ("digits", "pkg.mod:2", f"4:3: data.dataset: must be {PLUGIN}, got 'pkg.mod:2'"),
@@ -325,8 +325,8 @@ def test_missing_sections_are_reported_at_the_top(write) -> None:
         load_experiment(write("# a comment\nnmae: x\n"))
     assert str(caught.value).splitlines() == [
         "exp.yaml:2:1: nmae: unknown key; did you mean 'name'?",
-        "exp.yaml:2:1: data: missing; the dataset and how it is divided among clients",
-        "exp.yaml:2:1: model: missing; what is trained, with which loss",
+        "exp.yaml:2:1: data: missing; the dataset and its partition among clients",
+        "exp.yaml:2:1: model: missing; the model and its loss",
         "exp.yaml:2:1: federation: missing; rounds, participation and aggregation",
-        "exp.yaml:2:1: local: missing; what one client does in one round",
+        "exp.yaml:2:1: local: missing; local training of a client in one round",
     ]

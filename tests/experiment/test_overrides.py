@@ -131,7 +131,7 @@ WRONG = {
     "has no keys",
     "data.partition={scheme: iid, num_cleints: 2}": "data.partition.num_cleints: unknown key; "
     "did you mean 'num_clients'?",
-    "federation.rounds=": "federation.rounds: no value after '='; write null for nothing, "
+    "federation.rounds=": "federation.rounds: no value after '='; write null for no value, "
     "'' for an empty string",
     "federation.rounds=[": "federation.rounds: not valid YAML: a value is missing here",
     "federation.rounds=!!int 3": "federation.rounds: tag !!int is not allowed; write the value",
@@ -142,8 +142,8 @@ WRONG = {
     "rounds": "'rounds' is not an override; write key.path=value",
     "=3": "'' is not a key; write key.path=value",
     "a..b=3": "'a..b' is not a key; write key.path=value",
-    "secure_aggregation.min_clients=11": "secure_aggregation.min_clients: is 11, but a round has "
-    "10 clients: no sum could be opened; ask more clients, or lower it",
+    "secure_aggregation.min_clients=11": "secure_aggregation.min_clients: must be at most 10, the "
+    "clients of a round, got 11; lower it, or raise federation.clients_per_round",
     "federation.clients_per_round=11": "federation.clients_per_round: must be <= "
     "data.partition.num_clients (10), got 11",
     ".".join("a" * 5000) + "=1": "'a.a.a.a.a.a.a.a.a.a.a.a.a.a...a.a.a.a.a.a.a.a.a.a.a.a.a.a' "
@@ -204,5 +204,5 @@ def test_values_of_a_mapping_must_be_what_yaml_can_hold(write, good: str) -> Non
     assert str(caught.value).splitlines() == [
         "command line: data.args.f: a type cannot be written in YAML",
         "command line: data.args.g.0: a bytes cannot be written in YAML",
-        "command line: data.args: the built-in dataset 'digits' takes no arguments; leave args out",
+        "command line: data.args: the built-in dataset 'digits' takes no arguments; remove args",
     ]

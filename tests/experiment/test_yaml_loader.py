@@ -3,7 +3,7 @@ import math
 import pytest
 
 from fedsim.experiment import ExperimentError, Problem
-from fedsim.experiment.tree import locate, locate_value, plain
+from fedsim.experiment.tree import locate, locate_value, to_python
 from fedsim.experiment.yaml_loader import core_scalar, parse_yaml
 
 # Plain scalars under the YAML 1.2 core schema; the comment says what YAML 1.1 makes of them.
@@ -58,7 +58,7 @@ SCALARS = {
 
 def parse(text: str | bytes) -> tuple[object, list[str]]:
     problems: list[Problem] = []
-    value = plain(parse_yaml(text, "f.yaml", problems))
+    value = to_python(parse_yaml(text, "f.yaml", problems))
     return value, [str(problem) for problem in problems]
 
 
@@ -106,7 +106,7 @@ def test_what_is_not_there_is_located_at_what_lacks_it() -> None:
 
 def test_an_alias_repeats_a_value_where_it_was_written() -> None:
     tree = parse_yaml("a: &x {k: [1]}\nb: *x\n", "f.yaml", [])
-    assert plain(tree) == {"a": {"k": [1]}, "b": {"k": [1]}}
+    assert to_python(tree) == {"a": {"k": [1]}, "b": {"k": [1]}}
     assert locate(tree, ("b",)).line == 2
     assert locate(tree, ("b", "k")).line == 1
 

@@ -291,5 +291,5 @@ def test_an_impossible_bound_is_refused_before_the_charge(
 def test_a_learnt_bound_does_not_go_with_sums_only(tmp_path: Path) -> None:
     """Each client's bound would be in clear beside a sealed update: refused until it is not."""
     secure = {"secure_aggregation": {"protocol": "additive"}}
-    with pytest.raises(fedsim.ExperimentError, match="each client's learnt bound to the server"):
+    with pytest.raises(fedsim.ExperimentError, match="each client's adapted bound to the server"):
         run_experiment(experiment(**secure), out=tmp_path / "r")

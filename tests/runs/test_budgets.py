@@ -78,12 +78,12 @@ def test_a_client_keeps_what_is_everybodys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
-        ({"20": {"delta": 1e-4}}, "privacy.clients.20: there is no such client; they are 0 to 19"),
+        ({"20": {"delta": 1e-4}}, "privacy.clients.20: no such client; use a number from 0 to 19"),
         ({"all": {"delta": 1e-4}}, "'all' is not a client number ('0', '1', ...), so it names"),
         ({"01": {"delta": 1e-4}}, "'01' is not a client number"),
         ({"a": {"share": 0.5, "members": [1]}}, "csv, got members and share"),
         ({"1": {"share": 0.5, "delta": 1e-4}}, "'1' is the number of a client and takes no share"),
-        ({"a": {"members": [3, 20]}}, "privacy.clients.a.members.1: there is no such client"),
+        ({"a": {"members": [3, 20]}}, "privacy.clients.a.members.1: no such client"),
         ({"a": {"members": [3, 3]}}, "members names client 3 more than once"),
         ({"a": {"members": []}}, "privacy.clients.a.members: must have at least 1 item"),
         ({"a": {"csv": "b.csv"}}, "csv and columns go together"),

@@ -130,7 +130,7 @@ def test_who_is_gone_in_a_round_does_not_evaluate_it(tmp_path: Path) -> None:
     ("sections", "why"),
     [
         ({"privacy": PRIVATE}, "evaluation: a client's score .* that no ε of this experiment"),
-        ({"secure_aggregation": {}}, "evaluation: clients would tell their scores in clear"),
+        ({"secure_aggregation": {}}, "evaluation: clients send their scores in clear"),
         ({"evaluation": {"clients": 6}}, r"evaluation.clients: must be <= .*\(5\), got 6"),
     ],
 )
