@@ -24,7 +24,7 @@ def test_every_walk_lists_each_folder_and_ends_in_the_next() -> None:
     assert len(walks) == 3
     for walk in walks:
         steps = re.findall(r"^\| `ls ?([\w/]*)` \| (.*) \|$", walk, re.M)
-        assert len(steps) == 3
+        assert 2 <= len(steps) <= 3
         for (_, chosen), (listed, _) in itertools.pairwise(steps):
             assert f"`{listed}`" in chosen
 
@@ -33,8 +33,9 @@ def test_every_walk_lists_each_folder_and_ends_in_the_next() -> None:
     ("path", "name"),
     [
         ("server/aggregation/strategies.py", "class FedAvg"),
-        ("server/aggregation/strategies.py", "def aggregate_train"),
-        ("server/settings.py", "strategy: "),
+        ("server/aggregation/strategies.py", "STRATEGIES: "),
+        ("server/settings.py", "STRATEGIES = "),
+        ("server/train_round.py", "class TrainRound"),
         ("clients/dp_sgd/noise.py", "def fill_"),
         ("clients/dp_sgd/mechanism.py", "class DpSgdMechanism"),
     ],
