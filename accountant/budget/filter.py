@@ -31,7 +31,7 @@ class PrivacyFilter:
     once per event and only counted down afterwards.
 
     Guarantee: whatever is asked, in whatever order, what was granted never exceeds the target,
-    under the stated adjacency. Releases that were `record`ed count, though they were not asked for.
+    under the stated adjacency. Releases that `record` adds count, too.
 
     Args:
         target_epsilon: > 0.

@@ -1,12 +1,14 @@
 """DP-SGD behind any torch optimizer: the facade that Opacus users know.
 
-engine = PrivacyEngine(model, batch_size=32, sample_size=1000, noise_multiplier=1.1)
-engine.attach(optimizer)
-for x, y in engine.batches(features, targets, steps=100):
-    optimizer.zero_grad()
-    loss(model(x), y).backward()
-    optimizer.step()
-epsilon, best_alpha = engine.get_privacy_spent(delta=1e-5)
+Example::
+
+    engine = PrivacyEngine(model, batch_size=32, sample_size=1000, noise_multiplier=1.1)
+    engine.attach(optimizer)
+    for x, y in engine.batches(features, targets, steps=100):
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+    epsilon, best_alpha = engine.get_privacy_spent(delta=1e-5)
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

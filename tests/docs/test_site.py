@@ -1,0 +1,47 @@
+"""The documentation site has every page, needs no network, and is built by .ci/run."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+DOCS = ROOT / "docs"
+pytestmark = pytest.mark.skipif(
+    not (DOCS / "index.md").exists(), reason="reads the documents of a checkout"
+)
+
+
+def listed_by(page: Path) -> set[Path]:
+    """Return the pages in the tables of contents of a page."""
+    blocks = re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(), re.DOTALL)
+    names = [line for block in blocks for line in block.splitlines() if line and line[0] != ":"]
+    return {page.parent / f"{name}.md" for name in names}
+
+
+def test_every_page_is_in_the_table_of_contents_once() -> None:
+    first, second = listed_by(DOCS / "index.md"), listed_by(DOCS / "decisions" / "README.md")
+    assert not first & second
+    pages = {page for page in DOCS.rglob("*.md") if "_build" not in page.parts}
+    assert pages == first | second | {DOCS / "index.md"}
+
+
+def test_every_listed_page_is_linked_where_github_shows_it() -> None:
+    text = (DOCS / "index.md").read_text()
+    for page in listed_by(DOCS / "index.md"):
+        assert f"]({page.relative_to(DOCS)})" in text, page
+
+
+def test_the_site_is_built_with_warnings_as_errors_and_not_committed() -> None:
+    assert "-m sphinx -W --keep-going -q docs docs/_build" in (ROOT / ".ci" / "run").read_text()
+    assert "/docs/_build/" in (ROOT / ".gitignore").read_text().splitlines()
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    assert "python -m sphinx -W --keep-going -q docs docs/_build" in contributing
+
+
+def test_the_exact_versions_of_the_tools_are_known() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").open()}
+    for requirement in extras["optional-dependencies"]["docs"]:
+        assert re.split(r"[><=]", requirement)[0] in pinned
