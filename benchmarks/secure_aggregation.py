@@ -29,7 +29,7 @@ from fedsim.secagg.context import RoundContext
 from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.layout import TensorLayout
 from fedsim.secagg.messages import CombineRequest, Hello, Upload
-from fedsim.secagg.payload import Aggregate, PayloadCodec
+from fedsim.secagg.payload import DecodedSum, PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.aggregation.mean import OrderedMean
 from fedsim.server.secure.helper import Helper
@@ -77,7 +77,7 @@ class Bench:
         ]
         self.clients = clients
         self.layout = TensorLayout.from_arrays(self.reference)
-        encoder = FixedPointEncoder.from_settings(self.settings, clients=clients, weighted=True)
+        encoder = FixedPointEncoder.from_settings(self.settings, num_clients=clients, weighted=True)
         self.codec = PayloadCodec(encoder, self.layout)
 
     def update(self, client: int) -> dict[str, np.ndarray]:
@@ -143,7 +143,7 @@ class AdditiveBench(Bench):
         """Return what the helper is asked."""
         return self.add_all().requests()[1]
 
-    def aggregate(self) -> Aggregate:
+    def aggregate(self) -> DecodedSum:
         """Run leader and helper one after the other; the question is the same each time."""
         leader = self.add_all()
         for request in leader.requests().values():
@@ -231,7 +231,7 @@ def masked_round(protocol: str, *, clients: int, size: int, drops: int) -> float
     start = time.process_time()
     offer = server.offer()
     for number, party in enumerate(parties):
-        payload = bench.uploader(number).payload(
+        payload = bench.uploader(number).encode_payload(
             offer,
             arrays=bench.update(number),
             reference=bench.reference,

@@ -1,7 +1,6 @@
-"""A client's upload under secure aggregation: a share for the leader, sealed seeds for helpers.
+"""A client's upload under additive sharing: a share for the leader, sealed seeds for helpers.
 
-It sees the update after everything else, differential privacy included, and is the last to touch it
-before it leaves.
+It encodes the final update, after differential privacy and faults.
 """
 
 from collections.abc import Mapping
@@ -10,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.secagg.additive import AdditiveSharing
-from fedsim.secagg.additive_info import seed_info, share_info
+from fedsim.secagg.additive_info import leader_share_info, seed_info
 from fedsim.secagg.context import NONCE_BYTES
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.encoding import Ring
 from fedsim.secagg.errors import ContextMismatchError
 from fedsim.secagg.hpke import check_distinct, seal
-from fedsim.secagg.identity import check_pinned
-from fedsim.secagg.layout import Arrays
+from fedsim.secagg.identity import verify_helper_key
+from fedsim.secagg.layout import NamedArrays
 from fedsim.secagg.messages import RoundOffer, Upload
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.prg import SeedExpander
@@ -26,49 +25,49 @@ from fedsim.secagg.settings import SecureAggregationSettings
 
 @dataclass(frozen=True)
 class SecureUploader:
-    """Turns trained arrays into what may leave the client.
+    """Encodes and seals the trained arrays of one client.
 
     Guarantee: nothing is encoded for an offer whose settings, model or layout are not the client's
     own, and never in clear unless the client's own settings say `quantized`. The leader's share is
-    uniform whatever the update is, as long as one helper keeps its seed from the leader.
+    uniform for every update, as long as one helper keeps its seed from the leader.
 
     Attributes:
-        client: this client's number.
+        client: number of this client.
         settings: the client's own settings; a server cannot weaken them.
-        codec: the payload.
+        codec: payload codec.
     """
 
     client: int
     settings: SecureAggregationSettings
     codec: PayloadCodec
 
-    def payload(
+    def encode_payload(
         self,
         offer: RoundOffer,
         *,
-        arrays: Arrays,
-        reference: Arrays,
+        arrays: NamedArrays,
+        reference: NamedArrays,
         model_digest: str,
         weight: int,
         metrics: Mapping[str, float] | None = None,
         rng: np.random.Generator | None = None,
     ) -> Ring:
-        """Return the encoded update, still in clear: for the sharing or the masking that follows.
+        """Return the encoded update in clear, ring elements (d,), for sharing or masking.
 
         Args:
-            offer: what the server announced for this round.
-            arrays: the trained model.
-            reference: the model of the request.
+            offer: the server's offer for this round.
+            arrays: the trained model, tensors by name.
+            reference: the model of the request, tensors by name.
             model_digest: digest of `reference`, computed by the client itself.
             weight: whole number from 1 to w_max.
-            metrics: a mean over the client's examples for each declared metric.
-            rng: the stream of stochastic rounding.
+            metrics: mean over the client's examples for each declared metric.
+            rng: generator of stochastic rounding.
 
         Raises:
             ContextMismatchError, LayoutMismatchError: the parties do not agree.
             NonFiniteUpdateError, ValueOutOfRangeError, InvalidWeightError: a bad update.
         """
-        self._check(offer, model_digest)
+        self._check_context(offer, model_digest)
         return self.codec.encode(
             arrays,
             reference=reference if self.settings.payload == "delta" else None,
@@ -82,20 +81,31 @@ class SecureUploader:
         self,
         offer: RoundOffer,
         *,
-        arrays: Arrays,
-        reference: Arrays,
+        arrays: NamedArrays,
+        reference: NamedArrays,
         model_digest: str,
         weight: int,
         metrics: Mapping[str, float] | None = None,
         rng: np.random.Generator | None = None,
     ) -> Upload:
-        """Return the upload of this round, with fresh seeds; arguments and errors as in `payload`.
+        """Return the upload of this round, with fresh seeds.
+
+        Args:
+            offer: the server's offer for this round.
+            arrays: as `encode_payload`.
+            reference: as `encode_payload`.
+            model_digest: as `encode_payload`.
+            weight: as `encode_payload`.
+            metrics: as `encode_payload`.
+            rng: as `encode_payload`.
 
         Raises:
-            PublicKeyError: a helper's key is unusable, repeated, or not a pinned one.
+            PublicKeyError: a helper's key is unusable, repeated, or not the pinned one.
+            ContextMismatchError, LayoutMismatchError: as `encode_payload`.
+            NonFiniteUpdateError, ValueOutOfRangeError, InvalidWeightError: as `encode_payload`.
         """
         self._check_helpers(offer)
-        vector = self.payload(
+        vector = self.encode_payload(
             offer,
             arrays=arrays,
             reference=reference,
@@ -106,25 +116,25 @@ class SecureUploader:
         )
         context = offer.context
         infos = [seed_info(context, self.client, helper) for helper in offer.helpers]
-        seeds = AdditiveSharing(SeedExpander(self.settings.prg)).shard(vector, infos)
+        seeds = AdditiveSharing(SeedExpander(self.settings.prg)).split(vector, infos)
         sealed = zip(seeds, offer.helper_keys, infos, strict=True)
         return Upload(
             client=self.client,
             round_nonce=offer.round_nonce,
             model=offer.model,
             share=vector,
-            tag=vector_tag(vector, share_info(context, self.client)),
+            tag=vector_tag(vector, leader_share_info(context, self.client)),
             envelopes=tuple(seal(seed, key, info=info) for seed, key, info in sealed),
         )
 
-    def _check(self, offer: RoundOffer, model_digest: str) -> None:
-        agreed = (
+    def _check_context(self, offer: RoundOffer, model_digest: str) -> None:
+        comparisons = (
             ("settings", offer.params, self.settings.digest()),
             ("model", offer.model, model_digest),
             ("layout", offer.layout, self.codec.layout.digest),
             ("nonce length", len(offer.round_nonce), NONCE_BYTES),
         )
-        for what, announced, own in agreed:
+        for what, announced, own in comparisons:
             if announced != own:
                 raise ContextMismatchError(
                     f"the server announced {what} {announced}, the client has {own}; "
@@ -141,12 +151,12 @@ class SecureUploader:
                 "use fedsim.clients.secure.masked_upload",
                 client=self.client,
             )
-        wanted = settings.aggregators - 1 if settings.protocol == "additive" else 0
+        expected = settings.aggregators - 1 if settings.protocol == "additive" else 0
         numbers = set(offer.helpers)
-        if not len(offer.helpers) == len(numbers) == len(offer.helper_keys) == wanted:
+        if not len(offer.helpers) == len(numbers) == len(offer.helper_keys) == expected:
             raise ContextMismatchError(
                 f"the server announced helpers {list(offer.helpers)} with "
-                f"{len(offer.helper_keys)} keys, but the settings ask for {wanted}; "
+                f"{len(offer.helper_keys)} keys, but the settings need {expected}; "
                 "nothing was uploaded",
                 round_number=offer.server_round,
                 client=self.client,
@@ -157,8 +167,8 @@ class SecureUploader:
 
     def _check_pins(self, offer: RoundOffer) -> None:
         pins = dict(enumerate(self.settings.helper_key_fingerprints, start=1))
-        said = (offer.helpers, offer.helper_identities, offer.helper_signatures)
-        if set(offer.helpers) != set(pins) or len({len(one) for one in said}) != 1:
+        columns = (offer.helpers, offer.helper_identities, offer.helper_signatures)
+        if set(offer.helpers) != set(pins) or len({len(column) for column in columns}) != 1:
             raise ContextMismatchError(
                 f"helpers {sorted(pins)} are pinned, but the server announced "
                 f"{list(offer.helpers)} with {len(offer.helper_signatures)} signatures; "
@@ -168,4 +178,4 @@ class SecureUploader:
             )
         params = self.settings.digest()
         for hello in offer.hellos:
-            check_pinned(hello, pins[hello.helper], params=params, client=self.client)
+            verify_helper_key(hello, pins[hello.helper], params=params, client=self.client)

@@ -1,8 +1,7 @@
-"""The last thing that happens to an update before it leaves a client: it is sealed.
+"""Sealing of a client's update, the last step before it leaves the client.
 
-Everything else comes before, differential privacy and injected faults included. What leaves is a
-share and sealed seeds, or, with pairwise masks, public keys first and the masked update stages
-later.
+Differential privacy and injected faults come before it. Under `additive` the client sends a share
+and sealed seeds. Under pairwise masks it sends public keys first and the masked update later.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,8 +26,8 @@ from fedsim.protocol.secure import (
     SHARES,
     UNMASK,
     SealedReply,
-    answer,
     from_records,
+    make_reply,
     to_records,
 )
 from fedsim.secagg.errors import (
@@ -45,11 +44,11 @@ from fedsim.secagg.messages import (
 )
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.secagg.wire import refuse
+from fedsim.secagg.wire import to_refusal
 
-STATE = "secagg-client"
-_Ask = Callable[[MaskedUpload, RecordDict], object]
-STAGES: Mapping[str, _Ask] = {
+MASKING_STATE_RECORD = "secagg-client"
+_StageHandler = Callable[[MaskedUpload, RecordDict], object]
+STAGES: Mapping[str, _StageHandler] = {
     SHARES: lambda upload, content: upload.share(from_records(Roster, content)),
     MASKED: lambda upload, content: upload.mask(from_records(MaskRequest, content)),
     UNMASK: lambda upload, content: upload.unmask(from_records(UnmaskRequest, content)),
@@ -58,17 +57,17 @@ STAGES: Mapping[str, _Ask] = {
 
 @dataclass(frozen=True)
 class SecureChannel:
-    """How the clients of a federation send their updates.
+    """Seals the updates of a federation's clients.
 
-    Guarantee: what leaves holds neither the update, nor the weight, nor a metric in clear, unless
-    the client's own settings say `quantized`. Seeds and keys come from the operating system in
-    seeded simulations, too: the aggregate does not depend on them.
+    Guarantee: a sealed reply holds neither the update, nor the weight, nor a metric in clear,
+    unless the client's own settings say `quantized`. Seeds and keys come from the operating system,
+    also in seeded simulations: the aggregate does not depend on them.
 
     Attributes:
-        settings: the clients' own; a server cannot weaken them.
-        codec: the payload, laid out as the clients' own model.
-        weighted: whether clients weigh by their examples.
-        seed: of the streams of stochastic rounding.
+        settings: the clients' own settings; a server cannot weaken them.
+        codec: payload codec with the layout of the clients' own model.
+        weighted: whether clients are weighted by their number of examples.
+        seed: seed of the streams of stochastic rounding.
     """
 
     settings: SecureAggregationSettings
@@ -86,15 +85,15 @@ class SecureChannel:
         metrics: Mapping[str, float],
         context: Context,
     ) -> SealedReply:
-        """Return what may leave of a client's answer.
+        """Return a client's reply in sealed form.
 
         Args:
-            client: its number.
-            request: what it was asked.
-            reply: its answer in clear.
+            client: number of the client.
+            request: the train request.
+            reply: the client's reply in clear.
             model_digest: digest of the request's model, computed by the client itself.
-            metrics: a mean over the client's examples for each declared metric.
-            context: keeps what later stages need.
+            metrics: mean over the client's examples for each declared metric.
+            context: stores the client's state for later stages.
 
         Raises:
             ClientFailureError: the update must not be summed, or the parties do not agree. The
@@ -114,26 +113,37 @@ class SecureChannel:
         try:
             offer = from_records(RoundOffer, RecordDict({SECAGG: self._offer(request)}))
             if self.settings.protocol.startswith("secagg"):
-                upload = MaskedUpload(client=client, settings=self.settings, state=_state(context))
-                sealed = upload.begin(offer, uploader.payload(offer, **arguments))
-                _keep(upload.state, context)
+                upload = MaskedUpload(
+                    client=client, settings=self.settings, state=_load_state(context)
+                )
+                sealed = upload.begin(offer, uploader.encode_payload(offer, **arguments))
+                _save_state(upload.state, context)
             else:
                 sealed = uploader.upload(offer, **arguments)
         except SecureAggregationError as error:
-            raise ClientFailureError(_without_values(error)) from error
-        return SealedReply.of(
+            raise ClientFailureError(_text_without_values(error)) from error
+        return SealedReply.from_upload(
             sealed, spend=reply.spend, delay=reply.delay, live=is_live(request.arrays)
         )
 
     def answer(self, stage: str, client: int, message: Message, context: Context) -> Message:
-        """Answer a stage of the exchange of masks; errors are answered, so that state is kept."""
+        """Return the reply to one stage of pairwise masking.
+
+        Errors become replies, because Flower discards the state of an app that raised.
+
+        Args:
+            stage: message type of the query, a key of `STAGES`.
+            client: number of the client.
+            message: the query.
+            context: stores the client's state.
+        """
         try:
-            upload = MaskedUpload(client=client, settings=self.settings, state=_state(context))
+            upload = MaskedUpload(client=client, settings=self.settings, state=_load_state(context))
             reply = STAGES[stage](upload, message.content)
-            _keep(upload.state, context)
+            _save_state(upload.state, context)
         except SecureAggregationError as error:
-            reply = refuse(error)
-        return answer(reply, message)
+            reply = to_refusal(error)
+        return make_reply(reply, message)
 
     @staticmethod
     def _offer(request: TrainRequest) -> ConfigRecord:
@@ -145,19 +155,19 @@ class SecureChannel:
         return request.offer
 
 
-def _state(context: Context) -> MaskingState | None:
-    if STATE not in context.state.config_records:
+def _load_state(context: Context) -> MaskingState | None:
+    if MASKING_STATE_RECORD not in context.state.config_records:
         return None
-    return from_records(MaskingState, context.state, name=STATE)
+    return from_records(MaskingState, context.state, name=MASKING_STATE_RECORD)
 
 
-def _keep(state: MaskingState, context: Context) -> None:
-    for name, record in to_records(state, name=STATE).items():
+def _save_state(state: MaskingState, context: Context) -> None:
+    for name, record in to_records(state, name=MASKING_STATE_RECORD).items():
         context.state[name] = record
 
 
-def _without_values(error: SecureAggregationError) -> str:
-    """Return an error in words that the server may read: without values, counts and weights."""
+def _text_without_values(error: SecureAggregationError) -> str:
+    """Return an error's text for the server: without values, counts and weights."""
     tensor = error.detail.get("tensor")
     match error:
         case NonFiniteUpdateError() if "metric" in error.detail:
@@ -167,7 +177,7 @@ def _without_values(error: SecureAggregationError) -> str:
         case ValueOutOfRangeError():
             what = (
                 f"array {tensor!r} has values above value_bound {error.detail.get('bound')}; raise "
-                "secure_aggregation.value_bound, or say range_policy: clip"
+                "secure_aggregation.value_bound, or set range_policy: clip"
             )
         case InvalidWeightError():
             what = "the weight is not from 1 to secure_aggregation.max_weight; raise it"

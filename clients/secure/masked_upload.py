@@ -1,4 +1,4 @@
-"""A client's upload under pairwise masks (SecAgg, SecAgg+): four answers, each given once."""
+"""A client's upload under pairwise masks (SecAgg, SecAgg+): four stages, each answered once."""
 
 from dataclasses import dataclass, field, replace
 
@@ -32,14 +32,14 @@ from fedsim.secagg.pairwise import (
     PairwiseMasking,
     commitment,
     masked_info,
-    share_info,
+    secret_share_info,
 )
 from fedsim.secagg.prg import SeedExpander, new_seed
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.secagg.shamir import SHARE_BYTES, ShamirSharing
 
 _NEW, _KEYS, _SHARES, _MASKED, _DONE = range(5)
-_NAMES = ("begin", "share", "mask", "unmask", "nothing more")
+_NEXT_STEPS = ("begin", "share", "mask", "unmask", "nothing more")
 
 
 def _empty() -> Ring:
@@ -48,9 +48,11 @@ def _empty() -> Ring:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingState:
-    """All that a client remembers between the stages; `wire` turns it into a record and back.
+    """The stored state of a client between the stages; `wire` turns it into a record and back.
 
-    It holds private keys: keep it where it is. `held` are (seed share, key share) of each holder.
+    It holds private keys and must not leave the client. Names of its fields are part of the record.
+    `holders` are the clients whose shares this client holds; `held` has the seed share and the key
+    share of each, 66 bytes.
     """
 
     stage: int = _NEW
@@ -72,7 +74,7 @@ class MaskingState:
 
     @property
     def context(self) -> RoundContext:
-        """The round that this state belongs to."""
+        """The context of the round of this state."""
         return RoundContext(
             run_id=self.run_id,
             round_nonce=self.round_nonce,
@@ -90,13 +92,14 @@ class MaskedUpload:
     of one peer, never unmasks for fewer than the threshold, and never for a set of peers other than
     the one it masked with. Keys and seeds are fresh from the operating system in every round.
 
-    A server that follows the protocol learns the sum only. One that deviates is caught by these
-    checks, except that it can show different clients different sets (no consistency round).
+    A server that follows the protocol learns only the sum. These checks catch a server that
+    deviates, with one exception: it can show different sets to different clients (there is no
+    consistency round).
 
     Args:
-        client: this client's number.
+        client: number of this client.
         settings: the client's own settings.
-        state: what it remembers; None before the first round.
+        state: stored state; None before the first round.
     """
 
     def __init__(
@@ -111,11 +114,15 @@ class MaskedUpload:
         self._settings = settings
 
     def begin(self, offer: RoundOffer, payload: Ring) -> KeysReply:
-        """Begin a round with the payload of `SecureUploader.payload`; return new public keys.
+        """Begin a round and return new public keys.
+
+        Args:
+            offer: the server's offer for this round.
+            payload: the encoded update of `SecureUploader.encode_payload`, ring elements (d,).
 
         Raises:
-            ContextMismatchError: the client's settings are others, or not of this protocol.
-            ProtocolOrderError: a round that is over, or was begun before.
+            ContextMismatchError: the client's settings differ, or are of another protocol.
+            ProtocolOrderError: the round has ended, or began before.
         """
         own = self._settings
         if not own.protocol.startswith("secagg") or offer.params != own.digest():
@@ -145,11 +152,11 @@ class MaskedUpload:
         """Share a new self-mask seed and the masking key among the holders.
 
         Raises:
-            ThresholdError: a threshold of half the holders or less, or beyond all.
+            ThresholdError: the threshold is at most half of the holders, or above all of them.
             TooFewClientsError: fewer parties than the client's own `min_clients`.
             PublicKeyError: keys that repeat, or are not the client's own where they should be.
         """
-        self._at(_KEYS)
+        self._check_stage(_KEYS)
         self._check_roster(roster)
         seed = new_seed()
         sharing = ShamirSharing(roster.threshold)
@@ -161,7 +168,7 @@ class MaskedUpload:
             if holder == self.client:
                 own.append(seed_share + key_share)
                 continue
-            info = share_info(self.state.context, self.client, holder)
+            info = secret_share_info(self.state.context, self.client, holder)
             receivers.append(holder)
             envelopes.append(seal(seed_share + key_share, key, info=info))
         self.state = replace(
@@ -186,16 +193,17 @@ class MaskedUpload:
 
         Raises:
             EnvelopeError: a neighbour's envelope does not open.
-            ThresholdError: fewer than the threshold are left.
+            ShareMismatchError: an envelope holds shares of a wrong length.
+            ThresholdError: fewer neighbours than the threshold are left.
             WireError: not the announced neighbours, or one of them twice.
         """
-        self._at(_SHARES)
+        self._check_stage(_SHARES)
         state = self.state
         self._check_senders(request)
         key = SealingKey.from_bytes(state.sealing_private)
         holders, held = list(state.holders), list(state.held)
         for sender, envelope in zip(request.senders, request.envelopes, strict=True):
-            info = share_info(state.context, sender, self.client)
+            info = secret_share_info(state.context, sender, self.client)
             shares = key.open(envelope, info=info, client=sender)
             if len(shares) != 2 * SHARE_BYTES:
                 raise ShareMismatchError("it sent shares of a wrong length", client=sender)
@@ -203,7 +211,7 @@ class MaskedUpload:
             held.append(shares)
         masked = state.payload.copy()
         self._apply_masks(masked, request.senders)
-        # The payload and the seed have served: what is not kept cannot leak.
+        # Payload, seed and masking key are no longer needed: a deleted secret cannot leak.
         self.state = replace(
             state,
             stage=_MASKED,
@@ -217,16 +225,16 @@ class MaskedUpload:
         return MaskedReply(client=self.client, masked=masked, tag=tag)
 
     def unmask(self, request: UnmaskRequest) -> UnmaskReply:
-        """Give the shares that unmask the sum: of seeds for the active, of keys for the dead.
+        """Return the unmasking shares: of the active clients' seeds and the dead clients' keys.
 
         Raises:
-            UnmaskRefusedError: the request would reveal single updates, or comes a second time.
+            UnmaskRefusedError: the request would reveal single updates, or is the second one.
         """
         if self.state.stage == _DONE:
             raise UnmaskRefusedError(
-                "the client unmasks once in a round", client=self.client, **self._where()
+                "the client unmasks once in a round", client=self.client, **self._location()
             )
-        self._at(_MASKED)
+        self._check_stage(_MASKED)
         self._check_unmask(request)
         held = dict(zip(self.state.holders, self.state.held, strict=True))
         self.state = replace(self.state, stage=_DONE, holders=(), held=())
@@ -239,7 +247,7 @@ class MaskedUpload:
         )
 
     def _check_fresh(self, offer: RoundOffer) -> None:
-        """A round that was unmasked stays over: two sums of one round differ by single clients."""
+        """Refuse an ended round: the difference of two sums reveals updates of single clients."""
         state = self.state
         if offer.run_id != state.run_id or offer.server_round > state.server_round:
             return
@@ -247,7 +255,7 @@ class MaskedUpload:
         if over or offer.round_nonce == state.round_nonce:
             raise ProtocolOrderError(
                 f"the client is past this attempt, at round {state.server_round}; "
-                "go on with the next round",
+                "continue with the next round",
                 round_number=offer.server_round,
                 client=self.client,
             )
@@ -260,10 +268,12 @@ class MaskedUpload:
                 f"the server announced {parties} parties, below the client's own min_clients "
                 f"{self._settings.min_clients}",
                 client=self.client,
-                **self._where(),
+                **self._location(),
             )
-        wanted = self._settings.threshold
-        least = holders // 2 + 1 if wanted == "auto" else max(wanted, holders // 2 + 1)
+        own_threshold = self._settings.threshold
+        least = holders // 2 + 1
+        if own_threshold != "auto":
+            least = max(own_threshold, least)
         if not least <= roster.threshold <= holders:
             raise ThresholdError(
                 f"the server announced threshold {roster.threshold} for {holders} holders; it must "
@@ -292,7 +302,7 @@ class MaskedUpload:
         have = len(senders) + len(self.state.holders)
         if have < self.state.threshold:
             raise ThresholdError(
-                "too few neighbours are left to hide among",
+                "too few neighbours are left",
                 have=have,
                 need=self.state.threshold,
                 client=self.client,
@@ -312,25 +322,25 @@ class MaskedUpload:
                 raise UnmaskRefusedError(
                     f"the request {reason}; answering could reveal a single update",
                     client=self.client,
-                    **self._where(),
+                    **self._location(),
                 )
 
     def _apply_masks(self, vector: Ring, peers: tuple[int, ...]) -> None:
         state = self.state
         keys = dict(zip(state.peers, state.masking_keys, strict=True))
         masking = PairwiseMasking(state.context, SeedExpander(self._settings.prg))
-        masking.own(self.client, state.seed)
+        masking.add_self_mask(self.client, state.seed)
         for peer in peers:
-            masking.pair(self.client, state.masking_private, peer, keys[peer])
+            masking.add_pairwise_mask(self.client, state.masking_private, peer, keys[peer])
         masking.apply(vector)
 
-    def _at(self, stage: int) -> None:
+    def _check_stage(self, stage: int) -> None:
         if self.state.stage != stage:
             raise ProtocolOrderError(
-                f"asked to {_NAMES[stage]} where {_NAMES[self.state.stage]} is next",
+                f"asked to {_NEXT_STEPS[stage]} where {_NEXT_STEPS[self.state.stage]} is next",
                 client=self.client,
-                **self._where(),
+                **self._location(),
             )
 
-    def _where(self) -> dict[str, int]:
+    def _location(self) -> dict[str, int]:
         return {"round_number": self.state.server_round}

@@ -192,8 +192,8 @@ def _check_secure_aggregation(sections: Sections) -> Iterator[PathMessage]:
 
     weighted = sections.federation.weighting == "examples"
     try:
-        encoder = FixedPointEncoder.from_settings(secure, clients=clients, weighted=weighted)
-        MetricGrids.of(secure.metrics, encoder)
+        encoder = FixedPointEncoder.from_settings(secure, num_clients=clients, weighted=weighted)
+        MetricGrids.from_bounds(secure.metrics, encoder)
     except CapacityError as error:
         yield section, f"the sum does not fit into the ring: {error}"
 

@@ -42,7 +42,7 @@ def secure_channel(
             raise SecureSetupError(str(error)) from error
     weighted = experiment.federation.weighting == "examples"
     per_round = experiment.federation.clients_per_round or len(sizes)
-    encoder = FixedPointEncoder.from_settings(settings, clients=per_round, weighted=weighted)
+    encoder = FixedPointEncoder.from_settings(settings, num_clients=per_round, weighted=weighted)
     if weighted and max(sizes) > encoder.max_weight:
         raise SecureSetupError(
             f"client {sizes.index(max(sizes))} has {max(sizes)} examples, but "
@@ -50,7 +50,7 @@ def secure_channel(
             "federation.weighting: uniform"
         )
     layout = TensorLayout.from_arrays({name: one.cpu().numpy() for name, one in state.items()})
-    metrics = MetricGrids.of(settings.metrics, encoder)
+    metrics = MetricGrids.from_bounds(settings.metrics, encoder)
     return SecureChannel(
         settings, PayloadCodec(encoder, layout, metrics), weighted, experiment.seed
     )

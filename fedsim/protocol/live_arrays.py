@@ -1,8 +1,8 @@
-"""Flower arrays that are not serialized: for messages that never leave the process.
+"""Flower arrays without serialization, for messages that stay in the process.
 
-Flower's `Array` holds the bytes of a .npy file. Within one process that is two copies and a parser
-for each array of each client. A `LiveArray` holds the numbers themselves and makes the bytes only
-when somebody asks. It cannot be changed, so that everybody in the process may share it.
+Flower's `Array` holds the bytes of a .npy file. Within one process that costs two copies and a
+parser for each array of each client. A `LiveArray` holds the numbers and makes the bytes on demand.
+It is read-only, so that all code in the process can share it.
 """
 
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ from fedsim.protocol.records import array_record
 
 
 class LiveArray(Array):
-    """An `Array` around numbers in memory; read-only.
+    """A read-only `Array` around numbers in memory.
 
-    Pickled or sent over a wire it would be an ordinary array: `portable` makes it one.
+    Pickling makes it an ordinary Flower array; `to_portable` does so for a record.
 
     Args:
-        values: taken over, and not to be changed by anybody from here on.
+        values: numbers of any shape; the caller must not change them afterwards.
     """
 
     stype = "numpy.ndarray"
@@ -33,7 +33,7 @@ class LiveArray(Array):
         self.__dict__["_values"] = values
 
     @property
-    def dtype(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  few ask for it
+    def dtype(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  rarely needed
         """The name of the numbers' type."""
         return _name(self.numpy().dtype)
 
@@ -43,7 +43,7 @@ class LiveArray(Array):
         return self.numpy().shape
 
     @property
-    def data(self) -> bytes:  # pyright: ignore[reportIncompatibleVariableOverride]  made when asked
+    def data(self) -> bytes:  # pyright: ignore[reportIncompatibleVariableOverride]  made on demand
         """The bytes of the array as a .npy file."""
         made = self.__dict__.get("_data")
         if made is None:
@@ -73,20 +73,20 @@ class LiveArray(Array):
 
 @lru_cache
 def _name(dtype: np.dtype[Any]) -> str:
-    """Return a type's name, which numpy takes longer to spell than to copy a small array."""
+    """Return a type's name; numpy's own conversion is slower than a copy of a small array."""
     return str(dtype)
 
 
 def live_record(values: Mapping[str, np.ndarray]) -> ArrayRecord:
-    """Return a record of live arrays, in the given order; `values` are taken over."""
+    """Return a record of live arrays, in the given order; do not change `values` afterwards."""
     return array_record({name: LiveArray(value) for name, value in values.items()})
 
 
 def is_live(record: ArrayRecord) -> bool:
-    """Tell whether a record can be shared as it is: all its arrays are live."""
+    """Whether all arrays of a record are live."""
     return all(isinstance(array, LiveArray) for array in record.values())
 
 
-def portable(record: ArrayRecord) -> ArrayRecord:
-    """Return the record as Flower's own, which can leave the process."""
+def to_portable(record: ArrayRecord) -> ArrayRecord:
+    """Return the record with ordinary Flower arrays, which can leave the process."""
     return ArrayRecord(dict(record.items()))

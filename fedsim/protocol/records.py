@@ -1,8 +1,8 @@
-"""Flower's records, filled at once.
+"""Fast construction of Flower's records.
 
-Flower checks each value as it is set, which takes as long as a step of a small model's client. What
-fedsim puts into records is checked here in one look; anything else is left to Flower, which takes
-it or says what is wrong with it.
+Flower checks each value as it is set, which takes as long as a training step of a small model. Here
+the types of all values are checked at once. A record with other types goes through Flower's own
+checks, which accept it or raise.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
+_Record = TypeVar("_Record", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
 
 _NUMBERS = frozenset((int, float))
 _SCALARS = frozenset((int, float, str, bytes, bool))
@@ -18,44 +18,44 @@ _RECORDS = frozenset((ArrayRecord, ConfigRecord, MetricRecord))
 
 
 def config_record(fields: Mapping[str, Any]) -> ConfigRecord:
-    """Return a record of settings.
+    """Return a record of plain values.
 
     Raises:
-        TypeError: Flower has no place for a value.
+        TypeError: a value has a type that Flower's record does not hold.
     """
-    return _filled(ConfigRecord(), fields, _SCALARS)
+    return _fill(ConfigRecord(), fields, _SCALARS)
 
 
 def metric_record(fields: Mapping[str, Any]) -> MetricRecord:
     """Return a record of numbers.
 
     Raises:
-        TypeError: Flower has no place for a value.
+        TypeError: a value has a type that Flower's record does not hold.
     """
-    return _filled(MetricRecord(), fields, _NUMBERS)
+    return _fill(MetricRecord(), fields, _NUMBERS)
 
 
 def array_record(arrays: Mapping[str, Array]) -> ArrayRecord:
-    """Return a record of arrays, in their order.
+    """Return a record of arrays, in the given order.
 
     Raises:
-        TypeError: something is no array of Flower's.
+        TypeError: a value is not a Flower array.
     """
     kinds = frozenset(map(type, arrays.values()))
     ours = kinds if all(issubclass(kind, Array) for kind in kinds) else frozenset()
-    return _filled(ArrayRecord(), arrays, ours)
+    return _fill(ArrayRecord(), arrays, ours)
 
 
 def record_dict(records: Mapping[str, Any]) -> RecordDict:
     """Return the content of a message.
 
     Raises:
-        TypeError: something is no record of Flower's.
+        TypeError: a value is not a Flower record.
     """
-    return _filled(RecordDict(), records, _RECORDS)
+    return _fill(RecordDict(), records, _RECORDS)
 
 
-def record_of(content: RecordDict, name: str, kind: type[R]) -> R | None:
+def record_of(content: RecordDict, name: str, kind: type[_Record]) -> _Record | None:
     """Return a record by name; None if there is none of that type.
 
     Flower's own views copy all records of a type each time. Its `get` raises and catches an error
@@ -72,8 +72,8 @@ def record_of(content: RecordDict, name: str, kind: type[R]) -> R | None:
     return record if isinstance(record, kind) else None
 
 
-def _filled(record: R, content: Mapping[str, Any], types: frozenset[type]) -> R:
-    """Return an empty record with its content, fast where that is of the types given."""
+def _fill(record: _Record, content: Mapping[str, Any], types: frozenset[type]) -> _Record:
+    """Fill an empty record and return it; fast if all values are of the given types."""
     inside = vars(record).get("_data")  # where Flower 1.40 and 1.41 keep it
     if type(inside) is dict and types.issuperset(map(type, content.values())):
         inside.update(content)

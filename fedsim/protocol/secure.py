@@ -1,7 +1,7 @@
-"""Secure aggregation on Flower messages: its values as records, and the names of its questions.
+"""Secure aggregation on Flower messages: its records and its message types.
 
 Every byte of the protocol crosses a Flower `Message`. An update leaves a client as a
-`SealedReply`, which has no place for arrays, a weight or metrics in clear.
+`SealedReply`, which cannot hold arrays, a weight or metrics in clear.
 """
 
 from collections.abc import Mapping
@@ -25,22 +25,22 @@ from fedsim.secagg.messages import KeysReply, Upload
 SECAGG = "secagg"
 SECAGG_ARRAYS = "secagg-arrays"
 
-# Leader to helper; the rest of them server to client, for pairwise masks.
-HELLO, COMBINE = "secagg_hello", "secagg_combine"
-SHARES, MASKED, UNMASK = "secagg_shares", "secagg_masked", "secagg_unmask"
+HELLO, COMBINE = "secagg_hello", "secagg_combine"  # leader to helper
+SHARES, MASKED, UNMASK = "secagg_shares", "secagg_masked", "secagg_unmask"  # server to client
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def to_records(
     message: object, *, live: bool = False, name: str = SECAGG
 ) -> dict[str, ConfigRecord | ArrayRecord]:
-    """Return the records of a protocol message, or of a state built like one.
+    """Return the records of a protocol message, or of a state with fields of such types.
 
     Args:
         message: a dataclass of the protocol.
-        live: share the arrays' numbers within this process; they are then taken over.
-        name: of the record with its fields; "-arrays" is appended for the one with its arrays.
+        live: whether arrays stay in this process and are shared without a copy; the caller must
+            not change them afterwards.
+        name: name of the record of plain fields; that of the arrays gets "-arrays" appended.
     """
     record = wire.to_record(message)
     records: dict[str, ConfigRecord | ArrayRecord] = {name: ConfigRecord({**record.config})}
@@ -50,36 +50,53 @@ def to_records(
     return records
 
 
-def from_records(kind: type[T], content: RecordDict, *, name: str = SECAGG) -> T:
-    """Read a protocol message back.
+def from_records(kind: type[_T], content: RecordDict, *, name: str = SECAGG) -> _T:
+    """Return the protocol message in a Flower message.
+
+    Args:
+        kind: class of the expected message.
+        content: records of the Flower message.
+        name: name of the record of plain fields, as in `to_records`.
 
     Raises:
-        SecureAggregationError: the other side refused, by the name of its error.
-        WireError, ShareMismatchError: no such message, or a malformed one.
+        SecureAggregationError: the other party refused; its own error is raised.
+        WireError, ShareMismatchError: the message is missing or malformed.
     """
     config: Mapping[str, object] = content.config_records.get(name) or {}
     arrays = content.array_records.get(f"{name}-arrays") or {}
     return wire.from_record(kind, dict(config), {key: one.numpy() for key, one in arrays.items()})
 
 
-def question(stage: str, message: object, node_id: int) -> Message:
-    """Ask a node a question of the protocol."""
+def make_query(stage: str, message: object, node_id: int) -> Message:
+    """Return the Flower message of a query.
+
+    Args:
+        stage: message type, such as `HELLO`.
+        message: a dataclass of the protocol.
+        node_id: node that receives it.
+    """
     return Message(RecordDict({**to_records(message)}), node_id, f"{MessageType.QUERY}.{stage}")
 
 
-def answer(message: object, request: Message) -> Message:
-    """Answer a question of the protocol."""
+def make_reply(message: object, request: Message) -> Message:
+    """Return the Flower message of a reply.
+
+    Args:
+        message: a dataclass of the protocol.
+        request: the query.
+    """
     return Message(RecordDict({**to_records(message)}), reply_to=request)
 
 
 @dataclass(frozen=True)
 class SealedReply:
-    """A client's answer to a train request under secure aggregation.
+    """A client's reply to a train request under secure aggregation.
 
     Attributes:
-        content: the protocol's records: a share with sealed seeds, or public keys.
-        spend: what the client has spent; None without privacy.
-        delay: how late the reply is, in simulated seconds.
+        content: records of the protocol: a share with sealed seeds, or public keys.
+        spend: the client's spend, public under its adjacency; None without privacy.
+        delay: delay of the reply in simulated seconds.
+        clip_norm: always None; adaptive clipping is refused under secure aggregation.
     """
 
     content: RecordDict
@@ -88,7 +105,7 @@ class SealedReply:
     clip_norm: float | None = None
 
     @classmethod
-    def of(
+    def from_upload(
         cls,
         sealed: Upload | KeysReply,
         *,
@@ -96,20 +113,27 @@ class SealedReply:
         delay: float,
         live: bool,
     ) -> Self:
-        """Return the answer that carries a sealed update."""
+        """Return the reply with a sealed update.
+
+        Args:
+            sealed: the client's upload, or its public keys.
+            spend: the client's spend; None without privacy.
+            delay: delay of the reply in simulated seconds.
+            live: whether arrays stay in this process.
+        """
         return cls(RecordDict({**to_records(sealed, live=live)}), spend, delay)
 
     def to_message(self, request: Message) -> Message:
-        """Make the reply to `request`."""
+        """Return the Flower message of the reply to `request`."""
         content = RecordDict({**self.content, **side_records(self.spend, self.delay)})
         return Message(content, reply_to=request)
 
     @classmethod
     def from_message(cls, message: Message) -> Self:
-        """Read a reply.
+        """Return the sealed reply in a Flower message.
 
         Raises:
-            ProtocolError: it carries no sealed update, or more than one may.
+            ProtocolError: it has no sealed update, or also values in clear.
         """
         content = message.content
         if SECAGG not in content.config_records:

@@ -46,9 +46,9 @@ def secure_summary(
     for row in rows:
         said = row["secure_aggregation"]
         if said["aborted"] is not None:
-            report.failed(row["round"], said["aborted"])
+            report.record_abort(row["round"], said["aborted"])
         elif said["survivors"]:
-            report.completed(row["round"], said["survivors"])
+            report.record_success(row["round"], said["survivors"])
         report.retried += said["retried"]
     content = {
         **report.to_dict(),

@@ -1,6 +1,11 @@
-"""Secure aggregation: the sum of the clients' updates, and no single update.
+"""Cryptography of secure aggregation: the server learns the sum of the updates, and no update.
 
-`settings` says what is wanted; `encoding`, `layout` and `payload` turn an update into a vector over
-Z_2^b; `additive`, `leader` and `helper` share and open it among aggregators; `shamir`, `graph`,
-`pairwise` and `masked_sum` do it with one server. Nothing here knows Flower or torch.
+- `settings`: the options of an experiment file.
+- `encoding`, `layout`, `metrics`, `payload`: an update as a vector over the ring Z_2^b.
+- `additive`, `hpke`, `identity`: secret shares for several aggregators.
+- `shamir`, `graph`, `pairwise`: masks for a single server.
+- `messages`, `wire`: the protocol's messages and their wire format.
+
+The parties are in `fedsim.server.secure` and `fedsim.clients.secure`. No module here imports Flower
+or torch.
 """

@@ -1,8 +1,8 @@
 """Additive secret sharing with compressed shares.
 
-Of k shares of a vector Y, k - 1 are keystreams, sent as 32-byte seeds; the leader's is the rest,
-Y - Σ PRG(s_j). Any k - 1 shares are uniform, whatever Y is, as far as AES-256 (or ChaCha20) is
-pseudorandom; all k add up to Y exactly.
+Of k shares of a vector Y, k - 1 are keystreams, sent as 32-byte seeds. The leader's share is the
+rest, Y - Σ PRG(s_j). All k shares add up to Y exactly. Any k - 1 shares are uniform for every Y,
+as far as AES-256 (or ChaCha20) is pseudorandom.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,30 +21,36 @@ class AdditiveSharing:
     Guarantee: seeds are fresh from the operating system in every call and are never derived.
 
     Args:
-        expander: the keystream behind the shares of helpers.
-        draw_seed: where a seed comes from; tests of recorded vectors put their own here.
+        expander: the keystream generator of the helpers' shares.
+        draw_seed: returns a new 32-byte seed; tests replace it to reproduce recorded vectors.
     """
 
     expander: SeedExpander
     draw_seed: Callable[[], bytes] = new_seed
 
-    def shard(self, vector: Ring, contexts: Sequence[bytes]) -> list[bytes]:
+    def split(self, vector: Ring, contexts: Sequence[bytes]) -> list[bytes]:
         """Turn `vector` into the leader's share, in place, and return the helpers' seeds.
 
         Args:
-            vector: the payload; afterwards it is the leader's share.
-            contexts: for each helper the bytes that name its share; they must differ.
+            vector: payload, ring elements (d,); on return the leader's share.
+            contexts: `info` bytes of each helper's share; they must differ.
         """
         seeds = [self.draw_seed() for _ in contexts]
         self.expander.add_into(vector, self._keys(seeds, contexts), subtract=True)
         return seeds
 
     def expand_into(self, total: Ring, seeds: Sequence[bytes], contexts: Sequence[bytes]) -> None:
-        """Add the shares behind `seeds` to a helper's running sum, in place."""
+        """Expand seeds to shares and add them to a helper's sum, in place.
+
+        Args:
+            total: the helper's sum, ring elements (d,).
+            seeds: 32-byte seeds, one for each client.
+            contexts: `info` bytes of each share, in the same order.
+        """
         self.expander.add_into(total, self._keys(seeds, contexts))
 
     @staticmethod
-    def unshard(shares: Sequence[Ring]) -> Ring:
+    def combine(shares: Sequence[Ring]) -> Ring:
         """Return the sum of all shares."""
         total = shares[0].copy()
         for share in shares[1:]:

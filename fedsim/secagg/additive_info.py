@@ -1,4 +1,4 @@
-"""The bytes that name each secret of additive sharing: bound into its envelope."""
+"""`info` bytes (HPKE, HKDF) of the shares, seeds and sums of additive secret sharing."""
 
 from fedsim.secagg.context import RoundContext
 
@@ -7,16 +7,16 @@ SEED_PURPOSE = "helper seed"
 TOTAL_PURPOSE = "helper total"
 
 
-def share_info(context: RoundContext, client: int) -> bytes:
-    """Return the bytes that name the leader's share of `client`."""
+def leader_share_info(context: RoundContext, client: int) -> bytes:
+    """Return the `info` of the leader's share of `client`."""
     return context.info(purpose=SHARE_PURPOSE, sender=client, receiver=0)
 
 
 def seed_info(context: RoundContext, client: int, helper: int) -> bytes:
-    """Return the bytes that name the seed of `client` for `helper`."""
+    """Return the `info` of the seed that `client` seals to `helper`."""
     return context.info(purpose=SEED_PURPOSE, sender=client, receiver=helper)
 
 
 def total_info(context: RoundContext, helper: int) -> bytes:
-    """Return the bytes that name the sum of `helper`."""
+    """Return the `info` of the sum of shares that `helper` sends to the leader."""
     return context.info(purpose=TOTAL_PURPOSE, sender=helper, receiver=0)

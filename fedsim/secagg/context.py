@@ -1,4 +1,4 @@
-"""What a share belongs to: bound into every envelope and every mask, so that none can be moved."""
+"""The context of a round: bound into every envelope and mask, so that none fits another round."""
 
 import hashlib
 from collections.abc import Iterable
@@ -10,15 +10,15 @@ _DOMAIN = b"fedsim secure aggregation 1"
 
 @dataclass(frozen=True, kw_only=True)
 class RoundContext:
-    """What all parties of one round must agree on.
+    """The values on which all parties of a round must agree.
 
     Attributes:
-        run_id: the run.
+        run_id: name of the run.
         round_nonce: 16 random bytes, new for every attempt at a round.
-        server_round: the round, ≥ 1.
+        server_round: number of the round, ≥ 1.
         layout: digest of the tensor layout.
         params: digest of the settings.
-        model: digest of the model that the clients started from.
+        model: digest of the model at the start of the round.
     """
 
     run_id: str
@@ -29,9 +29,14 @@ class RoundContext:
     model: str
 
     def info(self, *, purpose: str, sender: int, receiver: int) -> bytes:
-        """Return the bytes that name one secret: this round, what it is for, from whom, to whom.
+        """Return the `info` bytes (HPKE, HKDF) of one secret of this round.
 
         Guarantee: different fields give different bytes (every field is preceded by its length).
+
+        Args:
+            purpose: use of the secret; part of the wire format.
+            sender: number of the client or helper that sends it.
+            receiver: number of the party that gets it; 0 for the server.
         """
         return pack(
             [
@@ -54,10 +59,10 @@ class RoundContext:
 
 
 def pack(fields: Iterable[bytes]) -> bytes:
-    """Return the fields as one string, each preceded by its length: injective."""
+    """Return the fields joined, each preceded by its length; the encoding is injective."""
     return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
 
 
 def set_digest(clients: Iterable[int]) -> str:
-    """Return the SHA-256 of a set of clients, whatever their order."""
+    """Return the SHA-256 of a set of clients, in hex; their order does not matter."""
     return hashlib.sha256(pack(str(client).encode() for client in sorted(clients))).hexdigest()

@@ -1,8 +1,8 @@
-"""Digest of a ring vector, for its receiver to check: finds any accident on the way.
+"""Checksum of a ring vector: finds accidental damage in transit.
 
-The ring checks find a wrong mask; a bit that flips in one word of a right vector stays in range.
-AES-256-GMAC under a key derived from public bytes: several times as fast as SHA-256, and enough
-against accidents; it does not stop a forger.
+The range check of the decoder finds a wrong mask, but not one flipped bit in a correct vector. The
+tag is AES-256-GMAC under a key derived from public bytes. It is several times as fast as SHA-256.
+It stops accidents, not forgers.
 """
 
 import hmac
@@ -17,11 +17,16 @@ from fedsim.secagg.encoding import Ring
 from fedsim.secagg.errors import ShareMismatchError
 from fedsim.secagg.prg import derive_key
 
-_BLOCK = 1 << 15  # ring elements of a block: they stay in the cache between digest and sum
+_BLOCK_ELEMENTS = 1 << 15  # a block stays in the cache between digest and sum
 
 
 def vector_tag(vector: Ring, info: bytes) -> bytes:
-    """Return 16 bytes that depend on every bit of the vector and on `info`."""
+    """Return the 16-byte tag of a vector.
+
+    Args:
+        vector: ring elements (d,).
+        info: context of the vector; also the source of the key.
+    """
     mac = _mac(info)
     for block in _blocks(vector):
         mac.authenticate_additional_data(block.data.cast("B"))
@@ -29,29 +34,29 @@ def vector_tag(vector: Ring, info: bytes) -> bytes:
     return mac.tag
 
 
-def add_checked(
+def verify_and_add(
     total: Ring, vector: Ring, info: bytes, tag: bytes, *, what: str, client: int | None
 ) -> None:
     """Add a vector to `total`, in place, if it matches its tag.
 
-    One pass over memory does both. Should the tag be wrong, what was added is subtracted again:
-    in a ring that is exact.
+    One pass over memory checks and adds. After a wrong tag the vector is subtracted again, which is
+    exact in a ring.
 
     Args:
-        total: the running sum, of the same type and length as `vector`.
-        vector: what came.
-        info: what the tag was made with.
-        tag: what came along.
-        what: how errors call the vector.
-        client: named in errors.
+        total: the sum so far, of the same type and length as `vector`.
+        vector: received ring elements (d,).
+        info: context of the vector, as its sender computed it.
+        tag: received tag, 16 bytes.
+        what: name of the vector in error messages.
+        client: client of the vector in error messages.
 
     Raises:
-        ShareMismatchError: vector, tag or context changed on the way; `total` is as it was.
+        ShareMismatchError: vector, tag or context changed in transit; `total` is unchanged.
     """
     mac = _mac(info)
-    for block, mine in zip(_blocks(vector), _blocks(total), strict=True):
+    for block, total_block in zip(_blocks(vector), _blocks(total), strict=True):
         mac.authenticate_additional_data(block.data.cast("B"))
-        np.add(mine, block, out=mine)
+        np.add(total_block, block, out=total_block)
     mac.finalize()
     if not hmac.compare_digest(mac.tag, tag):
         np.subtract(total, vector, out=total)
@@ -68,5 +73,5 @@ def _mac(info: bytes) -> AEADEncryptionContext:
 
 def _blocks(vector: Ring) -> Iterator[Ring]:
     contiguous = vector if vector.flags.c_contiguous else np.ascontiguousarray(vector)
-    for start in range(0, len(vector), _BLOCK):
-        yield contiguous[start : start + _BLOCK]
+    for start in range(0, len(vector), _BLOCK_ELEMENTS):
+        yield contiguous[start : start + _BLOCK_ELEMENTS]

@@ -1,7 +1,7 @@
-"""Fixed point in the ring Z_2^b: floats become integers whose sum is exact.
+"""Fixed-point numbers in the ring Z_2^b: sums of encoded floats are exact.
 
-A value x is stored as q = round(x 2^f) and weighted in the ring, y = w q. Rounding comes before
-weighting, so that the error of the mean depends neither on the weights nor on their number.
+A value x is encoded as q = round(x 2^f) and weighted in the ring, y = w q. Rounding comes before
+weighting, so the error of the mean depends on neither the weights nor the number of clients.
 """
 
 import math
@@ -22,14 +22,14 @@ from fedsim.secagg.settings import SecureAggregationSettings
 
 Ring = NDArray[np.unsignedinteger]
 
-BLOCK = 1 << 15  # float64 values of a block: 256 kB, which stays in the cache between passes
-MOST_FRAC_BITS = 32
-_EXAMPLES_MAX_WEIGHT = 100_000
+BLOCK_VALUES = 1 << 15  # 256 kB of float64, which stay in the cache between passes
+MAX_FRAC_BITS = 32
+_MAX_WEIGHT_BY_EXAMPLES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class FixedPointEncoder:
-    """Encodes float arrays as ring elements, and decodes sums of them.
+    """Encodes float arrays as ring elements and decodes their sums.
 
     Guarantee (P1): while at most `max_clients` vectors with weights ≤ `max_weight` are added, no
     sum wraps, and the decoded integers are exactly Σ w_k round(x_k 2^f), in any order.
@@ -64,46 +64,46 @@ class FixedPointEncoder:
                 f"{self.max_clients} clients x weight {self.max_weight} x bound {self.value_bound}"
                 f" at frac_bits {self.frac_bits} need {self.max_total.bit_length()} bits, but a "
                 f"{self.ring_bits}-bit ring with {self.guard_bits} guard bits holds "
-                f"{self.capacity.bit_length()}; {self._way_out()}"
+                f"{self.capacity.bit_length()}; {self._remedy()}"
             )
 
     @classmethod
     def from_settings(
-        cls, settings: SecureAggregationSettings, *, clients: int, weighted: bool
+        cls, settings: SecureAggregationSettings, *, num_clients: int, weighted: bool
     ) -> Self:
         """Return the encoder of a federation.
 
         Args:
-            settings: what was asked for; `auto` values are computed here.
-            clients: most clients that take part in one round.
-            weighted: whether clients weigh by their examples.
+            settings: settings of the federation; `auto` values are computed here.
+            num_clients: largest number of clients in one round.
+            weighted: whether clients are weighted by their number of examples.
 
         Raises:
             CapacityError: the largest sum does not fit, or more clients than `max_clients`.
         """
-        most = clients if settings.max_clients == "auto" else settings.max_clients
-        if clients > most:
+        max_clients = num_clients if settings.max_clients == "auto" else settings.max_clients
+        if num_clients > max_clients:
             raise CapacityError(
-                f"a round has {clients} clients, but max_clients is {most}; "
+                f"a round has {num_clients} clients, but max_clients is {max_clients}; "
                 "raise max_clients or ask fewer clients"
             )
-        heaviest = settings.max_weight
-        if heaviest == "auto":
-            heaviest = _EXAMPLES_MAX_WEIGHT if weighted else 1
-        places = settings.frac_bits
-        if places == "auto":
-            places = largest_frac_bits(
+        max_weight = settings.max_weight
+        if max_weight == "auto":
+            max_weight = _MAX_WEIGHT_BY_EXAMPLES if weighted else 1
+        frac_bits = settings.frac_bits
+        if frac_bits == "auto":
+            frac_bits = largest_frac_bits(
                 ring_bits=settings.ring_bits,
                 guard_bits=settings.guard_bits,
-                units=most * heaviest,
+                units=max_clients * max_weight,
                 value_bound=settings.value_bound,
             )
         return cls(
             ring_bits=settings.ring_bits,
-            frac_bits=max(places, 0),  # -1: not even f = 0 fits, which the constructor explains
+            frac_bits=max(frac_bits, 0),  # -1: not even f = 0 fits, which the constructor explains
             value_bound=settings.value_bound,
-            max_weight=heaviest,
-            max_clients=most,
+            max_weight=max_weight,
+            max_clients=max_clients,
             guard_bits=settings.guard_bits,
             rounding=settings.rounding,
             range_policy=settings.range_policy,
@@ -115,14 +115,14 @@ class FixedPointEncoder:
         return np.dtype(np.uint64 if self.ring_bits == 64 else np.uint32)
 
     @property
-    def signed(self) -> np.dtype:
-        """The signed type of the same width: viewing a sum as this is the centred lift."""
+    def signed_dtype(self) -> np.dtype:
+        """The signed type of the same width; a view of a sum in it is the centred lift."""
         return np.dtype(np.int64 if self.ring_bits == 64 else np.int32)
 
     @property
     def capacity(self) -> int:
-        """The largest |sum| that leaves the guard bits alone: 2^(b-1-g) - 1."""
-        return _capacity(self.ring_bits, self.guard_bits)
+        """The largest |sum| that leaves the guard bits unused: 2^(b-1-g) - 1."""
+        return _ring_capacity(self.ring_bits, self.guard_bits)
 
     @property
     def max_value(self) -> int:
@@ -130,26 +130,31 @@ class FixedPointEncoder:
         return _scaled_bound(self.value_bound, self.frac_bits)
 
     @property
-    def max_share(self) -> int:
-        """w_max ⌈C 2^f⌉, the largest |y| that one client contributes to a coordinate."""
+    def max_contribution(self) -> int:
+        """w_max ⌈C 2^f⌉, the largest |y| of one client in one coordinate."""
         return self.max_weight * self.max_value
 
     @property
     def max_total(self) -> int:
         """n_max w_max ⌈C 2^f⌉, the largest |sum| of honest clients."""
-        return self.max_clients * self.max_share
+        return self.max_clients * self.max_contribution
 
     @property
     def max_abs_error(self) -> float:
-        """The bound P2 on |mean - exact mean|, rounded up; stochastic rounding doubles its half.
+        """The bound P2 on |mean - exact mean|, rounded up.
 
-        The first term is rounding to the grid, the second float64 in encode and decode.
+        The first term is the rounding step (half a step to nearest, a whole one stochastically),
+        the second float64 rounding in encode and decode.
         """
-        places = self.frac_bits + (self.rounding == "nearest")
-        return math.nextafter(2.0**-places + self.value_bound * 2.0**-51, math.inf)
+        exponent = self.frac_bits + (self.rounding == "nearest")
+        return math.nextafter(2.0**-exponent + self.value_bound * 2.0**-51, math.inf)
 
     def check_weight(self, weight: int, *, client: int | None = None) -> int:
-        """Return the weight, or say why it cannot be used.
+        """Return the weight as an int if it is admissible.
+
+        Args:
+            weight: w, a whole number.
+            client: client in error messages.
 
         Raises:
             InvalidWeightError: not a whole number from 1 to `max_weight`.
@@ -174,57 +179,58 @@ class FixedPointEncoder:
         name: str = "values",
         rng: np.random.Generator | None = None,
     ) -> int:
-        """Write w round((values - minus) 2^f) into `out`; return how many values were clipped.
+        """Write w round((values - minus) 2^f) into `out`; return the number of clipped values.
 
         Args:
-            out: ring elements, one for each value, one-dimensional.
-            values: numbers of any type, one-dimensional.
-            weight: w, checked before.
-            minus: subtracted in float64; None for nothing.
-            name: what errors call the values.
-            rng: the stream of stochastic rounding; not read when rounding to nearest.
+            out: ring elements (n,), overwritten.
+            values: numbers of any type, (n,).
+            weight: w, already checked.
+            minus: numbers (n,), subtracted in float64; None subtracts nothing.
+            name: name of the values in error messages.
+            rng: generator of stochastic rounding; unused when rounding to nearest.
 
         Raises:
+            ValueError: stochastic rounding without `rng`.
             NonFiniteUpdateError: NaN or infinite values.
             ValueOutOfRangeError: |x| > C under the policy "error".
         """
         if self.rounding == "stochastic" and rng is None:
             raise ValueError("stochastic rounding needs a generator of its own, got rng=None")
-        signed = out.view(self.signed)
-        buffer = np.empty(min(BLOCK, len(values)))
+        signed = out.view(self.signed_dtype)
+        buffer = np.empty(min(BLOCK_VALUES, len(values)))
         clipped = 0
-        for start in range(0, len(values), BLOCK):
-            stop = min(start + BLOCK, len(values))
+        for start in range(0, len(values), BLOCK_VALUES):
+            stop = min(start + BLOCK_VALUES, len(values))
             block = buffer[: stop - start]
             if minus is None:
                 block[:] = values[start:stop]
             else:
                 np.subtract(values[start:stop], minus[start:stop], out=block, dtype=np.float64)
-            clipped += self._into_range(block, name)
+            clipped += self._clip_or_raise(block, name)
             np.multiply(block, 2.0**self.frac_bits, out=block)
             self._round(block, rng)
-            np.copyto(signed[start:stop], block, casting="unsafe")  # whole and in range by now
+            np.copyto(signed[start:stop], block, casting="unsafe")  # already whole and in range
             if weight != 1:
                 signed[start:stop] *= weight
         return clipped
 
     def decode(self, total: Ring, divisor: int) -> NDArray[np.float64]:
-        """Return the sums over `divisor` 2^f, in float64.
+        """Return sum / (`divisor` 2^f) of each coordinate, float64 (n,).
 
         Args:
-            total: sums of encoded values.
-            divisor: the total weight ≥ 1.
+            total: sums of encoded values, ring elements (n,).
+            divisor: total weight, ≥ 1.
         """
-        return total.view(self.signed) / (divisor * 2.0**self.frac_bits)
+        return total.view(self.signed_dtype) / (divisor * 2.0**self.frac_bits)
 
     def in_range(self, total: Ring) -> bool:
-        """Return whether every sum is one that `max_clients` honest clients can have made."""
+        """Whether `max_clients` honest clients can have made every sum."""
         if not len(total):
             return True
-        lifted = total.view(self.signed)
+        lifted = total.view(self.signed_dtype)
         return -self.max_total <= int(lifted.min()) and int(lifted.max()) <= self.max_total
 
-    def _into_range(self, block: NDArray[np.float64], name: str) -> int:
+    def _clip_or_raise(self, block: NDArray[np.float64], name: str) -> int:
         bound = self.value_bound
         if -bound <= block.min() and block.max() <= bound:  # both are NaN when any value is
             return 0
@@ -239,7 +245,7 @@ class FixedPointEncoder:
             largest = float(np.abs(block).max())
             raise ValueOutOfRangeError(
                 f"{name!r} has |value| {largest:.6g}, above value_bound {bound}; raise "
-                "value_bound, or say range_policy: clip",
+                "value_bound, or set range_policy: clip",
                 tensor=name,
                 largest=largest,
                 bound=bound,
@@ -253,27 +259,27 @@ class FixedPointEncoder:
             np.rint(block, out=block)
             return
         below = np.floor(block)
-        # The fraction is exact in float64; adding the uniform number to the value would not be.
+        # The fraction is exact in float64; the value plus a uniform number would not be.
         up = rng.random(len(block)) < np.subtract(block, below, out=block)
         np.add(below, up, out=block)
 
-    def _way_out(self) -> str:
+    def _remedy(self) -> str:
         room = {
             "ring_bits": self.ring_bits,
             "guard_bits": self.guard_bits,
             "units": self.max_clients * self.max_weight,
             "value_bound": self.value_bound,
         }
-        places = largest_frac_bits(**room)
-        if places >= 0:
-            return f"use frac_bits {places} or less, or auto"
+        frac_bits = largest_frac_bits(**room)
+        if frac_bits >= 0:
+            return f"use frac_bits {frac_bits} or less, or auto"
         if self.ring_bits == 32 and largest_frac_bits(**{**room, "ring_bits": 64}) >= 0:
             return "use ring_bits: 64"
         return "lower max_clients, max_weight, value_bound or guard_bits"
 
 
 def largest_frac_bits(*, ring_bits: int, guard_bits: int, units: int, value_bound: float) -> int:
-    """Return the largest f ≤ 32 with units ⌈C 2^f⌉ ≤ 2^(b-1-g) - 1, or -1 where none exists.
+    """Return the largest f ≤ 32 with units ⌈C 2^f⌉ ≤ 2^(b-1-g) - 1, or -1 if none exists.
 
     Args:
         ring_bits: b.
@@ -281,13 +287,13 @@ def largest_frac_bits(*, ring_bits: int, guard_bits: int, units: int, value_boun
         units: n_max w_max.
         value_bound: C.
     """
-    for places in range(MOST_FRAC_BITS, -1, -1):
-        if units * _scaled_bound(value_bound, places) <= _capacity(ring_bits, guard_bits):
-            return places
+    for frac_bits in range(MAX_FRAC_BITS, -1, -1):
+        if units * _scaled_bound(value_bound, frac_bits) <= _ring_capacity(ring_bits, guard_bits):
+            return frac_bits
     return -1
 
 
-def _capacity(ring_bits: int, guard_bits: int) -> int:
+def _ring_capacity(ring_bits: int, guard_bits: int) -> int:
     return (1 << max(ring_bits - 1 - guard_bits, 0)) - 1
 
 

@@ -1,15 +1,15 @@
-"""What can go wrong in secure aggregation: every fault has a name, and no fault a wrong model."""
+"""Errors of secure aggregation: each fault has its class, and none leads to a wrong model."""
 
 from fedsim.core.errors import FedsimError
 
 
 class SecureAggregationError(FedsimError):
-    """A round, or one client's part in it, that cannot be trusted and was therefore refused.
+    """A round, or one client's part in it, that was refused.
 
     Attributes:
-        round_number: the round, where there is one.
-        client: the client at fault, where there is one.
-        detail: what a program may want to know, by name.
+        round_number: number of the round; None outside of a round.
+        client: number of the client at fault; None if it is no client's fault.
+        detail: further facts by name, for programs.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class SecureAggregationError(FedsimError):
 
 
 class TooFewClientsError(SecureAggregationError):
-    """Fewer clients than `min_clients`: their sum would say too much about each of them."""
+    """Fewer clients than `min_clients`: their sum would reveal too much about each of them."""
 
 
 class LayoutMismatchError(SecureAggregationError):
@@ -41,7 +41,7 @@ class NonFiniteUpdateError(SecureAggregationError):
 
 
 class ValueOutOfRangeError(SecureAggregationError):
-    """A value beyond the value bound, for which the ring has no room."""
+    """A value above the value bound, which does not fit into the ring."""
 
 
 class InvalidWeightError(SecureAggregationError):
@@ -61,11 +61,11 @@ class ReplayError(SecureAggregationError):
 
 
 class EnvelopeError(SecureAggregationError):
-    """A sealed seed that does not open in the context it was sent in."""
+    """A sealed secret that does not open in the context of its round."""
 
 
 class DuplicateClientError(SecureAggregationError):
-    """A client that came twice in one round."""
+    """A second message of one client in one step of a round."""
 
 
 class ContextMismatchError(SecureAggregationError):
@@ -73,15 +73,15 @@ class ContextMismatchError(SecureAggregationError):
 
 
 class AlreadyAnsweredError(SecureAggregationError):
-    """A second, different question about a round that was answered: two sums give a difference."""
+    """A second sum of one round was requested; the difference of both reveals single updates."""
 
 
 class AggregatorUnavailableError(SecureAggregationError):
-    """An aggregator without which the sum cannot be opened."""
+    """An aggregator that the sum needs does not answer."""
 
 
 class ShareMismatchError(SecureAggregationError):
-    """Shares that do not belong together, or were damaged on the way."""
+    """Shares that do not belong together, or were damaged in transit."""
 
 
 class ThresholdError(SecureAggregationError):
@@ -110,7 +110,7 @@ class WireError(SecureAggregationError):
 
 
 class ProtocolOrderError(SecureAggregationError):
-    """A step of the protocol taken before its turn, or a second time."""
+    """A step of the protocol out of order, or a second time."""
 
 
 _BY_NAME = {
@@ -120,6 +120,11 @@ _BY_NAME = {
 }
 
 
-def refusal(kind: str, message: str) -> SecureAggregationError:
-    """Return the error that another party reported by the name of its class and its words."""
+def error_by_name(kind: str, message: str) -> SecureAggregationError:
+    """Return the error that another party reported.
+
+    Args:
+        kind: name of the error's class; an unknown name gives the base class.
+        message: text of the error.
+    """
     return _BY_NAME.get(kind, SecureAggregationError)(message)

@@ -1,4 +1,4 @@
-"""Who masks with whom: everybody with everybody, or a sparse random graph (SecAgg+).
+"""The graph of clients that share pairwise masks: complete (SecAgg) or sparse (SecAgg+).
 
 Source: Bell, Bonawitz, Gascón, Lepoint, Raykova 2020, "Secure single-server aggregation with
 (poly)logarithmic overhead": the conditions of section 3 on a Harary graph with random places.
@@ -22,7 +22,7 @@ CORRECTNESS_BITS = 30
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """Size of a neighbourhood and how many of its members recover a secret."""
+    """Degree of the graph, and the number of neighbours that recover a secret."""
 
     degree: int
     threshold: int
@@ -37,9 +37,9 @@ class NeighbourGraph:
 
     Attributes:
         clients: all clients, in ascending order; a client's point is its place plus one.
-        neighbours: for each client those it masks with.
-        threshold: shares that recover a secret.
-        complete: whether all are neighbours of all.
+        neighbours: for each client the clients with which it shares a mask.
+        threshold: number of shares that recover a secret.
+        complete: whether every client is a neighbour of every other.
     """
 
     clients: tuple[int, ...]
@@ -49,13 +49,17 @@ class NeighbourGraph:
 
     @classmethod
     def for_round(cls, settings: SecureAggregationSettings, clients: Sequence[int]) -> Self:
-        """Return the graph of the clients that began a round.
+        """Return the graph of a round.
 
-        Places in a sparse graph are drawn anew from the operating system, so that nobody can
-        choose neighbours.
+        Places in a sparse graph are drawn for each round from the operating system, so that no
+        party can choose its neighbours.
+
+        Args:
+            settings: protocol, threshold and fractions.
+            clients: numbers of the clients that sent their keys.
 
         Raises:
-            ThresholdError: a fixed threshold that these clients cannot reach or that is too low.
+            ThresholdError: a fixed threshold above the number of clients, or not above half of it.
         """
         members = tuple(sorted(clients))
         if settings.protocol == "secagg_plus":
@@ -67,16 +71,16 @@ class NeighbourGraph:
             )
             if sparse is not None and sparse.degree < len(members) - 1:
                 return cls(members, _harary(members, sparse.degree), sparse.threshold, False)
-            logger.info("%d clients are too few for a sparse graph: all are masked", len(members))
-        everybody = {one: tuple(other for other in members if other != one) for one in members}
-        return cls(members, everybody, _complete_threshold(settings, len(members)), True)
+            logger.info("%d clients are too few for a sparse graph: it is complete", len(members))
+        others = {one: tuple(other for other in members if other != one) for one in members}
+        return cls(members, others, _complete_threshold(settings, len(members)), True)
 
     def point(self, client: int) -> int:
-        """Return the client's place in the secret sharing, ≥ 1."""
+        """Return the client's evaluation point in the secret sharing, ≥ 1."""
         return self.clients.index(client) + 1
 
     def holders(self, client: int) -> tuple[int, ...]:
-        """Return who holds shares of the client's secrets."""
+        """Return the clients that hold shares of the client's secrets."""
         others = self.neighbours[client]
         return tuple(sorted((*others, client))) if self.complete else others
 
@@ -85,7 +89,7 @@ class NeighbourGraph:
 def sparse_neighbourhood(
     clients: int, *, corrupt_fraction: float, dropout_fraction: float, security_bits: int
 ) -> Neighbourhood | None:
-    """Return the smallest safe neighbourhood, or None where there is none below n.
+    """Return the smallest safe neighbourhood, or None if none below n is safe.
 
     Guarantee: with ⌊γn⌋ corrupt and ⌊δn⌋ dropped clients in random places, with probability at
     least 1 - 2^-security_bits no client has `threshold` corrupt neighbours and the honest survivors
@@ -96,21 +100,23 @@ def sparse_neighbourhood(
         clients: n.
         corrupt_fraction: γ.
         dropout_fraction: δ.
-        security_bits: σ; half of 2^-σ goes to each of the two ways to fail.
+        security_bits: σ; each of the two failures gets half of the probability 2^-σ.
     """
     for degree in range(2, clients):
         if degree % 2 and clients % 2:
             continue  # no graph has an odd number of odd degrees
         found = _Tails(clients, degree, corrupt_fraction, dropout_fraction, security_bits)
         threshold = found.threshold()
-        if threshold is not None and found.recoverable(raised := max(threshold, degree // 2 + 1)):
+        if threshold is not None and found.is_recoverable(
+            raised := max(threshold, degree // 2 + 1)
+        ):
             return Neighbourhood(degree, raised)
     return None
 
 
 @dataclass(frozen=True)
 class _Tails:
-    """The ways in which a neighbourhood of `degree` fails, each with its probability."""
+    """Probabilities of the failures of a neighbourhood of `degree`."""
 
     clients: int
     degree: int
@@ -119,8 +125,8 @@ class _Tails:
     security_bits: int
 
     def threshold(self) -> int | None:
-        """Return the smallest threshold that corrupt neighbours do not reach, if connected."""
-        from scipy.stats import hypergeom  # slow to import, and not every run has neighbours
+        """Return the smallest threshold above the corrupt neighbours; None if not connected."""
+        from scipy.stats import hypergeom  # slow to import, and most runs have no sparse graph
 
         budget = 2.0 ** -(self.security_bits + 1)
         if self._disconnected() > budget:
@@ -132,8 +138,8 @@ class _Tails:
                 return threshold
         return None
 
-    def recoverable(self, threshold: int) -> bool:
-        """Return whether every client keeps `threshold` neighbours."""
+    def is_recoverable(self, threshold: int) -> bool:
+        """Whether every client keeps `threshold` neighbours."""
         from scipy.stats import hypergeom  # as above
 
         alive = self.clients - 1 - _count(self.dropout_fraction, self.clients)
@@ -141,10 +147,11 @@ class _Tails:
         return bool(self.clients * lost <= 2.0**-CORRECTNESS_BITS)
 
     def _disconnected(self) -> float:
-        """Return a bound on the chance that the honest survivors fall apart.
+        """Return a bound on the probability that the honest survivors are not connected.
 
-        The first bound is of isolated clients with independent neighbours. In the Harary graph two
-        runs of ⌊degree/2⌋ consecutive places must be lost, drawn without replacement: the second.
+        The first term bounds isolated clients with independent neighbours. A Harary graph falls
+        apart only if two runs of ⌊degree/2⌋ consecutive places are lost, drawn without
+        replacement: the second term.
         """
         lost_fraction = self.corrupt_fraction + self.dropout_fraction
         isolated = self.clients * lost_fraction**self.degree
@@ -163,10 +170,18 @@ def smallest_threshold(
     dropout_fraction: float,
     security_bits: int,
 ) -> int | None:
-    """Return the smallest threshold safe at this degree before it is raised, or None."""
+    """Return the smallest safe threshold at a given degree, or None if the degree is not safe.
+
+    Args:
+        clients: n.
+        degree: neighbours of each client.
+        corrupt_fraction: γ.
+        dropout_fraction: δ.
+        security_bits: σ.
+    """
     tails = _Tails(clients, degree, corrupt_fraction, dropout_fraction, security_bits)
     threshold = tails.threshold()
-    return threshold if threshold is not None and tails.recoverable(threshold) else None
+    return threshold if threshold is not None and tails.is_recoverable(threshold) else None
 
 
 def _count(fraction: float, clients: int) -> int:

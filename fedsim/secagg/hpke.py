@@ -1,4 +1,4 @@
-"""Sealing small secrets to a public key: RFC 9180, X25519, HKDF-SHA256, AES-256-GCM, base mode."""
+"""Envelopes for small secrets: HPKE (RFC 9180), X25519, HKDF-SHA256, AES-256-GCM, base mode."""
 
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 try:
     from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
-except ImportError:  # before 47; said by `check_hpke`, since averaging in clear can do without
+except ImportError:  # cryptography < 47; `check_hpke` reports it, plain averaging needs no HPKE
     _SUITE = None
 else:
     _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
@@ -18,7 +18,7 @@ from fedsim.core.errors import InputError
 from fedsim.secagg.errors import EnvelopeError, PublicKeyError
 
 KEY_BYTES = 32
-OVERHEAD = 48  # encapsulated key and authentication tag
+ENVELOPE_OVERHEAD_BYTES = 48  # encapsulated key, 32, and authentication tag, 16
 _PROBE = X25519PrivateKey.from_private_bytes(bytes([1]) * 32)
 
 
@@ -27,7 +27,7 @@ class HpkeMissingError(InputError):
 
 
 def check_hpke() -> None:
-    """Check that envelopes can be sealed here.
+    """Check that the installed cryptography has HPKE.
 
     Raises:
         HpkeMissingError: the installed cryptography is too old.
@@ -38,7 +38,7 @@ def check_hpke() -> None:
 class SealingKey:
     """A private key that opens envelopes.
 
-    Guarantee: what `seal` closed with an `info` opens with the same key and `info` only.
+    Guarantee: an envelope of `seal` opens only with the same key and the same `info`.
     """
 
     def __init__(self, private: X25519PrivateKey) -> None:
@@ -60,7 +60,12 @@ class SealingKey:
         return self._private.private_bytes_raw()
 
     def open(self, envelope: bytes, *, info: bytes, client: int | None = None) -> bytes:
-        """Return what is in an envelope.
+        """Return the secret in an envelope.
+
+        Args:
+            envelope: bytes of `seal`.
+            info: context of the secret, as its sender computed it.
+            client: sender in error messages.
 
         Raises:
             EnvelopeError: damaged, sealed to another key, or for another context.
@@ -76,7 +81,12 @@ class SealingKey:
 
 
 def seal(secret: bytes, public: bytes, *, info: bytes) -> bytes:
-    """Return an envelope, `OVERHEAD` bytes longer than the secret, for the owner of `public`.
+    """Return an envelope that only the owner of `public` can open.
+
+    Args:
+        secret: any bytes; the envelope is `ENVELOPE_OVERHEAD_BYTES` longer.
+        public: X25519 public key, 32 bytes.
+        info: context of the secret; needed to open the envelope.
 
     Raises:
         PublicKeyError: the key is malformed or of low order.
@@ -89,8 +99,12 @@ def seal(secret: bytes, public: bytes, *, info: bytes) -> bytes:
         raise _unusable(public, None) from None
 
 
-def checked_public_key(public: bytes, *, owner: int | None = None) -> X25519PublicKey:
-    """Return an X25519 public key that leads to a secret.
+def load_public_key(public: bytes, *, owner: int | None = None) -> X25519PublicKey:
+    """Return an X25519 public key after a check.
+
+    Args:
+        public: 32 bytes.
+        owner: client in error messages.
 
     Raises:
         PublicKeyError: not 32 bytes, or of low order (every shared secret would be zero).
@@ -104,7 +118,12 @@ def checked_public_key(public: bytes, *, owner: int | None = None) -> X25519Publ
 
 
 def agree(private: bytes, public: bytes, *, owner: int | None = None) -> bytes:
-    """Return the 32-byte X25519 secret of a private and another party's public key (RFC 7748).
+    """Return the 32-byte X25519 secret of two parties (RFC 7748).
+
+    Args:
+        private: own private key, 32 bytes.
+        public: the other party's public key, 32 bytes.
+        owner: client of `public` in error messages.
 
     Raises:
         PublicKeyError: the public key is malformed or of low order.

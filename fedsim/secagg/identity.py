@@ -1,8 +1,8 @@
-"""Who a helper is, over many runs: a lasting key that signs the sealing key of each run.
+"""The lasting identity of a helper: a key that signs the helper's sealing key of each run.
 
-Clients pin the lasting key. Seeds are sealed to a key of one run, so that a helper that forgets
-what it answered (a restart, a new disk) also loses the key to what it answered: a lasting sealing
-key would open the envelopes of an old run again, for another set of clients.
+Clients pin the lasting key and seal their seeds to the key of the run. A helper that loses its
+state (a restart, a new disk) also loses the sealing key. A lasting sealing key would open the
+envelopes of an old run again, for another set of clients.
 """
 
 import hashlib
@@ -41,39 +41,46 @@ class IdentityKey:
 
     @property
     def fingerprint(self) -> str:
-        """What clients pin."""
-        return fingerprint(self.public)
+        """SHA-256 of the public key in hex, which clients pin."""
+        return key_fingerprint(self.public)
 
     def sign(self, *, run_id: str, helper: int, params: str, public_key: bytes) -> bytes:
-        """Return the signature of a helper's sealing key for one run."""
+        """Return the signature of a helper's sealing key for one run.
+
+        Args:
+            run_id: name of the run.
+            helper: number of the helper, ≥ 1.
+            params: digest of the settings.
+            public_key: the sealing key, 32 bytes.
+        """
         return self._private.sign(_statement(run_id, helper, params, public_key))
 
 
-def fingerprint(public: bytes) -> str:
+def key_fingerprint(public: bytes) -> str:
     """Return the SHA-256 of a public key in hex, for pinning."""
     return hashlib.sha256(public).hexdigest()
 
 
-def check_pinned(hello: HelloReply, pin: str, *, params: str, client: int) -> None:
+def verify_helper_key(hello: HelloReply, pin: str, *, params: str, client: int) -> None:
     """Check that a helper's sealing key comes from the helper that a client has pinned.
 
     Guarantee: passes only for a key that the owner of the pinned key signed for this run, these
-    parameters and this number of a helper.
+    parameters and this helper number.
 
     Args:
-        hello: what the server says that the helper said.
+        hello: the helper's reply, as the server passed it on.
         pin: fingerprint of the helper's lasting key.
         params: digest of the client's own settings.
-        client: named in errors.
+        client: client in error messages.
 
     Raises:
-        PublicKeyError: another key, or a signature that is not of it.
+        PublicKeyError: another key than the pinned one, or a wrong signature.
     """
-    if fingerprint(hello.identity) != pin:
+    if key_fingerprint(hello.identity) != pin:
         raise PublicKeyError(
-            f"helper {hello.helper} shows the key {fingerprint(hello.identity)[:16]}..., but "
-            f"{pin[:16]}... is pinned; the server may have put in its own. Ask whoever runs the "
-            "helper, and correct helper_key_fingerprints only if they say so",
+            f"helper {hello.helper} shows the key {key_fingerprint(hello.identity)[:16]}..., but "
+            f"{pin[:16]}... is pinned; the server may have substituted its own key. Change "
+            "helper_key_fingerprints only if the helper's operator confirms the new key",
             client=client,
         )
     try:
@@ -83,11 +90,11 @@ def check_pinned(hello: HelloReply, pin: str, *, params: str, client: int) -> No
     except (InvalidSignature, ValueError):
         raise PublicKeyError(
             f"the key of helper {hello.helper} for this run is not signed by its pinned key; the "
-            "server may have put in its own. Nothing was uploaded",
+            "server may have substituted its own key. Nothing was uploaded",
             client=client,
         ) from None
 
 
 def _statement(run_id: str, helper: int, params: str, public_key: bytes) -> bytes:
-    """Return the bytes that are signed; different fields give different bytes."""
+    """Return the bytes to sign; different fields give different bytes."""
     return pack([_PURPOSE, run_id.encode(), str(helper).encode(), params.encode(), public_key])

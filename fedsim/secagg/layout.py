@@ -1,4 +1,4 @@
-"""The layout of a model: which tensor lies where in the long vector."""
+"""The layout of a model: the place of each tensor in the flat vector of an upload."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedsim.secagg.errors import LayoutMismatchError
 
-Arrays = Mapping[str, NDArray]
+NamedArrays = Mapping[str, NDArray]
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class TensorLayout:
     tensors: tuple[TensorSpec, ...]
 
     @classmethod
-    def from_arrays(cls, arrays: Arrays) -> Self:
+    def from_arrays(cls, arrays: NamedArrays) -> Self:
         """Return the layout of named arrays.
 
         Raises:
-            LayoutMismatchError: a type without a place on the real line.
+            LayoutMismatchError: a type other than float, integer or boolean.
         """
         for name, value in arrays.items():
             if value.dtype.kind not in "fiub":
@@ -73,11 +73,15 @@ class TensorLayout:
         fields = [[spec.name, list(spec.shape), spec.dtype] for spec in self.tensors]
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
-    def check(self, arrays: Arrays, *, client: int | None = None) -> None:
-        """Check that the arrays have this layout.
+    def check(self, arrays: NamedArrays, *, client: int | None = None) -> None:
+        """Check that arrays have this layout.
+
+        Args:
+            arrays: tensors by name.
+            client: client in error messages.
 
         Raises:
-            LayoutMismatchError: naming the first tensor that differs.
+            LayoutMismatchError: another layout; the message names the first different tensor.
         """
         got = TensorLayout.from_arrays(arrays)
         if got == self:
@@ -91,20 +95,20 @@ class TensorLayout:
         raise self._mismatch(*sides, got, client)
 
     def slices(self) -> Iterator[tuple[TensorSpec, slice]]:
-        """Yield every tensor and its place in the vector."""
+        """Yield each tensor with its slice of the vector."""
         start = 0
         for spec in self.tensors:
             yield spec, slice(start, start + spec.size)
             start += spec.size
 
     def unflatten(
-        self, vector: NDArray[np.float64], *, plus: Arrays | None = None
+        self, vector: NDArray[np.float64], *, plus: NamedArrays | None = None
     ) -> dict[str, NDArray]:
-        """Return the tensors in a float64 vector, each cast to its type.
+        """Return the tensors of a flat vector, each cast to its type; integers are rounded.
 
         Args:
-            vector: d values.
-            plus: added in float64 before the cast; None for nothing. Integers are rounded.
+            vector: float64 (d,).
+            plus: tensors of this layout, added in float64 before the cast; None adds nothing.
 
         Raises:
             LayoutMismatchError: not d values, or `plus` has another layout.

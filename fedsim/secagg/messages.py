@@ -1,4 +1,7 @@
-"""The messages of secure aggregation as plain values; `wire` turns them into records."""
+"""The messages of secure aggregation; `wire` turns them into records.
+
+Names of classes and fields are part of the wire format.
+"""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +13,7 @@ from fedsim.secagg.encoding import Ring
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """Leader to helper, once a run: let us aggregate under these parameters."""
+    """Leader to helper, once a run: start of the run, with its parameters."""
 
     run_id: str
     params: str
@@ -21,8 +24,8 @@ class Hello:
 class HelloReply:
     """Helper to leader: the key of this run to which clients seal their seeds.
 
-    `identity` is the helper's lasting key and `signature` its word for `public_key`; both are b""
-    where the helper has no lasting key.
+    `identity` is the helper's lasting public key and `signature` its signature of `public_key`;
+    both are b"" if the helper has no lasting key.
     """
 
     run_id: str
@@ -34,9 +37,9 @@ class HelloReply:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundOffer:
-    """Leader to client, with the train request: everything a secure upload needs.
+    """Leader to client, with the train request: everything that a secure upload needs.
 
-    `helpers` and what is said of them belong together; all are empty where there are no helpers.
+    The four fields `helper...` have one entry for each helper; all are empty without helpers.
     """
 
     run_id: str
@@ -52,22 +55,28 @@ class RoundOffer:
 
     @property
     def hellos(self) -> tuple[HelloReply, ...]:
-        """What each helper said of itself, as far as the server tells the truth.
+        """The helpers' replies as the server reports them; a dishonest server can alter them.
 
         Raises:
             ValueError: not one key, identity and signature for each helper.
         """
-        said = (self.helpers, self.helper_keys, self.helper_identities, self.helper_signatures)
+        rows = zip(
+            self.helpers,
+            self.helper_keys,
+            self.helper_identities,
+            self.helper_signatures,
+            strict=True,
+        )
         return tuple(
             HelloReply(
                 run_id=self.run_id, helper=one, public_key=key, identity=own, signature=signature
             )
-            for one, key, own, signature in zip(*said, strict=True)
+            for one, key, own, signature in rows
         )
 
     @property
     def context(self) -> RoundContext:
-        """What the parties of this round agree on."""
+        """The context of this round."""
         return RoundContext(
             run_id=self.run_id,
             round_nonce=self.round_nonce,
@@ -92,10 +101,10 @@ class Upload:
 
 @dataclass(frozen=True, kw_only=True)
 class CombineRequest:
-    """Leader to helper: open these envelopes and, if `release`, send me the sum of the shares.
+    """Leader to helper: request to open envelopes and, if `release`, to send the sum of shares.
 
-    Without `release` the helper only says which envelopes it would reject. With two or more helpers
-    this comes first, because a helper that has answered for one set answers for no other.
+    Without `release` the helper only lists the envelopes that do not open. With two or more helpers
+    this request comes first: a helper that has released one client set's sum releases no other.
     """
 
     run_id: str
@@ -113,7 +122,13 @@ class CombineRequest:
 class CombineReply:
     """Helper to leader: a share of the sum, or the clients whose envelopes do not open.
 
-    `total` is empty and `tag` is b"" unless a sum was released.
+    Attributes:
+        released: whether a sum was released; else `total` is empty and `tag` is b"".
+        rejected: clients whose envelopes do not open.
+        count: number of clients in `total`.
+        clients: digest of the client set of `total`.
+        total: the helper's share of the sum, ring elements (d,).
+        tag: checksum of `total`.
     """
 
     helper: int
@@ -128,7 +143,7 @@ class CombineReply:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Any party to any other: no, and why. Sent, not raised, where raising would lose state."""
+    """Any party to any other: a refusal with its error; sent where raising would lose state."""
 
     error: str
     message: str
@@ -145,9 +160,14 @@ class KeysReply:
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """Server to client: its holders (neighbours, and itself where it holds too) and their keys.
+    """Server to client: the holders of its shares and their keys.
 
-    `points` are the holders' places in the secret sharing; `threshold` recovers a secret.
+    Attributes:
+        clients: the client's neighbours; in a complete graph also the client itself.
+        points: evaluation points of the holders in the secret sharing.
+        sealing_keys: public keys for envelopes, one for each holder.
+        masking_keys: public keys for pairwise masks, one for each holder.
+        threshold: number of shares that recover a secret.
     """
 
     clients: tuple[int, ...]
@@ -161,7 +181,7 @@ class Roster:
 class SharesReply:
     """Client to server: for each neighbour, sealed shares of its two secrets.
 
-    `commitment` is a hash of the self-mask seed, by which a wrongly recovered seed is seen.
+    `commitment` is a hash of the self-mask seed; it reveals a wrongly recovered seed.
     """
 
     client: int
@@ -172,7 +192,7 @@ class SharesReply:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskRequest:
-    """Server to client: the envelopes of those neighbours that have sent theirs."""
+    """Server to client: the envelopes of the neighbours that sent theirs."""
 
     senders: tuple[int, ...]
     envelopes: tuple[bytes, ...]
@@ -189,7 +209,12 @@ class MaskedReply:
 
 @dataclass(frozen=True, kw_only=True)
 class UnmaskRequest:
-    """Server to client: whose masked payload came (self-mask wanted) and whose did not."""
+    """Server to client: request for shares that unmask the sum.
+
+    Attributes:
+        active: clients in the sum; the shares of their self-mask seeds are requested.
+        dead: clients that dropped out; the shares of their masking keys are requested.
+    """
 
     active: tuple[int, ...]
     dead: tuple[int, ...]
@@ -197,7 +222,7 @@ class UnmaskRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class UnmaskReply:
-    """Client to server: shares of self-mask seeds of the active, of masking keys of the dead."""
+    """Client to server: shares of the active clients' seeds and of the dead clients' keys."""
 
     client: int
     active: tuple[int, ...]

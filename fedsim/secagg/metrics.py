@@ -1,4 +1,4 @@
-"""Declared metrics of clients, each on a grid of its own beside the update."""
+"""Fixed-point encoding of declared metrics, which are summed together with the update."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,31 +11,36 @@ from fedsim.secagg.errors import CapacityError, NonFiniteUpdateError
 
 @dataclass(frozen=True)
 class MetricGrid:
-    """Fixed point for one metric: the places of the update, or fewer where its bound is larger.
+    """Fixed-point encoding of one metric: as many fraction bits as the update, or fewer.
 
-    Guarantee: |encoded mean - clipped mean| ≤ 2^-(places + 1), and w_max units fit wherever those
-    of an update's coordinate do, so that the capacity of the ring holds for metrics, too.
+    Guarantee: |encoded mean - clipped mean| ≤ 2^-(frac_bits + 1). A metric is never larger in ring
+    units than a coordinate of the update, so the capacity check of the update covers metrics.
 
     Attributes:
-        name: of the metric.
+        name: name of the metric.
         bound: clients clip the metric to [-bound, bound].
-        places: binary places ≥ 0.
+        frac_bits: f ≥ 0.
     """
 
     name: str
     bound: float
-    places: int
+    frac_bits: int
 
     @classmethod
-    def of(cls, name: str, bound: float, encoder: FixedPointEncoder) -> "MetricGrid":
-        """Return the finest grid that a metric can have beside the updates of `encoder`.
+    def from_bound(cls, name: str, bound: float, encoder: FixedPointEncoder) -> "MetricGrid":
+        """Return the finest grid that fits beside the updates of `encoder`.
+
+        Args:
+            name: name of the metric.
+            bound: clipping bound of the metric, > 0.
+            encoder: encoder of the update.
 
         Raises:
             CapacityError: not even whole numbers up to `bound` fit.
         """
-        for places in range(encoder.frac_bits, -1, -1):
-            if ceil(Fraction(bound) * 2**places) <= encoder.max_value:
-                return cls(name, bound, places)
+        for frac_bits in range(encoder.frac_bits, -1, -1):
+            if ceil(Fraction(bound) * 2**frac_bits) <= encoder.max_value:
+                return cls(name, bound, frac_bits)
         raise CapacityError(
             f"metric {name!r} with bound {bound} does not fit beside values up to "
             f"{encoder.max_value} units; lower its bound, or raise frac_bits or value_bound"
@@ -44,46 +49,57 @@ class MetricGrid:
     def units(self, value: float) -> int:
         """Return the clipped value on the grid, rounded to nearest, ties to even."""
         clipped = min(max(value, -self.bound), self.bound)
-        return round(Fraction(clipped) * 2**self.places)
+        return round(Fraction(clipped) * 2**self.frac_bits)
 
     def mean(self, units: int, weight: int) -> float:
-        """Return the mean of a sum of weighted units over the total weight."""
-        return float(Fraction(units, weight * 2**self.places))
+        """Return the weighted mean.
+
+        Args:
+            units: sum of weighted units.
+            weight: total weight W ≥ 1.
+        """
+        return float(Fraction(units, weight * 2**self.frac_bits))
 
 
 @dataclass(frozen=True)
 class MetricGrids:
-    """The metrics that clients declared, in order; they are coordinates like those of an update.
+    """The declared metrics, in order; each is a coordinate of the payload.
 
-    A payload holds w m for each metric m, and one more coordinate: whether the client clipped any,
-    so that a mean of clipped values is known to be one.
+    A payload holds w m for each metric m, and one more coordinate: 1 if the client clipped a
+    metric. The sum therefore shows whether a mean contains clipped values.
     """
 
     grids: tuple[MetricGrid, ...] = ()
 
     @classmethod
-    def of(cls, bounds: Mapping[str, float], encoder: FixedPointEncoder) -> "MetricGrids":
-        """Return the grids of metrics by their bounds.
+    def from_bounds(cls, bounds: Mapping[str, float], encoder: FixedPointEncoder) -> "MetricGrids":
+        """Return the grids of declared metrics.
+
+        Args:
+            bounds: clipping bound of each metric, by name.
+            encoder: encoder of the update.
 
         Raises:
             CapacityError: a bound is too large.
         """
-        return cls(tuple(MetricGrid.of(name, bound, encoder) for name, bound in bounds.items()))
+        return cls(
+            tuple(MetricGrid.from_bound(name, bound, encoder) for name, bound in bounds.items())
+        )
 
     @property
     def length(self) -> int:
-        """Ring elements that metrics take: none, or one for each and the clip mark."""
+        """Number of ring elements: one for each metric and one for the clip mark, or 0."""
         return len(self.grids) + bool(self.grids)
 
     def encode(
         self, values: Mapping[str, float], weight: int, *, client: int | None = None
     ) -> list[int]:
-        """Return a client's coordinates.
+        """Return a client's coordinates, `length` whole numbers.
 
         Args:
-            values: a mean over the client's examples for each metric.
+            values: mean over the client's examples for each metric.
             weight: w of the client.
-            client: named in errors.
+            client: client in error messages.
 
         Raises:
             ValueError: not exactly the declared metrics.
@@ -105,7 +121,12 @@ class MetricGrids:
         return [*(weight * grid.units(values[grid.name]) for grid in self.grids), int(clipped)]
 
     def decode(self, sums: Sequence[int], weight: int) -> tuple[dict[str, float], int]:
-        """Return the weighted mean of each metric, and how many clients clipped one."""
+        """Return the weighted mean of each metric, and the number of clients that clipped one.
+
+        Args:
+            sums: sums of the coordinates of `encode`, `length` whole numbers.
+            weight: total weight W ≥ 1.
+        """
         means = {
             grid.name: grid.mean(units, weight)
             for grid, units in zip(self.grids, sums, strict=False)

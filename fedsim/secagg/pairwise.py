@@ -1,7 +1,8 @@
-"""Pairwise masks that cancel in the sum, and a self-mask for everybody.
+"""Pairwise masks that cancel in the sum, and a self-mask of each client.
 
-Client u uploads Y + PRG(b_u) + Σ_{v>u} PRG(s_uv) - Σ_{v<u} PRG(s_uv). The masks s_uv come from a
-key agreement and cancel; b_u keeps a late upload hidden when s_uv had to be recovered.
+Client u uploads Y + PRG(b_u) + Σ_{v>u} PRG(s_uv) - Σ_{v<u} PRG(s_uv). The secrets s_uv come from a
+key agreement and their masks cancel. The self-mask of b_u hides a late upload after the server has
+recovered s_uv.
 
 Source: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine
 learning".
@@ -17,11 +18,11 @@ from fedsim.secagg.prg import SeedExpander, derive_key
 
 @dataclass
 class PairwiseMasking:
-    """Collects masks of one round and applies all of them in two passes over the vector.
+    """Collects the masks of one round and applies all of them in two passes over the vector.
 
     Args:
-        context: the round; part of every key.
-        expander: the keystream behind the masks.
+        context: context of the round; part of every mask's key.
+        expander: keystream generator of the masks.
     """
 
     context: RoundContext
@@ -29,21 +30,27 @@ class PairwiseMasking:
     _plus: list[bytes] = field(default_factory=list)
     _minus: list[bytes] = field(default_factory=list)
 
-    def own(self, client: int, seed: bytes, *, remove: bool = False) -> None:
-        """Add the self-mask of a client, or remove it."""
+    def add_self_mask(self, client: int, seed: bytes, *, remove: bool = False) -> None:
+        """Collect the self-mask of a client.
+
+        Args:
+            client: number of the client.
+            seed: its self-mask seed b_u, 32 bytes.
+            remove: subtract the mask instead of adding it.
+        """
         info = self.context.info(purpose="self mask", sender=client, receiver=client)
         (self._minus if remove else self._plus).append(derive_key(seed, info))
 
-    def pair(self, client: int, private: bytes, peer: int, public: bytes) -> None:
-        """Add the client's half of the mask that it shares with `peer`.
+    def add_pairwise_mask(self, client: int, private: bytes, peer: int, public: bytes) -> None:
+        """Collect the client's mask with a peer.
 
-        Both halves cancel, so the server puts in the half of a client that dropped out.
+        The masks of both clients cancel, so the server adds the mask of a client that dropped out.
 
         Args:
-            client: the owner of the private key.
-            private: its masking key.
-            peer: the other client.
-            public: the peer's public masking key.
+            client: number of the client that owns the private key.
+            private: its private masking key, 32 bytes.
+            peer: number of the other client.
+            public: the peer's public masking key, 32 bytes.
         """
         low, high = min(client, peer), max(client, peer)
         info = self.context.info(purpose="pairwise mask", sender=low, receiver=high)
@@ -51,23 +58,29 @@ class PairwiseMasking:
         (self._plus if client == low else self._minus).append(key)
 
     def apply(self, vector: Ring) -> None:
-        """Apply everything collected to the vector, in place, and forget it."""
+        """Apply the collected masks to a vector, in place, and discard them."""
         self.expander.add_into(vector, self._plus)
         self.expander.add_into(vector, self._minus, subtract=True)
         self._plus, self._minus = [], []
 
 
 def commitment(context: RoundContext, client: int, seed: bytes) -> bytes:
-    """Return a hash of a self-mask seed; the seed has 256 random bits, so it stays hidden."""
+    """Return a hash of a self-mask seed, 32 bytes; it hides the seed, which has 256 random bits.
+
+    Args:
+        context: context of the round.
+        client: number of the client that owns the seed.
+        seed: 32 bytes.
+    """
     info = context.info(purpose="self mask commitment", sender=client, receiver=0)
     return derive_key(seed, info)
 
 
-def share_info(context: RoundContext, sender: int, receiver: int) -> bytes:
-    """Return the bytes that name the shares which `sender` gives to `receiver`."""
+def secret_share_info(context: RoundContext, sender: int, receiver: int) -> bytes:
+    """Return the `info` of the secret shares that `sender` seals to `receiver`."""
     return context.info(purpose="secret shares", sender=sender, receiver=receiver)
 
 
 def masked_info(context: RoundContext, client: int) -> bytes:
-    """Return the bytes that name the masked payload of a client."""
+    """Return the `info` of the masked payload of `client`."""
     return context.info(purpose="masked payload", sender=client, receiver=0)

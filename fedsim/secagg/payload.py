@@ -1,4 +1,4 @@
-"""What a client uploads as one vector: its update, its declared metrics, its weight, and a one."""
+"""The payload, a client's upload as one vector: update, declared metrics, weight, and a one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,26 +8,26 @@ from numpy.typing import NDArray
 
 from fedsim.secagg.encoding import FixedPointEncoder, Ring
 from fedsim.secagg.errors import ShareMismatchError, ZeroWeightError
-from fedsim.secagg.layout import Arrays, TensorLayout
+from fedsim.secagg.layout import NamedArrays, TensorLayout
 from fedsim.secagg.metrics import NO_METRICS, MetricGrids
 
 
 @dataclass(frozen=True)
-class Aggregate:
-    """What the sum of a round says.
+class DecodedSum:
+    """The decoded sum of a round.
 
     Attributes:
         arrays: the next model.
         weight: total weight W.
-        clients: number of summed clients.
+        num_clients: number of clients in the sum.
         metrics: weighted means of the declared metrics.
-        clipped: coordinates that clients clipped; 0 under the policy "error".
-        clipped_metrics: clients that clipped a metric to its bound.
+        clipped: number of coordinates that clients clipped; 0 under the policy "error".
+        clipped_metrics: number of clients that clipped a metric to its bound.
     """
 
     arrays: dict[str, NDArray]
     weight: int
-    clients: int
+    num_clients: int
     metrics: dict[str, float]
     clipped: int
     clipped_metrics: int = 0
@@ -35,16 +35,16 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class PayloadCodec:
-    """Builds [w q_1 … w q_d, w m_1 … w m_j, (clips), w, 1] and reads the sum of such vectors.
+    """Builds [w q_1 … w q_d, w m_1 … w m_j, (clips), w, 1] and decodes sums of such vectors.
 
-    The weight and the constant are part of the sum, so that nobody learns a single client's size
-    and everybody sees how many clients were summed. Metrics are means over a client's examples,
-    clipped and weighted like its update.
+    Weight and constant are coordinates of the sum: it hides the size of a single client and shows
+    the number of summed clients. Metrics are means over a client's examples, clipped and weighted
+    like its update.
 
     Attributes:
-        encoder: fixed-point numbers.
-        layout: the model.
-        metrics: the declared metrics.
+        encoder: fixed-point encoder of the update.
+        layout: layout of the model.
+        metrics: grids of the declared metrics.
     """
 
     encoder: FixedPointEncoder
@@ -53,28 +53,28 @@ class PayloadCodec:
 
     @property
     def length(self) -> int:
-        """Ring elements of a payload: d + 2, the metrics, and one when clips are counted."""
+        """Number of ring elements: d + 2, the metrics, and one if clips are counted."""
         return self._body.stop + 2
 
     def encode(
         self,
-        arrays: Arrays,
+        arrays: NamedArrays,
         *,
-        reference: Arrays | None,
+        reference: NamedArrays | None,
         weight: int,
         metrics: Mapping[str, float] | None = None,
         rng: np.random.Generator | None = None,
         client: int | None = None,
     ) -> Ring:
-        """Return the payload of one client.
+        """Return the payload of one client, ring elements (`length`,).
 
         Args:
-            arrays: the trained model.
-            reference: the model of the request, subtracted in float64; None to send `arrays`.
+            arrays: the trained model, tensors by name.
+            reference: the model of the request, subtracted in float64; None sends `arrays`.
             weight: w, a whole number from 1 to w_max.
-            metrics: a mean over the client's examples for each declared metric.
-            rng: the stream of stochastic rounding.
-            client: named in errors.
+            metrics: mean over the client's examples for each declared metric.
+            rng: generator of stochastic rounding.
+            client: client in error messages.
 
         Raises:
             LayoutMismatchError: wrong names, shapes, types or order.
@@ -97,35 +97,42 @@ class PayloadCodec:
             )
         tail = self.metrics.encode(metrics or {}, weight, client=client)
         if self._counts_clips:
-            tail.append(min(clipped, self.encoder.max_share))  # one client's room in the ring
-        out[self.layout.size :].view(self.encoder.signed)[:] = [*tail, weight, 1]
+            tail.append(
+                min(clipped, self.encoder.max_contribution)
+            )  # one client's room in the ring
+        out[self.layout.size :].view(self.encoder.signed_dtype)[:] = [*tail, weight, 1]
         return out
 
-    def decode(self, total: Ring, *, clients: int, reference: Arrays | None) -> Aggregate:
-        """Return what the sum of `clients` payloads says.
+    def decode(self, total: Ring, *, num_clients: int, reference: NamedArrays | None) -> DecodedSum:
+        """Return the decoded sum of `num_clients` payloads.
 
         Guarantee (P3): a wrong or missing mask or share passes with probability at most 2^-b, and
-        2^-g for each further coordinate; damage inside the admissible range is for the digests.
+        2^-g for each further coordinate. The tags of `digests` find damage inside the range.
+
+        Args:
+            total: sum of payloads, ring elements (`length`,).
+            num_clients: number of payloads in the sum.
+            reference: the model of the requests, added to the mean; None adds nothing.
 
         Raises:
-            ShareMismatchError: the sum cannot be that of `clients` honest payloads.
-            ZeroWeightError: the weights add up to nothing.
+            ShareMismatchError: the sum cannot be that of `num_clients` honest payloads.
+            ZeroWeightError: the weights add up to 0.
         """
         if total.shape != (self.length,) or total.dtype != self.encoder.dtype:
             raise ShareMismatchError(
                 f"the sum must be {self.encoder.dtype}[{self.length}], "
                 f"got {total.dtype}{list(total.shape)}"
             )
-        lifted = total.view(self.encoder.signed)
+        lifted = total.view(self.encoder.signed_dtype)
         weight, count = int(lifted[-2]), int(lifted[-1])
-        self._check(total, weight, count, clients)
+        self._check(total, weight, count, num_clients)
         mean = self.encoder.decode(total[: self.layout.size], weight)
         sums = lifted[self.layout.size : -2].tolist()
         means, clipped_metrics = self.metrics.decode(sums[: self.metrics.length], weight)
-        return Aggregate(
+        return DecodedSum(
             arrays=self.layout.unflatten(mean, plus=reference),
             weight=weight,
-            clients=count,
+            num_clients=count,
             metrics=means,
             clipped=sums[-1] if self._counts_clips else 0,
             clipped_metrics=clipped_metrics,
@@ -139,20 +146,21 @@ class PayloadCodec:
     def _body(self) -> slice:
         return slice(0, self.layout.size + self.metrics.length + self._counts_clips)
 
-    def _check(self, total: Ring, weight: int, count: int, clients: int) -> None:
-        if count != clients:
+    def _check(self, total: Ring, weight: int, count: int, num_clients: int) -> None:
+        if count != num_clients:
             raise ShareMismatchError(
-                f"the shares sum up {count} clients, but {clients} took part; "
+                f"the shares sum up {count} clients, but {num_clients} took part; "
                 "a share is missing, doubled or of another round",
                 count=count,
-                clients=clients,
+                clients=num_clients,
             )
         if weight == 0:
             raise ZeroWeightError("the weights of the round add up to 0; there is no mean")
-        if not 0 < weight <= clients * self.encoder.max_weight:
+        max_weight = num_clients * self.encoder.max_weight
+        if not 0 < weight <= max_weight:
             raise ShareMismatchError(
-                f"the total weight is {weight}, but {clients} clients weigh from 1 to "
-                f"{clients * self.encoder.max_weight}; the shares do not belong together"
+                f"the total weight is {weight}, but {num_clients} clients weigh from 1 to "
+                f"{max_weight}; the shares do not belong together"
             )
         if not self.encoder.in_range(total[self._body]):
             raise ShareMismatchError(

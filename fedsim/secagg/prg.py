@@ -1,7 +1,7 @@
-"""Masks from seeds: a cipher's keystream, added to a vector block by block.
+"""Pseudorandom generator of masks: a cipher's keystream, added to a vector block by block.
 
-Seeds come from the operating system. numpy, torch and `random` generators are forbidden here: their
-seeds are too short and their output predicts itself.
+Seeds come from the operating system. Generators of numpy, torch and `random` are forbidden here:
+their seeds are too short and their output is predictable.
 """
 
 import os
@@ -18,11 +18,11 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from fedsim.secagg.encoding import Ring
 
 SEED_BYTES = 32
-Stream = CipherContext | AEADEncryptionContext
+_Keystream = CipherContext | AEADEncryptionContext
 
 _BLOCK_BYTES = 1 << 17  # keystream and vector block stay in the cache
 _ZEROS = bytes(_BLOCK_BYTES)
-_STREAMS_AT_ONCE = 64  # cipher states held while a block of the vector is in the cache
+_MAX_OPEN_STREAMS = 64  # cipher states held while a block of the vector is in the cache
 
 
 def new_seed() -> bytes:
@@ -31,17 +31,21 @@ def new_seed() -> bytes:
 
 
 def derive_key(seed: bytes, info: bytes) -> bytes:
-    """Return a 32-byte key: HKDF-SHA256 of all the bytes of `seed`, bound to `info` (RFC 5869)."""
+    """Return a 32-byte key: HKDF-SHA256 of `seed` (RFC 5869).
+
+    Args:
+        seed: input keying material, of any length.
+        info: context of the key.
+    """
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(seed)
 
 
 class SeedExpander:
-    """Stretches 32-byte keys to vectors of any length and adds them up in place.
+    """Expands 32-byte keys to masks of any length and adds them to a vector in place.
 
     Guarantee: the mask of a key is its cipher's keystream, read as little-endian ring elements:
     AES-256-CTR from counter block 2, as GCM encrypts under a zero nonce; or ChaCha20 from counter
-    0.
-    A key must have one use only; `derive_key` with a unique `info` gives such keys.
+    0. Use each key once; `derive_key` with a unique `info` gives such keys.
 
     Args:
         algorithm: "aes256_ctr" (fast with AES instructions) or "chacha20".
@@ -51,23 +55,34 @@ class SeedExpander:
         self.algorithm = algorithm
 
     def add_into(self, vector: Ring, keys: Iterable[bytes], *, subtract: bool = False) -> None:
-        """Add (or subtract) the masks of all `keys` to the vector, in place.
+        """Add the masks of keys to a vector, in place.
 
-        Memory is O(1) beside the vector. Each block of the vector meets all keys while it is in
-        the cache.
+        Each block of the vector is in the cache while all keys are applied to it. Memory beside the
+        vector is O(1).
+
+        Args:
+            vector: ring elements (d,).
+            keys: 32-byte keys.
+            subtract: subtract the masks instead.
         """
         pending = list(keys)
-        for start in range(0, len(pending), _STREAMS_AT_ONCE):
-            group = [self._stream(key) for key in pending[start : start + _STREAMS_AT_ONCE]]
+        for start in range(0, len(pending), _MAX_OPEN_STREAMS):
+            group = [self._stream(key) for key in pending[start : start + _MAX_OPEN_STREAMS]]
             _add(vector, group, subtract=subtract)
 
     def expand(self, key: bytes, length: int, dtype: np.dtype) -> Ring:
-        """Return the first `length` ring elements of the mask of `key`."""
+        """Return the mask of a key.
+
+        Args:
+            key: 32 bytes.
+            length: number of ring elements.
+            dtype: type of ring elements, uint32 or uint64.
+        """
         mask = np.zeros(length, dtype)
         self.add_into(mask, [key])
         return mask
 
-    def _stream(self, key: bytes) -> Stream:
+    def _stream(self, key: bytes) -> _Keystream:
         if len(key) != SEED_BYTES:
             raise ValueError(f"a key must have {SEED_BYTES} bytes, got {len(key)}")
         if self.algorithm == "aes256_ctr":
@@ -77,7 +92,7 @@ class SeedExpander:
         return Cipher(ChaCha20(key, bytes(16)), None).encryptor()
 
 
-def _add(vector: Ring, streams: Sequence[Stream], *, subtract: bool) -> None:
+def _add(vector: Ring, streams: Sequence[_Keystream], *, subtract: bool) -> None:
     combine = np.subtract if subtract else np.add
     width = vector.dtype.itemsize
     step = _BLOCK_BYTES // width

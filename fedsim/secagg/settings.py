@@ -1,4 +1,4 @@
-"""What a person may say about secure aggregation; the rest is computed."""
+"""Settings of secure aggregation; all other parameters are computed from them."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ class SecureAggregationSettings(Settings):
     )
     range_policy: Literal["error", "clip"] = Field(
         default="error",
-        description="what a client does beyond the bound: stay out, or clip and count",
+        description="values above the bound: error leaves the client out; clip clips and counts",
     )
     payload: Literal["delta", "parameters"] = Field(
         default="delta", description="upload the change of the model, or the model"
@@ -59,14 +59,14 @@ class SecureAggregationSettings(Settings):
     )
     max_clients: int | Literal["auto"] = Field(
         default="auto",
-        description="most clients in a sum; auto: the clients of a round",
+        description="largest number of clients in a sum; auto: the clients of a round",
     )
     rounding: Literal["nearest", "stochastic"] = Field(
         default="nearest",
         description="nearest-even, or unbiased at twice the error bound",
     )
     guard_bits: int = Field(
-        default=8, ge=0, le=32, description="unused top bits, by which mismatched shares are seen"
+        default=8, ge=0, le=32, description="unused top bits; they reveal mismatched shares"
     )
     min_clients: int = Field(
         default=3, ge=2, description="fewest clients whose sum is opened; helpers enforce it too"
@@ -77,17 +77,17 @@ class SecureAggregationSettings(Settings):
         "[-bound, bound] and averaged inside the protocol",
     )
     prg: Literal["aes256_ctr", "chacha20"] = Field(
-        default="aes256_ctr", description="keystream that stretches a seed to a mask"
+        default="aes256_ctr", description="keystream that expands a seed to a mask"
     )
     combine_timeout_s: float = Field(
         default=60.0, gt=0, description="seconds to wait for a helper's share of the sum"
     )
     combine_retries: int = Field(
-        default=2, ge=0, description="how often a silent helper is asked again"
+        default=2, ge=0, description="number of retries after a helper's timeout"
     )
     on_abort: Literal["raise", "skip_round"] = Field(
         default="raise",
-        description="after a round that cannot be opened: fail, or go on with the old model",
+        description="after a round that cannot be opened: end the run, or keep the old model",
     )
     helper_key_fingerprints: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = Field(
         default=(),
@@ -98,11 +98,11 @@ class SecureAggregationSettings(Settings):
     helper_key_files: tuple[str, ...] = Field(
         default=(),
         strict=False,
-        description="files of those keys, for helpers that run here; a SuperNode names its own",
+        description="files of those keys, for helpers of a simulation; a SuperNode names its own",
     )
     threshold: int | Literal["auto"] = Field(
         default="auto",
-        description="secagg: shares that recover a secret; auto: more than two thirds",
+        description="secagg: number of shares that recover a secret; auto: more than two thirds",
     )
     corrupt_fraction: float = Field(
         default=0.1, ge=0, lt=1, description="secagg_plus: clients that may collude with the server"
@@ -111,18 +111,21 @@ class SecureAggregationSettings(Settings):
         default=0.1, ge=0, lt=1, description="secagg_plus: clients that may drop out of a round"
     )
     security_bits: int = Field(
-        default=40, ge=20, le=128, description="secagg_plus: -log2 of the chance that privacy fails"
+        default=40,
+        ge=20,
+        le=128,
+        description="secagg_plus: -log2 of the probability that privacy fails",
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        """Refuse keys that this protocol would not read, and numbers that cannot hold."""
+        """Refuse keys that the protocol does not read, and impossible numbers."""
         if self.protocol != "additive":
-            self._refuse(_ADDITIVE_KEYS, "protocol: additive")
+            self._reject_unread(_ADDITIVE_KEYS, "protocol: additive")
         if self.protocol != "secagg_plus":
-            self._refuse(_PLUS_KEYS, "protocol: secagg_plus")
+            self._reject_unread(_PLUS_KEYS, "protocol: secagg_plus")
         if self.protocol != "secagg":
-            self._refuse({"threshold": "auto"}, "protocol: secagg (secagg_plus computes it)")
+            self._reject_unread({"threshold": "auto"}, "protocol: secagg (secagg_plus computes it)")
         if self.corrupt_fraction + self.dropout_fraction >= 1:
             raise ValueError(
                 "corrupt_fraction + dropout_fraction must be below 1, got "
@@ -143,17 +146,17 @@ class SecureAggregationSettings(Settings):
             if len(given) not in (0, self.aggregators - 1) or len(set(given)) != len(given):
                 raise ValueError(
                     f"{name} names {len(given)} keys, {len(set(given))} of them different, but "
-                    f"{self.aggregators} aggregators have {self.aggregators - 1} helpers; give a "
+                    f"{self.aggregators} aggregators have {self.aggregators - 1} helpers; name a "
                     "different one for each, or none"
                 )
         return self
 
     @property
     def helpers(self) -> int:
-        """Nodes beside server and clients that the protocol needs."""
+        """Number of helper nodes that the protocol needs."""
         return self.aggregators - 1 if self.protocol == "additive" else 0
 
-    def _refuse(self, keys: dict[str, object], reader: str) -> None:
+    def _reject_unread(self, keys: dict[str, object], reader: str) -> None:
         for name, default in keys.items():
             if getattr(self, name) != default:
                 raise ValueError(
@@ -162,6 +165,6 @@ class SecureAggregationSettings(Settings):
                 )
 
     def digest(self) -> str:
-        """Return the SHA-256 of every key on which the parties of a run must agree."""
+        """Return the SHA-256 of the settings on which the parties must agree, in hex."""
         shared = self.model_dump(mode="json", exclude=RUNTIME_KEYS)
         return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()

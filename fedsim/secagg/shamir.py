@@ -14,10 +14,10 @@ SHARE_BYTES = 33
 
 @dataclass(frozen=True)
 class ShamirSharing:
-    """Shares of which any `threshold` recover the secret and fewer say nothing at all about it.
+    """Secret sharing in which any `threshold` shares recover the secret.
 
     Guarantee: the coefficients are uniform in the field and drawn from the operating system, so
-    hiding is perfect.
+    fewer shares than `threshold` are independent of the secret.
 
     Source: Shamir 1979, "How to share a secret".
     """
@@ -33,7 +33,7 @@ class ShamirSharing:
 
         Raises:
             ThresholdError: fewer points than the threshold; the secret could not be recovered.
-            ValueError: the secret has not 32 bytes, or points repeat or are below 1.
+            ValueError: the secret does not have 32 bytes, or points repeat or are below 1.
         """
         if len(secret) != SECRET_BYTES:
             raise ValueError(f"a secret must have {SECRET_BYTES} bytes, got {len(secret)}")
@@ -49,22 +49,22 @@ class ShamirSharing:
         ]
 
     def combine(self, shares: Mapping[int, bytes]) -> bytes:
-        """Return the secret of shares by their points.
+        """Return the secret, given shares by their points.
 
-        Of more shares than needed, those of the smallest points are used, so that the secrets of
-        many owners share one interpolation.
+        Of surplus shares those with the smallest points are used: the secrets of many owners then
+        share one set of Lagrange coefficients.
 
         Raises:
             ThresholdError: fewer than `threshold` shares.
-            ShareMismatchError: shares that come from no 32-byte secret.
+            ShareMismatchError: the shares belong to no 32-byte secret.
         """
         if len(shares) < self.threshold:
             raise ThresholdError("too few shares", have=len(shares), need=self.threshold)
         points = tuple(sorted(shares)[: self.threshold])
-        factors = _at_zero(points)
+        coefficients = _lagrange_at_zero(points)
         value = sum(
-            factor * int.from_bytes(shares[point], "big")
-            for factor, point in zip(factors, points, strict=True)
+            coefficient * int.from_bytes(shares[point], "big")
+            for coefficient, point in zip(coefficients, points, strict=True)
         )
         secret = value % PRIME
         if secret >= 2**256:
@@ -80,14 +80,14 @@ def _evaluate(coefficients: Sequence[int], constant: int, point: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _at_zero(points: tuple[int, ...]) -> tuple[int, ...]:
-    """Return Lagrange's factors of the value at 0."""
-    factors = []
-    for mine in points:
-        above, below = 1, 1
+def _lagrange_at_zero(points: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the Lagrange coefficients at 0."""
+    coefficients = []
+    for point in points:
+        numerator, denominator = 1, 1
         for other in points:
-            if other != mine:
-                above = above * other % PRIME
-                below = below * (other - mine) % PRIME
-        factors.append(above * pow(below, -1, PRIME) % PRIME)
-    return tuple(factors)
+            if other != point:
+                numerator = numerator * other % PRIME
+                denominator = denominator * (other - point) % PRIME
+        coefficients.append(numerator * pow(denominator, -1, PRIME) % PRIME)
+    return tuple(coefficients)

@@ -1,7 +1,7 @@
-"""Messages as records: plain fields on one side, arrays on the other, strictly checked.
+"""The wire format: messages as records of plain fields and of arrays, strictly checked.
 
 A message becomes `{"kind", "version", field: bool | int | str | bytes | list of one of them}` and
-`{field: array}`, which any transport of typed records carries as they are.
+`{field: array}`. Any transport of typed records can carry both.
 """
 
 import types
@@ -16,27 +16,27 @@ from fedsim.secagg.errors import (
     SecureAggregationError,
     ShareMismatchError,
     WireError,
-    refusal,
+    error_by_name,
 )
 from fedsim.secagg.messages import Refusal
 
-VERSION = 2
-Scalar = bool | int | str | bytes
-Config = dict[str, Scalar | list[bool] | list[int] | list[str] | list[bytes]]
-T = TypeVar("T")
+WIRE_VERSION = 2
+_Scalar = bool | int | str | bytes
+Config = dict[str, _Scalar | list[bool] | list[int] | list[str] | list[bytes]]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Record:
-    """A message ready for the transport."""
+class WireRecord:
+    """A message in the wire format: its plain fields and its arrays."""
 
     config: Config
     arrays: dict[str, NDArray]
 
 
-def to_record(message: object) -> Record:
-    """Return the record of a message (a dataclass of `messages`, or a state built like them)."""
-    config: Config = {"kind": type(message).__name__, "version": VERSION}
+def to_record(message: object) -> WireRecord:
+    """Return the record of a dataclass of `messages`, or of a state with fields of such types."""
+    config: Config = {"kind": type(message).__name__, "version": WIRE_VERSION}
     arrays: dict[str, NDArray] = {}
     for name, kind in _fields(type(message)).items():
         value = getattr(message, name)
@@ -44,24 +44,29 @@ def to_record(message: object) -> Record:
             arrays[name] = value
         else:
             config[name] = list(value) if isinstance(value, tuple) else value
-    return Record(config, arrays)
+    return WireRecord(config, arrays)
 
 
 def from_record(
-    kind: type[T], config: Mapping[str, object], arrays: Mapping[str, NDArray] | None = None
-) -> T:
-    """Return the message in a record.
+    kind: type[_T], config: Mapping[str, object], arrays: Mapping[str, NDArray] | None = None
+) -> _T:
+    """Return the message of a record.
+
+    Args:
+        kind: class of the expected message.
+        config: plain fields.
+        arrays: arrays by field; None: no arrays.
 
     Raises:
-        SecureAggregationError: the other party refused; its own error, by name.
-        WireError: another kind or version, a field missing, unknown or of a wrong type.
+        SecureAggregationError: the record is a refusal; the other party's error is raised.
+        WireError: another kind or version, or a field that is missing, unknown or of a wrong type.
     """
     if config.get("kind") == Refusal.__name__ and kind is not Refusal:
-        no = from_record(Refusal, config)
-        raise refusal(no.error, no.message)
-    if config.get("kind") != kind.__name__ or config.get("version") != VERSION:
+        received = from_record(Refusal, config)
+        raise error_by_name(received.error, received.message)
+    if config.get("kind") != kind.__name__ or config.get("version") != WIRE_VERSION:
         raise WireError(
-            f"expected {kind.__name__} version {VERSION}, got {config.get('kind')} version "
+            f"expected {kind.__name__} version {WIRE_VERSION}, got {config.get('kind')} version "
             f"{config.get('version')}; run the same fedsim everywhere"
         )
     arrays = arrays or {}
@@ -81,8 +86,8 @@ def from_record(
     return kind(**values)
 
 
-def refuse(error: SecureAggregationError) -> Refusal:
-    """Return the message that tells another party of an error."""
+def to_refusal(error: SecureAggregationError) -> Refusal:
+    """Return the message that reports an error to another party."""
     return Refusal(error=type(error).__name__, message=str(error))
 
 
@@ -92,7 +97,7 @@ def _fields(kind: type) -> dict[str, Any]:
 
 
 def _plain(hint: Any) -> Any:
-    """Return np.ndarray for every kind of array, and other types as they are."""
+    """Return np.ndarray for every array type, and other types unchanged."""
     branches = get_args(hint) if get_origin(hint) is types.UnionType else (hint,)
     return np.ndarray if get_origin(branches[0]) is np.ndarray else hint
 

@@ -1,4 +1,4 @@
-"""Aggregation without seeing any update: secure aggregation in place of a plain mean."""
+"""The aggregator of secure rounds: the server learns the sum of the updates and no single one."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from fedsim.secagg.errors import (
     SecureAggregationError,
     TooFewClientsError,
 )
-from fedsim.secagg.layout import Arrays
+from fedsim.secagg.layout import NamedArrays
 from fedsim.secagg.messages import Hello, HelloReply
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
@@ -28,23 +28,29 @@ from fedsim.server.aggregation.mean import InvalidUpdateError
 from fedsim.server.secure.leader import Leader
 from fedsim.server.secure.masked_sum import MaskedSum
 from fedsim.server.secure.opened_sums import OpenedSums
-from fedsim.server.secure.rounds import Exchange, Mail, MaskedRound, SharedRound, named
+from fedsim.server.secure.rounds import (
+    AdditiveRound,
+    MaskedRound,
+    QueryChannel,
+    SecureRound,
+    error_text,
+)
 
 
 class SecureAggregator(Aggregator[SealedReply]):
     """The weighted mean of updates of which the server sees only the sum.
 
-    Guarantee: a round ends with the exact mean over the clients in the sum, or is given up with a
-    named error and leaves the model as it was. Every run, a resumed one too, has an id of its own,
-    and every attempt at a round a nonce of its own, so that no share is used twice; no attempt
-    opens a sum of other clients than an earlier one of the same round (`openings`).
+    Guarantee: a round ends with the exact mean over the clients in the sum, or it is aborted with
+    the name of the error and leaves the model unchanged. Every run, a resumed one too, has its own
+    id, and every attempt at a round its own nonce, so no share is used twice. All attempts at a
+    round open the sum of the same client set (`openings`).
 
     Args:
-        settings: the protocol.
-        codec: the payload.
-        clients: the node of each client.
-        helpers: the node of each helper.
-        openings: remembers which sums were opened, over restarts, too.
+        settings: settings of the protocol.
+        codec: payload codec.
+        clients: node id of each client, by its number.
+        helpers: node id of each helper, by its number.
+        openings: record of the opened sums, also of earlier processes.
     """
 
     def __init__(
@@ -60,28 +66,34 @@ class SecureAggregator(Aggregator[SealedReply]):
         self._settings, self._codec = settings, codec
         self._clients, self._helpers = clients, helpers
         self._openings = openings
-        self._round = 0
+        self._round_number = 0
         self._run_id = os.urandom(NONCE_BYTES).hex()
-        self._hellos: dict[int, HelloReply] | None = None
-        self._reference: Arrays | None = None
-        self._exchange: Exchange | None = None
-        self._added = 0
+        self._hello_replies: dict[int, HelloReply] | None = None
+        self._reference: NamedArrays | None = None
+        self._secure_round: SecureRound | None = None
+        self._num_added = 0
 
     def begin(
         self, round_number: int, arrays: ArrayRecord, clients: Sequence[int], grid: Grid
     ) -> ConfigRecord | None:
         """Begin a round and return the offer that train requests carry.
 
-        Nobody is asked, and charged, for a round with too few clients to be opened.
+        A round with too few clients is aborted here, before any client trains or is charged.
+
+        Args:
+            round_number: number of the round, ≥ 1.
+            arrays: the model at the start of the round.
+            clients: numbers of the clients of the round.
+            grid: transport of the messages.
 
         Raises:
-            RoundAbortedError: too few clients, or a helper cannot be had.
+            RoundAbortedError: too few clients, or a helper does not answer.
         """
-        self.retried, self._added, self._exchange = 0, 0, None
-        self._round = round_number
+        self.retried, self._num_added, self._secure_round = 0, 0, None
+        self._round_number = round_number
         if not clients:
             return None
-        with _giving_up():
+        with _abort_on_error():
             if len(clients) < self._settings.min_clients:
                 raise TooFewClientsError(
                     f"{len(clients)} clients can be asked, but min_clients is "
@@ -99,63 +111,73 @@ class SecureAggregator(Aggregator[SealedReply]):
                 params=self._settings.digest(),
                 model=digest(arrays),
             )
-            self._exchange = self._begun(context, clients, grid)
-            offer = to_records(self._exchange.offer())[SECAGG]
+            self._secure_round = self._make_round(context, clients, grid)
+            offer = to_records(self._secure_round.offer())[SECAGG]
         if not isinstance(offer, ConfigRecord):
             raise TypeError("an offer has no arrays")
         return offer
 
     def read(self, reply: Message) -> SealedReply:
-        """Read a client's answer, which holds nothing of its update in clear."""
+        """Return a client's sealed reply, which holds nothing of its update in clear."""
         return SealedReply.from_message(reply)
 
     def add(self, client: int, answer: SealedReply) -> None:
-        """Take a client's share, or its public keys."""
-        admitted = self._openings.admitted(self._round)
-        if admitted is not None and client not in admitted:
+        """Add a client's share or public keys.
+
+        Args:
+            client: number of the client.
+            answer: its sealed reply.
+
+        Raises:
+            InvalidUpdateError: the reply is refused; the client is not in the sum.
+        """
+        admissible = self._openings.admissible_clients(self._round_number)
+        if admissible is not None and client not in admissible:
             raise InvalidUpdateError(
-                "it was not in the sum of this round that was asked for before the run was "
-                "interrupted, and joins again in the next round"
+                "it was not in the sum of this round that was requested before the run was "
+                "interrupted; it takes part again in the next round"
             )
         try:
             self._current.add(answer.content, client)
         except SecureAggregationError as error:
-            raise InvalidUpdateError(named(error)) from error
-        self._added += 1
+            raise InvalidUpdateError(error_text(error)) from error
+        self._num_added += 1
 
     def skip(self, client: int) -> None:
-        """Go on without a client: it is not in the sum."""
+        """Continue the round without a client; it is not in the sum."""
 
     def finish(self) -> AggregationResult:
-        """Open the sum; no model where no upload came, so that there is none to open."""
-        if not self._added:
+        """Open the sum and return the aggregated model; no model if no upload was added."""
+        if not self._num_added:
             return AggregationResult(None)
-        exchange = self._current
+        secure_round = self._current
         try:
-            with _giving_up():
-                aggregate = exchange.open(self._reference)
+            with _abort_on_error():
+                decoded = secure_round.open(self._reference)
         finally:
-            self.retried += exchange.retried
-        self._exchange = None
+            self.retried += secure_round.retried
+        self._secure_round = None
         return AggregationResult(
-            to_arrays(aggregate.arrays),
-            exchange.lost(),
-            metrics=aggregate.metrics,
-            clipped=aggregate.clipped,
-            clipped_metrics=aggregate.clipped_metrics,
+            to_arrays(decoded.arrays),
+            secure_round.lost_clients(),
+            metrics=decoded.metrics,
+            clipped=decoded.clipped,
+            clipped_metrics=decoded.clipped_metrics,
         )
 
     @property
-    def _current(self) -> Exchange:
-        if self._exchange is None:
-            raise RuntimeError("no round was begun")
-        return self._exchange
+    def _current(self) -> SecureRound:
+        if self._secure_round is None:
+            raise RuntimeError("no round has begun; call begin() first")
+        return self._secure_round
 
-    def _begun(self, context: RoundContext, clients: Sequence[int], grid: Grid) -> Exchange:
+    def _make_round(self, context: RoundContext, clients: Sequence[int], grid: Grid) -> SecureRound:
         settings, codec = self._settings, self._codec
         if settings.protocol.startswith("secagg"):
             server = MaskedSum(codec=codec, context=context, settings=settings, clients=clients)
-            return MaskedRound(server, Mail(grid, self._clients), before_opening=self._opening)
+            return MaskedRound(
+                server, QueryChannel(grid, self._clients), record_opening=self._record_opening
+            )
         leader = Leader(
             codec=codec,
             context=context,
@@ -163,53 +185,53 @@ class SecureAggregator(Aggregator[SealedReply]):
             clients=clients,
             min_clients=settings.min_clients,
         )
-        mail = Mail(grid, self._helpers)
-        return SharedRound(
+        helpers = QueryChannel(grid, self._helpers)
+        return AdditiveRound(
             leader,
-            self._greeted(mail),
-            mail,
+            self._helper_keys(helpers),
+            helpers,
             timeout=settings.combine_timeout_s,
             retries=settings.combine_retries,
-            before_opening=self._opening,
+            record_opening=self._record_opening,
         )
 
-    def _opening(self, clients: Iterable[int]) -> None:
-        self._openings.about_to_open(self._round, clients)
+    def _record_opening(self, clients: Iterable[int]) -> None:
+        self._openings.record_opening(self._round_number, clients)
 
-    def _greeted(self, mail: Mail) -> dict[int, HelloReply]:
-        """Return the helpers' keys of this run, which are asked for once."""
-        if self._hellos is not None:
-            return self._hellos
+    def _helper_keys(self, helpers: QueryChannel) -> dict[int, HelloReply]:
+        """Return the helpers' keys of this run; they are queried once."""
+        if self._hello_replies is not None:
+            return self._hello_replies
         hello = Hello(
             run_id=self._run_id,
             params=self._settings.digest(),
             min_clients=self._settings.min_clients,
         )
         hellos: dict[int, HelloReply] = {}
-        for helper, reply in mail.insist(
+        for helper, reply in helpers.query_with_retries(
             HELLO,
             dict.fromkeys(self._helpers, hello),
             HelloReply,
             timeout=self._settings.combine_timeout_s,
             retries=self._settings.combine_retries,
-            on_retry=self._count,
+            on_retry=self._count_retries,
         ):
             if (reply.helper, reply.run_id) != (helper, self._run_id):
                 raise ContextMismatchError(
                     f"helper {helper} answered as helper {reply.helper} of run {reply.run_id!r}"
                 )
             hellos[helper] = reply
-        self._hellos = hellos
+        self._hello_replies = hellos
         return hellos
 
-    def _count(self, questions: int) -> None:
-        self.retried += questions
+    def _count_retries(self, queries: int) -> None:
+        self.retried += queries
 
 
 @contextmanager
-def _giving_up() -> Iterator[None]:
-    """Turn the protocol's errors into the end of the round."""
+def _abort_on_error() -> Iterator[None]:
+    """Turn an error of the protocol into RoundAbortedError."""
     try:
         yield
     except SecureAggregationError as error:
-        raise RoundAbortedError(named(error)) from error
+        raise RoundAbortedError(error_text(error)) from error

@@ -1,4 +1,4 @@
-"""Where the leader keeps the shares it has added, until no client can be dropped any more."""
+"""Storage of the shares that the leader has added, until no client can be dropped any more."""
 
 import tempfile
 from typing import Protocol
@@ -9,10 +9,10 @@ from fedsim.secagg.encoding import Ring
 
 
 class ShareArchive(Protocol):
-    """Keeps each client's share."""
+    """Stores each client's share, ring elements (d,)."""
 
     def keep(self, client: int, share: Ring) -> None:
-        """Keep the share of a client."""
+        """Store the share of a client."""
         ...
 
     def recall(self, client: int) -> Ring:
@@ -20,18 +20,18 @@ class ShareArchive(Protocol):
         ...
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Discard all shares."""
         ...
 
 
 class MemoryArchive:
-    """Keeps references: no copy, no time, as much memory as the replies themselves."""
+    """Stores references: no copies, but every share stays in memory."""
 
     def __init__(self) -> None:
         self._shares: dict[int, Ring] = {}
 
     def keep(self, client: int, share: Ring) -> None:
-        """Keep a reference to the share."""
+        """Store a reference to the share."""
         self._shares[client] = share
 
     def recall(self, client: int) -> Ring:
@@ -39,12 +39,12 @@ class MemoryArchive:
         return self._shares[client]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Discard all shares."""
         self._shares.clear()
 
 
 class FileArchive:
-    """Writes shares to a temporary file without a name: memory stays O(d) for any clients."""
+    """Writes shares to a temporary file without a name; memory stays O(d)."""
 
     def __init__(self, directory: str | None = None) -> None:
         self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115  # lives as long as self

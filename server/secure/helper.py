@@ -1,7 +1,7 @@
-"""A helper: opens the seeds that clients sealed to it, and answers once for each round.
+"""A helper of additive sharing: opens the clients' seeds and releases one sum for each round.
 
-A pure state machine without network; its state is a dict of plain values, so that it can be kept
-wherever the node keeps its state.
+A pure state machine without network. Its state is a dictionary of plain values, which the node
+stores.
 """
 
 import hashlib
@@ -36,20 +36,20 @@ from fedsim.secagg.messages import (
 from fedsim.secagg.prg import SEED_BYTES, SeedExpander
 from fedsim.secagg.settings import SecureAggregationSettings
 
-Plain = str | int | bytes | list[str]
+_Plain = str | int | bytes | list[str]
 
 
 @dataclass(frozen=True)
 class HelperState:
-    """All that a helper remembers. `answered` is the last round it released a sum for.
+    """The stored state of a helper; the names of its fields are part of the stored record.
 
     Attributes:
-        run_id: the run, "" before the first hello.
-        private_key: 32 bytes.
-        min_clients: the larger of the helper's own and the leader's.
-        answered: last answered round, 0 before the first.
-        question: digest of the request answered in that round.
-        past: earlier runs; they never come back, because their answers are forgotten.
+        run_id: name of the run, "" before the first hello.
+        private_key: private sealing key of the run, 32 bytes.
+        min_clients: the larger of the helper's and the leader's `min_clients`.
+        answered: last round whose sum was released, 0 before the first.
+        question: digest of the request of that round.
+        past: names of earlier runs, which are refused: their answers are forgotten.
     """
 
     run_id: str = ""
@@ -59,8 +59,8 @@ class HelperState:
     question: str = ""
     past: tuple[str, ...] = ()
 
-    def to_record(self) -> dict[str, Plain]:
-        """Return the state as plain values. It holds the private key: keep it where it is."""
+    def to_record(self) -> dict[str, _Plain]:
+        """Return the state as plain values; it holds the private key, so keep it on the node."""
         return {
             "run_id": self.run_id,
             "private_key": self.private_key,
@@ -72,7 +72,7 @@ class HelperState:
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> Self:
-        """Read a state back.
+        """Return the state of a stored record.
 
         Raises:
             WireError: a field is missing or of the wrong type.
@@ -91,16 +91,16 @@ class Helper:
 
     Guarantee: for each round at most one sum leaves the helper, never for fewer than `min_clients`
     clients, only over envelopes that were sealed for exactly this run, round, model and layout.
-    Asked the same again it gives the same answer; asked differently it refuses, because two sums of
-    one round differ by single clients. Rounds never go back. What it sees are seeds, which are
-    independent of every update, and who took part.
+    The same request gets the same answer. Another request for the same round is refused, because
+    the difference of two sums reveals single updates. Earlier rounds are refused. The helper sees
+    the participants and their seeds, which are independent of every update.
 
     Args:
-        helper: this helper's number, ≥ 1 (the leader is 0).
-        settings: its own settings; the leader can raise `min_clients` and change nothing else.
-        state: what it remembers; None before the first hello.
-        identity: a lasting key, which clients can pin and which signs the key of every run; None
-            for a helper that nobody can tell from another.
+        helper: number of this helper, ≥ 1 (the leader is 0).
+        settings: the helper's own settings; the leader can only raise `min_clients`.
+        state: stored state; None before the first hello.
+        identity: lasting key, which clients can pin and which signs the key of every run; None for
+            a helper without a lasting identity.
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class Helper:
     def hello(self, hello: Hello) -> HelloReply:
         """Begin a run, or return the key of the run that has begun.
 
-        Every run has a new key, also under a lasting identity: a helper that lost its memory has
-        lost the key to earlier envelopes with it, and an earlier run is over for good.
+        Every run has a new sealing key, also under a lasting identity. A helper that lost its state
+        therefore cannot open earlier envelopes, and an ended run cannot resume.
 
         Raises:
-            ReplayError: a run that is over.
-            ContextMismatchError: the leader's parameters are not the helper's own.
-            PublicKeyError: the helper is not the one that its own settings pin.
+            ReplayError: the run has ended.
+            ContextMismatchError: the leader's parameters differ from the helper's.
+            PublicKeyError: the helper's key is not the one that its own settings pin.
         """
         self._check_pin()
         if hello.params != self._settings.digest():
@@ -136,7 +136,7 @@ class Helper:
             )
         if not hello.run_id or hello.run_id in self.state.past:
             raise ReplayError(
-                f"run {hello.run_id!r} of helper {self.helper} is over; start a run of another name"
+                f"run {hello.run_id!r} of helper {self.helper} has ended; use another run name"
             )
         if hello.run_id != self.state.run_id:
             over = (self.state.run_id,) if self.state.run_id else ()
@@ -156,20 +156,20 @@ class Helper:
         return replace(reply, identity=self._identity.public, signature=signature)
 
     def combine(self, request: CombineRequest) -> CombineReply:
-        """Answer a request: rejected clients, or this helper's share of the sum.
+        """Return the rejected clients, or this helper's share of the sum.
 
         Raises:
             ReplayError: another run, or an earlier round.
-            AlreadyAnsweredError: this round was answered for something else.
+            AlreadyAnsweredError: another request for this round was answered.
             TooFewClientsError: fewer than `min_clients` clients.
             DuplicateClientError: a client occurs twice.
-            WireError: clients and envelopes do not pair up, or nonsense lengths.
+            WireError: clients and envelopes differ in number, or the length is below 1.
         """
         self._check(request)
         question = _digest(request)
         if request.release:
             self._check_unanswered(request, question)
-        seeds, rejected = self._open(request)
+        seeds, rejected = self._open_envelopes(request)
         if rejected or not request.release:
             return CombineReply(
                 helper=self.helper,
@@ -181,7 +181,7 @@ class Helper:
         return self._release(request, seeds)
 
     def _check_pin(self) -> None:
-        """Say at once what every client would refuse."""
+        """Check the pin before the run; every client would refuse another key later."""
         pins = self._settings.helper_key_fingerprints
         if not pins:
             return
@@ -202,13 +202,13 @@ class Helper:
         if not self.state.run_id or request.run_id != self.state.run_id:
             raise ReplayError(
                 f"helper {self.helper} is in run {self.state.run_id!r}, the request in "
-                f"{request.run_id!r}; say hello first",
+                f"{request.run_id!r}; send a Hello first",
                 **where,
             )
         if request.server_round < max(self.state.answered, 1):
             raise ReplayError(
-                f"helper {self.helper} has answered round {self.state.answered} and does not go "
-                "back; go on with a later round",
+                f"helper {self.helper} has answered round {self.state.answered} and refuses "
+                "earlier ones; continue with a later round",
                 **where,
             )
         if len(request.clients) != len(request.envelopes) or request.length < 1:
@@ -233,11 +233,11 @@ class Helper:
         if request.server_round == self.state.answered and question != self.state.question:
             raise AlreadyAnsweredError(
                 f"helper {self.helper} has answered this round for another set of clients, model "
-                "or attempt; a second sum would reveal single updates. Go on with the next round",
+                "or attempt; a second sum would reveal single updates. Continue with a later round",
                 round_number=request.server_round,
             )
 
-    def _open(self, request: CombineRequest) -> tuple[list[bytes], list[int]]:
+    def _open_envelopes(self, request: CombineRequest) -> tuple[list[bytes], list[int]]:
         key = SealingKey.from_bytes(self.state.private_key)
         seeds: list[bytes] = []
         rejected: list[int] = []
@@ -284,7 +284,7 @@ class Helper:
 
 
 def _digest(request: CombineRequest) -> str:
-    """Return the SHA-256 of everything that the released sum depends on, in any client order."""
+    """Return the SHA-256 of all inputs of the released sum; the order of clients does not count."""
     fields = [request.round_nonce, request.layout.encode(), request.model.encode()]
     fields.append(str(request.length).encode())
     for client, envelope in sorted(zip(request.clients, request.envelopes, strict=True)):

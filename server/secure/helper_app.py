@@ -1,4 +1,4 @@
-"""A helper node as a Flower ClientApp: it opens seeds that clients sealed to it, and sums them."""
+"""A helper node as a Flower ClientApp."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from fedsim.protocol.roll_call import (
     NodeIdentity,
     roll_call_reply,
 )
-from fedsim.protocol.secure import COMBINE, HELLO, answer, from_records
+from fedsim.protocol.secure import COMBINE, HELLO, from_records, make_reply
 from fedsim.secagg import wire
 from fedsim.secagg.errors import SecureAggregationError
 from fedsim.secagg.identity import IdentityKey
@@ -18,7 +18,7 @@ from fedsim.secagg.messages import CombineRequest, Hello
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.secure.helper import Helper, HelperState
 
-STATE = "secagg-helper"
+HELPER_STATE_RECORD = "secagg-helper"
 
 
 def make_helper_app(
@@ -26,17 +26,17 @@ def make_helper_app(
     number_of: Callable[[Context], int],
     identity_of: Callable[[Context], IdentityKey | None] = lambda _: None,
 ) -> ClientApp:
-    """Return the app of a node that is an aggregator beside the server.
+    """Return the app of a helper node.
 
-    Guarantee: what the helper remembers is written to `Context.state` before its answer leaves,
-    and errors are answered, not raised, since an engine may throw the state of an app away that
-    raised, and with it that a round was answered.
+    Guarantee: the helper's state is in `Context.state` before its reply leaves. Errors are replies
+    and are not raised: an engine may discard the state of an app that raised, and with it the
+    record of an answered round.
 
     Args:
         settings: the helper's own settings.
-        number_of: the number of the helper, ≥ 1, that a node is.
-        identity_of: a node's lasting key, which signs the key of every run; read at the hello.
-            May raise SecureAggregationError, which is answered.
+        number_of: returns the helper number of a node, ≥ 1.
+        identity_of: returns the lasting key of a node, which signs the key of every run; called at
+            the hello. Its SecureAggregationError becomes the reply.
     """
     app = ClientApp()
 
@@ -46,7 +46,7 @@ def make_helper_app(
 
     @app.query(HELLO)
     def hello(message: Message, context: Context) -> Message:
-        return _answered(
+        return _answer(
             lambda: Helper(
                 helper=number_of(context),
                 settings=settings,
@@ -60,30 +60,30 @@ def make_helper_app(
 
     @app.query(COMBINE)
     def combine(message: Message, context: Context) -> Message:
-        return _answered(
+        return _answer(
             lambda: Helper(helper=number_of(context), settings=settings, state=_state(context)),
             lambda helper: helper.combine(from_records(CombineRequest, message.content)),
             message,
             context,
         )
 
-    def _answered(
-        restored: Callable[[], Helper],
-        ask: Callable[[Helper], object],
+    def _answer(
+        restore: Callable[[], Helper],
+        handle: Callable[[Helper], object],
         message: Message,
         context: Context,
     ) -> Message:
         try:
-            helper = restored()
-            reply = ask(helper)
-            context.state[STATE] = ConfigRecord({**helper.state.to_record()})
+            helper = restore()
+            reply = handle(helper)
+            context.state[HELPER_STATE_RECORD] = ConfigRecord({**helper.state.to_record()})
         except SecureAggregationError as error:
-            reply = wire.refuse(error)
-        return answer(reply, message)
+            reply = wire.to_refusal(error)
+        return make_reply(reply, message)
 
     return app
 
 
 def _state(context: Context) -> HelperState | None:
-    record = context.state.config_records.get(STATE)
+    record = context.state.config_records.get(HELPER_STATE_RECORD)
     return None if record is None else HelperState.from_record(dict(record))

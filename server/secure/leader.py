@@ -1,21 +1,21 @@
-"""The leader: adds up the clients' shares as they come, and opens the sum with the helpers.
+"""The leader of additive sharing: adds the clients' shares and opens the sum with the helpers.
 
-A pure state machine; who carries the messages is not its business:
+A pure state machine; the caller transports the messages:
 
-    leader.add(upload)                      for every upload that came
-    while not leader.complete:
-        for request in leader.requests():   ask request's helper, by its number
+    leader.add(upload)                                     for every upload
+    while not leader.is_complete:
+        for helper, request in leader.requests().items():  send the request to the helper
             leader.take(reply)
-    aggregate = leader.open(reference=model)
+    decoded = leader.open(reference=model)
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fedsim.secagg.additive_info import share_info, total_info
+from fedsim.secagg.additive_info import leader_share_info, total_info
 from fedsim.secagg.context import RoundContext, set_digest
-from fedsim.secagg.digests import add_checked
+from fedsim.secagg.digests import verify_and_add
 from fedsim.secagg.encoding import Ring
 from fedsim.secagg.errors import (
     AggregatorUnavailableError,
@@ -29,7 +29,7 @@ from fedsim.secagg.errors import (
     TooFewClientsError,
     WireError,
 )
-from fedsim.secagg.layout import Arrays
+from fedsim.secagg.layout import NamedArrays
 from fedsim.secagg.messages import (
     CombineReply,
     CombineRequest,
@@ -37,29 +37,28 @@ from fedsim.secagg.messages import (
     RoundOffer,
     Upload,
 )
-from fedsim.secagg.payload import Aggregate, PayloadCodec
+from fedsim.secagg.payload import DecodedSum, PayloadCodec
 from fedsim.server.secure.archive import MemoryArchive, ShareArchive
 
 
 class Leader:
-    """One round of additive secret sharing, seen from the server.
+    """One round of additive secret sharing on the server.
 
-    Guarantee: `open` returns the exact sum over the surviving clients, or an error is raised; in
-    no order of arrival and after no fault another model. Without helpers (`quantized`) the uploads
-    are plain, the numbers the same.
+    Guarantee: `open` returns the exact sum over the surviving clients, or raises. The order of
+    arrival and faults never give another model. Without helpers (`quantized`) the uploads are in
+    clear and the numbers are the same.
 
-    The running sum costs O(d). A client whose envelope a helper rejects must be taken out again, so
-    its share is needed once more: `archive` keeps shares until every helper has agreed. In memory
-    they are references to replies; `FileArchive` keeps memory at O(d). Not keeping them would let
-    a single bad envelope end the round for all.
+    If a helper rejects a client's envelope, the leader subtracts the client's share again: one bad
+    envelope does not end the round. `archive` stores the shares for that until every helper has
+    agreed. `MemoryArchive` holds references to the replies, `FileArchive` needs memory O(d).
 
     Args:
-        codec: the payload.
-        context: the round; its nonce must be fresh.
-        helpers: the helpers' numbers, each ≥ 1; empty for the control arm.
-        clients: who was asked.
-        min_clients: fewest clients whose sum is opened.
-        archive: where shares are kept; None for memory.
+        codec: payload codec.
+        context: context of the round, with a fresh nonce.
+        helpers: numbers of the helpers, each ≥ 1; empty for the control arm.
+        clients: numbers of the clients of the round.
+        min_clients: smallest number of clients in a sum.
+        archive: storage of the shares; None for memory.
     """
 
     def __init__(
@@ -75,13 +74,13 @@ class Leader:
         self._codec = codec
         self._context = context
         self._helpers = tuple(helpers)
-        self._asked = set(clients)
+        self._invited = set(clients)
         self._min_clients = min_clients
         self._archive = MemoryArchive() if archive is None else archive
         self._total: Ring = np.zeros(codec.length, codec.encoder.dtype)
         self._envelopes: dict[int, tuple[bytes, ...]] = {}
-        self._agreed: set[int] = set()
-        self._answered: set[int] = set()
+        self._agreed_helpers: set[int] = set()
+        self._summed_helpers: set[int] = set()
         self.rejected: dict[int, str] = {}
 
     @property
@@ -90,14 +89,18 @@ class Leader:
         return sorted(self._envelopes)
 
     @property
-    def complete(self) -> bool:
-        """Whether every helper has answered."""
-        return self._answered == set(self._helpers)
+    def is_complete(self) -> bool:
+        """Whether every helper has sent its share of the sum."""
+        return self._summed_helpers == set(self._helpers)
 
     def offer(self, hellos: Mapping[int, HelloReply]) -> RoundOffer:
-        """Return what clients need to know, with what each helper said of itself."""
+        """Return the offer of the round.
+
+        Args:
+            hellos: reply of each helper to the hello, by its number.
+        """
         context = self._context
-        said = [hellos[helper] for helper in self._helpers]
+        replies = [hellos[helper] for helper in self._helpers]
         return RoundOffer(
             run_id=context.run_id,
             round_nonce=context.round_nonce,
@@ -106,24 +109,24 @@ class Leader:
             params=context.params,
             model=context.model,
             helpers=self._helpers,
-            helper_keys=tuple(one.public_key for one in said),
-            helper_identities=tuple(one.identity for one in said),
-            helper_signatures=tuple(one.signature for one in said),
+            helper_keys=tuple(reply.public_key for reply in replies),
+            helper_identities=tuple(reply.identity for reply in replies),
+            helper_signatures=tuple(reply.signature for reply in replies),
         )
 
     def add(self, upload: Upload) -> None:
-        """Add the share of a client; what raises is left out of the sum.
+        """Add the share of a client; an upload that raises is not in the sum.
 
         Raises:
-            DuplicateClientError: it came before (the first upload is kept).
+            DuplicateClientError: a second upload of the client (the first one counts).
             ReplayError, ContextMismatchError: another round, model or client.
             LayoutMismatchError, WireError, ShareMismatchError: malformed or damaged.
         """
         self._check(upload)
-        add_checked(
+        verify_and_add(
             self._total,
             upload.share,
-            share_info(self._context, upload.client),
+            leader_share_info(self._context, upload.client),
             upload.tag,
             what="the upload",
             client=upload.client,
@@ -133,41 +136,41 @@ class Leader:
             self._archive.keep(upload.client, upload.share)
 
     def requests(self) -> dict[int, CombineRequest]:
-        """Return what to ask which helper now; nothing when complete.
+        """Return the next request to each helper, by its number; empty when complete.
 
-        With one helper it is the sum. With more, all first say whom they reject: a helper that has
-        answered for one set of clients answers for no other.
+        One helper is asked for its sum at once. With more helpers, all first list the envelopes
+        that do not open: a helper that has released the sum of one client set releases no other.
 
         Raises:
             TooFewClientsError: fewer than `min_clients` clients are left.
         """
         self._check_enough()
-        if len(self._helpers) > 1 and self._agreed != set(self._helpers):
-            pending, release = set(self._helpers) - self._agreed, False
+        if len(self._helpers) > 1 and self._agreed_helpers != set(self._helpers):
+            pending, release = set(self._helpers) - self._agreed_helpers, False
         else:
-            pending, release = set(self._helpers) - self._answered, True
+            pending, release = set(self._helpers) - self._summed_helpers, True
         return {helper: self._request(helper, release) for helper in sorted(pending)}
 
     def take(self, reply: CombineReply) -> None:
         """Take a helper's reply: drop the clients it rejects, or add its share of the sum.
 
         Raises:
-            ReplayError, ContextMismatchError, WireError: a reply that does not belong here.
-            ShareMismatchError: summed over other clients, or damaged.
-            EnvelopeError: a rejection after another helper has answered; the round is lost.
+            ReplayError, ContextMismatchError, WireError: a reply of another attempt or helper.
+            ShareMismatchError: the sum is of other clients, or damaged.
+            EnvelopeError: a rejection after another helper released its sum; the round is lost.
         """
         where = {"round_number": self._context.server_round}
         if reply.round_nonce != self._context.round_nonce:
             raise ReplayError(f"helper {reply.helper} answered another attempt", **where)
-        if reply.helper not in self._helpers or reply.helper in self._answered:
-            raise ContextMismatchError(f"no answer of helper {reply.helper} is awaited", **where)
+        if reply.helper not in self._helpers or reply.helper in self._summed_helpers:
+            raise ContextMismatchError(f"no answer of helper {reply.helper} is expected", **where)
         if reply.rejected:
-            self._drop(reply)
+            self._drop_rejected(reply)
         if not reply.released:
-            self._agreed.add(reply.helper)
+            self._agreed_helpers.add(reply.helper)
             return
         self._check_total(reply)
-        add_checked(
+        verify_and_add(
             self._total,
             reply.total,
             total_info(self._context, reply.helper),
@@ -175,43 +178,45 @@ class Leader:
             what=f"the share of helper {reply.helper}",
             client=None,
         )
-        self._answered.add(reply.helper)
-        if self.complete:
+        self._summed_helpers.add(reply.helper)
+        if self.is_complete:
             self._archive.clear()
 
-    def open(self, *, reference: Arrays | None) -> Aggregate:
-        """Return the aggregate.
+    def open(self, *, reference: NamedArrays | None) -> DecodedSum:
+        """Return the decoded sum.
 
         Args:
-            reference: the model that the clients started from; None when they sent parameters.
+            reference: the model of the requests; None if clients sent parameters.
 
         Raises:
-            AggregatorUnavailableError: a helper has not answered.
+            AggregatorUnavailableError: a helper has not sent its share.
             TooFewClientsError, ShareMismatchError, ZeroWeightError: see `PayloadCodec.decode`.
         """
         self._check_enough()
-        if not self.complete:
-            silent = sorted(set(self._helpers) - self._answered)
+        if not self.is_complete:
+            silent = sorted(set(self._helpers) - self._summed_helpers)
             raise AggregatorUnavailableError(
                 f"helpers {silent} gave no share of the sum, and all of them are needed; "
-                "see that they run, then repeat the round",
+                "check that they run, then repeat the round",
                 round_number=self._context.server_round,
                 helpers=silent,
             )
-        return self._codec.decode(self._total, clients=len(self._envelopes), reference=reference)
+        return self._codec.decode(
+            self._total, num_clients=len(self._envelopes), reference=reference
+        )
 
     def _check(self, upload: Upload) -> None:
         context, client = self._context, upload.client
         where = {"round_number": context.server_round, "client": client}
         if client in self._envelopes:
             raise DuplicateClientError("it has uploaded before; the first upload counts", **where)
-        if client not in self._asked:
+        if client not in self._invited:
             raise ContextMismatchError("it was not asked in this round", **where)
         if upload.round_nonce != context.round_nonce:
             raise ReplayError("the upload is of another round or attempt", **where)
         if upload.model != context.model:
             raise ContextMismatchError("it started from another model", **where)
-        if self._agreed or self._answered:
+        if self._agreed_helpers or self._summed_helpers:
             raise ProtocolOrderError("it came after the helpers were asked", **where)
         if len(upload.envelopes) != len(self._helpers):
             raise WireError(
@@ -245,9 +250,9 @@ class Leader:
             envelopes=tuple(self._envelopes[client][place] for client in self.clients),
         )
 
-    def _drop(self, reply: CombineReply) -> None:
+    def _drop_rejected(self, reply: CombineReply) -> None:
         where = {"round_number": self._context.server_round}
-        if self._answered or reply.released:
+        if self._summed_helpers or reply.released:
             raise EnvelopeError(
                 f"helper {reply.helper} rejects clients {list(reply.rejected)} after a sum with "
                 "them was released; the round is lost, repeat it",
@@ -265,8 +270,8 @@ class Leader:
         agrees = reply.clients == set_digest(self.clients) and reply.count == len(self.clients)
         if not agrees:
             raise ShareMismatchError(
-                f"helper {reply.helper} summed {reply.count} clients, but the {len(self.clients)} "
-                "of the leader are others; repeat the round",
+                f"helper {reply.helper} summed {reply.count} clients, which are not the "
+                f"{len(self.clients)} clients of the leader; repeat the round",
                 **where,
             )
         _check_vector(reply.total, self._codec, **where)

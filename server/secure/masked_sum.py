@@ -2,9 +2,9 @@
 
     keys -> rosters -> shares -> envelopes -> masked payloads -> unmask requests -> shares -> sum
 
-A pure state machine. A client that stays out of a stage stays out of the following ones. Threat
-model: the server follows the protocol (semi-honest); clients check what a deviating server could
-gain most from, see `fedsim.clients.secure.masked_upload`.
+A pure state machine. A client that misses a stage drops out of the following stages. Threat model:
+the server follows the protocol (semi-honest). Clients check the requests by which a deviating
+server could learn most, see `fedsim.clients.secure.masked_upload`.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from fedsim.secagg.context import RoundContext
-from fedsim.secagg.digests import add_checked
+from fedsim.secagg.digests import verify_and_add
 from fedsim.secagg.encoding import Ring
 from fedsim.secagg.errors import (
     ContextMismatchError,
@@ -24,8 +24,8 @@ from fedsim.secagg.errors import (
     WireError,
 )
 from fedsim.secagg.graph import NeighbourGraph
-from fedsim.secagg.hpke import check_distinct, checked_public_key
-from fedsim.secagg.layout import Arrays
+from fedsim.secagg.hpke import check_distinct, load_public_key
+from fedsim.secagg.layout import NamedArrays
 from fedsim.secagg.messages import (
     KeysReply,
     MaskedReply,
@@ -37,7 +37,7 @@ from fedsim.secagg.messages import (
     UnmaskRequest,
 )
 from fedsim.secagg.pairwise import masked_info
-from fedsim.secagg.payload import Aggregate, PayloadCodec
+from fedsim.secagg.payload import DecodedSum, PayloadCodec
 from fedsim.secagg.prg import SeedExpander
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.secure.recovery import Recovery
@@ -47,17 +47,17 @@ _STAGES = ("keys", "shares", "masked", "unmask")
 
 
 class MaskedSum:
-    """One round of SecAgg or SecAgg+, seen from the server.
+    """One round of SecAgg or SecAgg+ on the server.
 
-    Guarantee: `open` returns the exact sum over the clients whose masked payload came, or an error
-    is raised. Recovered secrets are checked against public keys and commitments, so a wrong share
-    names its owner and never reaches the model.
+    Guarantee: `open` returns the exact sum over the clients whose masked payload arrived, or
+    raises. Recovered secrets are checked against public keys and commitments: a wrong share is
+    reported with its owner and never reaches the model.
 
     Args:
-        codec: the payload.
-        context: the round; its nonce must be fresh.
+        codec: payload codec.
+        context: context of the round, with a fresh nonce.
         settings: protocol, threshold or fractions, min_clients, prg.
-        clients: who was asked.
+        clients: numbers of the clients of the round.
     """
 
     def __init__(
@@ -71,30 +71,30 @@ class MaskedSum:
         self._codec = codec
         self._context = context
         self._settings = settings
-        self._asked = set(clients)
+        self._invited = set(clients)
         self._stage = _KEYS
         self._keys: dict[int, KeysReply] = {}
         self._shares: dict[int, SharesReply] = {}
-        self._paired: dict[int, tuple[int, ...]] = {}
-        self._masked: set[int] = set()
-        self._unmasked: dict[int, UnmaskReply] = {}
+        self._mask_peers: dict[int, tuple[int, ...]] = {}
+        self._summed: set[int] = set()
+        self._unmask_replies: dict[int, UnmaskReply] = {}
         self._total: Ring = np.zeros(codec.length, codec.encoder.dtype)
         self._graph: NeighbourGraph | None = None
 
     @property
     def clients(self) -> list[int]:
         """The clients in the sum, in ascending order."""
-        return sorted(self._masked)
+        return sorted(self._summed)
 
     @property
     def graph(self) -> NeighbourGraph:
-        """Who masks with whom, known after `rosters`."""
+        """The graph of the clients that share masks, known after `rosters`."""
         if self._graph is None:
-            raise ProtocolOrderError("the graph is drawn when the keys are closed; call rosters()")
+            raise ProtocolOrderError("the graph is drawn by rosters(); call it first")
         return self._graph
 
     def offer(self) -> RoundOffer:
-        """Return what clients need to know of the round."""
+        """Return the offer of the round."""
         context = self._context
         return RoundOffer(
             run_id=context.run_id,
@@ -112,11 +112,13 @@ class MaskedSum:
 
         Raises:
             PublicKeyError: malformed, of low order, or not distinct.
-            DuplicateClientError, ContextMismatchError, ProtocolOrderError: not its turn.
+            DuplicateClientError: the client sent its keys before.
+            ContextMismatchError: the client was not asked in this stage.
+            ProtocolOrderError: the round is at another stage.
         """
-        self._expect(reply.client, _KEYS, self._asked, self._keys)
-        checked_public_key(reply.sealing_key, owner=reply.client)
-        checked_public_key(reply.masking_key, owner=reply.client)
+        self._check_turn(reply.client, _KEYS, self._invited, self._keys)
+        load_public_key(reply.sealing_key, owner=reply.client)
+        load_public_key(reply.masking_key, owner=reply.client)
         known = [
             key for each in self._keys.values() for key in (each.sealing_key, each.masking_key)
         ]
@@ -124,12 +126,12 @@ class MaskedSum:
         self._keys[reply.client] = reply
 
     def rosters(self) -> dict[int, Roster]:
-        """Close the keys, draw the graph and return each client's neighbours and their keys.
+        """End the stage of keys, draw the graph and return each client's roster.
 
         Raises:
-            TooFewClientsError, ThresholdError: no sum can come of this round.
+            TooFewClientsError, ThresholdError: too few clients sent keys.
         """
-        self._advance(_KEYS)
+        self._close_stage(_KEYS)
         self._check_enough(len(self._keys))
         self._graph = graph = NeighbourGraph.for_round(self._settings, list(self._keys))
         return {client: self._roster(graph, client) for client in graph.clients}
@@ -139,9 +141,9 @@ class MaskedSum:
 
         Raises:
             WireError: not exactly one envelope for each neighbour.
-            DuplicateClientError, ContextMismatchError, ProtocolOrderError: not its turn.
+            DuplicateClientError, ContextMismatchError, ProtocolOrderError: as `take_keys`.
         """
-        self._expect(reply.client, _SHARES, self._keys, self._shares)
+        self._check_turn(reply.client, _SHARES, self._keys, self._shares)
         neighbours = self.graph.neighbours[reply.client]
         if reply.receivers != neighbours or len(reply.envelopes) != len(neighbours):
             raise WireError(
@@ -152,31 +154,31 @@ class MaskedSum:
         self._shares[reply.client] = reply
 
     def mask_requests(self) -> dict[int, MaskRequest]:
-        """Close the shares and return, for each client, the envelopes of its neighbours.
+        """End the stage of shares and return, for each client, the envelopes of its neighbours.
 
         A client with fewer holders than the threshold is left out: its secrets could not be
         recovered.
 
         Raises:
-            ThresholdError, TooFewClientsError: too many are gone.
+            ThresholdError, TooFewClientsError: too many clients dropped out.
         """
-        self._advance(_SHARES)
+        self._close_stage(_SHARES)
         alive = self._with_enough_holders()
         self._check_enough(len(alive))
         for client in sorted(alive):
-            self._paired[client] = tuple(
+            self._mask_peers[client] = tuple(
                 peer for peer in self.graph.neighbours[client] if peer in alive
             )
-        return {client: self._mask_request(client) for client in self._paired}
+        return {client: self._mask_request(client) for client in self._mask_peers}
 
     def take_masked(self, reply: MaskedReply) -> None:
         """Add the masked payload of a client to the sum.
 
         Raises:
             LayoutMismatchError, ShareMismatchError: malformed or damaged.
-            DuplicateClientError, ContextMismatchError, ProtocolOrderError: not its turn.
+            DuplicateClientError, ContextMismatchError, ProtocolOrderError: as `take_keys`.
         """
-        self._expect(reply.client, _MASKED, self._paired, self._masked)
+        self._check_turn(reply.client, _MASKED, self._mask_peers, self._summed)
         if reply.masked.shape != self._total.shape or reply.masked.dtype != self._total.dtype:
             raise LayoutMismatchError(
                 f"expected {self._total.dtype}[{len(self._total)}], "
@@ -184,7 +186,7 @@ class MaskedSum:
                 round_number=self._context.server_round,
                 client=reply.client,
             )
-        add_checked(
+        verify_and_add(
             self._total,
             reply.masked,
             masked_info(self._context, reply.client),
@@ -192,53 +194,56 @@ class MaskedSum:
             what="the masked payload",
             client=reply.client,
         )
-        self._masked.add(reply.client)
+        self._summed.add(reply.client)
 
     def unmask_requests(self) -> dict[int, UnmaskRequest]:
-        """Close the payloads and ask each of their senders for the shares that unmask the sum.
+        """End the stage of payloads and return each client's request for unmasking shares.
 
         Raises:
             TooFewClientsError: fewer than `min_clients` payloads.
-            ThresholdError: a secret has fewer living holders than the threshold.
+            ThresholdError: a secret has fewer holders in the sum than the threshold.
         """
-        self._advance(_MASKED)
-        self._check_enough(len(self._masked))
-        self._recovery().check_possible()
+        self._close_stage(_MASKED)
+        self._check_enough(len(self._summed))
+        self._recovery().check_holders()
         return {client: self._unmask_request(client) for client in self.clients}
 
     def take_unmask(self, reply: UnmaskReply) -> None:
-        """Take the shares that a client holds.
+        """Take the unmasking shares of a client.
 
         Raises:
-            WireError: it answers something else than it was asked.
-            DuplicateClientError, ContextMismatchError, ProtocolOrderError: not its turn.
+            WireError: the reply does not match the request.
+            DuplicateClientError, ContextMismatchError, ProtocolOrderError: as `take_keys`.
         """
-        self._expect(reply.client, _UNMASK, self._masked, self._unmasked)
+        self._check_turn(reply.client, _UNMASK, self._summed, self._unmask_replies)
         asked = self._unmask_request(reply.client)
         answered = (reply.active, reply.dead, len(reply.seed_shares), len(reply.key_shares))
         if answered != (asked.active, asked.dead, len(asked.active), len(asked.dead)):
             raise WireError(
-                "it answered for other clients than it was asked for",
+                "it sent shares of other clients than those requested",
                 round_number=self._context.server_round,
                 client=reply.client,
             )
-        self._unmasked[reply.client] = reply
+        self._unmask_replies[reply.client] = reply
 
-    def open(self, *, reference: Arrays | None) -> Aggregate:
-        """Remove the masks and return the aggregate.
+    def open(self, *, reference: NamedArrays | None) -> DecodedSum:
+        """Remove the masks and return the decoded sum.
+
+        Args:
+            reference: the model of the requests; None if clients sent parameters.
 
         Raises:
             ThresholdError: too few clients answered to recover a secret.
             ShareMismatchError: a recovered secret or the sum is wrong.
-            ZeroWeightError: the weights add up to nothing.
+            ZeroWeightError: the weights add up to 0.
         """
         if self._stage != _UNMASK:
             raise ProtocolOrderError(
                 f"the round is at the stage {_STAGES[self._stage]}; call unmask_requests() first"
             )
         total = self._total.copy()
-        self._recovery().remove(total, self._unmasked)
-        return self._codec.decode(total, clients=len(self._masked), reference=reference)
+        self._recovery().remove_masks(total, self._unmask_replies)
+        return self._codec.decode(total, num_clients=len(self._summed), reference=reference)
 
     def _recovery(self) -> Recovery:
         return Recovery(
@@ -247,8 +252,8 @@ class MaskedSum:
             expander=SeedExpander(self._settings.prg),
             keys=self._keys,
             shares=self._shares,
-            paired=self._paired,
-            masked=self._masked,
+            mask_peers=self._mask_peers,
+            summed=self._summed,
         )
 
     def _roster(self, graph: NeighbourGraph, client: int) -> Roster:
@@ -281,7 +286,7 @@ class MaskedSum:
             alive -= short
 
     def _mask_request(self, client: int) -> MaskRequest:
-        senders = self._paired[client]
+        senders = self._mask_peers[client]
         envelopes = []
         for sender in senders:
             reply = self._shares[sender]
@@ -290,13 +295,13 @@ class MaskedSum:
 
     def _unmask_request(self, client: int) -> UnmaskRequest:
         own = (client,) if self.graph.complete else ()
-        known = sorted((*self._paired[client], *own))
+        known = sorted((*self._mask_peers[client], *own))
         return UnmaskRequest(
-            active=tuple(peer for peer in known if peer in self._masked),
-            dead=tuple(peer for peer in known if peer not in self._masked),
+            active=tuple(peer for peer in known if peer in self._summed),
+            dead=tuple(peer for peer in known if peer not in self._summed),
         )
 
-    def _expect(
+    def _check_turn(
         self, client: int, stage: int, invited: Iterable[int], before: Iterable[int]
     ) -> None:
         where = {"round_number": self._context.server_round, "client": client}
@@ -311,7 +316,7 @@ class MaskedSum:
         if client not in invited:
             raise ContextMismatchError(f"it was not asked for {_STAGES[stage]}", **where)
 
-    def _advance(self, stage: int) -> None:
+    def _close_stage(self, stage: int) -> None:
         if self._stage != stage:
             raise ProtocolOrderError(
                 f"{_STAGES[stage]} cannot be closed at the stage {_STAGES[self._stage]}",

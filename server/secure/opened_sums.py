@@ -1,10 +1,9 @@
-"""Which sums were opened: of one round, no second sum over other clients, not even after a crash.
+"""The record of opened sums: each round opens one client set only, even after a crash.
 
-Two sums of one round differ by single clients' updates. Within a run a round is opened once. But a
-run that died after its server got a sum repeats the round when it is resumed, under a new run id
-with fresh secrets; clients repeat their answers, and who survives may be others. Helpers cannot
-see that: they know the round by its run. So the server writes down whose sum it is about to ask
-for, on disk, before it asks.
+The difference of two sums of one round reveals updates of single clients. A run that died after its
+server got a sum repeats the round when it resumes, under a new run id and with fresh secrets.
+Clients repeat their answers, but others may drop out. Helpers know a round by its run id and cannot
+notice. So the server writes the client set of each sum to disk before it opens the sum.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,55 +14,59 @@ from fedsim.secagg.errors import AlreadyAnsweredError
 
 @dataclass(frozen=True)
 class OpenedSum:
-    """The clients whose sum was asked for in a round."""
+    """A round and the client set of its sum."""
 
     round_number: int
     clients: tuple[int, ...]
 
 
-def _nothing(opening: OpenedSum) -> None:
+def _discard(opened: OpenedSum) -> None:
     """Keep no record."""
 
 
 @dataclass(frozen=True)
 class OpenedSums:
-    """Lets each round be opened for one set of clients only.
+    """Allows one client set for the sum of each round.
 
-    Guarantee: `about_to_open` returns only after `record` has, and raises where an earlier process
-    asked for the sum of this round over other clients. Within a process a round is opened once;
-    a set that a helper rejected was not opened, and the smaller one takes its place.
+    Guarantee: `record_opening` returns only after `save` has returned. It raises if an earlier
+    process opened another client set of the same round. Within a process a round is opened once.
+    A client set that a helper rejected was not opened; the smaller set replaces it.
 
     Attributes:
-        before: the last opening of an earlier process; None: there was none.
-        record: writes an opening down, durably.
+        previous: last opened sum of an earlier process; None if there was none.
+        save: writes an opened sum to durable storage.
     """
 
-    before: OpenedSum | None = None
-    record: Callable[[OpenedSum], None] = field(default=_nothing)
+    previous: OpenedSum | None = None
+    save: Callable[[OpenedSum], None] = field(default=_discard)
 
-    def admitted(self, round_number: int) -> frozenset[int] | None:
-        """Return the clients whose sum this round may open; None: any."""
-        if self.before is None or self.before.round_number != round_number:
+    def admissible_clients(self, round_number: int) -> frozenset[int] | None:
+        """Return the only client set whose sum this round may open; None: any set."""
+        if self.previous is None or self.previous.round_number != round_number:
             return None
-        return frozenset(self.before.clients)
+        return frozenset(self.previous.clients)
 
-    def about_to_open(self, round_number: int, clients: Iterable[int]) -> None:
-        """Take note that a sum of these clients is asked for next.
+    def record_opening(self, round_number: int, clients: Iterable[int]) -> None:
+        """Record the client set of the sum that is opened next.
+
+        Args:
+            round_number: number of the round, ≥ 1.
+            clients: numbers of the clients in the sum.
 
         Raises:
-            AlreadyAnsweredError: a sum over other clients was asked for before.
+            AlreadyAnsweredError: the sum of another client set was opened before.
         """
-        opening = OpenedSum(round_number, tuple(sorted(clients)))
-        admitted = self.admitted(round_number)
-        if admitted is not None and admitted != set(opening.clients):
-            gone = sorted(admitted - set(opening.clients))
+        opened = OpenedSum(round_number, tuple(sorted(clients)))
+        admissible = self.admissible_clients(round_number)
+        if admissible is not None and admissible != set(opened.clients):
+            missing = sorted(admissible - set(opened.clients))
             raise AlreadyAnsweredError(
-                f"before the run was interrupted, the sum of {len(admitted)} clients was asked "
-                f"for, and of these {gone} are missing now; a second sum would reveal single "
-                "updates. Resume when they are back, or with on_abort: skip_round",
+                f"before the run was interrupted, the sum of {len(admissible)} clients was "
+                f"requested; clients {missing} of them are missing now, and a second sum would "
+                "reveal single updates. Resume when they are back, or with on_abort: skip_round",
                 round_number=round_number,
             )
-        self.record(opening)
+        self.save(opened)
 
 
 NO_OPENED_SUMS = OpenedSums()

@@ -1,4 +1,4 @@
-"""What a run can truthfully say about its secure aggregation."""
+"""Facts about a run's secure aggregation, for privacy.json and the report."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,12 +22,12 @@ class SecureAggregationReport:
     """Collects the facts of a run, round by round.
 
     Attributes:
-        settings: what was asked for.
-        encoder: what came of it.
-        clients_sampled: clients asked in a round.
-        survivors: for each completed round the clients in the sum.
-        aborted: for each aborted round why.
-        retried: combine requests that were sent again.
+        settings: settings of the federation.
+        encoder: encoder with its computed parameters.
+        clients_sampled: number of clients of a round.
+        survivors: for each completed round the number of clients in the sum.
+        aborted: for each aborted round the reason.
+        retried: number of repeated requests to helpers.
     """
 
     settings: SecureAggregationSettings
@@ -37,12 +37,22 @@ class SecureAggregationReport:
     aborted: dict[int, str] = field(default_factory=dict)
     retried: int = 0
 
-    def completed(self, round_number: int, survivors: int) -> None:
-        """Record a round whose sum was opened."""
+    def record_success(self, round_number: int, survivors: int) -> None:
+        """Record a round whose sum was opened.
+
+        Args:
+            round_number: number of the round, ≥ 1.
+            survivors: number of clients in the sum.
+        """
         self.survivors[round_number] = survivors
 
-    def failed(self, round_number: int, reason: str) -> None:
-        """Record a round that was given up; its uploads left the clients and were charged."""
+    def record_abort(self, round_number: int, reason: str) -> None:
+        """Record an aborted round; its uploads left the clients and stay charged.
+
+        Args:
+            round_number: number of the round, ≥ 1.
+            reason: text of the error.
+        """
         self.aborted[round_number] = reason
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The questions of one secure round on a grid: from the first upload to the opened sum."""
+"""One secure round over a grid: the server's state machine and its queries to the parties."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,13 +8,13 @@ from typing import TypeVar
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.protocol.secure import COMBINE, MASKED, SHARES, UNMASK, from_records, question
+from fedsim.protocol.secure import COMBINE, MASKED, SHARES, UNMASK, from_records, make_query
 from fedsim.secagg.errors import (
     AggregatorUnavailableError,
     ContextMismatchError,
     SecureAggregationError,
 )
-from fedsim.secagg.layout import Arrays
+from fedsim.secagg.layout import NamedArrays
 from fedsim.secagg.messages import (
     CombineReply,
     HelloReply,
@@ -25,38 +25,44 @@ from fedsim.secagg.messages import (
     UnmaskReply,
     Upload,
 )
-from fedsim.secagg.payload import Aggregate
+from fedsim.secagg.payload import DecodedSum
 from fedsim.server.secure.leader import Leader
 from fedsim.server.secure.masked_sum import MaskedSum
 
-STAGE_TIMEOUT = 600.0  # seconds for the clients of a stage of secagg, which only exchange keys
+STAGE_TIMEOUT_SECONDS = 600.0  # for the clients' replies in one stage of secagg
 
-T = TypeVar("T")
+_Reply = TypeVar("_Reply")
 
 
 @dataclass(frozen=True)
-class Mail:
-    """Questions to numbered parties over a grid.
+class QueryChannel:
+    """Sends queries to numbered parties over a grid.
 
     Attributes:
-        grid: carries the messages.
-        nodes: the node of each party, by the party's number.
+        grid: transport of the messages.
+        nodes: node id of each party, by its number.
     """
 
     grid: Grid
     nodes: Mapping[int, int]
 
-    def ask(
-        self, stage: str, questions: Mapping[int, object], kind: type[T], *, timeout: float
-    ) -> Iterator[tuple[int, T | SecureAggregationError]]:
-        """Yield each party's answer, or what it refused with; who is silent is left out.
+    def query(
+        self, stage: str, queries: Mapping[int, object], kind: type[_Reply], *, timeout: float
+    ) -> Iterator[tuple[int, _Reply | SecureAggregationError]]:
+        """Yield the number and reply of each party; an error in place of a refused reply.
 
-        A node that failed without a word of the protocol is silent, too.
+        Silent parties are left out, and so are nodes that failed without a protocol message.
+
+        Args:
+            stage: message type of the query.
+            queries: query to each party, by its number.
+            kind: class of the replies.
+            timeout: seconds to wait for all replies.
         """
-        party = {self.nodes[number]: number for number in questions}
-        messages = [question(stage, asked, self.nodes[one]) for one, asked in questions.items()]
+        numbers = {self.nodes[number]: number for number in queries}
+        messages = [make_query(stage, sent, self.nodes[one]) for one, sent in queries.items()]
         for reply in self.grid.send_and_receive(messages, timeout=timeout):
-            number = party.get(reply.metadata.src_node_id)
+            number = numbers.get(reply.metadata.src_node_id)
             if number is None or reply.has_error():
                 continue
             try:
@@ -64,27 +70,35 @@ class Mail:
             except SecureAggregationError as error:
                 yield number, error
 
-    def insist(
+    def query_with_retries(
         self,
         stage: str,
-        questions: Mapping[int, object],
-        kind: type[T],
+        queries: Mapping[int, object],
+        kind: type[_Reply],
         *,
         timeout: float,
         retries: int,
         on_retry: Callable[[int], None],
-    ) -> Iterator[tuple[int, T]]:
-        """Yield an answer of every party; ask the silent ones again, up to `retries` times.
+    ) -> Iterator[tuple[int, _Reply]]:
+        """Yield the number and reply of each party; query silent parties again.
+
+        Args:
+            stage: message type of the query.
+            queries: query to each party, by its number.
+            kind: class of the replies.
+            timeout: seconds to wait in each attempt.
+            retries: number of further attempts.
+            on_retry: called with the number of repeated queries.
 
         Raises:
             SecureAggregationError: a party refused.
             AggregatorUnavailableError: a party stayed silent.
         """
-        pending = dict(questions)
+        pending = dict(queries)
         for attempt in range(1 + retries):
             if attempt:
                 on_retry(len(pending))
-            for number, reply in self.ask(stage, dict(pending), kind, timeout=timeout):
+            for number, reply in self.query(stage, dict(pending), kind, timeout=timeout):
                 if isinstance(reply, SecureAggregationError):
                     raise reply
                 del pending[number]
@@ -94,78 +108,85 @@ class Mail:
         silent = sorted(pending)
         raise AggregatorUnavailableError(
             f"helpers {silent} did not answer {stage} in {1 + retries} attempts, and all of them "
-            "are needed; see that they run, then repeat the round",
+            "are needed; check that they run, then repeat the round",
             helpers=silent,
         )
 
 
-class Exchange(ABC):
-    """One round: the server's state machine and the questions it asks.
+class SecureRound(ABC):
+    """One secure round on the server.
 
     Attributes:
-        retried: questions that were asked again.
-        before_opening: called with the clients whose sum is asked for next; may raise
-            SecureAggregationError.
+        retried: number of repeated queries.
+        record_opening: called with the client set of the next secure sum, before it is requested;
+            may raise SecureAggregationError.
     """
 
     retried: int = 0
 
-    def __init__(self, before_opening: Callable[[Iterable[int]], None]) -> None:
-        self.before_opening = before_opening
+    def __init__(self, record_opening: Callable[[Iterable[int]], None]) -> None:
+        self.record_opening = record_opening
 
     @abstractmethod
     def offer(self) -> RoundOffer:
-        """Return what clients need to know."""
+        """Return the offer of the round, which train requests carry."""
 
     @abstractmethod
     def add(self, content: RecordDict, client: int) -> None:
-        """Take what a client sent with its train reply.
+        """Add the protocol message of a client's train reply.
+
+        Args:
+            content: records of the reply.
+            client: number of the client that sent it.
 
         Raises:
             SecureAggregationError: it is malformed, of another round, or another client's.
         """
 
     @abstractmethod
-    def open(self, reference: Arrays | None) -> Aggregate:
-        """Ask what there is to ask and return the aggregate.
+    def open(self, reference: NamedArrays | None) -> DecodedSum:
+        """Run the remaining stages and return the decoded sum.
+
+        Args:
+            reference: the model of the requests; None if clients send parameters.
 
         Raises:
             SecureAggregationError: the sum cannot be opened.
         """
 
     @abstractmethod
-    def lost(self) -> Mapping[int, str]:
-        """Return clients that were added and are not in the sum, and why."""
+    def lost_clients(self) -> Mapping[int, str]:
+        """Return the added clients that are not in the sum, each with the reason."""
 
 
-class SharedRound(Exchange):
-    """Additive shares: the leader here, the helpers on nodes of their own.
+class AdditiveRound(SecureRound):
+    """A round of additive sharing: the leader is here, helpers are nodes of their own.
 
     Args:
-        leader: this round's.
-        hellos: what the helpers said of themselves.
-        helpers: carries questions to helpers.
-        timeout: seconds for an answer of a helper.
-        retries: how often a silent helper is asked again.
-        before_opening: see `Exchange`.
+        leader: the leader of this round.
+        hellos: reply of each helper to the hello, by its number.
+        helpers: channel to the helpers.
+        timeout: seconds to wait for a helper's reply.
+        retries: number of further attempts for silent helpers.
+        record_opening: see `SecureRound`.
     """
 
     def __init__(
         self,
         leader: Leader,
         hellos: Mapping[int, HelloReply],
-        helpers: Mail,
+        helpers: QueryChannel,
         *,
         timeout: float,
         retries: int,
-        before_opening: Callable[[Iterable[int]], None],
+        record_opening: Callable[[Iterable[int]], None],
     ) -> None:
-        super().__init__(before_opening)
+        super().__init__(record_opening)
         self._leader, self._hellos, self._helpers = leader, hellos, helpers
         self._timeout, self._retries = timeout, retries
 
     def offer(self) -> RoundOffer:
-        """Return what clients need to know."""
+        """Return the offer of the round."""
         return self._leader.offer(self._hellos)
 
     def add(self, content: RecordDict, client: int) -> None:
@@ -174,95 +195,106 @@ class SharedRound(Exchange):
         _check_sender(upload.client, client)
         self._leader.add(upload)
 
-    def open(self, reference: Arrays | None) -> Aggregate:
+    def open(self, reference: NamedArrays | None) -> DecodedSum:
         """Combine with the helpers and open the sum."""
-        while not self._leader.complete:
-            asked = self._leader.requests()
-            if any(request.release for request in asked.values()):
-                self.before_opening(self._leader.clients)
-            for _, reply in self._helpers.insist(
+        while not self._leader.is_complete:
+            requests = self._leader.requests()
+            if any(request.release for request in requests.values()):
+                self.record_opening(self._leader.clients)
+            for _, reply in self._helpers.query_with_retries(
                 COMBINE,
-                asked,
+                requests,
                 CombineReply,
                 timeout=self._timeout,
                 retries=self._retries,
-                on_retry=self._count,
+                on_retry=self._count_retries,
             ):
                 self._leader.take(reply)
         return self._leader.open(reference=reference)
 
-    def lost(self) -> Mapping[int, str]:
+    def lost_clients(self) -> Mapping[int, str]:
         """Return the clients whose envelopes a helper could not open."""
         return self._leader.rejected
 
-    def _count(self, questions: int) -> None:
-        self.retried += questions
+    def _count_retries(self, queries: int) -> None:
+        self.retried += queries
 
 
-class MaskedRound(Exchange):
-    """Pairwise masks: three more stages with the clients that sent their keys.
+class MaskedRound(SecureRound):
+    """A round of pairwise masking: three more stages with the clients that sent their keys.
 
-    A client that is silent or fails in a stage drops out of the following ones; what is lost with
-    it is recovered by the others, down to the threshold.
+    A client that is silent or fails in a stage drops out of the following stages. The other clients
+    recover its masks while at least `threshold` of them are left.
+
+    Args:
+        server: state machine of this round.
+        clients: channel to the clients.
+        record_opening: see `SecureRound`.
     """
 
     def __init__(
-        self, server: MaskedSum, clients: Mail, *, before_opening: Callable[[Iterable[int]], None]
+        self,
+        server: MaskedSum,
+        clients: QueryChannel,
+        *,
+        record_opening: Callable[[Iterable[int]], None],
     ) -> None:
-        super().__init__(before_opening)
+        super().__init__(record_opening)
         self._server, self._clients = server, clients
-        self._reasons: dict[int, str] = {}
-        self._keyed: list[int] = []
+        self._drop_reasons: dict[int, str] = {}
+        self._key_senders: list[int] = []
 
     def offer(self) -> RoundOffer:
-        """Return what clients need to know."""
+        """Return the offer of the round."""
         return self._server.offer()
 
     def add(self, content: RecordDict, client: int) -> None:
-        """Take a client's public keys."""
+        """Add a client's public keys."""
         reply = from_records(KeysReply, content)
         _check_sender(reply.client, client)
         self._server.take_keys(reply)
-        self._keyed.append(client)
+        self._key_senders.append(client)
 
-    def open(self, reference: Arrays | None) -> Aggregate:
-        """Exchange shares, masked payloads and what unmasks them."""
+    def open(self, reference: NamedArrays | None) -> DecodedSum:
+        """Collect secret shares, masked payloads and unmasking shares, then open the sum."""
         server = self._server
-        self._stage(SHARES, server.rosters(), SharesReply, server.take_shares)
-        self._stage(MASKED, server.mask_requests(), MaskedReply, server.take_masked)
+        self._run_stage(SHARES, server.rosters(), SharesReply, server.take_shares)
+        self._run_stage(MASKED, server.mask_requests(), MaskedReply, server.take_masked)
         requests = server.unmask_requests()
-        self.before_opening(server.clients)
-        self._stage(UNMASK, requests, UnmaskReply, server.take_unmask)
+        self.record_opening(server.clients)
+        self._run_stage(UNMASK, requests, UnmaskReply, server.take_unmask)
         return server.open(reference=reference)
 
-    def lost(self) -> Mapping[int, str]:
-        """Return the clients whose masked payload did not come."""
+    def lost_clients(self) -> Mapping[int, str]:
+        """Return the clients without a masked payload, each with the reason."""
         silent = "no reply in the exchange of masks"
-        missing = sorted(set(self._keyed) - set(self._server.clients))
-        return {client: self._reasons.get(client, silent) for client in missing}
+        missing = sorted(set(self._key_senders) - set(self._server.clients))
+        return {client: self._drop_reasons.get(client, silent) for client in missing}
 
-    def _stage(
+    def _run_stage(
         self,
         stage: str,
-        questions: Mapping[int, object],
-        kind: type[T],
-        take: Callable[[T], None],
+        queries: Mapping[int, object],
+        kind: type[_Reply],
+        take: Callable[[_Reply], None],
     ) -> None:
-        for client, reply in self._clients.ask(stage, questions, kind, timeout=STAGE_TIMEOUT):
+        for client, reply in self._clients.query(
+            stage, queries, kind, timeout=STAGE_TIMEOUT_SECONDS
+        ):
             try:
                 if isinstance(reply, SecureAggregationError):
                     raise reply
                 _check_sender(reply.client, client)  # pyright: ignore[reportAttributeAccessIssue]
                 take(reply)
             except SecureAggregationError as error:
-                self._reasons.setdefault(client, f"{stage}: {named(error)}")
+                self._drop_reasons.setdefault(client, f"{stage}: {error_text(error)}")
 
 
-def named(error: SecureAggregationError) -> str:
-    """Return an error with the name of its class, by which the fault table lists it."""
+def error_text(error: SecureAggregationError) -> str:
+    """Return an error's text after the name of its class, which the table of faults lists."""
     return f"{type(error).__name__}: {error}"
 
 
-def _check_sender(said: int, sender: int) -> None:
-    if said != sender:
-        raise ContextMismatchError(f"it sent the message of client {said}", client=sender)
+def _check_sender(claimed: int, sender: int) -> None:
+    if claimed != sender:
+        raise ContextMismatchError(f"it sent the message of client {claimed}", client=sender)

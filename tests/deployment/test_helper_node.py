@@ -17,9 +17,9 @@ from fedsim.protocol.roll_call import (
     identity_of,
     roll_call_message,
 )
-from fedsim.protocol.secure import COMBINE, HELLO, from_records, question
+from fedsim.protocol.secure import COMBINE, HELLO, from_records, make_query
 from fedsim.secagg.errors import ReplayError
-from fedsim.secagg.identity import check_pinned
+from fedsim.secagg.identity import verify_helper_key
 from fedsim.secagg.messages import (
     CombineReply,
     CombineRequest,
@@ -71,7 +71,7 @@ def test_a_helper_keeps_its_key_and_answers_errors(directory: Path, tmp_path: Pa
     assert settings is not None
     hello = Hello(run_id="r", params=settings.digest(), min_clients=3)
     first, again = (
-        from_records(HelloReply, node(question(HELLO, hello, 5), own).content) for _ in range(2)
+        from_records(HelloReply, node(make_query(HELLO, hello, 5), own).content) for _ in range(2)
     )
     assert first == again
     request = CombineRequest(
@@ -85,9 +85,9 @@ def test_a_helper_keeps_its_key_and_answers_errors(directory: Path, tmp_path: Pa
         clients=(0, 1, 2),
         envelopes=(b"", b"", b""),
     )
-    reply = node(question(COMBINE, request, 5), own)
+    reply = node(make_query(COMBINE, request, 5), own)
     assert not reply.has_error()
-    with pytest.raises(ReplayError, match="say hello first"):
+    with pytest.raises(ReplayError, match="send a Hello first"):
         from_records(CombineReply, reply.content)
 
 
@@ -99,8 +99,8 @@ def test_a_nodes_own_configuration_names_its_lasting_key(directory: Path, tmp_pa
     settings = load_experiment(directory / "experiment.yaml").experiment.secure_aggregation
     assert settings is not None
     hello = Hello(run_id="r", params=settings.digest(), min_clients=3)
-    said = from_records(HelloReply, NodeClient(directory)(question(HELLO, hello, 5), own).content)
-    check_pinned(said, key.fingerprint, params=settings.digest(), client=0)
+    said = from_records(HelloReply, NodeClient(directory)(make_query(HELLO, hello, 5), own).content)
+    verify_helper_key(said, key.fingerprint, params=settings.digest(), client=0)
 
 
 def test_a_helper_has_no_ledger_and_does_not_train(directory: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.layout import TensorLayout
 from fedsim.secagg.messages import Hello, HelloReply, Upload
 from fedsim.secagg.metrics import MetricGrids
-from fedsim.secagg.payload import Aggregate, PayloadCodec
+from fedsim.secagg.payload import DecodedSum, PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.secure.helper import Helper
 from fedsim.server.secure.leader import Leader
@@ -41,9 +41,9 @@ class Parties:
         }
         self.layout = TensorLayout.from_arrays(self.reference)
         encoder = FixedPointEncoder.from_settings(
-            self.settings, clients=self.clients, weighted=True
+            self.settings, num_clients=self.clients, weighted=True
         )
-        metrics = MetricGrids.of(self.settings.metrics, encoder)
+        metrics = MetricGrids.from_bounds(self.settings.metrics, encoder)
         self.codec = PayloadCodec(encoder, self.layout, metrics)
         self.updates: dict[int, dict[str, NDArray]] = {
             client: {
@@ -101,18 +101,18 @@ class Parties:
         return self.uploader(client).upload(leader.offer(self.keys), **self.arguments(client))
 
     def combine(self, leader: Leader) -> None:
-        while not leader.complete:
+        while not leader.is_complete:
             for number, request in leader.requests().items():
                 leader.take(self.helpers[number].combine(request))
 
-    def run(self, order: Iterable[int] | None = None, server_round: int = 1) -> Aggregate:
+    def run(self, order: Iterable[int] | None = None, server_round: int = 1) -> DecodedSum:
         leader = self.leader(server_round)
         for client in range(self.clients) if order is None else order:
             leader.add(self.upload(leader, client))
         self.combine(leader)
         return leader.open(reference=self.reference)
 
-    def plain(self, survivors: Iterable[int]) -> Aggregate:
+    def plain(self, survivors: Iterable[int]) -> DecodedSum:
         """The control: the same numbers added up in clear."""
         total = np.zeros(self.codec.length, self.codec.encoder.dtype)
         survivors = list(survivors)
@@ -120,7 +120,7 @@ class Parties:
             arguments = self.arguments(client)
             del arguments["model_digest"]
             total += self.codec.encode(**arguments)
-        return self.codec.decode(total, clients=len(survivors), reference=self.reference)
+        return self.codec.decode(total, num_clients=len(survivors), reference=self.reference)
 
     def masked(self, server_round: int = 1) -> "MaskedRound":
         return MaskedRound(self, server_round)
@@ -146,7 +146,7 @@ class MaskedRound:
         offer = self.server.offer()
         for client in sorted(set(self.clients) - set(silent)):
             uploader = self.parties.uploader(client)
-            payload = uploader.payload(offer, **self.parties.arguments(client))
+            payload = uploader.encode_payload(offer, **self.parties.arguments(client))
             self.server.take_keys(self.clients[client].begin(offer, payload))
 
     def shares(self, silent: Iterable[int] = ()) -> None:
@@ -164,16 +164,16 @@ class MaskedRound:
             if client not in silent:
                 self.server.take_unmask(self.clients[client].unmask(request))
 
-    def open(self) -> Aggregate:
+    def open(self) -> DecodedSum:
         return self.server.open(reference=self.parties.reference)
 
-    def run(self, **silent: Iterable[int]) -> Aggregate:
+    def run(self, **silent: Iterable[int]) -> DecodedSum:
         for stage in ("keys", "shares", "masks", "unmask"):
             getattr(self, stage)(silent.get(stage, ()))
         return self.open()
 
 
-def same_bits(one: Aggregate, other: Aggregate) -> bool:
+def same_bits(one: DecodedSum, other: DecodedSum) -> bool:
     """Whether two aggregates are equal bit for bit."""
     arrays = list(one.arrays) == list(other.arrays) and all(
         value.dtype == other.arrays[name].dtype
@@ -184,7 +184,7 @@ def same_bits(one: Aggregate, other: Aggregate) -> bool:
     return arrays and _said(one) == _said(other)
 
 
-def _said(aggregate: Aggregate) -> dict[str, Any]:
+def _said(aggregate: DecodedSum) -> dict[str, Any]:
     return {name: value for name, value in vars(aggregate).items() if name != "arrays"}
 
 

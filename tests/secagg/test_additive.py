@@ -40,7 +40,7 @@ def _views(secret: int, values: int) -> dict[tuple[int, ...], Counter[tuple[int,
         draws: Iterator[bytes] = iter(bytes([seed]) * 32 for seed in seeds)
         sharing = AdditiveSharing(RingOfEight(values), draw_seed=lambda draws=draws: next(draws))
         share = np.array([secret], np.uint64)
-        given = sharing.shard(share, INFOS)
+        given = sharing.split(share, INFOS)
         shares = (int(share[0]), given[0][0], given[1][0])
         assert sum(shares) % 8 == secret
         for pair, seen in views.items():
@@ -80,7 +80,7 @@ def looks_uniform(share: NDArray[np.uint64]) -> bool:
 
 def leader_share(secret: int, size: int = 1 << 18) -> NDArray[np.uint64]:
     share = np.full(size, secret, np.uint64)
-    AdditiveSharing(SeedExpander()).shard(share, [b"a"])
+    AdditiveSharing(SeedExpander()).split(share, [b"a"])
     return share
 
 
@@ -176,8 +176,8 @@ def test_the_leader_cannot_tell_two_sets_of_updates_with_one_sum(secure_parties:
 def test_shares_add_up_again() -> None:
     vector = np.arange(9, dtype=np.uint64)
     share, expander = vector.copy(), SeedExpander()
-    seeds = AdditiveSharing(expander).shard(share, INFOS)
+    seeds = AdditiveSharing(expander).split(share, INFOS)
     others = [np.zeros(9, np.uint64) for _ in INFOS]
     for other, seed, info in zip(others, seeds, INFOS, strict=True):
         AdditiveSharing(expander).expand_into(other, [seed], [info])
-    np.testing.assert_array_equal(AdditiveSharing.unshard([share, *others]), vector)
+    np.testing.assert_array_equal(AdditiveSharing.combine([share, *others]), vector)

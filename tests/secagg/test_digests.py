@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedsim.secagg import digests
-from fedsim.secagg.digests import add_checked, vector_tag
+from fedsim.secagg.digests import vector_tag, verify_and_add
 from fedsim.secagg.errors import ShareMismatchError
 
 
@@ -23,11 +23,11 @@ def test_length_and_context_count() -> None:
     vector = np.arange(3, dtype=np.uint64)
     tag = vector_tag(vector, b"a")
     total = np.full(3, 9, np.uint64)
-    add_checked(total, vector, b"a", tag, what="it", client=None)
+    verify_and_add(total, vector, b"a", tag, what="it", client=None)
     assert total.tolist() == [9, 10, 11]
     for info, other in ((b"b", tag), (b"a", tag[:-1]), (b"a", bytes(16))):
         with pytest.raises(ShareMismatchError, match="client 3: it does not match"):
-            add_checked(total, vector, info, other, what="it", client=3)
+            verify_and_add(total, vector, info, other, what="it", client=3)
     assert total.tolist() == [9, 10, 11]  # what was not genuine left no trace
     assert (
         len({vector_tag(v, b"a") for v in (vector, vector[:2], np.append(vector, vector[:1]))}) == 3
@@ -37,7 +37,7 @@ def test_length_and_context_count() -> None:
 def test_blocks_and_strides_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     vector = np.arange(7, dtype=np.uint64)
     whole = vector_tag(vector, b"i")
-    monkeypatch.setattr(digests, "_BLOCK", 2)
+    monkeypatch.setattr(digests, "_BLOCK_ELEMENTS", 2)
     assert vector_tag(vector, b"i") == whole
     assert vector_tag(np.repeat(vector, 2)[::2], b"i") == whole
     assert vector_tag(vector[[2, 3, 0, 1, 4, 5, 6]], b"i") != whole

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.secagg.encoding import (
-    BLOCK,
+    BLOCK_VALUES,
     FixedPointEncoder,
     largest_frac_bits,
 )
@@ -171,7 +171,7 @@ def test_stochastic_rounding_needs_its_own_stream() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("policy", ["error", "clip"])
 def test_non_finite_values_are_refused_under_every_policy(bad: float, policy: str) -> None:
-    values = np.zeros(BLOCK + 3)
+    values = np.zeros(BLOCK_VALUES + 3)
     values[-1] = bad
     with pytest.raises(NonFiniteUpdateError, match="1 NaN or infinite") as caught:
         encoded(encoder(range_policy=policy), values, name="layer")
@@ -206,21 +206,21 @@ def test_only_whole_weights_in_range_are_taken(weight: Any) -> None:
 @given(size=st.integers(0, 5), extra=st.integers(-2, 2), ring=st.sampled_from([32, 64]))
 @settings(max_examples=20, deadline=None)
 def test_blocks_do_not_show(size: int, extra: int, ring: int) -> None:
-    n = max(0, size * BLOCK // 2 + extra)
+    n = max(0, size * BLOCK_VALUES // 2 + extra)
     coder = encoder(ring_bits=ring, frac_bits=10, max_clients=2, max_weight=9, guard_bits=1)
     values = np.random.default_rng(n).uniform(-8, 8, n).astype(np.float32)
     whole = 7 * np.rint(values.astype(np.float64) * 2**10).astype(np.int64)
     ring_values = encoded(coder, values, 7)
-    assert ring_values.view(coder.signed).tolist() == whole.tolist()
+    assert ring_values.view(coder.signed_dtype).tolist() == whole.tolist()
 
 
 def test_more_clients_than_planned_are_a_capacity_error() -> None:
     settings_ = SecureAggregationSettings(max_clients=4)
     with pytest.raises(CapacityError, match="raise max_clients"):
-        FixedPointEncoder.from_settings(settings_, clients=5, weighted=False)
+        FixedPointEncoder.from_settings(settings_, num_clients=5, weighted=False)
 
 
 def test_uniform_weights_leave_more_places() -> None:
     settings_ = SecureAggregationSettings(ring_bits=32)
-    uniform = FixedPointEncoder.from_settings(settings_, clients=10, weighted=False)
+    uniform = FixedPointEncoder.from_settings(settings_, num_clients=10, weighted=False)
     assert (uniform.max_weight, uniform.max_clients, uniform.frac_bits) == (1, 10, 16)

@@ -15,13 +15,13 @@ from fedsim.cli import cli, main
 from fedsim.secagg import hpke
 from fedsim.secagg.errors import EnvelopeError, PublicKeyError
 from fedsim.secagg.hpke import (
-    OVERHEAD,
+    ENVELOPE_OVERHEAD_BYTES,
     HpkeMissingError,
     SealingKey,
     agree,
     check_distinct,
     check_hpke,
-    checked_public_key,
+    load_public_key,
     seal,
 )
 
@@ -82,7 +82,7 @@ def test_our_key_opens_what_the_rfc_seals() -> None:
 def test_a_sealed_seed_has_80_bytes_and_is_never_the_same_twice() -> None:
     key = SealingKey.generate()
     one, other = (seal(bytes(32), key.public, info=b"i") for _ in range(2))
-    assert len(one) == 32 + OVERHEAD == 80
+    assert len(one) == 32 + ENVELOPE_OVERHEAD_BYTES == 80
     assert one != other
     assert key.open(one, info=b"i") == key.open(other, info=b"i") == bytes(32)
 
@@ -130,7 +130,7 @@ LOW_ORDER = [
 @pytest.mark.parametrize("key", [*LOW_ORDER, b"", bytes(31)])
 def test_keys_of_low_order_are_refused_everywhere(key: bytes) -> None:
     with pytest.raises(PublicKeyError, match="not be of low order"):
-        checked_public_key(key)
+        load_public_key(key)
     with pytest.raises(PublicKeyError):
         agree(RECEIVER, key)
     with pytest.raises(PublicKeyError):

@@ -23,7 +23,7 @@ def test_metrics_are_averaged_by_weight(secure_parties: Any) -> None:
     result = scene.plain([1, 2, 4])
     weights = [scene.weights[client] for client in (1, 2, 4)]
     assert result.weight == sum(weights)
-    assert result.clients == 3
+    assert result.num_clients == 3
     wanted = {"accuracy": (1, 2, 4), "loss": (1, 2, 3.5)}
     for name, values in wanted.items():
         mean = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
@@ -41,8 +41,8 @@ def test_a_mean_of_metrics_is_exact_to_its_grid(
 ) -> None:
     """In rational numbers: clipping and rounding to nearest, and nothing else, at any bound."""
     encoder = secure_parties(clients=6).codec.encoder
-    grids = MetricGrids.of({"m": bound}, encoder)
-    assert 0 <= grids.grids[0].places <= encoder.frac_bits
+    grids = MetricGrids.from_bounds({"m": bound}, encoder)
+    assert 0 <= grids.grids[0].frac_bits <= encoder.frac_bits
     weights = [3 + 7 * client for client in range(len(values))]
     sums = [0, 0]
     for value, weight in zip(values, weights, strict=True):
@@ -52,7 +52,7 @@ def test_a_mean_of_metrics_is_exact_to_its_grid(
     means, clipped = grids.decode(sums, sum(weights))
     cut = [min(max(value, -bound), bound) for value in values]
     exact = sum(Fraction(v) * w for v, w in zip(cut, weights, strict=True)) / sum(weights)
-    room = Fraction(1, 2 ** (grids.grids[0].places + 1)) + Fraction(math.ulp(means["m"]))
+    room = Fraction(1, 2 ** (grids.grids[0].frac_bits + 1)) + Fraction(math.ulp(means["m"]))
     assert abs(Fraction(means["m"]) - exact) <= room
     assert clipped == sum(abs(value) > bound for value in values)
 
@@ -87,7 +87,7 @@ def test_shapes_are_never_broadcast(secure_parties: Any) -> None:
 def test_parameters_can_be_sent_instead_of_changes(secure_parties: Any) -> None:
     scene = secure_parties()
     vector = scene.codec.encode(scene.updates[0], reference=None, weight=5)
-    back = scene.codec.decode(vector, clients=1, reference=None)
+    back = scene.codec.decode(vector, num_clients=1, reference=None)
     np.testing.assert_allclose(back.arrays["w"], scene.updates[0]["w"], atol=1e-7)
 
 
@@ -99,14 +99,14 @@ def test_a_missing_mask_is_seen_in_every_part_of_the_vector(
     vector = scene.codec.encode(scene.updates[0], reference=scene.reference, weight=5)
     vector[place] ^= np.uint64(2**62 + 12345)
     with pytest.raises(ShareMismatchError):
-        scene.codec.decode(vector, clients=1, reference=scene.reference)
+        scene.codec.decode(vector, num_clients=1, reference=scene.reference)
 
 
 def test_a_doubled_share_is_seen_by_the_count(secure_parties: Any) -> None:
     scene = secure_parties()
     vector = scene.codec.encode(scene.updates[0], reference=scene.reference, weight=5)
     with pytest.raises(ShareMismatchError, match="sum up 2 clients, but 1 took part"):
-        scene.codec.decode(vector * np.uint64(2), clients=1, reference=scene.reference)
+        scene.codec.decode(vector * np.uint64(2), num_clients=1, reference=scene.reference)
 
 
 def test_an_in_range_poisoned_vector_is_accepted(secure_parties: Any) -> None:

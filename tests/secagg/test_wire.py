@@ -10,8 +10,8 @@ import pytest
 from fedsim.secagg import errors, messages
 from fedsim.secagg.additive import AdditiveSharing
 from fedsim.secagg.additive_info import (
+    leader_share_info,
     seed_info,
-    share_info,
     total_info,
 )
 from fedsim.secagg.digests import vector_tag
@@ -23,7 +23,7 @@ from fedsim.secagg.errors import (
 from fedsim.secagg.messages import CombineRequest, Refusal, RoundOffer, Upload
 from fedsim.secagg.prg import SeedExpander
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.secagg.wire import VERSION, from_record, refuse, to_record
+from fedsim.secagg.wire import WIRE_VERSION, from_record, to_record, to_refusal
 from fedsim.server.secure.helper import (
     Helper,
     HelperState,
@@ -96,12 +96,12 @@ def test_a_recorded_round_still_opens_to_the_same_numbers() -> None:
     assert reply.released
     np.testing.assert_array_equal(reply.total, recorded["total"])
     assert reply.tag == recorded["tag"] == vector_tag(reply.total, total_info(offer.context, 1))
-    opened = AdditiveSharing.unshard([*recorded["shares"], reply.total])
+    opened = AdditiveSharing.combine([*recorded["shares"], reply.total])
     np.testing.assert_array_equal(opened, recorded["sum"])
     for client, share, tag in zip(
         request.clients, recorded["shares"], recorded["tags"], strict=True
     ):
-        assert vector_tag(share, share_info(offer.context, client)) == tag
+        assert vector_tag(share, leader_share_info(offer.context, client)) == tag
 
 
 def test_a_recorded_seed_still_hides_the_same() -> None:
@@ -110,16 +110,16 @@ def test_a_recorded_seed_still_hides_the_same() -> None:
     for prg, expected in recorded["masked_by_seed"].items():
         vector = np.arange(5, dtype=np.uint64)
         sharing = AdditiveSharing(SeedExpander(prg), draw_seed=lambda: bytes(range(32)))
-        sharing.shard(vector, [seed_info(offer.context, 2, 1)])
+        sharing.split(vector, [seed_info(offer.context, 2, 1)])
         np.testing.assert_array_equal(vector, expected)
 
 
 def test_refusals_come_back_as_the_error_they_were() -> None:
-    record = to_record(refuse(TooFewClientsError("two are left", round_number=3)))
+    record = to_record(to_refusal(TooFewClientsError("two are left", round_number=3)))
     with pytest.raises(TooFewClientsError, match="round 3: two are left"):
         from_record(Upload, record.config, {})
     assert from_record(Refusal, record.config, {}).error == "TooFewClientsError"
-    unknown = {"kind": "Refusal", "version": VERSION, "error": "os.system", "message": "x"}
+    unknown = {"kind": "Refusal", "version": WIRE_VERSION, "error": "os.system", "message": "x"}
     with pytest.raises(SecureAggregationError) as caught:
         from_record(Upload, unknown, {})
     assert type(caught.value) is SecureAggregationError

@@ -32,7 +32,7 @@ KEY = SealingKey.generate()
 
 def uploader(**keys: Any) -> SecureUploader:
     settings = SecureAggregationSettings(**keys)
-    encoder = FixedPointEncoder.from_settings(settings, clients=10, weighted=True)
+    encoder = FixedPointEncoder.from_settings(settings, num_clients=10, weighted=True)
     return SecureUploader(3, settings, PayloadCodec(encoder, LAYOUT))
 
 
@@ -68,7 +68,7 @@ def test_share_and_seed_hold_the_update() -> None:
     seed = KEY.open(sent.envelopes[0], info=info)
     total = sent.share.copy()
     SeedExpander().add_into(total, [derive_key(seed, info)])
-    back = one.codec.decode(total, clients=1, reference=REFERENCE)
+    back = one.codec.decode(total, num_clients=1, reference=REFERENCE)
     np.testing.assert_array_equal(back.arrays["w"], UPDATE["w"])
     assert back.weight == 7
 
@@ -94,7 +94,7 @@ def test_a_server_that_announces_something_else_gets_nothing(change: dict[str, A
 def test_only_the_clients_own_settings_allow_an_upload_in_clear() -> None:
     one = uploader(protocol="quantized")
     sent = upload(one, offer(one.settings))
-    back = one.codec.decode(sent.share, clients=1, reference=REFERENCE)
+    back = one.codec.decode(sent.share, num_clients=1, reference=REFERENCE)
     np.testing.assert_array_equal(back.arrays["w"], UPDATE["w"])
     masked = uploader(protocol="secagg")
     with pytest.raises(ContextMismatchError, match="uploads under masks"):

@@ -30,7 +30,9 @@ from fedsim.server.secure.masked_sum import MaskedSum
 SETTINGS = SecureAggregationSettings(protocol="secagg")
 REFERENCE = {"w": np.zeros(2, np.float32)}
 LAYOUT = TensorLayout.from_arrays(REFERENCE)
-CODEC = PayloadCodec(FixedPointEncoder.from_settings(SETTINGS, clients=6, weighted=False), LAYOUT)
+CODEC = PayloadCodec(
+    FixedPointEncoder.from_settings(SETTINGS, num_clients=6, weighted=False), LAYOUT
+)
 
 
 class Round:
@@ -99,7 +101,7 @@ def test_a_client_unmasks_once_and_never_again_in_that_round() -> None:
         client.unmask(one.unmasks[0])
     offer = one.server.offer()
     for again in (offer, replace(offer, round_nonce=b"n" * 16), replace(offer, server_round=0)):
-        with pytest.raises(ProtocolOrderError, match="go on with the next round"):
+        with pytest.raises(ProtocolOrderError, match="continue with the next round"):
             client.begin(again, one.payload())
     Round(2, one.clients).keys().shares()
 
@@ -173,7 +175,7 @@ def test_the_state_survives_a_transport_between_all_stages() -> None:
         one.clients.update({number: moved(client) for number, client in one.clients.items()})
     for number, request in one.unmasks.items():
         one.server.take_unmask(one.clients[number].unmask(request))
-    assert one.server.open(reference=REFERENCE).clients == 5
+    assert one.server.open(reference=REFERENCE).num_clients == 5
 
 
 def test_secrets_that_have_served_are_forgotten() -> None:

@@ -69,7 +69,7 @@ def test_a_value_out_of_range_is_named_or_clipped(lab: Any, tmp_path: Path) -> N
     reason = caught.value.result.rounds[0]["failed"][0]["reason"]
     assert reason == (
         "ValueOutOfRangeError: array '1.weight' has values above value_bound 0.001; raise "
-        "secure_aggregation.value_bound, or say range_policy: clip"
+        "secure_aggregation.value_bound, or set range_policy: clip"
     )
     clip = {"value_bound": 1e-3, "range_policy": "clip"}
     secure, control = (
@@ -80,7 +80,7 @@ def test_a_value_out_of_range_is_named_or_clipped(lab: Any, tmp_path: Path) -> N
 
 
 def test_nobody_is_charged_for_a_round_that_could_not_be_opened(lab: Any, tmp_path: Path) -> None:
-    """Four of six clients leave: the other two are too few to hide among, and are not asked."""
+    """Four of six clients leave: the other two are too few for a sum, and are not asked."""
     own = {"rest": {"members": [0, 1, 2, 3], "target_epsilon": 0.3}}
     privacy = {**lab.privacy, "noise_multiplier": 2.0, "on_exhausted": "withdraw", "clients": own}
     result = lab.run(

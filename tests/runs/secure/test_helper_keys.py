@@ -60,7 +60,11 @@ def test_a_server_that_puts_in_a_key_of_its_own_gets_no_upload(
         lab.run(tmp_path / "r", pinned, wire)
     reasons = [one["reason"] for one in caught.value.result.rounds[0]["failed"]]
     assert len(reasons) == lab.clients
-    what = "is not signed by its pinned key" if signed else "is pinned; the server may have put in"
+    what = (
+        "is not signed by its pinned key"
+        if signed
+        else "is pinned; the server may have substituted"
+    )
     assert all(reason.startswith("PublicKeyError: client") and what in reason for reason in reasons)
     for _, reply in wire.replies("train"):
         assert reply.has_error()

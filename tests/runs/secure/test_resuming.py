@@ -78,7 +78,7 @@ def test_a_resumed_round_opens_no_sum_of_fewer_clients(
     secure = {"protocol": protocol}
     lab.run(tmp_path / "r", secure, lab.wire(twisted=Cut(protocol)))
     fewer = lab.wire(lab.loses("train", [4], [1]))
-    said = "AlreadyAnsweredError: round 1: .* the sum of 6 clients .* of these \\[4\\] are missing"
+    said = "AlreadyAnsweredError: round 1: .* sum of 6 clients .* \\[4\\] of them are missing"
     again = lab.experiment(secure)
     with pytest.raises(RunFailedError, match=said):
         run_experiment(again, out=tmp_path / "r", resume=True, engine=fewer)
@@ -99,7 +99,7 @@ def test_a_resumed_round_opens_no_sum_of_more_clients(
     assert [len(row["participants"]) for row in result.rounds] == [5, 6]
     assert asked(back)[0] == (0, 1, 2, 3, 5)
     (failed,) = result.rounds[0]["failed"]
-    assert (failed["client"], "joins again in the next round" in failed["reason"]) == (4, True)
+    assert (failed["client"], "takes part again in the next round" in failed["reason"]) == (4, True)
     whole = lab.run(tmp_path / "w", secure, lab.wire(lab.loses("train", [4], [1])))
     lab.same_result(whole, result)
 

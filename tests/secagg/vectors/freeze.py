@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from fedsim.secagg.additive import AdditiveSharing
-from fedsim.secagg.additive_info import seed_info, share_info
+from fedsim.secagg.additive_info import leader_share_info, seed_info
 from fedsim.secagg.context import RoundContext
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.hpke import SealingKey, seal
 from fedsim.secagg.messages import CombineRequest, RoundOffer
 from fedsim.secagg.prg import SeedExpander
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.secagg.wire import VERSION, to_record
+from fedsim.secagg.wire import WIRE_VERSION, to_record
 from fedsim.server.secure.helper import (
     Helper,
     HelperState,
@@ -68,7 +68,7 @@ def recorded_round() -> dict[str, Any]:
     for client, payload in PAYLOADS.items():
         share = np.array(payload, np.int64).view(np.uint64)
         info = seed_info(context, client, 1)
-        (seed,) = sharing.shard(share, [info])
+        (seed,) = sharing.split(share, [info])
         shares.append(share)
         envelopes.append(seal(seed, key.public, info=info))
     request = CombineRequest(
@@ -98,12 +98,12 @@ def recorded_round() -> dict[str, Any]:
         "helper": state.to_record(),
         "shares": shares,
         "tags": [
-            vector_tag(share, share_info(context, client))
+            vector_tag(share, leader_share_info(context, client))
             for client, share in zip(PAYLOADS, shares, strict=True)
         ],
         "total": reply.total,
         "tag": reply.tag,
-        "sum": AdditiveSharing.unshard([*shares, reply.total]),
+        "sum": AdditiveSharing.combine([*shares, reply.total]),
         "masked_by_seed": {prg: masked_by_seed(prg, context) for prg in ("aes256_ctr", "chacha20")},
     }
 
@@ -112,7 +112,7 @@ def masked_by_seed(prg: Any, context: RoundContext) -> np.ndarray:
     """Return a vector under the mask of a known seed."""
     vector = np.arange(5, dtype=np.uint64)
     sharing = AdditiveSharing(SeedExpander(prg), draw_seed=lambda: bytes(range(32)))
-    sharing.shard(vector, [seed_info(context, 2, 1)])
+    sharing.split(vector, [seed_info(context, 2, 1)])
     return vector
 
 
@@ -125,7 +125,7 @@ def main() -> None:
         for case in content["messages"]:
             config = case["config"]
             if "version" in config:
-                config["version"] = VERSION + (case.get("why") == "another version")
+                config["version"] = WIRE_VERSION + (case.get("why") == "another version")
             if "params" in config:
                 config["params"] = params
         if "round" in content:

@@ -54,7 +54,7 @@ def test_the_control_arm_is_the_same_code_without_shares(
 ) -> None:
     scene = secure_parties(protocol="quantized")
     leader = scene.leader()
-    assert leader.complete
+    assert leader.is_complete
     assert same_bits(scene.run([4, 1, 0]), scene.plain([0, 1, 4]))
 
 

@@ -114,14 +114,14 @@ def test_flipped_bits_of_a_masked_payload_are_seen(secure_parties: Any) -> None:
 def test_stages_have_an_order_and_happen_once(secure_parties: Any) -> None:
     scene = secure_parties(protocol="secagg")
     one = scene.masked()
-    with pytest.raises(ProtocolOrderError, match="call rosters"):
+    with pytest.raises(ProtocolOrderError, match="drawn by rosters"):
         _ = one.server.graph
     with pytest.raises(ProtocolOrderError):
         one.server.mask_requests()
     with pytest.raises(ProtocolOrderError, match="call unmask_requests"):
         one.open()
     offer = one.server.offer()
-    payload = scene.uploader(0).payload(offer, **scene.arguments(0))
+    payload = scene.uploader(0).encode_payload(offer, **scene.arguments(0))
     keys = one.clients[0].begin(offer, payload)
     one.server.take_keys(keys)
     with pytest.raises(DuplicateClientError):
@@ -149,5 +149,5 @@ def test_malformed_answers_are_refused(secure_parties: Any) -> None:
         one.server.take_shares(one.clients[client].share(rosters[client]))
     one.masks()
     unmask = one.clients[0].unmask(one.server.unmask_requests()[0])
-    with pytest.raises(WireError, match="other clients than it was asked"):
+    with pytest.raises(WireError, match="other clients than those requested"):
         one.server.take_unmask(replace(unmask, active=unmask.active[1:]))

@@ -12,15 +12,15 @@ from fedsim.server.secure.report import SecureAggregationReport
 
 def report(**keys: Any) -> SecureAggregationReport:
     settings = SecureAggregationSettings(**keys)
-    encoder = FixedPointEncoder.from_settings(settings, clients=10, weighted=False)
+    encoder = FixedPointEncoder.from_settings(settings, num_clients=10, weighted=False)
     return SecureAggregationReport(settings, encoder, clients_sampled=10)
 
 
 def test_it_is_json_and_counts_every_round() -> None:
     one = report(aggregators=3)
-    one.completed(2, 9)
-    one.completed(1, 10)
-    one.failed(3, "helper 2 is silent")
+    one.record_success(2, 9)
+    one.record_success(1, 10)
+    one.record_abort(3, "helper 2 is silent")
     facts = json.loads(json.dumps(one.to_dict()))
     assert facts["parties"]["helpers"] == 2
     assert facts["parties"]["survivors_per_round"] == [10, 9]
