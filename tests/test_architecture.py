@@ -266,3 +266,47 @@ def test_telemetry_is_off_unless_the_user_turned_it_on() -> None:
     assert python(code).strip() == "['0', '1', '0']"
     kept = "import os; os.environ['FLWR_TELEMETRY_ENABLED'] = '1'; import fedsim; "
     assert python(kept + "print(os.environ['FLWR_TELEMETRY_ENABLED'])").strip() == "1"
+
+
+def room_arrows(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return the rooms that each room imports, without those that follow from the others."""
+    arrows: dict[str, set[str]] = {room: set() for room in FLOOR_OF}
+    for module, targets in graph.items():
+        if module != "fedsim":
+            rooms = {room_of(target) for target in targets - {"fedsim"}}
+            arrows[room_of(module)] |= rooms - {room_of(module)}
+
+    def reachable(room: str) -> set[str]:
+        return arrows[room].union(*map(reachable, arrows[room])) if arrows[room] else set()
+
+    return {
+        room: {one for one in direct if not any(one in reachable(other) for other in direct)}
+        for room, direct in arrows.items()
+    }
+
+
+def draw_rooms(path: Path) -> None:
+    """Draw the rooms, floor by floor, with an arrow from each room to the rooms that it imports."""
+    from matplotlib import pyplot
+
+    place = {
+        room: ((index - (len(rooms) - 1) / 2) * 1.5, floor)
+        for floor, rooms in enumerate(FLOORS)
+        for index, room in enumerate(sorted(rooms))
+    }
+    figure, axes = pyplot.subplots(figsize=(9, 11))
+    axes.axis("off")
+    axes.set(xlim=(-4, 4), ylim=(-0.5, len(FLOORS) - 0.5))
+    for room, targets in room_arrows(import_graph()).items():
+        for target in targets:
+            style = {"arrowstyle": "->", "color": "0.6", "connectionstyle": "arc3,rad=0.25"}
+            style |= {"shrinkA": 12, "shrinkB": 12}
+            axes.annotate("", place[target], place[room], arrowprops=style)
+    for room, (x, y) in place.items():
+        box = {"boxstyle": "round", "facecolor": "white", "edgecolor": "0.3"}
+        axes.text(x, y, room, ha="center", va="center", bbox=box, family="monospace")
+    figure.savefig(path, bbox_inches="tight")
+
+
+if __name__ == "__main__":  # python tests/test_architecture.py rooms.svg
+    draw_rooms(Path(sys.argv[1]))
