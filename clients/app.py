@@ -35,22 +35,31 @@ from fedsim.protocol.roll_call import (
     roll_call_reply,
 )
 
-# Scores a model on the client's held-out examples: how many there are, and its metrics by name.
+# Scores a model on the client's held-out examples: their number, and metrics by name.
 Evaluate = Callable[[ArrayRecord], tuple[int, Mapping[str, float]]]
 
 
 @dataclass(frozen=True)
 class ClientTask:
-    """Everything a client needs to train: its data, the model to fill, its settings.
+    """Everything a client needs to train: its data, the shared model, its settings.
 
-    `size` is its number of examples, and `data` gives their features and targets when it trains:
-    a task waiting for its turn holds no copy of them.
-    `shared_model` holds the model that clients of one process share and fill anew for each request.
-    `privacy` None means training without differential privacy; with it, `gradients` computes the
-    per-example gradients of that model under `loss`. `evaluate` scores a model on examples that
-    the client holds out; None: it refuses. `secure` None means that updates are sent in clear.
-    `measure` gives the metrics of a model on the client's examples that the experiment declared;
-    None: there are none, as always under privacy, whose noise does not cover them.
+    Attributes:
+        client: its number.
+        seed: the experiment's seed.
+        size: its number of examples.
+        data: returns features and targets (n, ...); called when the client trains, so that a
+            waiting task holds no copy of them.
+        shared_model: the model of the process, filled anew for each request.
+        loss: one value per example.
+        gradients: clipped sums of per-example gradients under `loss`; None without privacy.
+        local: steps, batch size and optimizer.
+        privacy: the client's plan; None: training without differential privacy.
+        journal: the durable ledger; None: charges are kept in the client's state alone.
+        evaluate: scores a model on held-out examples; None: the client refuses to.
+        faults: faults to inject.
+        secure: seals updates; None: they are sent in clear.
+        measure: the declared metrics of a model on the client's examples; None: there are none.
+            Always None under privacy, whose noise does not cover them.
     """
 
     client: int
@@ -69,9 +78,9 @@ class ClientTask:
     measure: Callable[[nn.Module], Mapping[str, float]] | None = None
 
     def check_examples(self) -> None:
-        """Check that there is something to train on, as far as that is public.
+        """Check that the public number of examples is not 0.
 
-        Where the client's size is private, an empty client trains on empty lots like any other.
+        Where the client's size is private, an empty client trains on empty lots.
 
         Raises:
             ClientFailureError: the client has no examples.
@@ -80,13 +89,12 @@ class ClientTask:
             raise ClientFailureError("has no examples")
 
     def step(self, request: TrainRequest) -> DpSgdMechanism | None:
-        """Return the mechanism as it goes on in a request; None without privacy.
+        """Return the mechanism of a request, with the clipping bound in it; None without privacy.
 
-        Guarantee: its event is that of the plan, whatever the request says.
+        Guarantee: its event is that of the plan, whatever the request holds.
 
         Raises:
-            ClientFailureError: the request says that clipping goes on from a bound that it cannot
-                have learnt.
+            ClientFailureError: clipping cannot have adapted to the request's bound.
         """
         if self.privacy is None:
             return None
@@ -97,7 +105,7 @@ class ClientTask:
 
     @property
     def examples(self) -> int:
-        """The number of examples that the client says it has."""
+        """The public number of examples: the planned one under privacy, else `size`."""
         return self.privacy.examples if self.privacy else self.size
 
 
@@ -105,7 +113,7 @@ def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
     """Return the ClientApp whose client number comes from the node's `partition-id`.
 
     Args:
-        task_of: gives the task of a client by its number; called once for each request.
+        task_of: returns the task of a client by its number; called once for each request.
     """
     app = ClientApp()
 
@@ -139,7 +147,7 @@ def make_client_app(task_of: Callable[[int], ClientTask]) -> ClientApp:
 def _stage_handler(
     stage: str, task_of: Callable[[int], ClientTask]
 ) -> Callable[[Message, Context], Message]:
-    """Return the function that answers a stage of secure aggregation by pairwise masks."""
+    """Return the handler of one stage of secure aggregation by pairwise masks."""
 
     def respond(message: Message, context: Context) -> Message:
         task = task_of(partition_of(context))
@@ -151,15 +159,18 @@ def _stage_handler(
 
 
 def failure_reply(error: Exception, request: Message, *, private: bool) -> Message:
-    """Return the reply of a client that failed; raise what is not for a reply.
+    """Return the error reply of a failed client.
 
-    An error reply, not an exception, so that the reason reads the same on every engine and no
-    engine throws the client's state away.
+    A reply and not an exception: the reason then reads the same on every engine, and no engine
+    throws the client's state away.
 
     Args:
         error: what the client raised.
-        request: what it was asked.
-        private: whether the error's text must not be told.
+        request: the message that it could not answer.
+        private: whether the error's text must stay in the client.
+
+    Raises:
+        Exception: `error` itself, where it is not an error of a client.
     """
     if private:
         error = redact_error(error)
@@ -171,7 +182,7 @@ def failure_reply(error: Exception, request: Message, *, private: bool) -> Messa
 def answer_train_request(task: ClientTask, message: Message, context: Context) -> Message:
     """Train for one request and return the reply.
 
-    A client whose budget affords fewer steps takes those; one whose budget affords none withdraws.
+    A client takes as many steps as its budget affords; if it affords none, the client withdraws.
 
     Guarantee: with `task.privacy`, the round is charged to the client's account, durably where
     there is a journal, before training starts; nothing private leaves uncharged.
@@ -192,20 +203,20 @@ def answer_train_request(task: ClientTask, message: Message, context: Context) -
 
 
 def evaluate_and_reply(task: ClientTask, message: Message) -> Message:
-    """Score a model on the client's held-out examples and return what was found.
+    """Score a model on the client's held-out examples and return the reply.
 
-    Guarantee: a client with a privacy plan, or whose updates are hidden, tells nothing, whoever
-    asks: its score is a release about its examples that nothing was charged for.
+    Guarantee: a client with a privacy plan, or with sealed updates, refuses every request: a score
+    is a release about its examples that was not charged.
 
     Raises:
         ClientFailureError: the client does not evaluate, or a fault strikes it in this round.
     """
     if task.privacy is not None or task.secure is not None or task.evaluate is None:
-        raise ClientFailureError("does not tell how a model does on its examples")
+        raise ClientFailureError("does not evaluate models on its examples")
     request = EvaluateRequest.from_message(message)
     fault = task.faults.of(task.client, request.round_number)
     fault.before_charge()
-    fault.after_training()  # whoever is gone then does not answer now
+    fault.after_training()  # a client that drops out there does not answer here
     examples, metrics = task.evaluate(request.arrays)
     return EvaluateReply(examples, metrics, delay=fault.delay).to_message(message)
 
@@ -213,7 +224,7 @@ def evaluate_and_reply(task: ClientTask, message: Message) -> Message:
 def seal_reply(
     task: ClientTask, request: TrainRequest, reply: TrainReply, message: Message, context: Context
 ) -> Message:
-    """Return a client's answer as it leaves: sealed, where updates are aggregated securely.
+    """Return a client's reply as a message, sealed under secure aggregation.
 
     Raises:
         ClientFailureError: the update cannot be sealed.
@@ -234,7 +245,14 @@ def seal_reply(
 def train_and_reply(
     task: ClientTask, request: TrainRequest, spend: ClientSpend | None, fault: Fault
 ) -> TrainReply:
-    """Train a client alone, after its charge, and return its answer."""
+    """Train a client alone, after its charge, and return its reply.
+
+    Args:
+        task: the client.
+        request: the model and the round.
+        spend: the client's spend after the charge; None without privacy.
+        fault: the fault of this round.
+    """
     task.shared_model.load(request.arrays)
     task.shared_model.restart()
     key = StreamKey(task.seed, task.client, request.round_number)
@@ -259,9 +277,14 @@ def build_reply(
     *,
     adapted_clip_norm: float | None = None,
 ) -> TrainReply:
-    """Return the answer of a client that has trained, with what a fault does to it.
+    """Return the reply of a client that has trained, altered by the fault.
 
-    `adapted_clip_norm` is the bound that its clipping has learnt.
+    Args:
+        task: the client.
+        arrays: the trained model.
+        spend: the client's spend after the charge; None without privacy.
+        fault: the fault of this round.
+        adapted_clip_norm: the adapted clipping bound; None where it is fixed.
     """
     fault.after_training()
     return TrainReply(
@@ -274,9 +297,9 @@ def build_reply(
 
 
 def steps_to_take(task: ClientTask, spend: ClientSpend | None, fault: Fault) -> range:
-    """Return the numbers of the steps to take, over the client's life where it is private.
+    """Return the numbers of the steps to take, less those that the fault drops.
 
-    They are those that this round, which is charged, paid for.
+    Under privacy they are the steps charged in this round, counted over the client's life.
     """
     if spend is None:
         return fault.steps_to_train(range(task.local.steps))
@@ -306,17 +329,21 @@ def _charge(task: ClientTask, request: TrainRequest, context: Context) -> Client
 
 
 def request_digest(task: ClientTask, request: TrainRequest) -> str:
-    """Return what a client's account knows a request by: a digest of all an answer depends on.
+    """Return the digest of everything that the answer to a request depends on.
 
     Raises:
-        ClientFailureError: the client cannot answer it, see `ClientTask.step`.
+        ClientFailureError: the client cannot answer the request, see `ClientTask.step`.
     """
     task.step(request)
     return request.digest(task.shared_model.load(request.arrays))
 
 
 def partition_of(context: Context) -> int:
-    """Return the client that a node holds."""
+    """Return the number of the client on this node.
+
+    Raises:
+        ValueError: the node's configuration has no whole number for it.
+    """
     partition = context.node_config.get(PARTITION)
     if not isinstance(partition, int):
         raise ValueError(
@@ -327,7 +354,7 @@ def partition_of(context: Context) -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Train on one thread: the order of float32 sums must not depend on the machine's cores."""
+    """Limit torch to one thread: the order of float32 sums must not depend on the cores."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield

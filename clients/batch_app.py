@@ -1,8 +1,8 @@
-"""Many clients of one process answer together: one wait for the disk, and cohorts where they pay.
+"""Many clients of one process: charged in one append, trained in cohorts.
 
-A group of requests is charged first, all in one append to the ledger; then the clients train, in
-cohorts or one after the other, and their replies are handed over one at a time. Whether clients
-trained together changes no bit of any answer (`cohort_training` sees to that).
+A group of requests is charged first, all in one append to the ledger. Then the clients train, in
+cohorts or one by one, and their replies are yielded cohort by cohort. Cohorts change no bit of any
+reply (`training/cohorts.py`).
 """
 
 import logging
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 Request = tuple[Message, Context]
 
 AnswerGroup = Iterable[Message | Exception]
-"""Answers that come together; for each, what the client raised instead, if it raised anything."""
+"""Answers of one cohort; in place of an answer, the exception that the client raised."""
 
 
 @runtime_checkable
@@ -51,14 +51,14 @@ class BatchAnswers(Protocol):
 
     @property
     def group_size(self) -> int:
-        """The most requests in one group."""
+        """Most requests in one group."""
         ...
 
     def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
-        """Yield the answers to the requests, in their order, together where they come together.
+        """Yield groups of answers, in the order of the requests.
 
-        Those that come together are made as they are read, to be read before the next ones are
-        asked for, which may take their time.
+        Answers are computed while their group is read. Read a group before asking for the next
+        one, which may take long.
 
         Guarantee: each answer is the one that the client gives alone.
         """
@@ -67,7 +67,14 @@ class BatchAnswers(Protocol):
 
 @dataclass
 class ClientRound:
-    """One client's turn in a round: its task and request, and what it is charged."""
+    """One client in one round: task, request, charge and result.
+
+    Attributes:
+        account: with the charge, once it is committed; None without privacy.
+        charge: the cost of the round; None without privacy, or where it was charged before.
+        trained_values: flat trained parameters (size,); None until the client's cohort has trained.
+        adapted_clip_norm: clipping bound after the round; None where it is fixed.
+    """
 
     task: ClientTask
     request: TrainRequest
@@ -81,7 +88,7 @@ class ClientRound:
 
     @cached_property
     def member(self) -> CohortMember:
-        """The client as one that trains with others."""
+        """The client as a member of a cohort."""
         task = self.task
         key = StreamKey(task.seed, task.client, self.request.round_number)
         steps = steps_to_take(task, self.spend, self.fault)
@@ -92,7 +99,7 @@ class ClientRound:
 
     @property
     def kind(self) -> Hashable:
-        """What clients that train together have in common."""
+        """Key that is equal for clients that can train together."""
         task, member = self.task, self.member
         clipping = None if member.step is None else member.step.clipping.kind
         shape = (member.features.shape[1:], member.features.dtype)
@@ -101,7 +108,7 @@ class ClientRound:
 
     @property
     def spend(self) -> ClientSpend | None:
-        """What the client has spent; None without privacy."""
+        """The client's spend after the charge; None without privacy."""
         return None if self.account is None else self.account.spend
 
 
@@ -112,8 +119,8 @@ class BatchClientApp(ClientApp):
     """The clients of one process as a ClientApp that can also answer many requests at once.
 
     Args:
-        task_of: gives the task of a client by its number.
-        cohort_size: the most clients that train together; 1: each alone.
+        task_of: returns the task of a client by its number.
+        cohort_size: most clients that train together; 1: each alone.
     """
 
     def __init__(self, task_of: Callable[[int], ClientTask], *, cohort_size: int) -> None:
@@ -124,7 +131,7 @@ class BatchClientApp(ClientApp):
 
     @property
     def group_size(self) -> int:
-        """The most requests in one group."""
+        """Most requests in one group."""
         return max(_CHARGE_GROUP_CLIENTS, self._cohort_size)
 
     def __call__(self, message: Message, context: Context) -> Message:
@@ -132,7 +139,7 @@ class BatchClientApp(ClientApp):
         return self._single_client_app(message, context)
 
     def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
-        """Yield the answers to the requests, in their order, those of a cohort together.
+        """Yield the answers of one cohort after the other, in the order of the requests.
 
         Guarantee: every charge of the group is durable before the first of its clients trains; each
         answer is the one that the client gives alone.
@@ -140,14 +147,14 @@ class BatchClientApp(ClientApp):
         with one_thread():
             pending = deque(_charge_all([self._open_round(*request) for request in requests]))
             cohorts = -(-len(pending) // self._cohort_size)
-            while pending:  # of those that trained, nothing is kept
+            while pending:  # results are released cohort by cohort
                 even = -(-len(pending) // cohorts)
                 cohort, cohorts = [pending.popleft() for _ in range(even)], cohorts - 1
                 _train_together([each for each in cohort if isinstance(each, ClientRound)])
                 yield from _answer_cohort(cohort)
 
     def _open_round(self, message: Message, context: Context) -> "PendingAnswer":
-        """Return a client's turn, or the answer of one that takes none."""
+        """Return a client's round, or the answer of a client that does not train."""
         try:
             task = self._task_of(partition_of(context))
         except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
@@ -169,12 +176,12 @@ class BatchClientApp(ClientApp):
 def _failure(error: Exception, task: ClientTask, message: Message) -> Message | Exception:
     try:
         return failure_reply(error, message, private=task.privacy is not None)
-    except Exception as unspoken:  # noqa: BLE001  the engine's to tell
-        return unspoken
+    except Exception as unexpected:  # noqa: BLE001  the engine reports it
+        return unexpected
 
 
 def _propose_charge(client_round: ClientRound) -> None:
-    """Ask a client's account what the round would cost; nothing is charged yet."""
+    """Set the account and the cost of the round; nothing is charged yet."""
     task, request = client_round.task, client_round.request
     if task.privacy is None:
         return
@@ -189,7 +196,7 @@ def _propose_charge(client_round: ClientRound) -> None:
 
 
 def _charge_all(pending: list[PendingAnswer]) -> list[PendingAnswer]:
-    """Charge the turns, all in one write; where that fails, nobody trains."""
+    """Charge all rounds in one write; if it fails, no charged client trains."""
     proposed = [e for e in pending if isinstance(e, ClientRound) and e.charge is not None]
     if not proposed:
         return pending
@@ -207,7 +214,7 @@ def _charge_all(pending: list[PendingAnswer]) -> list[PendingAnswer]:
 
 
 def _train_together(client_rounds: list[ClientRound]) -> None:
-    """Train clients of one kind together; who is the only one of its kind stays untrained."""
+    """Train clients of one kind together; a client alone in its kind stays untrained."""
     kinds: dict[Hashable, list[ClientRound]] = {}
     if len(client_rounds) > 1:
         for client_round in client_rounds:
@@ -220,7 +227,7 @@ def _train_together(client_rounds: list[ClientRound]) -> None:
             task.shared_model.load(request.arrays)
             members = [client_round.member for client_round in cohort]
             together = train_together(task.shared_model, task.loss, task.local, members)
-        except Exception as error:  # noqa: BLE001  who is to blame shows when each is alone
+        except Exception as error:  # noqa: BLE001  alone, each client shows its own error
             logger.info("a cohort failed, so its clients train alone: %s", type(error).__name__)
             continue
         rows = together.values.cpu().numpy()
@@ -229,7 +236,7 @@ def _train_together(client_rounds: list[ClientRound]) -> None:
 
 
 def _answer_cohort(cohort: list[PendingAnswer]) -> Iterator[AnswerGroup]:
-    """Yield the answers of a cohort, together but for those who train only now."""
+    """Yield the answers of a cohort in groups; a client still to be trained is its own group."""
     for is_trained, pending in groupby(cohort, key=_is_trained):
         if is_trained:
             yield map(_answer, pending)
@@ -238,7 +245,7 @@ def _answer_cohort(cohort: list[PendingAnswer]) -> Iterator[AnswerGroup]:
 
 
 def _is_trained(pending: PendingAnswer) -> bool:
-    """Tell whether nobody has to train any more for an answer."""
+    """Whether the answer needs no further training."""
     return not isinstance(pending, ClientRound) or pending.trained_values is not None
 
 

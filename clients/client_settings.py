@@ -1,8 +1,7 @@
-"""Privacy settings of some clients: of one, of a named group, of a share, or of a table.
+"""Privacy settings of some clients: one client, a group, a share of all, or a table.
 
-An entry of `privacy.clients` whose name is a number is about that client. Any other name is a group
-of the user's: it lists its `members`, or takes a `share` of the clients, or reads a `csv` file that
-has a line for each client it is about.
+The name of an entry of `privacy.clients` is a client's number or the name of a group. A group lists
+its `members`, takes a `share` of all clients, or reads a `csv` file with one line for each client.
 """
 
 from typing import Annotated, Literal, Self
@@ -19,7 +18,7 @@ OwnSetting = Literal[
 
 
 class OwnPrivacySettings(Settings):
-    """What a client may have of its own; null: as everybody."""
+    """Settings that a client may have of its own; null: everybody's."""
 
     target_epsilon: float | None = Field(
         default=None, gt=0, description="budget ε, never exceeded; sets the noise if none is given"
@@ -31,7 +30,7 @@ class OwnPrivacySettings(Settings):
 
 
 class ClientPrivacySettings(OwnPrivacySettings):
-    """One entry of `privacy.clients`: settings, and for a group whose they are."""
+    """One entry of `privacy.clients`: settings, and the clients of a group."""
 
     members: list[Annotated[int, Field(ge=0)]] | None = Field(
         default=None, min_length=1, description="the group's clients"
@@ -50,16 +49,16 @@ class ClientPrivacySettings(OwnPrivacySettings):
 
     @property
     def own(self) -> OwnPrivacySettings:
-        """The settings without the clients they are for."""
+        """The settings without the clients."""
         return OwnPrivacySettings.model_validate(
             {name: getattr(self, name) for name in OwnPrivacySettings.model_fields}
         )
 
     def check(self, name: str) -> None:
-        """Check that the entry says whose settings it holds, by its name or by one key.
+        """Check that the name or exactly one key gives the clients of the entry.
 
         Raises:
-            ValueError: it does not.
+            ValueError: neither does, or several do.
         """
         ways = {"members": self.members, "share": self.share, "csv": self.csv}
         given = [key for key, value in ways.items() if value is not None]
@@ -80,7 +79,8 @@ class ClientPrivacySettings(OwnPrivacySettings):
     def _table(self) -> Self:
         if (self.csv is None) != (not self.columns):
             raise ValueError(
-                "csv and columns go together: csv: budgets.csv, columns: {target_epsilon: epsilon}"
+                "csv and columns need each other: csv: budgets.csv, columns: {target_epsilon: "
+                "epsilon}"
             )
         given = [name for name in self.columns if getattr(self, name) is not None]
         if given:
@@ -97,5 +97,5 @@ class ClientPrivacySettings(OwnPrivacySettings):
 
 
 def is_client(name: str) -> bool:
-    """Return whether the name of an entry is the number of a client."""
+    """Whether the name of an entry is the number of a client."""
     return name.isascii() and name.isdecimal() and name == str(int(name))

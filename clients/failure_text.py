@@ -21,9 +21,10 @@ _PUBLIC_ERRORS = (ClientFailureError, ProtocolError, JournalError)
 
 
 def redact_error(error: Exception) -> Exception:
-    """Return the error, or in its place one that says only its type and the line of code.
+    """Return an error of fedsim as it is; of any other, its type and line of code alone.
 
-    Guarantee: the text depends on which line raised, and on nothing else of a foreign exception.
+    Guarantee: the text depends on the type and the line of a foreign exception, and on nothing else
+    of it.
     """
     if isinstance(error, _PUBLIC_ERRORS):
         return error

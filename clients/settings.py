@@ -1,7 +1,7 @@
-"""What a client is told: local training and its privacy.
+"""Settings of local training and its privacy: the sections `local:` and `privacy:`.
 
-`PrivacySettings` changes ε; `LocalSettings` changes ε through the sampling rate and the number of
-steps; nothing else in an experiment does.
+`PrivacySettings` sets ε; `LocalSettings` changes it through the sampling rate and the number of
+steps. Nothing else in an experiment changes ε.
 """
 
 from typing import Annotated, Literal, Self
@@ -39,7 +39,7 @@ OptimizerSettings = Annotated[SgdSettings | AdamSettings, Field(discriminator="n
 
 
 class LocalSettings(Settings):
-    """`local:` in an experiment file: what one client does in one round."""
+    """`local:` in an experiment file: the training of one client in one round."""
 
     steps: int = Field(ge=1, description="optimizer steps per round")
     batch_size: int = Field(
@@ -116,8 +116,8 @@ class PrivacySettings(Settings):
     )
     noise: Literal["seeded", "secure"] = Field(
         default="seeded",
-        description="seeded: reproducible by whoever knows the seed; secure: lots and noise from "
-        "the operating system, so that no run can be repeated",
+        description="seeded: reproducible by anyone who knows the seed; secure: lots and noise "
+        "from the operating system, so that no run can be repeated",
     )
     adjacency: Literal["zero_out", "add_remove", "replace_one"] = Field(
         default="zero_out",
@@ -145,7 +145,7 @@ class PrivacySettings(Settings):
     )
 
     def with_own(self, own: OwnPrivacySettings) -> "PrivacySettings":
-        """Return the settings of a client that has some of its own."""
+        """Return the settings with those of one client in place of everybody's."""
         return self.model_copy(update={name: value for name, value in own if value is not None})
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Clipping to a quantile of the gradient norms, learnt privately (Andrew et al. 2021)."""
+"""Clipping to a private quantile of the gradient norms (Andrew et al. 2021)."""
 
 import math
 from dataclasses import dataclass, replace
@@ -19,18 +19,18 @@ _MIN_CLIP_NORM, _MAX_CLIP_NORM = 1e-10, 1e10
 class AdaptiveClipping(Clipping):
     """Scale each example's whole gradient to a bound C that follows a quantile of the norms.
 
-    With each lot, Σ (b_i − ½) is released with noise σ_b, where b_i says whether the norm of
-    example i was within C. With b̄ the noisy count over the public expected lot, plus ½, the next
+    With each lot, Σ (b_i − ½) is released with noise σ_b, where b_i is 1 if the norm of example i
+    was within C, else 0. With b̄ the noisy count over the public expected lot, plus ½, the next
     bound is C · exp(−η (b̄ − γ)) (Andrew et al. 2021, arXiv:1905.03871, Algorithm 1).
 
     Guarantee: an example moves the count by at most ½, so gradients at z_Δ and the count together
     are one Gaussian release with z = (z_Δ⁻² + (2 σ_b)⁻²)^(−1/2), whatever the lot. C changes
-    between lots only, and is a function of what was released.
+    between lots only, and is a function of the releases.
 
     Attributes:
         max_grad_norm: C, the bound of the next lot. It is the only state: see `state`.
         count_noise: σ_b.
-        quantile: γ, the share of examples that should be within the bound.
+        quantile: γ, the target fraction of examples within the bound.
         learning_rate: η of the geometric update.
 
     Raises:
@@ -59,12 +59,19 @@ class AdaptiveClipping(Clipping):
         quantile: float = 0.5,
         learning_rate: float = 0.2,
     ) -> Self:
-        """Return the clipping with σ_b = expected_lot / 20, starting from `max_grad_norm`."""
+        """Return the clipping with σ_b = expected_lot / 20.
+
+        Args:
+            expected_lot: public expected number of examples in a lot.
+            max_grad_norm: C of the first lot.
+            quantile: γ in [0, 1].
+            learning_rate: η > 0.
+        """
         return cls(max_grad_norm, expected_lot / _LOT_OVER_COUNT_NOISE, quantile, learning_rate)
 
     @property
     def state(self) -> dict[str, float]:
-        """What the client must keep over rounds; public, as a function of what was released."""
+        """The state to keep over rounds; public, as a function of the releases."""
         return {"max_grad_norm": self.max_grad_norm}
 
     def with_state(self, state: dict[str, float]) -> Self:
@@ -73,7 +80,7 @@ class AdaptiveClipping(Clipping):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The rule without its bound and what it learns from."""
+        """The rule without its bound and its parameters."""
         return (AdaptiveClipping,)
 
     @property
@@ -82,13 +89,13 @@ class AdaptiveClipping(Clipping):
         return self.max_grad_norm
 
     def resume(self, clip_norm: float) -> Self:
-        """Return the clipping that goes on from a bound learnt before.
+        """Return the clipping that continues from an adapted bound.
 
-        Guarantee: whatever the bound is, a lot costs the same: gradients are clipped to it and
-        their noise is z_Δ times it, and the count never moves by more than ½.
+        Guarantee: a lot costs the same under every bound: gradients are clipped to it, their noise
+        is z_Δ times it, and an example moves the count by at most ½.
 
         Raises:
-            ValueError: no clipping learns such a bound.
+            ValueError: `adapt` never returns such a bound.
         """
         if not _MIN_CLIP_NORM <= clip_norm <= _MAX_CLIP_NORM:
             raise ValueError(
@@ -111,7 +118,7 @@ class AdaptiveClipping(Clipping):
         return self.count_noise
 
     def gradient_noise(self, noise_multiplier: float) -> float:
-        """Return z_Δ, the noise multiplier of the gradients that makes the whole step have z.
+        """Return z_Δ, the noise multiplier of the gradients with which the whole step has z.
 
         Raises:
             ValueError: the count alone would spend the whole budget.
@@ -128,8 +135,8 @@ class AdaptiveClipping(Clipping):
         return adaptive_clip_noise_multiplier(noise_multiplier, self.count_noise)
 
     def adapt(self, share: float) -> Self:
-        """Return the clipping of the next lot, given b̄, the released share within the bound."""
+        """Return the clipping of the next lot, given b̄, the released fraction within the bound."""
         exponent = -self.learning_rate * (share - self.quantile)
-        # Noise may throw b̄ far out of [0, 1]; e-fold in one step is more than it should learn.
+        # Noise may move b̄ far out of [0, 1]: no step changes the bound by more than a factor e.
         bound = self.max_grad_norm * math.exp(min(max(exponent, -1.0), 1.0))
         return replace(self, max_grad_norm=min(max(bound, _MIN_CLIP_NORM), _MAX_CLIP_NORM))

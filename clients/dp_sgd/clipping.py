@@ -1,4 +1,17 @@
-"""How much one example may contribute to a step, in all and by group of parameters."""
+"""Clipping: bounds on one example's contribution to a step, in all and by group of parameters.
+
+Edge cases of the clip factor, by the L2 norm of an example's gradient:
+
+| norm                           | flat, per layer, adaptive | automatic              |
+|--------------------------------|---------------------------|------------------------|
+| 0                              | 1: the gradient stays 0   | C / γ: it stays 0      |
+| at most C                      | 1, or 1 − 1e-6 close to C | C / (norm + γ)         |
+| above C                        | C / norm                  | C / (norm + γ)         |
+| NaN or infinite in any group   | 0 in all groups           | 0                      |
+| finite, and C infinite         | 1: nothing is clipped     | refused: C must be finite |
+
+Factors are smaller by 1e-6, so that rounding to float32 lifts no contribution above C.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -16,7 +29,7 @@ from fedsim.accountant.groups import (
 )
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 
-# Rounding in float32 may lift a norm by a few units in the last place; the bound leaves room.
+# Rounding in float32 may lift a norm by a few units in the last place.
 _ROUNDING_MARGIN = 1.0 - 1e-6
 
 ClipRule = Literal["equal", "by_dimension"]
@@ -29,7 +42,7 @@ class Groups:
     Attributes:
         members: the parameter indices of each group; together all parameters.
         bounds: C_m, the L2 bound of one example's gradient in each group.
-        dimensions: d_m, the number of values in each group; empty where nobody asks.
+        dimensions: d_m, the number of values in each group; empty where no rule needs them.
     """
 
     members: tuple[tuple[int, ...], ...]
@@ -45,7 +58,7 @@ class Groups:
 class Clipping(ABC):
     """Bounds each example's contribution.
 
-    Guarantee: in each group m, an example's contribution `coefficient * gradient` has an L2 norm of
+    Guarantee: in each group m, an example's contribution `factor * gradient` has an L2 norm of
     at most C_m, so adding or removing an example changes the sum by at most C_m there and by at
     most `Groups.sensitivity` in all. An example whose gradient is not finite contributes exactly
     zero.
@@ -57,42 +70,42 @@ class Clipping(ABC):
 
     @abstractmethod
     def clip_factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
-        """Return the factors (n, m) for gradient norms (n, m), float64.
+        """Return the clip factors (n, m), float64.
 
         Args:
-            norms: of each example in each group.
-            bounds: (m,), or one row for each example (n, m).
+            norms: L2 norms of each example's gradient in each group (n, m), float64.
+            bounds: C_m of each group (m,), or one row for each example (n, m).
         """
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What clippings have in common whose bounds may differ and whose rule is the same."""
+        """Key that is equal for clippings of one rule, whatever their bounds."""
         return (self,)
 
     @property
     def noise_on_count(self) -> float | None:
-        """σ_b of the count of examples within the bound, released to adapt it; None: no count."""
+        """σ_b on the released count of examples within the bound; None: no count is released."""
         return None
 
     def gradient_noise(self, noise_multiplier: float) -> float:
-        """Return the z of the gradients that makes z = `noise_multiplier` of all that is released.
+        """Return the z of the gradients with which the whole step has z = `noise_multiplier`.
 
         Raises:
-            ValueError: what else is released spends more than that alone.
+            ValueError: the released count alone spends more.
         """
         return noise_multiplier
 
     def adapt(self, share: float) -> "Clipping":
-        """Return the clipping of the next lot, given the released share within the bound."""
+        """Return the clipping of the next lot, given the released fraction within the bound."""
         return self
 
     @property
     def adapted_clip_norm(self) -> float | None:
-        """The bound as it was learnt so far, a function of what was released; None: it is fixed."""
+        """The adapted bound, a function of the releases so far; None: the bound is fixed."""
         return None
 
     def resume(self, clip_norm: float) -> "Clipping":
-        """Return the clipping that goes on from a bound learnt before, see `clip_norm`.
+        """Return the clipping that continues from the adapted bound `clip_norm`.
 
         Raises:
             ValueError: the bound is fixed, or cannot be `clip_norm`.
@@ -104,10 +117,7 @@ class Clipping(ABC):
 
 @dataclass(frozen=True)
 class FlatClipping(Clipping):
-    """Scale each example's whole gradient to an L2 norm of at most `max_grad_norm` (C).
-
-    Edge cases: norm 0 keeps the zero gradient; C = ∞ clips nothing.
-    """
+    """Scale each example's whole gradient to an L2 norm of at most `max_grad_norm` (C)."""
 
     max_grad_norm: float
 
@@ -169,8 +179,8 @@ class GroupClipping(Clipping):
     Attributes:
         max_grad_norm: C, the bound of the whole gradient.
         patterns: patterns of parameter names (`fnmatch`: `encoder.*`, `*.bias`), one for each
-            group; a parameter belongs to the first that fits. None: one group for each layer,
-            which is a module with its own parameters, weight and bias together.
+            group; a parameter belongs to the first that fits. None: one group for each layer, that
+            is a module with its own parameters, weight and bias together.
         bounds: "equal" (C_m = C / √M), "by_dimension" (C_m = C √(d_m / d)), or the C_m themselves.
     """
 
@@ -180,7 +190,7 @@ class GroupClipping(Clipping):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The rule without its bounds: which parameters go together."""
+        """The rule without its bounds: the grouping of parameters."""
         return (GroupClipping, self.patterns)
 
     def groups(self, parameters: FlatParameters) -> Groups:
@@ -225,20 +235,20 @@ def one_group(parameters: FlatParameters, bound: float) -> Groups:
 
 
 def hard_clip_factors(norms: Tensor, bounds: Tensor) -> Tensor:
-    """Return min(1, C_m / norm), 0 where a norm is not finite.
+    """Return min(1, C_m / norm), and 0 in all groups where one norm is not finite.
 
     Args:
-        norms: (n, m).
-        bounds: (m,), or one row for each example (n, m).
+        norms: L2 norms (n, m).
+        bounds: C_m (m,), or one row for each example (n, m).
     """
-    # Where a norm is 0 the quotient is infinite, and 1 after all.
+    # A norm of 0 makes the quotient infinite, and the factor 1.
     factors = (bounds * _ROUNDING_MARGIN / norms).clamp_(max=1.0)
     return _zero_where_not_finite(factors, norms)
 
 
 def _zero_where_not_finite(factors: Tensor, norms: Tensor) -> Tensor:
-    """Set the factors of every example to 0 that is not finite in some group."""
-    # A bound over infinity is 0 by itself; what is no number came of NaN, or of 0 over 0.
+    """Set all factors of an example to 0 where one of its norms is not finite."""
+    # C / ∞ is 0 already; a factor is NaN where the norm is, or for 0 / 0.
     factors.nan_to_num_(nan=0.0)
     if norms.shape[1] == 1:
         return factors

@@ -1,4 +1,4 @@
-"""The bytes that AES in counter mode makes of a key, by the fastest way of this machine."""
+"""Keystream of AES in counter mode, from the faster implementation of this machine."""
 
 import time
 from functools import cache
@@ -6,20 +6,20 @@ from functools import cache
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
 _BLOCK_BYTES = 16
-# Bytes of a first request from which on a second cipher is worth making.
+# A first request of fewer bytes is not worth a second cipher.
 _MIN_GCM_BYTES = 1 << 16
 # GCM counts its blocks in 32 bits; its first one here has number 2.
 _MAX_GCM_BYTES = (1 << 32) * _BLOCK_BYTES - 4 * _BLOCK_BYTES
-_ZEROS = memoryview(bytes(1 << 17))  # encrypted part by part: they stay in the cache
+_ZEROS = memoryview(bytes(1 << 17))  # encrypted part by part, so that they stay in the cache
 
 
 class Keystream:
-    """AES-CTR with the counter from zero: bytes that only the key tells from random ones.
+    """AES-CTR with the counter from zero: pseudorandom bytes of a key.
 
-    A key is used for one stream only, so the counter may start at zero. Long streams are made by
-    AES-GCM where that is faster: its ciphertext of zeros, with zeros as the nonce, is this stream
-    from the third block on, and newer processors have instructions for it that go through several
-    blocks at once. What it adds, a tag, is never asked for. No byte depends on the way.
+    A key is used for one stream only, so the counter may start at zero. Long streams come from
+    AES-GCM where that is faster: its ciphertext of zeros, with a nonce of zeros, is this stream
+    from the third block on, and newer processors encrypt several blocks at once for it. Its tag is
+    never computed. No byte depends on the implementation.
 
     Args:
         key: 16 or 32 bytes.
@@ -32,7 +32,7 @@ class Keystream:
         self._gcm_limit: int | None = None
 
     def write(self, into: memoryview) -> None:
-        """Overwrite bytes with the next ones of the stream."""
+        """Overwrite `into` with the next bytes of the stream."""
         if self._cipher is None:
             into = self._choose_cipher(into)
         for start in range(0, len(into), len(_ZEROS)):
@@ -49,7 +49,7 @@ class Keystream:
         self._written += len(part)
 
     def _choose_cipher(self, into: memoryview) -> memoryview:
-        """Choose the cipher by the size of the first request; return what is left to write."""
+        """Choose the cipher by the size of the first request; return the part still to write."""
         if len(into) < _MIN_GCM_BYTES or not _gcm_is_faster():
             return into
         self._write_part(into[: 2 * _BLOCK_BYTES])
@@ -58,7 +58,7 @@ class Keystream:
 
 
 def _ctr_cipher(key: bytes, position: int) -> CipherContext:
-    """Return what encrypts the next zeros to the stream from a position on."""
+    """Return the cipher that encrypts zeros to the stream from byte `position` on."""
     blocks, rest = divmod(position, _BLOCK_BYTES)
     counter = modes.CTR(blocks.to_bytes(_BLOCK_BYTES, "big"))
     cipher = Cipher(algorithms.AES(key), counter).encryptor()
@@ -68,13 +68,13 @@ def _ctr_cipher(key: bytes, position: int) -> CipherContext:
 
 
 def _gcm_cipher(key: bytes) -> CipherContext:
-    """Return what encrypts the next zeros to the stream from its third block on."""
+    """Return the cipher that encrypts zeros to the stream from its third block on."""
     return Cipher(algorithms.AES(key), modes.GCM(bytes(12))).encryptor()
 
 
 @cache
 def _gcm_is_faster() -> bool:
-    """Measure once which of both is faster here; it takes a tenth of a millisecond."""
+    """Whether GCM is faster on this machine, measured once in a tenth of a millisecond."""
     into = memoryview(bytearray(len(_ZEROS)))
     ciphers = [_ctr_cipher(bytes(_BLOCK_BYTES), 0), _gcm_cipher(bytes(_BLOCK_BYTES))]
     best = [float("inf"), float("inf")]

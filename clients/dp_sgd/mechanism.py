@@ -1,4 +1,15 @@
-"""One DP-SGD step: what is released and what it costs, from one constructor."""
+"""One DP-SGD step: its noisy gradient and its event, from one constructor.
+
+Edge cases of a step with clipping bound C, noise multiplier z and expected lot L:
+
+| case                          | release                                 | event                |
+|-------------------------------|-----------------------------------------|----------------------|
+| the lot is empty              | noise alone, divided by L               | the same, charged    |
+| a gradient is NaN or infinite | that example contributes exactly 0      | the same             |
+| z = 0                         | the clipped sum over L, without noise   | Gaussian(0): ε is ∞  |
+| z = 0 and C infinite          | the plain sum over L                    | Gaussian(0): ε is ∞  |
+| z > 0 and C infinite          | refused when the model is known         | none                 |
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,15 +29,15 @@ from fedsim.clients.dp_sgd.sampling import Charges, Sampling
 
 Lots = Iterator[np.ndarray] | np.random.Generator
 
-COUNT_SENSITIVITY = 0.5  # of Σ (b_i − ½), b_i telling whether example i is within its bound
+COUNT_SENSITIVITY = 0.5  # of Σ (b_i − ½), where b_i is 1 if example i is within its bound
 
 
 @dataclass(frozen=True)
 class DpSgdMechanism:
     """The noisy gradient of DP-SGD (Abadi et al. 2016, Algorithm 1).
 
-    A step draws a lot, clips each example's gradient, sums, adds Gaussian noise to the sum once,
-    and divides by the public expected lot. Groups of parameters may have bounds C_m and noise
+    A step draws a lot, clips each per-example gradient, sums them, adds Gaussian noise to the sum
+    once, and divides by the public expected lot. Groups of parameters may have bounds C_m and noise
     z_m C_m of their own: together they are one Gaussian release inside the sampling.
 
     Guarantee: one step is `event`, under the adjacencies of `sampling`. Every attribute is public;
@@ -36,15 +47,15 @@ class DpSgdMechanism:
     Attributes:
         sampling: how lots are drawn.
         clipping: the bounds of an example's contribution.
-        noise_multiplier: z of everything that a step releases.
+        noise_multiplier: z of the whole release of a step.
         expected_lot: public number that sums are divided by.
         allocation: how groups share the noise (see `group_noise`).
         max_physical_batch: most examples in memory at once; None: the whole lot. It changes
-            nothing but the order in which gradients are summed.
+            the order of summation, and nothing else.
         bound_groups: the groups of the model that the step is for, set by `for_model`.
 
     Raises:
-        ValueError: an attribute is outside its range, or they do not go together.
+        ValueError: an attribute is outside its range, or the attributes contradict each other.
     """
 
     sampling: Sampling
@@ -61,27 +72,32 @@ class DpSgdMechanism:
         if self.max_physical_batch is not None and self.max_physical_batch < 1:
             raise ValueError(f"max_physical_batch must be >= 1, got {self.max_physical_batch}")
         check_allocation(self.allocation, self.noise_multiplier)
-        self.clipping.gradient_noise(self.noise_multiplier)  # refuses what cannot be met
+        self.clipping.gradient_noise(self.noise_multiplier)  # refuses a count that costs more
 
     @property
     def event(self) -> Event:
-        """What a step is charged as; with epochs, the steps of one epoch together."""
+        """The event that a step is charged as; of an epoch sampling, that of a whole epoch."""
         return self.sampling.event(self.mechanism)
 
     @property
     def mechanism(self) -> Event:
-        """What is released about a lot, whoever is in it: one Gaussian, with its parts named."""
+        """The release about a given lot: one Gaussian, or several that are one jointly."""
         parts, sigma = self._group_multipliers(), self.clipping.noise_on_count
         if sigma is not None:
             parts = (*parts, sigma / COUNT_SENSITIVITY)
         return Gaussian(parts[0]) if len(parts) == 1 else JointGaussian(parts)
 
     def charges(self, first_step: int, steps: int) -> Charges:
-        """Return (event, count) for `steps` steps after `first_step` steps of a client's life."""
+        """Return (event, count) for steps of a client.
+
+        Args:
+            first_step: steps that the client took before.
+            steps: number of further steps.
+        """
         return self.sampling.charges(self.mechanism, first_step, steps)
 
     def for_model(self, parameters: FlatParameters) -> Self:
-        """Return the step for one model: its event says the noise of each group.
+        """Return the step for one model: its event has the noise of each group.
 
         Raises:
             ValueError: the clipping or the allocation does not fit the model.
@@ -125,10 +141,15 @@ class DpSgdMechanism:
     def fill_with_noise(
         self, parameters: FlatParameters, noise: NoiseSource, into: Tensor
     ) -> Groups:
-        """Overwrite the flat tensor `into` (size,) with one step's noise, already divided.
+        """Overwrite a flat tensor with one step's noise, divided by `expected_lot`.
+
+        Args:
+            parameters: of the model.
+            noise: the noise of this step.
+            into: flat tensor (size,).
 
         Returns:
-            The groups whose clipped gradients, divided by `expected_lot`, are to be added.
+            The groups to clip to; the caller adds the clipped gradients over `expected_lot`.
         """
         groups = self.groups(parameters)
         sigmas = self.standard_deviations(groups)
@@ -152,16 +173,16 @@ class DpSgdMechanism:
             gradients: the model's clipped gradient sums.
             features: all of the client's examples (n, ...).
             targets: their targets (n, ...).
-            lots: the client's lots from `sampling.lots`; or, if they are independent of each
-                other, the stream to draw one from.
+            lots: the client's lots from `sampling.lots`; or, for independent lots, the stream to
+                draw one from.
             noise: the client's noise of this round.
             into: overwritten by the released gradient.
 
         Returns:
-            What happened to the examples of the lot: private, never to leave the client.
+            Counts of the lot's examples: private, must not leave the client.
         """
         lot = self._lot(len(features), lots)
-        # Noise first, gradients on top: one pass over the parameters less.
+        # Noise first, gradients on top, saves one pass over the parameters.
         groups = self.fill_with_noise(gradients.parameters, noise, into)
         statistics = LotStatistics(0, 0, (0,) * len(groups.bounds))
         for part in self._physical_batches(torch.from_numpy(lot).to(features.device)):
@@ -176,10 +197,14 @@ class DpSgdMechanism:
         return statistics
 
     def adapt(self, statistics: LotStatistics, noise: NoiseSource) -> Self:
-        """Return the step for the next lot, whose clipping may have learnt from this one.
+        """Return the step of the next lot, with the clipping adapted to this one.
 
-        What it learns from is part of `event`, so call it once for each release, with the noise
-        source of that release; clipping that does not adapt draws no noise and returns the step.
+        The count that clipping adapts to is part of `event`, so call this once for each release.
+        Clipping with a fixed bound draws no noise and returns the step itself.
+
+        Args:
+            statistics: counts of the released lot.
+            noise: the noise source of that release.
         """
         sigma = self.clipping.noise_on_count
         if sigma is None:
@@ -187,16 +212,16 @@ class DpSgdMechanism:
         # Centred, so that an example moves the count by ½ and not by 1, absent or present.
         centred = statistics.within[0] - COUNT_SENSITIVITY * statistics.examples
         noisy = centred + noise.fill_(torch.empty(1, dtype=torch.float64), sigma).item()
-        share = noisy / self.expected_lot + 0.5
-        return replace(self, clipping=self.clipping.adapt(share), bound_groups=None)
+        within = noisy / self.expected_lot + 0.5
+        return replace(self, clipping=self.clipping.adapt(within), bound_groups=None)
 
     def resume(self, clip_norm: float | None) -> Self:
-        """Return the step whose clipping goes on from a bound learnt before; None: from its first.
+        """Return the step with the adapted bound `clip_norm`; None: with its first bound.
 
-        Guarantee: `event` is the same, whatever the bound is: a wrong one costs accuracy only.
+        Guarantee: `event` is the same for every bound: a wrong one costs accuracy only.
 
         Raises:
-            ValueError: the clipping does not learn such a bound.
+            ValueError: the clipping cannot have such a bound.
         """
         if clip_norm is None:
             return self
@@ -208,12 +233,12 @@ class DpSgdMechanism:
         return next(lots)
 
     def _physical_batches(self, lot: Tensor) -> tuple[Tensor, ...]:
-        """Return the lot in parts that fit into memory."""
+        """Return the lot in parts of at most `max_physical_batch` examples."""
         most = self.max_physical_batch
         return (lot,) if most is None else lot.split(most)
 
     def _group_multipliers(self) -> tuple[float, ...]:
-        """Return z_m of each group where the groups are known, else the one of all together."""
+        """Return z_m of each group, or the z of all where the groups are not known yet."""
         if self.bound_groups is None or len(self.bound_groups.bounds) == 1:
             return (self.clipping.gradient_noise(self.noise_multiplier),)
         sigmas = self.standard_deviations(self.bound_groups)
@@ -223,7 +248,7 @@ class DpSgdMechanism:
 def _noise_slices(
     parameters: FlatParameters, groups: Groups, sigmas: tuple[float, ...]
 ) -> list[tuple[slice, float]]:
-    """Return the longest slices of a flat tensor that share a σ, in their order."""
+    """Return (slice, σ) for the longest slices of a flat tensor with one σ, in order."""
     if len(set(sigmas)) == 1:
         return [(slice(0, parameters.size), sigmas[0])]
     of = {i: sigma for members, sigma in zip(groups.members, sigmas, strict=True) for i in members}

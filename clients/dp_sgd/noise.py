@@ -1,4 +1,14 @@
-"""Gaussian noise for a step: reproducible from a keyed stream, or from the operating system."""
+"""Gaussian noise of a step: reproducible from a keyed stream, or from the operating system.
+
+Edge cases of a source's `fill_`:
+
+| case                    | result                                                           |
+|-------------------------|------------------------------------------------------------------|
+| standard deviation 0    | zeros; the stream still advances                                 |
+| the smallest uniform    | a finite value, 6.8 (float32) or 8.6 (float64) deviations from 0 |
+| an empty tensor         | nothing is drawn                                                 |
+| a view of a tensor      | filled in place, and nothing outside of it                       |
+"""
 
 import math
 import os
@@ -14,7 +24,7 @@ from fedsim.clients.dp_sgd.keystream import Keystream
 
 
 class NoiseSource(ABC):
-    """Where a client's noise comes from: independent standard normals, in order."""
+    """Source of a client's noise: a sequence of independent standard normals."""
 
     @abstractmethod
     def fill_(self, values: Tensor, standard_deviation: float) -> Tensor:
@@ -24,13 +34,13 @@ class NoiseSource(ABC):
 class SeededNoise(NoiseSource):
     """Reproducible noise: an AES-128-CTR keystream whose key comes from a keyed stream.
 
-    A key of 128 bits keeps apart the streams of all clients and rounds (among 10^9 of them, two are
-    alike with a chance of 1e-21). In float32, normals come from 32-bit uniforms by Box-Muller (they
-    end at 6.8 standard deviations, a chance of 1e-11 a value); in float64, from 53-bit uniforms as
-    in `SecureNoise`. A keystream in hardware with vectorised arithmetic takes half the time of
-    torch's own normals.
+    A key of 128 bits separates the streams of all clients and rounds: among 10^9 of them, two are
+    equal with probability 1e-21. In float32, normals come from 32-bit uniforms by Box-Muller; they
+    end at 6.8 standard deviations, a probability of 1e-11 a value. In float64 they come from 53-bit
+    uniforms as in `SecureNoise`. A keystream in hardware with vectorised arithmetic takes half the
+    time of torch's own normals.
 
-    Simulation grade: whoever knows the seed can subtract it.
+    For simulation: anyone who knows the seed can subtract the noise.
 
     Args:
         stream: the keyed stream; its next 16 bytes become the key.
@@ -51,14 +61,14 @@ class SeededNoise(NoiseSource):
 
 
 class SecureNoise(NoiseSource):
-    """Noise that nobody can predict or repeat: AES-256-CTR, keyed by the operating system.
+    """Unpredictable noise that cannot be repeated: AES-256-CTR, keyed by the operating system.
 
-    Normals come from 53-bit uniforms by Box-Muller in float64 (they end at 8.6 standard deviations,
-    a chance of 1e-17 a value) and are scaled before they are rounded to the tensor's type. It takes
-    no seed, and a process that forks gets a key of its own.
+    Normals come from 53-bit uniforms by Box-Muller in float64; they end at 8.6 standard deviations,
+    a probability of 1e-17 a value. They are scaled before they are rounded to the tensor's type.
+    There is no seed, and a forked process has a key of its own.
 
-    What it is not: a discrete mechanism. The sum is floating point, so attacks on its rounding
-    (Mironov 2012; Jin et al. 2022) remain.
+    It is not a discrete mechanism: the sum is floating point, so attacks on its rounding (Mironov
+    2012; Jin et al. 2022) remain.
     """
 
     def __init__(self) -> None:
@@ -80,9 +90,9 @@ class SecureNoise(NoiseSource):
 
 
 def secret_stream() -> np.random.Generator:
-    """Return a stream that nobody can predict or repeat: 256 bits from the operating system.
+    """Return an unpredictable stream, seeded with 256 bits from the operating system.
 
-    For lots, which are never seen; noise, which is, comes from `SecureNoise`.
+    It is for lots, which no adversary sees. Released noise comes from `SecureNoise`.
     """
     entropy = int.from_bytes(os.urandom(32), "big")
     return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(entropy)))
@@ -91,7 +101,7 @@ def secret_stream() -> np.random.Generator:
 def fill_rows_(sources: Sequence[NoiseSource], rows: Tensor, deviations: Sequence[float]) -> None:
     """Fill each row of `rows` (clients, size) as its source's `fill_` would, to the bit.
 
-    Seeded float32 noise of many short rows is made together, which saves a call for each row.
+    Seeded float32 noise of many short rows is computed at once, which saves a call for each row.
 
     Args:
         sources: one for each row.
@@ -113,7 +123,7 @@ def fill_rows_(sources: Sequence[NoiseSource], rows: Tensor, deviations: Sequenc
 
 
 def _key_of(stream: np.random.Generator) -> bytes:
-    """Return the next bytes of a stream; of those made by `streams`, in a seventh of the time."""
+    """Return the next bytes of a stream; a PCG64DXSM gives them in a seventh of the time."""
     if isinstance(stream.bit_generator, np.random.PCG64DXSM):
         words: np.ndarray = stream.bit_generator.random_raw(_SEEDED_KEY_BYTES // 8)
         return words.astype("<u8").tobytes()
@@ -156,9 +166,9 @@ def _fill_rows_float32(
 
 
 def _words_of(values: np.ndarray) -> np.ndarray:
-    """Return where the uniforms of normals (..., n) go: two for each pair of normals.
+    """Return memory for the uniforms of normals (..., n): two for each pair of normals.
 
-    That is where the normals go, if it has room: less memory has to pass through the cache.
+    It is the memory of the normals where that is large enough, which spares the cache.
     """
     odd = values.shape[-1] % 2
     if not odd:
@@ -167,9 +177,12 @@ def _words_of(values: np.ndarray) -> np.ndarray:
 
 
 def _box_muller_float32(words: np.ndarray, into: np.ndarray, deviation: float | np.ndarray) -> None:
-    """Turn words (..., 2 · pairs) into normals (..., n) of one deviation, or of one for each row.
+    """Convert random words to normals by Box-Muller.
 
-    `into` may be the memory of the words.
+    Args:
+        words: unsigned integers (..., 2 · pairs).
+        into: overwritten by the normals (..., n); may be the memory of `words`.
+        deviation: the standard deviation, or one for each row (rows, 1).
     """
     pairs, (log, unit) = words.shape[-1] // 2, fast_logarithm()
     radius = words[..., :pairs].astype(np.float32)
@@ -192,9 +205,9 @@ def _box_muller_float32(words: np.ndarray, into: np.ndarray, deviation: float | 
 def fast_logarithm() -> tuple[np.ufunc, float]:
     """Return the faster logarithm of this machine, and the natural one of its base.
 
-    Where numpy has log2 for the processor's vectors (AVX-512), it takes two thirds of the time of
-    log, elsewhere twice as long. The last bit of a normal may depend on the kind of processor, as
-    those of products do.
+    Where numpy has a vectorised log2 (AVX-512), it takes two thirds of the time of log; elsewhere
+    it takes twice as long. The last bit of a normal may depend on the kind of processor, as those
+    of matrix products do.
     """
     try:
         from numpy.lib.introspect import opt_func_info

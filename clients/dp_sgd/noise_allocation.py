@@ -1,4 +1,4 @@
-"""How groups of parameters share the noise of one step."""
+"""Allocation of one step's noise to groups of parameters."""
 
 import math
 from typing import Literal
@@ -12,7 +12,11 @@ _ROUNDING_TOLERANCE = 1e-9  # relative
 
 
 def check_allocation(allocation: NoiseAllocation, noise_multiplier: float) -> None:
-    """Refuse explicit noise multipliers z_m that are not worth `noise_multiplier` together.
+    """Check that explicit noise multipliers z_m together are `noise_multiplier`.
+
+    Args:
+        allocation: a rule, which always fits, or one z_m for each group.
+        noise_multiplier: z of the whole step.
 
     Raises:
         ValueError: (Σ z_m⁻²)^(−1/2) is another number; it is named.
@@ -37,6 +41,17 @@ def group_noise(
     - "optimal": least total noise Σ d_m σ_m²; the same as "uniform" where C_m ∝ √d_m;
     - explicit z_m: σ_m = z_m C_m.
 
+    | edge case            | result                                         |
+    |----------------------|------------------------------------------------|
+    | z = 0                | σ_m = 0 in all groups, also for infinite C_m   |
+    | z > 0, C_m infinite  | refused                                        |
+    | one group            | σ = z C under every rule                       |
+
+    Args:
+        allocation: the rule, or one z_m for each group.
+        noise_multiplier: z of the whole step.
+        groups: bounds C_m and dimensions d_m.
+
     Guarantee: (Σ C_m² / σ_m²)^(−1/2) = z, so all groups together are one Gaussian release with z.
 
     Raises:
@@ -48,7 +63,7 @@ def group_noise(
             f"there must be one noise multiplier for each of the {len(bounds)} groups, "
             f"got {len(allocation)}"
         )
-    if z == 0.0:  # no privacy, for comparison; with C = ∞ the product would be 0 · ∞
+    if z == 0.0:  # no privacy, for comparison; 0 · ∞ would be NaN
         return (0.0,) * len(bounds)
     if not math.isfinite(groups.sensitivity):
         raise ValueError("noise needs a finite max_grad_norm; set one, or noise_multiplier to 0")
@@ -58,6 +73,6 @@ def group_noise(
         return tuple(z * math.sqrt(len(bounds)) * bound for bound in bounds)
     if allocation == "optimal":
         return tuple(least_energy_noise(z, bounds, groups.dimensions).tolist())
-    # z may have been raised for what else is released; the groups share that evenly.
-    raised = z / group_noise_multiplier(allocation)
-    return tuple(raised * own * bound for own, bound in zip(allocation, bounds, strict=True))
+    # z is raised where a count is released as well; all groups are raised by the same factor.
+    factor = z / group_noise_multiplier(allocation)
+    return tuple(factor * own * bound for own, bound in zip(allocation, bounds, strict=True))

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 
 class FlatParameters:
-    """Trainable parameters laid out in one flat tensor, and their gradient in another.
+    """Trainable parameters in one flat tensor.
 
-    The model's parameters become views of `data`: whoever writes to one writes to the other, so an
-    optimizer over `data` updates the model in one pass. Tied parameters occur once.
+    The model's parameters become views of `data`, so an optimizer over `data` updates the model in
+    one pass. Tied parameters occur once.
 
     Args:
         model: its trainable parameters are moved into the flat tensor, values unchanged.
@@ -41,16 +41,12 @@ class FlatParameters:
         return self.data.numel()
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Return the part of each parameter in a flat tensor (size,), in its shape."""
+        """Return one view of a flat tensor (size,) for each parameter, in its shape."""
         places = self.slices(range(len(self.tensors)))
         return [flat[at].view(p.shape) for at, p in zip(places, self.tensors, strict=True)]
 
-    def optimizer_parameter(self) -> nn.Parameter:
-        """Return `data` as the one parameter of an optimizer; its gradient is set by the caller."""
-        return nn.Parameter(self.data)
-
     def slices(self, indices: Sequence[int]) -> list[slice]:
-        """Return where the given parameters lie in a flat tensor."""
+        """Return the slices of the given parameters in a flat tensor."""
         starts = [0]
         for size in self.sizes:
             starts.append(starts[-1] + size)

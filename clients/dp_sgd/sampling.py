@@ -33,9 +33,9 @@ EpochStream = Callable[[int], np.random.Generator]
 
 
 class Sampling(ABC):
-    """How the lots of a client's life are drawn.
+    """How the lots of a client are drawn.
 
-    Steps are numbered over the whole life of a client, from 0, across its rounds.
+    Steps are numbered from 0 over the whole life of a client, across its rounds.
 
     Guarantee: a client that runs steps first_step ... first_step + steps − 1 with lots of `lots`
     and releases `mechanism` about each lot has released no more than `charges(mechanism,
@@ -65,11 +65,17 @@ class Sampling(ABC):
 
     @abstractmethod
     def event(self, mechanism: Event) -> Event:
-        """Return the event that `mechanism` about a lot, or about each lot of an epoch, is."""
+        """Return the event of `mechanism` about one lot, or about each lot of one epoch."""
 
     @abstractmethod
     def charges(self, mechanism: Event, first_step: int, steps: int) -> Charges:
-        """Return (event, count) for what `steps` steps from `first_step` on cost in addition."""
+        """Return (event, count) for the additional cost of some steps.
+
+        Args:
+            mechanism: the release about one lot.
+            first_step: number of the first step.
+            steps: number of steps.
+        """
 
     @abstractmethod
     def lots(
@@ -85,13 +91,13 @@ class Sampling(ABC):
         Args:
             num_examples: examples of the client.
             stream: the client's sampling stream of this round.
-            epochs: the client's stream of an epoch, by its number, the same in every round:
-                an epoch that a round leaves unfinished goes on in the next.
+            epochs: returns the client's stream of an epoch by its number, the same in every
+                round: an unfinished epoch continues in the next round.
             first_step: steps that the client was charged for before.
         """
 
     def lot(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
-        """Return the indices of one lot that depends on no other lot.
+        """Return the indices of one lot that is independent of all others.
 
         Raises:
             TypeError: the sampling draws whole epochs; take its lots from `lots`.
@@ -100,7 +106,7 @@ class Sampling(ABC):
 
 
 class IndependentLots(Sampling):
-    """A sampling whose lots are independent of each other: every step is an event of its own."""
+    """A sampling with independent lots: every step is an event."""
 
     def charges(self, mechanism: Event, first_step: int, steps: int) -> Charges:
         """Return one event for each step."""
@@ -173,7 +179,7 @@ class EpochLots(Sampling):
 
     @abstractmethod
     def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
-        """Return the lots of one epoch: each example is in exactly one."""
+        """Return the lots of one epoch; each example is in exactly one."""
 
 
 @dataclass(frozen=True)
@@ -314,7 +320,7 @@ class BallsAndBins(EpochLots):
 
 
 def _epochs_started(steps: int, batches: int) -> int:
-    """Return how many epochs the first `steps` steps of a life have touched."""
+    """Return the number of epochs that the first `steps` steps of a client start."""
     return -(-steps // batches)
 
 

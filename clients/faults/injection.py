@@ -1,7 +1,7 @@
-"""Faults of clients, injected for study: what happens to a federation when clients fail.
+"""Injected faults, for the study of federations whose clients fail.
 
-A fault happens where it says: a client that drops out during or after training was charged, and its
-spend stays charged. Whether a fault strikes depends on the seed, the client and the round alone.
+A client that drops out during or after training was charged, and its spend stays charged. Whether a
+fault strikes depends on the seed, the client and the round alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,14 +17,17 @@ from fedsim.protocol.arrays import to_arrays, to_numpy
 
 
 class InjectedFaultError(ClientFailureError):
-    """A fault that the experiment asked for."""
+    """A fault of the experiment's `faults:` section."""
 
 
 class Fault:
-    """What goes wrong in one client and round; by itself nothing does.
+    """The fault of one client in one round; this base class does nothing.
 
-    The methods are called in this order: before anything is charged, between the charge and the
-    training, after the training, and on what is uploaded.
+    Methods are called in this order: `before_charge`, `steps_to_train` after the charge,
+    `after_training`, `alter_upload`.
+
+    Attributes:
+        delay: simulated seconds by which the reply is late.
     """
 
     delay: float = 0.0
@@ -33,19 +36,19 @@ class Fault:
         """Fail before the client's account is touched."""
 
     def steps_to_train(self, steps: range) -> range:
-        """Return the steps that are really taken of those that were charged."""
+        """Return the steps to train, of those that were charged."""
         return steps
 
     def after_training(self) -> None:
-        """Fail with the trained model in hand."""
+        """Fail after training, before the upload."""
 
     def alter_upload(self, upload: ArrayRecord) -> ArrayRecord:
-        """Return what is sent in place of the upload."""
+        """Return the upload to send."""
         return upload
 
 
 class DropoutBefore(Fault):
-    """The client is gone before it is charged."""
+    """The client drops out before it is charged."""
 
     def before_charge(self) -> None:
         """Raise InjectedFaultError."""
@@ -53,7 +56,7 @@ class DropoutBefore(Fault):
 
 
 class EmptyPartition(Fault):
-    """The client finds no data; without examples nothing is charged."""
+    """The client finds no data, and is not charged."""
 
     def before_charge(self) -> None:
         """Raise InjectedFaultError."""
@@ -62,7 +65,7 @@ class EmptyPartition(Fault):
 
 @dataclass(frozen=True)
 class TrainingFailure(Fault):
-    """The client is charged, takes half of its steps and is not heard of again."""
+    """The client is charged, takes half of its steps and fails."""
 
     reason: str
 
@@ -85,19 +88,19 @@ class DropoutAfter(Fault):
 
 @dataclass(frozen=True)
 class Straggler(Fault):
-    """The client answers late, by simulated seconds."""
+    """The client replies `delay` simulated seconds late."""
 
     delay: float
 
 
 @dataclass(frozen=True)
 class CorruptUpload(Fault):
-    """The client uploads something that must not be averaged."""
+    """The client uploads values that must not be averaged."""
 
     corrupt: Callable[[np.ndarray], np.ndarray]
 
     def alter_upload(self, upload: ArrayRecord) -> ArrayRecord:
-        """Return the upload with its first array spoiled."""
+        """Return the upload with its first array corrupted."""
         arrays = to_numpy(upload)
         first = next(iter(arrays))
         return to_arrays({**arrays, first: self.corrupt(arrays[first])})
@@ -105,16 +108,16 @@ class CorruptUpload(Fault):
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """Which fault strikes whom and when.
+    """The faults of every client and round.
 
-    Guarantee: the answer for a client and a round does not depend on any other, nor on data.
+    Guarantee: the fault of a client in a round depends on no other client or round, nor on data.
     """
 
     seed: int = 0
     faults: tuple[FaultSettings, ...] = ()
 
     def of(self, client: int, round_number: int) -> Fault:
-        """Return what goes wrong for a client in a round: the first entry that strikes."""
+        """Return the fault of a client in a round: that of the first entry that strikes."""
         for entry, strikes in zip(
             self.faults, self._draw_strikes(client, round_number), strict=True
         ):

@@ -1,4 +1,4 @@
-"""What an experiment says of the faults that are to be injected."""
+"""Settings of injected faults: the section `faults:`."""
 
 from typing import Annotated, Literal, Self
 

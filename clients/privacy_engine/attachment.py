@@ -1,9 +1,9 @@
 """Per-example gradients of a user's own `loss.backward()`, from recorded forward passes.
 
-While attached, `model(x)` with gradients enabled runs under a `Tape`; the user's backward pass then
-fills the tape's uses, and no parameter gets a `.grad`. What reaches a parameter in any other way
-(a submodule called on its own, a penalty on weights in the loss) would be an unclipped gradient, so
-it is refused in the backward pass.
+While attached, `model(x)` with gradients enabled runs under a `Tape`. The user's backward pass then
+fills the tape's uses, and no parameter gets a `.grad`. A gradient that reaches a parameter in any
+other way (a submodule called on its own, a penalty on weights in the loss) would not be clipped, so
+the backward pass refuses it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ from fedsim.clients.privacy_engine.pass_tape import BackwardError, PassTape
 
 
 class InPlaceParameters(FlatParameters):
-    """A model's trainable parameters, left where they are; only their gradient is laid out flat."""
+    """A model's trainable parameters, left in their memory; only their gradient is flat."""
 
     def __init__(self, model: nn.Module) -> None:
         before = {parameter: parameter.data for parameter in model.parameters()}
@@ -35,7 +35,7 @@ class InPlaceParameters(FlatParameters):
         for parameter, data in before.items():
             parameter.data = data
         self._size = self.data.numel()
-        del self.data  # a copy: nobody may take it for the parameters' values
+        del self.data  # a copy, which must not be taken for the parameters' values
 
     @property
     def size(self) -> int:
@@ -44,10 +44,10 @@ class InPlaceParameters(FlatParameters):
 
 
 class AttachedModel:
-    """Collects per-example gradients from a model that is trained by its user's own loop.
+    """A model in its user's own training loop, with per-example gradients.
 
     Args:
-        model: trainable parameters as they are now are what is trained.
+        model: its parameters that are trainable now are trained.
 
     Raises:
         ValueError: nothing is trainable, or parameters differ in type or device.
@@ -60,7 +60,7 @@ class AttachedModel:
         self._pending: list[PassTape] = []
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._forward: _RecordingForward | None = None
-        self._units: Sequence[Unit] | None = None  # None: the model was not checked yet
+        self._units: Sequence[Unit] | None = None  # None: the model is not checked yet
 
     def attach(self) -> None:
         """Record forward passes from now on.
@@ -77,7 +77,7 @@ class AttachedModel:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def detach(self) -> None:
-        """Put everything back as it was, and drop gradients that were not taken."""
+        """Restore the model, and drop gradients that are in no lot."""
         if self._forward is not None:
             self._forward.restore()
         for hook in self._hooks:
@@ -87,19 +87,19 @@ class AttachedModel:
         self.discard()
 
     def discard(self) -> None:
-        """Drop the gradients of backward passes since the last `take`."""
+        """Drop the gradients of backward passes that are in no lot."""
         for tape in self._pending:
             tape.clear()
         self._pending.clear()
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, public: bool) -> None:
-        """Check the model with arguments of a call (see `check_forward`)."""
+        """Check the model with the arguments of a call (see `check_forward`)."""
         with self.paused():
             self._units = check_forward(self.model, args, kwargs, public=public)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let the model run as if it were not attached."""
+        """Run the model without recording."""
         if self._forward is not None:
             self._forward.pause(True)
         try:
@@ -128,10 +128,10 @@ class AttachedModel:
                 gradients are then multiplied by n, so that C bounds one example's own gradient.
 
         Returns:
-            What happened to the examples; None if there was no backward pass.
+            Counts of the examples; None if there was no backward pass.
 
         Raises:
-            BackwardError: which gradients belong to one example is not known.
+            BackwardError: the gradients cannot be attributed to examples.
         """
         tape = self._take()
         if tape is None:
@@ -140,10 +140,10 @@ class AttachedModel:
             uses = tape.gradients(tape.examples if divided_by_batch else 1)
             return self._gradients.add(uses, tape.examples, clipping, groups, into, scale)
         finally:
-            tape.clear()  # activations go at once, and not with the user's graph
+            tape.clear()  # frees activations now, not with the user's graph
 
     def new_sum(self) -> Tensor:
-        """Return a flat tensor of zeros (size,) where the parameters are."""
+        """Return a flat tensor of zeros (size,) on the parameters' device."""
         like = self.parameters.tensors[0]
         return torch.zeros(self.parameters.size, dtype=like.dtype, device=like.device)
 
@@ -195,7 +195,7 @@ class AttachedModel:
 
 
 class _TapeGradients(BookKeeping):
-    """Book-keeping whose forward and backward pass the user has run."""
+    """Book-keeping on forward and backward passes that the user ran."""
 
     def add(
         self,
@@ -206,7 +206,7 @@ class _TapeGradients(BookKeeping):
         into: Tensor,
         scale: float,
     ) -> LotStatistics:
-        """Add scale · Σ_i clip(gradient_i), of uses that were filled in, to `into` (size,)."""
+        """Add scale · Σ_i clip(gradient_i) of the filled uses to `into` (size,)."""
         self._uses = uses
         rows = torch.empty(examples, 0)
         try:
@@ -215,12 +215,12 @@ class _TapeGradients(BookKeeping):
             self._uses = ()
 
     def record(self, features: Tensor, targets: Tensor) -> Sequence[ExampleUse]:
-        """Return the uses that the user's backward pass has filled in."""
+        """Return the uses that the user's backward pass has filled."""
         return self._uses
 
 
 class _RecordingForward:
-    """Stands in for a model's `forward` while it is attached."""
+    """The `forward` of an attached model."""
 
     def __init__(
         self,
@@ -238,14 +238,14 @@ class _RecordingForward:
         return self._record(self._original, args, kwargs)
 
     def pause(self, paused: bool) -> None:
-        """Pass calls on to the original for a while."""
+        """Call the original `forward` while paused."""
         self._active = not paused
 
     def restore(self) -> None:
         """Put the model's own `forward` back."""
         self._active = False
         if self._model.__dict__.get("forward") is not self:
-            return  # somebody patched it since; what they hold passes on to the original
+            return  # patched since by other code, which calls the original through this object
         if self._had_own:
             self._model.forward = self._original
         else:

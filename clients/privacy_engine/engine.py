@@ -44,14 +44,14 @@ from fedsim.clients.privacy_engine.terms import (
 
 
 class PrivacyEngine(OpacusStyle):
-    """Makes an optimizer's steps differentially private, example by example.
+    """Makes an optimizer's steps differentially private per example.
 
-    After `attach`, `loss.backward()` gives no parameter a `.grad`; `optimizer.step()` clips each
-    example's gradient, adds them up, adds noise once, divides by `batch_size`, and lets the
-    optimizer see nothing else. `optimizer.virtual_step()` adds a physical batch to the lot without
-    noise, so that a lot may be larger than memory. The first dimension of the model's input is the
-    examples, and the first forward pass checks on synthetic ones that the model keeps them apart.
-    The loss must do so too (a mean or a sum over per-example losses): see `check_isolation`.
+    After `attach`, `loss.backward()` gives no parameter a `.grad`. `optimizer.step()` clips the
+    per-example gradients, sums them, adds noise once and divides by `batch_size`; the optimizer
+    sees nothing else. `optimizer.virtual_step()` adds a physical batch to the lot without noise, so
+    that a lot may exceed memory. The first dimension of the model's input is the examples. The
+    first forward pass checks on synthetic examples that the model does not couple them. The loss
+    must not couple them either (a mean or a sum over per-example losses): see `check_isolation`.
 
     Guarantee: every step is in `ledger` before the optimizer moves, and the parameters after any
     number of steps are (get_epsilon(δ), δ)-DP for every δ under `adjacency`, if lots are drawn as
@@ -60,22 +60,22 @@ class PrivacyEngine(OpacusStyle):
     noise, and charged. Noise does not depend on torch's global seed.
 
     Args:
-        model: what is trained; its trainable parameters are fixed from now on.
-        batch_size: expected lot: public, and the divisor of every released sum, whatever the lot.
+        model: the model; which of its parameters are trainable is fixed from now on.
+        batch_size: expected lot: public, and the divisor of every released sum.
         sample_size: public number of examples; the sampling rate is batch_size / sample_size.
         noise_multiplier: z; noise on the sum has standard deviation z · C. 0: no privacy.
         target_epsilon: instead of z: the ε at `target_delta` after `steps` or `epochs`, which must
             be given; further steps are refused.
-        target_delta: δ where none is asked for.
+        target_delta: δ of the calibration, and the default of `get_epsilon`.
         steps: number of steps to calibrate for.
-        epochs: or number of passes.
+        epochs: number of passes to calibrate for, instead of `steps`.
         max_grad_norm: C; a sequence is one bound for each layer or each trainable tensor; or any
             `Clipping`.
         noise_allocation: how groups share the noise.
         sampling: "poisson", or "shuffle" for passes over shuffled data (no amplification; call
-            `begin_epoch` wherever a loader of your own is started anew).
+            `begin_epoch` whenever a loader of your own starts again).
         loss_reduction: "mean" or "sum", what the loss does over the examples of a forward pass.
-        accountant: whose ε is reported: "pld", "rdp" or "moments".
+        accountant: the accountant of the reported ε: "pld", "rdp" or "moments".
         adjacency: what ε protects against. Under "add_remove" the number of examples is private:
             `sample_size` must be a number that does not depend on it.
         max_physical_batch: most examples that `batches` yields at once; `optimizer.step()` then
@@ -86,7 +86,7 @@ class PrivacyEngine(OpacusStyle):
         secure_mode: cryptographic noise, without a seed.
 
     Raises:
-        ValueError: an argument is outside its range, or arguments do not go together.
+        ValueError: an argument is outside its range, or arguments contradict each other.
     """
 
     def __init__(
@@ -150,12 +150,12 @@ class PrivacyEngine(OpacusStyle):
 
     @property
     def event(self) -> Event:
-        """What a step, or with sampling="shuffle" a pass, is charged as."""
+        """The event of a step, or of a pass with sampling="shuffle"."""
         return self._steps.mechanism.event
 
     @property
     def private_statistics(self) -> LotStatistics | None:
-        """What happened to the examples of the last lot. Private: never let it leave the client."""
+        """Counts of the last lot's examples. Private: must not leave the client."""
         return self._steps.private_statistics
 
     @property
@@ -189,7 +189,7 @@ class PrivacyEngine(OpacusStyle):
         return self
 
     def detach(self) -> None:
-        """Give model and optimizer back as they were; a lot that is open is dropped."""
+        """Restore model and optimizer; an open lot is dropped."""
         if self._patch is not None:
             self._patch.undo()
             self._model.detach()
@@ -205,8 +205,8 @@ class PrivacyEngine(OpacusStyle):
     def check_model(self, *args: Any, **kwargs: Any) -> None:
         """Check the model with a call on a few public examples, instead of synthetic ones.
 
-        The first forward pass does it by itself, on synthetic examples of the same shape; call this
-        for a model that does not run on those.
+        The first forward pass does this on synthetic examples of the same shape. Call it for a
+        model that does not run on those.
 
         Args:
             args: arguments of the model, with at least two different public examples.
@@ -221,11 +221,10 @@ class PrivacyEngine(OpacusStyle):
     def check_isolation(
         self, loss: Callable[[Tensor, Tensor], Tensor], features: Tensor, targets: Tensor
     ) -> None:
-        """Show on public examples that model and loss keep examples apart, or refuse them.
+        """Check on public examples that model and loss do not couple examples.
 
-        This is `fedsim.clients.dp_sgd.model_checks.isolation.check_isolation`, which must not be
-        called on an attached model itself: its parameters get no gradients, so it would find no
-        coupling.
+        Do not call `fedsim.clients.dp_sgd.model_checks.isolation.check_isolation` on an attached
+        model: its parameters get no gradients, so no coupling would be found.
 
         Args:
             loss: from outputs and targets (n, ...) to one loss per example, or their mean or sum.
@@ -241,14 +240,12 @@ class PrivacyEngine(OpacusStyle):
     def batches(self, *tensors: Tensor, steps: int | None = None) -> Iterator[tuple[Tensor, ...]]:
         """Return lots drawn from examples in memory; call `optimizer.step()` once for each.
 
-        With `max_physical_batch` a lot comes in several parts, and `optimizer.step()` adds each to
-        the lot and moves at the last one. A lot may be empty; its gradient is nothing, and it must
-        be released like any other.
+        With `max_physical_batch` a lot has several parts: `optimizer.step()` adds each part to the
+        lot and updates the model at the last one. A lot may be empty; it must be released, too.
 
         Args:
-            tensors: features, targets and the like, (n, ...) each.
-            steps: number of lots; by default those left of the steps that the noise was calibrated
-                for, else those of one pass.
+            tensors: features, targets and so on, (n, ...) each.
+            steps: number of lots; by default the remaining steps of the calibration, or one pass.
 
         Raises:
             ValueError: the tensors differ in length.
@@ -268,15 +265,15 @@ class PrivacyEngine(OpacusStyle):
         return PrivateLoader(loader, self._steps.feed, self.terms.lots_per_epoch, self)
 
     def begin_epoch(self) -> None:
-        """Tell that a loader of your own was started anew (sampling="shuffle" only).
+        """Start a pass of a loader of your own (sampling="shuffle" only).
 
         Raises:
-            EpochError: the sampling is another.
+            EpochError: the sampling has no passes.
         """
         self._steps.schedule.begin_epoch()
 
     def get_epsilon(self, delta: float | None = None) -> float:
-        """Return ε at δ (by default `target_delta`) of everything charged, by the accountant.
+        """Return ε of all charges at δ, by default at `target_delta`.
 
         Raises:
             NotPoissonError: lots from outside were not Poisson samples, so the account is void.
@@ -286,9 +283,9 @@ class PrivacyEngine(OpacusStyle):
         return ledger_epsilon(self._steps.ledger, self.terms, delta)
 
     def get_privacy_spent(self, delta: float | None = None) -> tuple[float, float | None]:
-        """Return (ε, best α): ε by the accountant, and the Rényi order that an RDP account has.
+        """Return (ε, best α): the accountant's ε, and the best Rényi order of the RDP bound.
 
-        The order is None where nothing was charged or there is no guarantee.
+        The order is None where nothing was charged or ε is infinite.
 
         Raises:
             NotPoissonError: lots from outside were not Poisson samples, so the account is void.
@@ -298,10 +295,13 @@ class PrivacyEngine(OpacusStyle):
         return epsilon, best_order(self._steps.ledger, self.terms, delta)
 
     def remaining(self, target_epsilon: float, delta: float | None = None) -> int:
-        """Return how many further steps keep ε at δ within `target_epsilon`.
+        """Return the number of further steps that keep ε at δ within `target_epsilon`.
 
-        Never more than are left of the steps that the noise was calibrated for; 10^12 and more
-        stands for any number.
+        It is at most the number of remaining calibrated steps. 10^12 or more means any number.
+
+        Args:
+            target_epsilon: the budget.
+            delta: δ; None: `target_delta`.
         """
         self._steps.schedule.check_claim()
         terms, ledger = self.terms, self._steps.ledger
@@ -315,10 +315,10 @@ class PrivacyEngine(OpacusStyle):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs: ledger, counters and the place of all streams.
+        """Return the state to resume from: ledger, counters and positions of all streams.
 
-        It holds plain values (JSON will do). With a seed it holds that too, so keep it as private
-        as the data: who has it can subtract the noise.
+        It holds plain values that JSON can store. It includes the seed if there is one, with which
+        anyone can subtract the noise: keep it as private as the data.
 
         Raises:
             RuntimeError: a lot is open; its sum has no noise yet.
@@ -326,13 +326,13 @@ class PrivacyEngine(OpacusStyle):
         return engine_state(self._steps, self._streams, self.terms)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict` of an engine with the same arguments.
+        """Resume from the `state_dict` of an engine with the same arguments.
 
-        Guarantee: what follows is what would have followed there, bit for bit, if that engine had a
-        seed. Nothing that this engine has charged is forgotten.
+        Guarantee: with a seed, all further steps are those of that engine, bit for bit. No charge
+        of this engine is lost.
 
         Raises:
-            ValueError: the state is of another kind, or this engine is further than it.
+            ValueError: the state is of another kind, or this engine has charges that it lacks.
         """
         restore_state(state, self._steps, self._streams, self.terms)
 

@@ -1,4 +1,4 @@
-"""Whether a model keeps its examples apart, found out before it sees private ones."""
+"""Check that a model does not couple examples, before it sees private ones."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,11 @@ _NUM_SYNTHETIC_EXAMPLES = 3  # synthetic examples
 
 
 def leading_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """Return the first tensor among a model's arguments: its first dimension is the examples.
+    """Return a model's first tensor argument, whose first dimension is the examples.
+
+    Args:
+        args: positional arguments of a call.
+        kwargs: keyword arguments of the call.
 
     Raises:
         TypeError: there is none.
@@ -34,20 +38,20 @@ def leading_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
 def check_forward(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, public: bool = False
 ) -> Sequence[Unit]:
-    """Refuse a model that couples examples, or whose gradients by example cannot be computed.
+    """Refuse a model that couples examples, or that has no per-example gradients.
 
-    The gradients of a few examples, of a fixed function of the outputs, are compared with those of
-    each example alone.
+    The per-example gradients of a fixed function of the outputs are compared with those of each
+    example alone.
 
     Args:
-        model: the model; values, modes, buffers and global random generators are left as they were.
-        args: arguments of a call, the first tensor being the examples.
-        kwargs: likewise.
-        public: whether their values may be looked at; else only shapes and types are used, and
-            synthetic examples take their place.
+        model: the model; values, modes, buffers and global random generators are restored.
+        args: positional arguments of a call; the first tensor holds the examples.
+        kwargs: keyword arguments of the call.
+        public: whether the arguments' values are used; else only their shapes and types are, with
+            synthetic examples.
 
     Returns:
-        The layers that must be run as units, because book-keeping has no rule for them.
+        The layers that run as units, because book-keeping has no rule for them.
 
     Raises:
         UnsafeModelError: batch normalisation, a buffer that changes in forward, or outputs that
@@ -67,7 +71,7 @@ def check_forward(
 
 
 class _Call(nn.Module):
-    """A model as a function of its first argument; others follow its number of examples."""
+    """A model as a function of its first tensor; other arguments get as many examples."""
 
     def __init__(
         self,
@@ -83,7 +87,7 @@ class _Call(nn.Module):
         self._examples, self._public = examples, public
 
     def forward(self, first: Tensor) -> Any:
-        """Call the model with `first` for its first tensor, and as many rows of the others."""
+        """Call the model with `first` as its first tensor, and as many rows of the others."""
         given = iter([first])
 
         def replaced(value: Tensor) -> Tensor:
@@ -98,7 +102,7 @@ class _Call(nn.Module):
 
 
 def _fixed_function(outputs: Any, targets: Tensor) -> Tensor:
-    """Return one value per example that depends on each of its outputs."""
+    """Return one value per example (n,) that depends on all outputs of the example."""
     found = rows(outputs, len(targets))
     if not found:
         raise UnsafeModelError(
@@ -114,7 +118,7 @@ def _fixed_function(outputs: Any, targets: Tensor) -> Tensor:
 
 
 def _synthetic(like: Tensor) -> Tensor:
-    # Public: nothing private depends on it. Positive, as inputs of roots and logarithms are.
+    # Independent of private values; positive, as inputs of roots and logarithms must be.
     generator = torch.Generator().manual_seed(0)
     shape = (_NUM_SYNTHETIC_EXAMPLES, *like.shape[1:])
     if like.is_floating_point():
@@ -124,7 +128,7 @@ def _synthetic(like: Tensor) -> Tensor:
 
 @contextmanager
 def _values_in_place(model: nn.Module) -> Iterator[None]:
-    """Leave the parameters in the memory that they have: backends lay them out flat."""
+    """Restore the memory of the parameters, which backends move into a flat tensor."""
     before = [(parameter, parameter.data) for parameter in model.parameters()]
     try:
         yield
@@ -135,7 +139,7 @@ def _values_in_place(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _with_advice(first: Tensor, public: bool) -> Iterator[None]:
-    """Say what to do about the errors of a check."""
+    """Add the fix to the errors of a check."""
     try:
         yield
     except UnsafeModelError:
@@ -171,7 +175,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return nested containers with each tensor changed."""
+    """Return nested containers with `change` applied to each tensor."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Hands lots to a training loop: from tensors in memory, or through a data loader's dataset."""
+"""Lots for a training loop: from tensors in memory, or from a data loader's dataset."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -26,12 +26,12 @@ class SkippedLotError(FedsimError, RuntimeError):
 
 
 class LotFeed:
-    """Keeps a training loop and its schedule in step: each lot that is drawn is released.
+    """Feeds lots to a training loop, and checks that each lot is released.
 
     Args:
         schedule: draws the lots.
-        max_physical_batch: lots are cut into parts of at most so many examples.
-        drop: called when a loop is left within a lot: what was added up of it must go.
+        max_physical_batch: most examples in a part of a lot; None: lots are not split.
+        drop: drops the open lot; called when a loop stops within a lot.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class LotFeed:
         self._current: Lot | None = None
 
     def take(self) -> Lot | None:
-        """Return the lot that a step releases, once; None if it came from outside."""
+        """Return the lot that a step releases, once; None if the lot came from outside."""
         lot, self._current = self._current, None
         return lot
 
@@ -54,18 +54,18 @@ class LotFeed:
         """Yield the indices of each part of each lot.
 
         Raises:
-            SkippedLotError: the loop went on without a step.
+            SkippedLotError: the loop continued without a step.
         """
         for lot in lots:
             step, parts = self.schedule.steps, self.split(lot)
-            self._drop()  # what an abandoned loop may have left must not join this lot
+            self._drop()  # parts from an abandoned loop must not join this lot
             self._current = lot
             try:
                 for left, part in zip(reversed(range(len(parts))), parts, strict=True):
                     self.parts_left = left
                     yield part
             finally:
-                if self.parts_left and self._current is lot:  # left within the lot
+                if self.parts_left and self._current is lot:  # the loop stopped within the lot
                     self.parts_left, self._current = 0, None
                     self._drop()
             if self.schedule.steps != step + 1:
@@ -85,7 +85,12 @@ class LotFeed:
 def tensor_batches(
     feed: LotFeed, tensors: Sequence[Tensor], steps: int
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Return the lots of `steps` steps as tuples of rows of the tensors.
+    """Return the lots of some steps as tuples of rows of the tensors.
+
+    Args:
+        feed: of the engine.
+        tensors: features, targets and so on, (n, ...) each.
+        steps: number of lots.
 
     Raises:
         ValueError: there is no tensor, or they differ in length.
@@ -106,10 +111,10 @@ def _tensor_batches(
 
 
 class PrivateLoader:
-    """Iterates over lots of a data loader's dataset, drawn as the account claims.
+    """Iterates over lots of a data loader's dataset, drawn as they are charged.
 
-    One iteration has as many lots as it takes to see every example once on average. Batches look
-    like those of the original loader; an empty lot is a batch of zero rows.
+    One iteration has ⌈examples / expected lot⌉ lots. Batches have the structure of the original
+    loader's; an empty lot is a batch of zero rows.
 
     Attributes:
         dataset: of the original loader.
@@ -170,7 +175,7 @@ class PrivateLoader:
 def loader_sizes(loader: DataLoader[Any]) -> tuple[int, int]:
     """Return the expected lot and the number of examples that a data loader declares.
 
-    Refused are loaders whose order or batches carry meaning that new lots would lose.
+    A loader is refused if its order or its batches have a meaning that new lots would lose.
 
     Raises:
         ValueError: it has no length, makes its own batches, or samples with weights.
@@ -201,11 +206,11 @@ def loader_sizes(loader: DataLoader[Any]) -> tuple[int, int]:
 
 
 class _EmptyCollate:
-    """A loader's collate function that also knows what no examples look like."""
+    """A loader's collate function, extended to zero examples."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._collate = loader.collate_fn
-        # Only its structure is used: an empty lot has the shapes of a full one.
+        # An empty lot has the structure and shapes of a full one; no value is used.
         example = self._collate([loader.dataset[0]])
         self._empty = map_tensors(example, lambda tensor: tensor[:0])
 

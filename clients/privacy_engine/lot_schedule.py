@@ -1,4 +1,4 @@
-"""Which lot comes next, from which stream, and when it is charged."""
+"""Schedule of an engine's lots: their order, their streams and their charges."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from fedsim.core.streams import Purpose
 
 logger = logging.getLogger(__name__)
 
-_noised_steps: dict[tuple[Any, ...], int] = {}  # steps that gave noise in this process, by seed
+_noised_steps: dict[tuple[Any, ...], int] = {}  # last step with noise in this process, by seed
 
 
 class EpochError(FedsimError, RuntimeError):
@@ -26,15 +26,15 @@ class EpochError(FedsimError, RuntimeError):
 class EngineStreams:
     """An engine's randomness: one keyed stream for each lot and for each step's noise.
 
-    A stream's place is the number of its step, so to resume means to know the step.
+    Streams are keyed by the number of the step, so a resumed engine needs that number alone.
 
     Args:
-        seed: of both; None takes entropy from the operating system.
-        secure: noise from `SecureNoise`, which nobody can repeat.
-        noisy: whether noise protects anything, so that repeating it would be a leak.
+        seed: of lots and noise; None: entropy from the operating system.
+        secure: whether noise comes from `SecureNoise`, which cannot be repeated.
+        noisy: whether z > 0, so that repeated noise would be a leak.
 
     Raises:
-        ValueError: a seed that is negative or no whole number, or a seed for secure noise.
+        ValueError: the seed is negative, not a whole number, or given for secure noise.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class EngineStreams:
         return {"entropy": entropy, "spawn_key": [int(key) for key in self._root.spawn_key]}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Go on with the seed of `state`; without one, with fresh entropy."""
+        """Restore the seed of `state`; without one, the engine keeps its fresh entropy."""
         if state is not None and self._secure is None:
             self._root = np.random.SeedSequence(
                 state["entropy"], spawn_key=tuple(state["spawn_key"])
@@ -89,7 +89,7 @@ class EngineStreams:
             self._warned = True
             logger.warning(
                 "the seed of this privacy engine gave its noise of step %d before in this process; "
-                "whoever sees both releases can subtract the noise. Restore the engine with "
+                "an observer of both releases can subtract the noise. Restore the engine with "
                 "load_state_dict, or give each client and round a seed of its own",
                 step,
             )
@@ -107,11 +107,11 @@ class Lot:
 
 
 class LotSchedule:
-    """Counts steps and passes, draws lots, and says what a step is charged.
+    """Counts steps and passes, draws lots, and charges steps.
 
-    Guarantee: `charge` names every event of the claimed sampling before the release that it pays
-    for. A pass over shuffled data is charged at its first step; no step goes without a pass, and
-    lots of two shuffles are never in one pass.
+    Guarantee: `charge` counts every event of the claimed sampling before the release that it pays
+    for. A pass over shuffled data is charged at its first step; every step is in a pass, and lots
+    of two shuffles are never in one pass.
     """
 
     def __init__(self, terms: PrivacyTerms, streams: EngineStreams) -> None:
@@ -119,21 +119,21 @@ class LotSchedule:
         self._sizes = LotSizes(terms.sample_size, terms.batch_size / terms.sample_size)
         self._failure: NotPoissonError | None = None
         self.steps = 0
-        self._passes = 0  # over shuffled data that were begun
-        self._place = 0  # lots taken in the current pass
-        self._seen = 0  # examples taken in the current pass
-        self._own_pass = False  # whether its lots are drawn here
+        self._passes = 0  # passes over shuffled data so far, the current one included
+        self._place = 0  # lots of the current pass so far
+        self._seen = 0  # examples of the current pass so far
+        self._own_pass = False  # whether the lots of the current pass are drawn here
 
     @property
     def steps_paid(self) -> int:
-        """Steps that the current pass has left: they cost nothing more."""
+        """Remaining steps of the current pass, which are charged already."""
         sampling = self._terms.sampling
         if not isinstance(sampling, EpochLots) or not self._place:
             return 0
         return sampling.batches - self._place
 
     def check_claim(self) -> None:
-        """Refuse to speak for lots that turned out not to be what was claimed.
+        """Check that no lot has contradicted the claimed sampling.
 
         Raises:
             NotPoissonError: lots from outside cannot have been Poisson samples.
@@ -142,7 +142,7 @@ class LotSchedule:
             raise self._failure
 
     def begin_epoch(self) -> None:
-        """Note that the data were shuffled anew: the next step starts a pass, and is charged.
+        """Start a pass over data shuffled anew: the next step is charged.
 
         Raises:
             EpochError: the sampling has no passes.
@@ -170,7 +170,7 @@ class LotSchedule:
             place += 1
 
     def charge(self, examples: int, lot: Lot | None) -> int:
-        """Return how many events one more step costs, and count the step.
+        """Count one more step and return the number of events that it costs.
 
         Args:
             examples: examples in the lot.
@@ -197,7 +197,7 @@ class LotSchedule:
         return cost
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run must know."""
+        """Return the counters to resume from."""
         return {
             "steps": self.steps,
             "passes": self._passes,
@@ -208,7 +208,7 @@ class LotSchedule:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Resume from `state`."""
         self.steps = int(state["steps"])
         self._passes, self._place = int(state["passes"]), int(state["place"])
         self._seen, self._own_pass = int(state["seen"]), bool(state["own_pass"])
@@ -225,7 +225,7 @@ class LotSchedule:
         self._passes, self._place, self._seen, self._own_pass = self._passes + 1, 0, 0, own
 
     def _next_own(self, batches: int) -> tuple[int, int]:
-        """Return pass and place of the next lot drawn here."""
+        """Return pass and place of the next lot to draw here."""
         if self._own_pass and self._place < batches:
             return self._passes, self._place
         return self._passes + 1, 0
@@ -243,12 +243,12 @@ class LotSchedule:
         elif not self._passes or self._own_pass or self._place == batches:
             raise EpochError(
                 "this step belongs to no pass over shuffled data: call engine.begin_epoch() "
-                "wherever the loader is started anew, so that each pass is charged; or take lots "
-                "from engine.batches(x, y), which does it for you"
+                "whenever the loader starts again, so that each pass is charged; or take lots from "
+                "engine.batches(x, y), which does it for you"
             )
         elif self._seen + examples > self._terms.sample_size:
             raise EpochError(
                 f"{self._seen + examples} examples in one pass, of sample_size="
-                f"{self._terms.sample_size}: some occur twice. Call engine.begin_epoch() wherever "
-                "the loader is started anew"
+                f"{self._terms.sample_size}: some occur twice. Call engine.begin_epoch() whenever "
+                "the loader starts again"
             )

@@ -1,7 +1,7 @@
-"""Tells lots of a loader that cannot be Poisson samples, from their sizes alone.
+"""Test of whether lots can be Poisson samples, by their sizes alone.
 
-Poisson accounting is claimed for lots that the engine did not draw itself. Whoever brings an
-ordinary loader, shuffled and cut into equal batches, would get an ε that does not hold for it.
+Lots from outside are charged as Poisson samples. For an ordinary loader, shuffled and cut into
+equal batches, that ε would not hold.
 """
 
 from collections import Counter
@@ -23,20 +23,20 @@ _FIX = (
 
 
 class NotPoissonError(FedsimError, RuntimeError):
-    """Lots that are accounted as Poisson samples are not."""
+    """Lots that are charged as Poisson samples are not."""
 
 
 class LotSizes:
-    """Sizes of the lots seen so far, tested against Binomial(sample_size, rate).
+    """Sizes of the lots so far, tested against Binomial(sample_size, rate).
 
-    Two statistics: how often the most frequent size occurs, and how many examples there were in
-    all. Under Poisson sampling size s has the probability p_s, so that some size occurs at least m
-    times in k lots with probability at most Σ_s P(Binomial(k, p_s) ≥ m); and the k lots together
-    have Binomial(k · sample_size, rate) examples.
+    Two statistics: the count of the most frequent size, and the total number of examples. Under
+    Poisson sampling size s has the probability p_s. Some size then occurs at least m times in k
+    lots with probability at most Σ_s P(Binomial(k, p_s) ≥ m), and the k lots together have
+    Binomial(k · sample_size, rate) examples.
 
     Guarantee: over a training of any length, Poisson samples are refused with a probability of at
     most 1e-9: each test of lot k may fail with ½ · 1e-9 / (k (k + 1)), and these sum to 1e-9. The
-    converse does not hold: sizes cannot show that lots are Poisson samples.
+    converse does not hold: sizes cannot prove that lots are Poisson samples.
     """
 
     def __init__(self, sample_size: int, rate: float) -> None:
@@ -46,15 +46,15 @@ class LotSizes:
 
     @property
     def counts(self) -> dict[int, int]:
-        """How often each size was seen."""
+        """Number of lots of each size."""
         return dict(self._counts)
 
     def restore(self, counts: dict[int, int]) -> None:
-        """Go on from `counts`."""
+        """Resume from `counts`."""
         self._counts = Counter({int(size): int(count) for size, count in counts.items()})
 
     def add_size(self, size: int) -> None:
-        """Note the size of one more lot.
+        """Add the size of one more lot, and test.
 
         Raises:
             NotPoissonError: lots like these come from Poisson sampling once in 1e9 trainings.
@@ -93,10 +93,14 @@ class LotSizes:
 
 
 def size_probabilities(sample_size: int, rate: float) -> NDArray[np.float64]:
-    """Return the probabilities of the sizes of a Poisson sample, without the negligible ones.
+    """Return the probabilities of the sizes of a Poisson sample, without negligible ones.
 
-    Left out are sizes further than 12 standard deviations and 40 examples from the mean; their
+    Omitted are sizes further than 12 standard deviations and 40 examples from the mean; their
     repetition is no likelier than that of any size within.
+
+    Args:
+        sample_size: number of examples.
+        rate: sampling rate in (0, 1].
     """
     if rate >= 1.0:
         return np.ones(1)
@@ -115,6 +119,12 @@ def size_probabilities(sample_size: int, rate: float) -> NDArray[np.float64]:
 
 
 def chance_of_repeats(probabilities: NDArray[np.float64], lots: int, times: int) -> float:
-    """Return a bound on the probability that some size occurs at least `times` times in `lots`."""
+    """Return a bound on the probability that some size occurs at least `times` times.
+
+    Args:
+        probabilities: of the sizes of one lot.
+        lots: number of lots.
+        times: number of equal sizes.
+    """
     tails = betainc(float(times), float(lots - times + 1), probabilities)
     return float(min(1.0, tails.sum()))

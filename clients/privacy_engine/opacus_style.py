@@ -1,4 +1,4 @@
-"""The constructors that users of Opacus 1.x know."""
+"""Constructors with the names and arguments of Opacus 1.x."""
 
 import math
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ class OpacusStyle:
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
         """Return (module, optimizer, loader) ready for private training, as Opacus 1.x does.
 
-        Module and optimizer are the same objects, attached; the loader draws the lots that the
-        account claims. The engine is `optimizer.privacy_engine` (and `loader.privacy_engine`):
+        Module and optimizer are the same objects, attached; the loader draws lots as they are
+        charged. The engine is `optimizer.privacy_engine` (and `loader.privacy_engine`):
 
             model, optimizer, loader = PrivacyEngine.make_private(module=model, ...)
             epsilon = optimizer.privacy_engine.get_epsilon(delta=1e-5)
@@ -42,7 +42,7 @@ class OpacusStyle:
                 sample size.
             noise_multiplier: z.
             max_grad_norm: C.
-            poisson_sampling: False takes shuffled passes, without amplification.
+            poisson_sampling: False: passes over shuffled data, without amplification.
             settings: any other argument of `PrivacyEngine`.
 
         Raises:
@@ -72,13 +72,24 @@ class OpacusStyle:
         poisson_sampling: bool = True,
         **settings: Any,
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
-        """Return as `make_private`, with noise calibrated to ε after `epochs` passes.
+        """Return as `make_private`, with noise calibrated to a target ε.
+
+        Args:
+            module: as in `make_private`.
+            optimizer: as in `make_private`.
+            data_loader: as in `make_private`.
+            target_epsilon: ε after `epochs` passes.
+            target_delta: δ of that ε.
+            epochs: number of passes of the loader.
+            max_grad_norm: C.
+            poisson_sampling: as in `make_private`.
+            settings: any other argument of `PrivacyEngine`.
 
         Raises:
             ValueError: as `make_private`, or no noise meets the target.
         """
         batch_size, sample_size = loader_sizes(data_loader)
-        # The loader's passes have whole lots: these are the steps that its loop takes.
+        # A pass of the loader has whole lots, so its loop takes this many steps.
         steps = math.ceil(epochs * math.ceil(sample_size / batch_size))
         return cls._make_private(
             module,

@@ -1,4 +1,4 @@
-"""Replaces an optimizer's `step` and `zero_grad` on the instance, and puts them back."""
+"""Replacement of an optimizer's `step` and `zero_grad` on the instance."""
 
 from collections.abc import Callable, Sequence
 from types import MethodType
@@ -11,17 +11,17 @@ _NAMES = ("step", "zero_grad", "virtual_step")
 
 
 class OptimizerPatch:
-    """An optimizer whose `step`, `zero_grad` and `virtual_step` are an engine's.
+    """An optimizer with the `step`, `zero_grad` and `virtual_step` of an engine.
 
-    They are bound methods of the instance, which is what learning-rate schedulers expect. Copies
-    and pickles of the optimizer are plain ones: torch stores its groups and state only.
+    They are bound methods of the instance, as learning-rate schedulers expect. Copies and pickles
+    of the optimizer are plain ones: torch stores its groups and state only.
 
     Args:
-        optimizer: what is patched.
+        optimizer: patched in place.
         step: called with the optimizer's own step.
         virtual_step: called by `virtual_step`.
         zero_grad: called after the optimizer's own zero_grad.
-        owner: what `optimizer.privacy_engine` is.
+        owner: the engine, set as `optimizer.privacy_engine`.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class OptimizerPatch:
                 return own_step() if closure is None else own_step(closure)
             if closure is not None:
                 raise ValueError(
-                    "step() takes no closure while a privacy engine is attached: what a closure "
-                    "computes again would be clipped and released twice; call loss.backward() and "
-                    "then step()"
+                    "step() takes no closure while a privacy engine is attached: gradients that a "
+                    "closure computes again would be clipped and released twice; call "
+                    "loss.backward() and then step()"
                 )
             return step(own_step)
 
@@ -65,13 +65,13 @@ class OptimizerPatch:
         optimizer.__dict__.update(self._ours, privacy_engine=owner)
 
     def undo(self) -> None:
-        """Put everything back as it was."""
+        """Restore the optimizer's own methods."""
         self._active = False
         attributes = self.optimizer.__dict__
         attributes.pop("privacy_engine", None)
         for name, ours in self._ours.items():
             if attributes.get(name) is not ours:
-                continue  # somebody (a scheduler) wrapped it since; ours passes on from now on
+                continue  # wrapped since (by a scheduler); ours now calls the optimizer's own
             if self._before[name] is None:
                 del attributes[name]
             else:
@@ -81,12 +81,12 @@ class OptimizerPatch:
 def check_optimizer(
     optimizer: Optimizer, model: nn.Module, names: Sequence[str], tensors: Sequence[nn.Parameter]
 ) -> None:
-    """Refuse an optimizer that does not hold exactly the parameters that are trained privately.
+    """Check that an optimizer holds exactly the parameters that are trained privately.
 
     Args:
         optimizer: the optimizer.
         model: the model.
-        names: of the parameters that the engine was made for.
+        names: names of the engine's trainable parameters.
         tensors: these parameters.
 
     Raises:

@@ -1,4 +1,4 @@
-"""One forward pass of an attached model, and what backward passes through it have filled in."""
+"""Tape of one forward pass of an attached model, filled by backward passes through it."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from fedsim.core.errors import FedsimError
 
 
 class BackwardError(FedsimError, RuntimeError):
-    """Gradients that cannot be told apart by example."""
+    """Gradients that cannot be attributed to examples."""
 
 
 class PassTape(Tape):
     """The tape of one forward pass of an attached model.
 
-    It puts itself among the pending ones when a backward pass reaches it: a forward pass without a
+    It adds itself to the pending tapes when a backward pass reaches it: a forward pass without a
     backward pass leaves nothing behind.
 
     Attributes:
@@ -35,7 +35,7 @@ class PassTape(Tape):
         return len({id(use) for use in self.uses}) < len(self.uses)
 
     def note(self, use: Any) -> None:
-        """Note a use that a backward pass has filled in.
+        """Record a use that a backward pass has filled.
 
         Raises:
             BackwardError: the gradients of this forward pass are in a lot already.
@@ -46,13 +46,13 @@ class PassTape(Tape):
             self._reached()
 
     def watch_units(self) -> None:
-        """Notice backward passes that reach units: these have no place on the tape."""
+        """Detect backward passes that reach units, which are not on the tape."""
         for unit in self.units:
             for leaf in unit.leaves:
                 leaf.register_post_accumulate_grad_hook(lambda _: self._reached())
 
     def gradients(self, factor: int) -> list[ExampleUse]:
-        """Return everything that was filled in, the examples' gradients multiplied by a factor."""
+        """Return all filled uses, with the examples' gradients multiplied by `factor`."""
         for use in self.uses:
             use.output_gradient = use.output_gradient * factor
         units = []
@@ -62,12 +62,12 @@ class PassTape(Tape):
         return [*self.uses, *units]
 
     def clear(self) -> None:
-        """Forget what was filled in."""
+        """Drop the gradients."""
         self.uses.clear()
         for unit in self.units:
             for leaf in unit.leaves:
                 leaf.grad = None
-        if self.taken:  # never filled again, and they hold a gradient for each example
+        if self.taken:  # units hold a gradient for each example, and are not filled again
             self.units = []
 
     def _reached(self) -> None:

@@ -1,4 +1,4 @@
-"""What an engine's ledger comes to."""
+"""ε and remaining budget of an engine's ledger."""
 
 from fedsim.accountant import Event, PrivacyLedger, RdpAccountant
 from fedsim.accountant.budget.filter import PrivacyFilter
@@ -6,12 +6,24 @@ from fedsim.clients.privacy_engine.terms import PrivacyTerms
 
 
 def ledger_epsilon(ledger: PrivacyLedger, terms: PrivacyTerms, delta: float | None) -> float:
-    """Return ε at δ (by default the terms' own) by the terms' accountant."""
+    """Return the terms' accountant's ε of a ledger.
+
+    Args:
+        ledger: all charges.
+        terms: accountant, adjacency and target δ.
+        delta: δ; None: the target δ.
+    """
     return ledger.epsilon(_delta(terms, delta), terms.accountant, terms.adjacency)
 
 
 def best_order(ledger: PrivacyLedger, terms: PrivacyTerms, delta: float | None) -> float | None:
-    """Return the Rényi order that is best at δ; None where no order is involved."""
+    """Return the best Rényi order of the ledger's RDP bound; None where ε is 0 or infinite.
+
+    Args:
+        ledger: all charges.
+        terms: adjacency and target δ.
+        delta: δ; None: the target δ.
+    """
     renyi = ledger.compose_into(RdpAccountant(adjacency=terms.adjacency))
     return renyi.get_privacy_spent(_delta(terms, delta)).best_order
 
@@ -23,7 +35,15 @@ def affordable_events(
     target_epsilon: float,
     delta: float | None,
 ) -> int | None:
-    """Return how many more of `event` fit in ε at δ; None if the ledger exceeds it already."""
+    """Return the number of further events within a budget; None if the ledger exceeds it.
+
+    Args:
+        ledger: all charges so far.
+        terms: accountant, adjacency and target δ.
+        event: the event to repeat.
+        target_epsilon: the budget.
+        delta: δ of the budget; None: the target δ.
+    """
     budget = PrivacyFilter(
         target_epsilon,
         _delta(terms, delta),

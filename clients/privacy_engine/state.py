@@ -1,4 +1,4 @@
-"""What a privacy engine stores, and what it takes back."""
+"""State of a privacy engine: `state_dict` and its restoration."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,13 +16,18 @@ def engine_state(
 ) -> dict[str, Any]:
     """Return the state as plain values.
 
+    Args:
+        steps: ledger, schedule and clipping.
+        streams: the seed.
+        terms: the noise multiplier.
+
     Raises:
         RuntimeError: a lot is open.
     """
     if steps.is_open:
         raise RuntimeError(
-            "a lot is open: what virtual_step() has added up has no noise yet and must not be "
-            "stored; call optimizer.step() first"
+            "a lot is open: the sum of virtual_step() has no noise yet and must not be stored; "
+            "call optimizer.step() first"
         )
     return {
         "schema": _SCHEMA,
@@ -37,12 +42,18 @@ def engine_state(
 def restore_state(
     state: Mapping[str, Any], steps: PrivateSteps, streams: EngineStreams, terms: PrivacyTerms
 ) -> None:
-    """Take a state back, all of it or nothing.
+    """Restore a state, all of it or nothing.
 
-    Guarantee: what was charged stays charged.
+    Guarantee: no charge of this engine is lost.
+
+    Args:
+        state: of `engine_state`.
+        steps: restored: ledger, schedule and clipping.
+        streams: restored: the seed.
+        terms: of this engine.
 
     Raises:
-        ValueError: the state is of another kind or another plan, or lacks what was charged.
+        ValueError: the state is of another schema or noise, or lacks charges of this engine.
     """
     if state.get("schema") != _SCHEMA:
         raise ValueError(f"not the state of a privacy engine: schema {state.get('schema')!r}")

@@ -1,4 +1,4 @@
-"""The step of an attached optimizer: lot, charge, noise, update, in this order."""
+"""Step of an attached optimizer: lot, charge, noise, update, in this order."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,34 +18,34 @@ from fedsim.core.errors import FedsimError
 
 
 class BudgetExhaustedError(FedsimError, RuntimeError):
-    """The steps that target_epsilon was calibrated for are used up."""
+    """All steps that the noise was calibrated for are taken."""
 
 
 @dataclass
 class _OpenLot:
-    """What the physical batches of the current lot have added up to, without noise."""
+    """Clipped sum of the current lot's physical batches so far, without noise."""
 
     total: Tensor
     statistics: LotStatistics
 
 
 class PrivateSteps:
-    """Adds physical batches up to lots, and releases each lot once.
+    """Sums physical batches to lots, and releases each lot once.
 
     Guarantee: a release is in `ledger` before the optimizer sees it; a lot is released at most
     once, even if the step is interrupted; noise is added once per lot.
 
     Attributes:
         mechanism: of the next step.
-        ledger: everything charged.
-        feed: hands out the lots of `schedule`.
-        private_statistics: what happened to the examples of the last lot.
+        ledger: all charges.
+        feed: feeds the lots of `schedule` to the training loop.
+        private_statistics: counts of the last lot's examples.
 
     Args:
-        model: gives the clipped sums.
+        model: computes the clipped sums.
         mechanism: bound to the model.
         terms: public terms.
-        streams: noise.
+        streams: of lots and noise.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class PrivateSteps:
 
     @property
     def is_open(self) -> bool:
-        """Whether a lot was begun and not released."""
+        """Whether a lot has batches and is not released."""
         return self._lot is not None
 
     def virtual_step(self) -> None:
-        """Add the gradients of the last backward pass to the lot, clipped and without noise."""
+        """Add the clipped gradients of the last backward pass to the lot, without noise."""
         lot = self._new_lot() if self._lot is None else self._lot
         statistics = self._model.add_clipped_sum(
             self.mechanism.clipping,
@@ -85,12 +85,12 @@ class PrivateSteps:
     def step(self, update: Callable[[], Any]) -> Any:
         """Release the lot as the parameters' gradients and call `update`.
 
-        Within a lot that comes in several parts, the last one excepted, it only adds.
+        A part of a lot that is not the last one is added, and nothing is released.
 
         Raises:
-            BudgetExhaustedError: no step is left of those that the noise was calibrated for.
-            NotPoissonError: the lots are not what the account claims.
-            EpochError: likewise, of shuffled data.
+            BudgetExhaustedError: all calibrated steps are taken.
+            NotPoissonError: the lots cannot be the Poisson samples that they are charged as.
+            EpochError: the lot belongs to no pass over shuffled data.
         """
         if self.feed.parts_left:
             self.virtual_step()
@@ -98,7 +98,7 @@ class PrivateSteps:
         self._refuse_beyond_plan()
         self.virtual_step()
         lot = self._new_lot() if self._lot is None else self._lot
-        # From here on the lot is gone: whatever interrupts the step, it is not released again.
+        # From here on the lot is closed: an interrupted step does not release it again.
         self._lot = None
         number = self.schedule.steps
         charges = self.schedule.charge(lot.statistics.examples, self.feed.take())
@@ -108,22 +108,22 @@ class PrivateSteps:
         return update()
 
     def drop(self) -> None:
-        """Forget the open lot and the gradients that are not in it."""
+        """Drop the open lot, and the gradients that are in no lot."""
         self._lot = None
         self._model.discard()
 
     def use_mechanism(self, mechanism: DpSgdMechanism) -> None:
-        """Go on with another clipping."""
+        """Use another mechanism from the next step on."""
         if mechanism is not self.mechanism:
             self.mechanism = mechanism.for_model(self._model.parameters)
 
     def clipping_state(self) -> dict[str, float] | None:
-        """Return what adaptive clipping has learnt; None where it does not adapt."""
+        """Return the state of adaptive clipping; None where the bound is fixed."""
         clipping = self.mechanism.clipping
         return clipping.state if isinstance(clipping, AdaptiveClipping) else None
 
     def clipping_from(self, state: Mapping[str, float]) -> None:
-        """Go on from `clipping_state`."""
+        """Resume from `clipping_state`."""
         clipping = self.mechanism.clipping
         if isinstance(clipping, AdaptiveClipping):
             self.use_mechanism(replace(self.mechanism, clipping=clipping.with_state(dict(state))))

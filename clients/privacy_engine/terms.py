@@ -1,4 +1,4 @@
-"""The public terms of a privacy engine: what it may be told, checked and calibrated once.
+"""Public terms of a privacy engine: its arguments, checked and calibrated once.
 
 Nothing here depends on the data; everything may be published.
 """
@@ -26,17 +26,17 @@ LossReduction = Literal["mean", "sum"]
 
 @dataclass(frozen=True)
 class PrivacyTerms:
-    """What an engine does in each step, and what it was calibrated for.
+    """An engine's step, and the plan that its noise was calibrated for.
 
     Attributes:
         batch_size: expected lot, the public normaliser of every released sum.
         sample_size: public number of examples.
         noise_multiplier: z; the noise has standard deviation z · C on the sum.
-        sampling: how lots are claimed to be drawn.
-        loss_reduction: what the user's loss does over a batch.
-        accountant: the accountant whose ε is reported.
-        adjacency: what the reported ε protects against.
-        target_delta: δ where none is asked for.
+        sampling: the sampling that lots are charged as.
+        loss_reduction: reduction of the user's loss over a batch.
+        accountant: the accountant of the reported ε.
+        adjacency: neighbouring data sets of the reported ε.
+        target_delta: δ of the calibration, and the default δ of reports.
         target_epsilon: ε that the noise was calibrated to; None where the noise was given.
         planned_steps: steps it was calibrated for; None where the noise was given.
         max_physical_batch: most examples in one forward pass; None without a limit.
@@ -56,12 +56,12 @@ class PrivacyTerms:
 
     @property
     def lots_per_epoch(self) -> int:
-        """Lots that hold `sample_size` examples between them, on average."""
+        """Lots of one pass: ⌈sample_size / batch_size⌉."""
         return math.ceil(self.sample_size / self.batch_size)
 
     @property
     def by_epoch(self) -> bool:
-        """Whether a charge pays for an epoch rather than for a step."""
+        """Whether one event pays for an epoch instead of a step."""
         return self.sampling.scheme.by_epoch
 
 
@@ -131,10 +131,14 @@ def clipping_for(
     *,
     noisy: bool,
 ) -> Clipping:
-    """Return the clipping that `max_grad_norm` stands for.
+    """Return the clipping of the engine's argument `max_grad_norm`.
 
-    A number bounds the whole gradient. A sequence has one bound for each layer (a module with
-    trainable parameters of its own, in the model's order) or one for each trainable tensor.
+    Args:
+        max_grad_norm: a number bounds the whole gradient. A sequence has one bound for each layer
+            (a module with trainable parameters of its own, in the model's order) or one for each
+            trainable tensor. A clipping is returned as it is.
+        parameters: of the model.
+        noisy: whether noise is added, which needs finite bounds.
 
     Raises:
         ValueError: a bound is not positive, or infinite although noise is added, or the sequence

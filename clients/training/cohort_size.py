@@ -1,4 +1,4 @@
-"""How many clients should train together: the cost model of `runtime.cohort: auto`."""
+"""Number of clients that train together: the cost model of `runtime.cohort: auto`."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ _MAX_INPUT_VALUES = (
 
 @dataclass(frozen=True)
 class Workload:
-    """What one client does in a step.
+    """Work of one client in a step.
 
     Attributes:
         values: trainable values of the model.
@@ -31,16 +31,17 @@ class Workload:
 
 
 def cohort_size(model: nn.Module, work: Workload, setting: int | str) -> int:
-    """Return how many clients should train together; 1: each alone.
+    """Return the number of clients that train together; 1: each alone.
 
-    The cost model. Together, clients share the cost of starting each operation: most of the time of
-    small models and small batches, much of the clipping, and whatever the processor's cache of
-    instructions has lost since the last step. Without privacy that is little, and clients' values
-    should stay in the cache, where a client alone has them. Convolutions run client by client, with
-    all examples' gradients held, so their memory is bounded, too. Recurrent layers gain little.
+    The cost model. Clients of a cohort share the cost of starting each operation. That is most of
+    the time of small models and small batches, much of the clipping, and the refilling of the
+    instruction cache between steps. Without privacy it is little, and the values of all clients
+    should fit into the cache, as those of one client do. Convolutions run client by client and hold
+    the gradients of all examples, so their memory is bounded, too. Recurrent layers gain little.
 
-    Time of a private client's round of 4 steps among so many, over that of each alone; AMD EPYC
-    with 1 MB of L2 and AVX-512, whole rounds with the server (in brackets: without privacy):
+    Table: clients per cohort, and the time of a private client's round of 4 steps over its time
+    alone (in brackets: without privacy). AMD EPYC with 1 MB of L2 and AVX-512, whole rounds with
+    the server:
 
     | model       | lot |                                                                  |
     |-------------|-----|------------------------------------------------------------------|
@@ -56,7 +57,7 @@ def cohort_size(model: nn.Module, work: Workload, setting: int | str) -> int:
 
     Args:
         model: the architecture.
-        work: what one client does.
+        work: of one client in a step.
         setting: `runtime.cohort`: auto, off, or the number itself.
     """
     if setting == "off":

@@ -1,4 +1,4 @@
-"""A round of several clients trained together, with the result of each alone."""
+"""One round of a cohort: several clients trained together, each with its result alone."""
 
 import logging
 from collections.abc import Sequence
@@ -29,9 +29,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CohortMember:
-    """One client about to train: its data, whose randomness, and its mechanism if it is private.
+    """One client of a cohort, before it trains.
 
-    `steps` are numbers of steps over the client's whole life, as in `train_private`.
+    Attributes:
+        features: its examples (n, ...).
+        targets: their targets (n, ...).
+        key: of its random streams.
+        steps: numbers of its steps over its whole life, as in `train_private`.
+        step: its mechanism; None without privacy.
+        secure: whether lots and noise come from the operating system.
     """
 
     features: Tensor
@@ -47,7 +53,13 @@ class CohortMember:
         sampling: np.random.Generator,
         noise: np.random.Generator | None,
     ) -> Member:
-        """Return the client as a member of a cohort, at the start of its streams of the round."""
+        """Return the client with its lots and its noise of the round.
+
+        Args:
+            local: batch size of training without privacy.
+            sampling: the fresh stream of the client's lots.
+            noise: the fresh stream of its noise; None without privacy.
+        """
         if self.step is None:
             lots = shuffled_batches(len(self.features), local.batch_size, sampling)
             return Member(None, self.features, self.targets, lots, None)
@@ -64,10 +76,10 @@ class CohortMember:
 
 @dataclass(frozen=True)
 class CohortResult:
-    """What a round leaves of clients that trained together.
+    """Result of a cohort's round.
 
     Attributes:
-        values: the flat values of each client's trainable parameters (clients, size).
+        values: flat trainable values of each client (clients, size).
         adapted_clip_norm: clipping bound of each client after the round; None where it is fixed.
     """
 
@@ -81,13 +93,19 @@ def train_together(
     local: LocalSettings,
     members: Sequence[CohortMember],
 ) -> CohortResult:
-    """Train clients of one kind and number of steps from the bench's global model.
+    """Train the members of one cohort from the global model.
 
     Guarantee: row k is what `train_alone` gives for client k, to the bit on the CPU, for models on
     which `cohorts_agree` holds.
 
+    Args:
+        shared_model: loaded with the global model.
+        loss: one value per example.
+        local: batch size and optimizer.
+        members: clients of one clipping rule and number of steps.
+
     Raises:
-        ValueError: clients that cannot go together.
+        ValueError: the members differ in the number of steps or in the clipping rule.
         UncoveredParameterError: the model has no rule for cohorts.
     """
     if len({len(member.steps) for member in members}) > 1:
@@ -126,7 +144,18 @@ def train_alone(
     local: LocalSettings,
     member: CohortMember,
 ) -> float | None:
-    """Train one client on the bench, from its global model; return what its clipping learnt."""
+    """Train one client from the global model; return its adapted clipping bound.
+
+    Args:
+        shared_model: loaded with the global model; holds the trained one afterwards.
+        loss: one value per example.
+        gradients: per-example gradients of the model; None without privacy.
+        local: batch size and optimizer.
+        member: the client.
+
+    Raises:
+        ValueError: `gradients` is None for a private client.
+    """
     shared_model.restart()
     data = (member.features, member.targets, local)
     if member.step is None:
@@ -154,11 +183,11 @@ def cohorts_agree(
     targets: Tensor,
     step: DpSgdMechanism | None,
 ) -> bool:
-    """Tell whether clients of this model train together as they train alone; log why if not.
+    """Whether cohorts of this model train as each client does alone; the reason is logged if not.
 
     A few clients with lots of many lengths are trained both ways, from public examples, and
     compared: to the bit on the CPU, within rounding elsewhere. The model's values, buffers and
-    modes are as before.
+    modes are restored.
 
     Args:
         shared_model: the model.
@@ -209,14 +238,14 @@ def _difference(
         on_cpu = row.device.type == "cpu"
         same = torch.equal(row, ours) if on_cpu else _is_close(row, ours)
         if not same or (on_cpu and clip_norm != alone):
-            return "together they would round differently"
+            return "a cohort would round differently"
     return None
 
 
 def _probe_members(
     local: LocalSettings, features: Tensor, targets: Tensor, step: DpSgdMechanism | None
 ) -> list[CohortMember]:
-    """Return clients whose lots have lengths from none to twice the batch, some of them alike."""
+    """Return clients with lots from 0 examples to twice the batch, some of equal length."""
     most = 2 * local.batch_size
     shares = (1.0, 1.0, 0.9, 0.7, 0.5, 0.5, 0.4, 0.2, 0.05)
     probes = []

@@ -1,6 +1,6 @@
 """Local training of one round: plain SGD, or DP-SGD.
 
-Both change the model's parameters in place, take a fixed number of optimizer steps, and draw all
+Both update the model's parameters in place, take a fixed number of optimizer steps, and draw all
 randomness from the streams of (seed, client, round).
 """
 
@@ -25,7 +25,7 @@ from fedsim.core.streams import Purpose, seed_sequence, stream, streams
 
 @dataclass(frozen=True)
 class StreamKey:
-    """Whose randomness: the key of every stream that one client uses in one round."""
+    """Key of every random stream of one client in one round."""
 
     seed: int
     client: int
@@ -36,7 +36,7 @@ class StreamKey:
         return stream(self.seed, purpose, client=self.client, round_number=self.round_number)
 
     def epoch(self, number: int) -> np.random.Generator:
-        """Return the stream that divides the client's examples in an epoch, whatever the round."""
+        """Return the stream that divides the client's examples in an epoch; no round enters it."""
         return stream(self.seed, Purpose.EPOCH, client=self.client, round_number=number)
 
     def lots(
@@ -48,10 +48,14 @@ class StreamKey:
         secure: bool = False,
         stream: np.random.Generator | None = None,
     ) -> Iterator[np.ndarray]:
-        """Return the lots of the round, which starts after `first_step` steps of the client.
+        """Return the lots of the round, without end.
 
-        With `secure`, lots that amplification relies on are drawn from the operating system.
-        `stream` is the fresh one for `Purpose.SAMPLING`, where it is made already.
+        Args:
+            sampling: draws the lots.
+            num_examples: examples of the client.
+            first_step: steps of the client before this round.
+            secure: whether independent lots are drawn from the operating system.
+            stream: a fresh stream for `Purpose.SAMPLING`; None: it is made here.
         """
         steps = secret_stream() if secure else stream or self.generator(Purpose.SAMPLING)
         return sampling.lots(num_examples, steps, epochs=self.epoch, first_step=first_step)
@@ -59,9 +63,11 @@ class StreamKey:
     def noise(
         self, *, secure: bool = False, stream: np.random.Generator | None = None
     ) -> NoiseSource:
-        """Return the noise of the round; with `secure`, noise that nobody can repeat.
+        """Return the noise source of the round.
 
-        `stream` is the fresh one for `Purpose.NOISE`, where it is made already.
+        Args:
+            secure: whether noise comes from the operating system and cannot be repeated.
+            stream: a fresh stream for `Purpose.NOISE`; None: it is made here.
         """
         return SecureNoise() if secure else SeededNoise(stream or self.generator(Purpose.NOISE))
 
@@ -74,7 +80,7 @@ class StreamKey:
 
 
 def make_generators(keys: Sequence[StreamKey], purpose: Purpose) -> list[np.random.Generator]:
-    """Return `generator(purpose)` of each key; together they take a third of the time."""
+    """Return `generator(purpose)` of each key, in a third of the time of one by one."""
     return streams(purpose, [(key.seed, key.client, key.round_number) for key in keys])
 
 
@@ -88,10 +94,19 @@ def train_plain(
     *,
     steps: range | None = None,
 ) -> None:
-    """Take `settings.steps` steps of minibatch SGD on the mean loss, in place; or those of `steps`.
+    """Take steps of minibatch SGD on the mean loss, in place.
 
-    Batches follow a shuffled order of the client's examples, shuffled anew each time it is used
-    up; a pass ends with a smaller batch where batch_size does not divide the number of examples.
+    Batches follow a shuffled order of the client's examples, shuffled anew in each pass. A pass
+    ends with a smaller batch where batch_size does not divide the number of examples.
+
+    Args:
+        model: updated in place.
+        loss: one value per example.
+        features: the client's examples (n, ...).
+        targets: their targets (n, ...).
+        settings: batch size, optimizer, and the number of steps.
+        key: of the client's random streams.
+        steps: numbers of the steps to take; None: `settings.steps` of them.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = make_optimizer(settings.optimizer)
@@ -106,26 +121,27 @@ def train_plain(
 
 
 def _mean_gradient_function(
-    model: nn.Module, loss: PerExampleLoss, trainable: list[nn.Parameter], most: int | None
+    model: nn.Module, loss: PerExampleLoss, trainable: list[nn.Parameter], max_examples: int | None
 ) -> Callable[[Tensor, Tensor], Sequence[Tensor]]:
-    """Return what computes the gradients of a batch's mean loss; by hand where that can be.
+    """Return the function that computes the gradients of a batch's mean loss.
 
-    With `most`, they are added up from parts of at most that many examples.
+    Known layers run without autograd. With `max_examples`, gradients are summed over parts of at
+    most so many examples.
     """
 
     def by_torch(x: Tensor, y: Tensor) -> Sequence[Tensor]:
-        if most is None or len(x) <= most:
+        if max_examples is None or len(x) <= max_examples:
             return _gradient(loss(model(x), y).mean(), trainable)
         total = [torch.zeros_like(parameter) for parameter in trainable]
-        for part, wanted in zip(x.split(most), y.split(most), strict=True):
+        for part, wanted in zip(x.split(max_examples), y.split(max_examples), strict=True):
             share = loss(model(part), wanted).sum() / len(x)
             for value, found in zip(total, _gradient(share, trainable), strict=True):
                 value += found
         return total
 
     chain = chain_of(model, {id(parameter): i for i, parameter in enumerate(trainable)})
-    known = known_gradient(loss)  # what another loss reaches, only torch knows
-    if most is not None or known is None or chain is None or not chain.sums_gradients:
+    known = known_gradient(loss)  # of another loss, only autograd has it
+    if max_examples is not None or known is None or chain is None or not chain.sums_gradients:
         return by_torch
     return lambda x, y: chain.mean_gradients(x, y, known)
 
@@ -147,8 +163,8 @@ def train_private(
 ) -> DpSgdMechanism:
     """Take DP-SGD steps on the model of `gradients`, in place.
 
-    Guarantee: the resulting parameters are a function of the initial ones and of `len(steps)`
-    releases of `step`; so is what its clipping learns. The optimizer sees nothing but noisy
+    Guarantee: the resulting parameters, and the adapted clipping bound, are a function of the
+    initial ones and of `len(steps)` releases of `step`. The optimizer sees nothing but noisy
     gradients. Buffers do not change.
 
     Args:
@@ -157,12 +173,12 @@ def train_private(
         targets: their targets (n, ...).
         settings: the optimizer.
         step: the mechanism.
-        key: whose randomness.
+        key: of the client's random streams.
         steps: numbers of the charged steps, counted over the client's whole life.
-        secure: lots and noise come from the operating system instead of `key`.
+        secure: whether lots and noise come from the operating system instead of `key`.
 
     Returns:
-        The mechanism as it goes on: adaptive clipping has learnt a bound.
+        The mechanism of the next step, with the adapted clipping bound.
     """
     values = gradients.parameters.data
     released = torch.empty_like(values)
@@ -181,7 +197,13 @@ def train_private(
 def shuffled_batches(
     num_examples: int, batch_size: int, generator: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """Yield batches of examples, shuffled anew each time they are used up, without end."""
+    """Yield the indices of batches without end, shuffled anew in each pass.
+
+    Args:
+        num_examples: examples in a pass.
+        batch_size: examples in a batch; the last one of a pass may be smaller.
+        generator: of the shuffles.
+    """
     while True:
         order = generator.permutation(num_examples)
         for start in range(0, num_examples, batch_size):
@@ -190,14 +212,14 @@ def shuffled_batches(
 
 @contextmanager
 def seeded_torch(key: StreamKey, device: torch.device) -> Iterator[None]:
-    """Give layers that draw from torch (dropout) the client's stream, and restore it afterwards."""
+    """Seed torch's generator (dropout) from the client's stream, and restore it afterwards."""
     seed = key.torch_seed(Purpose.DROPOUT)
     if device.type != "cpu":
         with torch.random.fork_rng(devices=[device]):
             torch.manual_seed(seed)
             yield
         return
-    # As above, without torch's record of who asked, which takes longer than a small step.
+    # As above, without torch's record of the caller, which takes longer than a small step.
     generator = torch.default_generator
     before = generator.get_state()
     generator.manual_seed(seed)

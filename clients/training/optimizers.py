@@ -1,9 +1,9 @@
 """Local optimizers: SGD and Adam, entry by entry, over any list of tensors.
 
-The arithmetic is that of torch.optim, to the bit (tests compare). These are functions of values and
-gradients alone, so the same code trains one client, or the stacked values of a whole cohort, and
-starts over for the next client without being built again. (Building torch's takes longer than a
-step of a small model, and the first one imports its compiler: a second of start-up.)
+The arithmetic is that of torch.optim, to the bit (tests compare). An optimizer sees values and
+gradients alone, so the same code trains one client or the stacked values of a cohort. `restart`
+makes it ready for the next client. (Building torch's optimizer takes longer than a step of a small
+model, and the first one imports torch's compiler: a second of start-up.)
 """
 
 import math
@@ -20,11 +20,11 @@ _EPSILON = 1e-8
 
 
 class LocalOptimizer(ABC):
-    """Changes values in place, given their gradients."""
+    """Updates values in place from their gradients."""
 
     @abstractmethod
     def restart(self) -> None:
-        """Forget everything learnt, for the next client."""
+        """Reset the state, for the next client."""
 
     @abstractmethod
     def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
@@ -44,7 +44,7 @@ class Sgd(LocalOptimizer):
         self._velocities: list[Tensor] | None = None
 
     def restart(self) -> None:
-        """Forget the velocities."""
+        """Reset the velocities."""
         self._velocities = None
 
     @torch.no_grad()
@@ -60,7 +60,7 @@ class Sgd(LocalOptimizer):
             value.add_(gradient, alpha=-settings.lr)
 
     def _update_velocities(self, gradients: Sequence[Tensor], momentum: float) -> list[Tensor]:
-        """Return the velocities after a step."""
+        """Update the velocities and return them."""
         if self._velocities is None:
             self._velocities = [gradient.clone() for gradient in gradients]
         else:
@@ -77,7 +77,7 @@ class Adam(LocalOptimizer):
         self.restart()
 
     def restart(self) -> None:
-        """Forget the moments and the number of steps."""
+        """Reset the moments and the number of steps."""
         self._steps = 0
         self._moments: list[tuple[Tensor, Tensor]] = []
 

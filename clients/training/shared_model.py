@@ -1,7 +1,7 @@
-"""Where the clients of one process train: one model, filled anew for each of them.
+"""The model that the clients of one process share, filled anew for each client.
 
-Everything that is the same for all clients of a round is done once: the global model is unpacked
-and its digest computed when it first arrives, and each client then starts from one copy in memory.
+A round's global model is unpacked once, and its digest is computed once. Every client then starts
+from one copy in memory.
 """
 
 from operator import is_
@@ -20,11 +20,14 @@ from fedsim.protocol.live_arrays import is_live, live_record
 
 
 class SharedModel:
-    """A model that clients of one process take turns to train.
+    """One model, trained by the clients of a process one after the other.
 
     Args:
-        model: scratch space; its trainable parameters are views of one flat tensor.
-        parameters: as laid out before; None: they are laid out here.
+        model: scratch space; its trainable parameters become views of one flat tensor.
+        parameters: the flat layout of `model` where it exists already; None: it is made here.
+
+    Attributes:
+        start_values: flat trainable values (size,) of the global model.
     """
 
     def __init__(self, model: nn.Module, *, parameters: FlatParameters | None = None) -> None:
@@ -36,7 +39,7 @@ class SharedModel:
         self._fixed_values: list[tuple[Tensor, Tensor]] = []
 
     def load(self, arrays: ArrayRecord) -> str:
-        """Make `arrays` the global model that clients start from, and return its digest.
+        """Make `arrays` the global model of the clients, and return its digest.
 
         Raises:
             RuntimeError: names or shapes are not the model's.
@@ -52,26 +55,32 @@ class SharedModel:
         return self._loaded[1]
 
     def restart(self) -> None:
-        """Give the model the values of the global model."""
+        """Reset the model to the global model."""
         self.parameters.data.copy_(self.start_values)
         for tensor, value in self._fixed_values:
             tensor.copy_(value)
 
     def upload(self, request: ArrayRecord, *, private: bool) -> ArrayRecord:
-        """Return the model's values as a record of the request's kind.
+        """Return the trained model as a record with the names and kind of the request's.
 
         Args:
             request: the global model that the client started from.
-            private: buffers and frozen parameters are those of the request.
+            private: whether buffers and frozen parameters are copied from the request.
         """
         trained = self.parameters.data.detach().cpu().numpy().copy()
         return self.upload_of(trained, request, private=private)
 
     def upload_of(self, trained: np.ndarray, request: ArrayRecord, *, private: bool) -> ArrayRecord:
-        """As `upload`, of the flat values (size,) of trainable parameters, which are taken over."""
+        """Return the record of a model whose trainable values are `trained`.
+
+        Args:
+            trained: flat values (size,); the record keeps this memory, read-only.
+            request: as in `upload`.
+            private: as in `upload`.
+        """
         values: dict[str, np.ndarray] = {}
         trained = trained.view()
-        trained.flags.writeable = False  # so are its parts, then
+        trained.flags.writeable = False  # and with it its views
         for name, array in request.items():
             place = self._layout.places.get(name)
             if place is not None:
@@ -85,9 +94,9 @@ class SharedModel:
 
 
 class _Layout:
-    """Where each name of a model's state lies: in the flat tensor, or outside of it.
+    """Place of each name of a model's state: in the flat tensor, or a tensor of its own.
 
-    Tied parameters have several names and lie in one place.
+    Tied parameters have several names and one place.
     """
 
     def __init__(self, model: nn.Module, parameters: FlatParameters) -> None:
@@ -103,7 +112,7 @@ class _Layout:
 
 
 def _is_same(one: ArrayRecord, other: ArrayRecord) -> bool:
-    """Tell whether two records hold the same unchangeable arrays."""
+    """Whether two records hold the same read-only arrays."""
     if one is not other and list(one.keys()) != list(other.keys()):
         return False
     return all(map(is_, one.values(), other.values())) and is_live(other)

@@ -86,7 +86,7 @@ def test_a_client_keeps_what_is_everybodys(tmp_path: Path) -> None:
         ({"a": {"members": [3, 20]}}, "privacy.clients.a.members.1: no such client"),
         ({"a": {"members": [3, 3]}}, "members names client 3 more than once"),
         ({"a": {"members": []}}, "privacy.clients.a.members: must have at least 1 item"),
-        ({"a": {"csv": "b.csv"}}, "csv and columns go together"),
+        ({"a": {"csv": "b.csv"}}, "csv and columns need each other"),
         (
             {"a": {"csv": "b.csv", "columns": {"delta": "d"}, "delta": 1e-4}},
             "delta comes from a column of the csv file already",

@@ -1,6 +1,6 @@
-"""Shows on data that no example's gradient depends on another example.
+"""Check on data that no example's gradient depends on another example.
 
-Book-keeping, and every loop that calls `loss.backward()` on a batch, lets examples pass through the
+Book-keeping, and every loop that calls `loss.backward()` on a batch, passes examples through the
 model together. Clipping bounds an example's influence only if it reaches no gradient but its own.
 """
 
@@ -15,36 +15,36 @@ from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, preserve
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-_MAX_EXAMPLES = 4  # examples that are tried: each pair of them costs backward passes
+_MAX_EXAMPLES = 4  # each pair of examples costs backward passes
 
 
 def check_isolation(model: nn.Module, loss: Loss, features: Tensor, targets: Tensor) -> None:
-    """Show on data that no example's gradient depends on another, or refuse the model.
+    """Check on data that no example's gradient depends on another example.
 
-    In train mode, with the same random numbers each time, each example is replaced by other values
-    and the gradients and outputs of the others must not move. Where the model draws nothing, the
-    gradient of an example alone must be that in the batch; else this is tried in eval mode. All of
-    it is done twice: with the initial parameters, and with others close to them, as zero weights
-    could hide a coupling.
+    In train mode, with the same random numbers each time, each example is replaced by other values;
+    the gradients and outputs of the others must not change. The gradient of an example alone must
+    equal that in the batch, in eval mode if the model draws random numbers. Both are checked twice,
+    with the initial parameters and with others close to them: zero weights could hide a coupling.
 
     Args:
         model: the model as it will be trained.
         loss: maps outputs and targets (n, ...) to one loss per example; or to their sum or mean,
             which must then be a sum over examples with factors that do not depend on them.
-        features: at least 2 public or synthetic examples, never private ones; they should differ,
-            and show what may couple them (ignored labels, rare classes). The first 4 are used.
-        targets: their targets.
+        features: at least 2 public or synthetic examples (n, ...), never private ones. They should
+            differ, and include possible causes of a coupling (ignored labels, rare classes). The
+            first 4 are used.
+        targets: their targets (n, ...).
 
     Guarantee:
-        parameters, buffers, modes and global random generators are afterwards as before.
+        parameters, buffers, modes and global random generators are restored.
 
     Raises:
-        UnsafeModelError: naming the first two examples that are coupled, the likely cause and the
-            fix; or the model or the loss fails on one example alone.
+        UnsafeModelError: examples are coupled (the message names the first two, the likely cause
+            and the fix), or the model or the loss fails on one example alone.
         ValueError: fewer than 2 examples.
 
     Edge cases:
-        a coupling that these examples do not show, or that is within rounding, is not found.
+        a coupling that is absent on these examples, or within rounding, is not found.
     """
     if len(features) < 2 or len(features) != len(targets):
         raise ValueError(
@@ -61,7 +61,7 @@ def check_isolation(model: nn.Module, loss: Loss, features: Tensor, targets: Ten
 
 def _check(probe: Probe, lot: ProbeLot) -> None:
     if not probe.is_repeatable(lot):
-        # Random numbers from elsewhere: examples can be compared only where none are drawn.
+        # The model draws random numbers from elsewhere; eval mode may draw none.
         probe.model.eval()
         if not probe.is_repeatable(lot):
             raise UnsafeModelError(

@@ -1,4 +1,4 @@
-"""Where two examples meet: the first layer whose output for one changes with the other."""
+"""The likely cause of a coupling: the first layer whose output mixes two examples."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ def likely_cause(probe: Probe, lot: ProbeLot, other: ProbeLot, i: int) -> str:
     Args:
         probe: the model and the loss.
         lot: some examples.
-        other: as many with another example replaced, or example i alone.
-        i: the example that should not have changed.
+        other: the lot with another example replaced, or example i alone.
+        i: index of the example whose gradient changed.
     """
     normalised = find_batch_norm(probe.model)
     if normalised is not None:
@@ -44,7 +44,7 @@ def likely_cause(probe: Probe, lot: ProbeLot, other: ProbeLot, i: int) -> str:
 
 
 def _traces(probe: Probe, lot: ProbeLot) -> list[tuple[str, list[Tensor]]]:
-    """Return the outputs of all layers, in the order in which they end."""
+    """Return the name and outputs of every layer, in the order in which the layers end."""
     found: list[tuple[str, list[Tensor]]] = []
     hooks = []
     for name, module in probe.model.named_modules():

@@ -1,4 +1,4 @@
-"""Gradients and outputs of a few examples in a batch, compared with those in another batch."""
+"""Gradients and outputs of a few examples, compared between two batches."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ _SEED = 20240229
 
 @dataclass(frozen=True)
 class ProbeLot:
-    """Some examples."""
+    """Examples (n, ...) and their targets."""
 
     features: Tensor
     targets: Tensor
@@ -36,7 +36,7 @@ class ProbeLot:
 
 
 def _seed_torch(seed: int, device: torch.device) -> None:
-    """As torch.manual_seed, which also records who asked: longer than a small model's passes."""
+    """Seed torch; torch.manual_seed records its caller, which takes longer than small passes."""
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)
     else:
@@ -67,13 +67,13 @@ class Probe:
         self.model, self.loss = model, loss
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         eps = max(torch.finfo(p.dtype).eps for p in self.parameters)
-        # Lots of one shape run the same kernels, so rows that are not coupled hardly move (7e-5 in
-        # float32); lots of other sizes round differently, more so in deep models (2e-3).
+        # Lots of one shape run the same kernels, so rows that are not coupled hardly change (7e-5
+        # in float32). Lots of other sizes round differently, more so in deep models (2e-3).
         self._tolerance_same_shape, self._tolerance_other_shape = eps**0.6, 30 * eps**0.6
         self._known: tuple[ProbeLot, list[Tensor]] | None = None
 
     def outputs(self, lot: ProbeLot, seed: int = _SEED) -> Any:
-        """Return what the model returns."""
+        """Return the model's outputs."""
         _seed_torch(seed, lot.features.device)
         random.seed(seed)
         return self.model(lot.features)
@@ -97,7 +97,7 @@ class Probe:
         return [self._gradient(value) for value in (losses if losses.ndim else [losses])]
 
     def is_repeatable(self, lot: ProbeLot) -> bool:
-        """Tell whether the same lot and seed give the same gradients again."""
+        """Whether the same lot and seed give the same gradients twice."""
         first, second = self.gradients(lot), self.gradients(lot)
         self._known = (lot, first)
         if not any(bool(g.isfinite().all()) for g in first):
@@ -108,7 +108,7 @@ class Probe:
         return not any(map(self._is_far, first, second))
 
     def is_random(self, lot: ProbeLot) -> bool:
-        """Tell whether the outcome depends on random numbers."""
+        """Whether the gradients depend on random numbers."""
         return any(map(self._is_far, self.gradients(lot), self.gradients(lot, _SEED + 1)))
 
     def first_moved_example(self, lot: ProbeLot, other: ProbeLot, j: int) -> int | None:
@@ -133,7 +133,7 @@ class Probe:
     def _not_additive(
         self, lot: ProbeLot, other: ProbeLot, i: int, before: Tensor, after: Tensor
     ) -> bool:
-        """Tell whether what replacing i changes in a total differs between two lots."""
+        """Whether replacing example i changes the total gradients of two lots differently."""
         k = (i + 1) % len(lot)
         x, y = lot.features[k], lot.targets[k]
         one, two = (self.gradients(given.replaced(i, x, y))[0] for given in (lot, other))
@@ -143,7 +143,7 @@ class Probe:
         )
 
     def first_different_alone(self, lot: ProbeLot) -> int | None:
-        """Return the first example whose gradient alone is not that in the lot."""
+        """Return the first example whose gradient alone differs from that in the lot."""
         together = self.gradients(lot)
         alone = [self._gradient_alone(lot, i) for i in range(len(lot))]
         if len(together) > 1 or len(lot) == 1:
@@ -183,7 +183,7 @@ class Probe:
         return torch.cat([gradient.flatten() for gradient in found])
 
     def _is_far(self, one: Tensor, two: Tensor) -> bool:
-        """Tell whether two gradients (or outputs) of an example differ by more than rounding."""
+        """Whether two gradients (or outputs) of an example differ by more than rounding."""
         if not bool(one.isfinite().all()):
             return False
         if one.shape != two.shape:

@@ -1,4 +1,4 @@
-"""Models that cannot be trained with example-level privacy, refused by name with the fix."""
+"""Refusal of models that cannot be trained with example-level privacy, with the fix."""
 
 import random
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ class UnsafeModelError(InputError):
 def check_private_model(model: nn.Module, features: Tensor) -> None:
     """Refuse a model in which one example could reach another's gradient, or the state.
 
-    It looks at layers and buffers only, on zeros; `check_isolation` tries gradients on data.
+    Only layers and buffers are checked, on zeros; `check_isolation` compares gradients on data.
 
     Args:
         model: the model as it will be trained.
         features: any batch of the data's shape (n, ...); only its shape and type are used.
 
     Guarantee:
-        the model's modes and buffers and the global random generators are afterwards as before.
+        the model's modes and buffers and the global random generators are restored.
 
     Raises:
         UnsafeModelError: batch normalisation in train mode, or a buffer that changes in forward.
@@ -41,11 +41,11 @@ def check_private_model(model: nn.Module, features: Tensor) -> None:
 
 @contextmanager
 def preserve_state(model: nn.Module) -> Iterator[None]:
-    """Restore modes and buffers of a model, and the global random generators, on the way out."""
+    """Restore a model's modes and buffers and the global random generators at the end."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     state = random.getstate()
-    # Asking CUDA for states would start it; before it has started nothing has drawn from it.
+    # To ask CUDA for its states would start it; until it starts, nothing draws from it.
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices):
         try:

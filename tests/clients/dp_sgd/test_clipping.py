@@ -66,6 +66,14 @@ def test_flat_clipping_table() -> None:
     assert unbounded.tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
 
 
+def test_a_norm_that_is_not_finite_drops_the_example_in_all_groups() -> None:
+    norms = torch.tensor([[0.0, 0.5], [math.nan, 0.1], [0.1, math.inf]], dtype=torch.float64)
+    bounds = torch.tensor([1.0, 0.25], dtype=torch.float64)
+    factors = GroupClipping(2.0, bounds=(1.0, 0.25)).clip_factors(norms, bounds)
+    expected = torch.tensor([[1.0, 0.5], [0.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(factors, expected, rtol=2e-6, atol=0)
+
+
 def test_automatic_clipping_table() -> None:
     norms = torch.tensor([[0.0], [0.01], [1.0], [1e300], [math.inf], [math.nan]])
     norms = norms.double()

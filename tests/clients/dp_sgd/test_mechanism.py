@@ -25,7 +25,7 @@ from fedsim.accountant import (
 from fedsim.clients.dp_sgd.clipping import Clipping, FlatClipping, GroupClipping, Groups
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism, Lots
 from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise
-from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation
+from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, group_noise
 from fedsim.clients.dp_sgd.per_example.clipped_sum import (
     LotStatistics,
     PerExampleGradients,
@@ -299,6 +299,26 @@ def test_standard_deviation_is_z_times_the_sensitivity() -> None:
         replace(FLAT, allocation="proportional").standard_deviation(groups)
     nothing = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(math.inf), 0.0, 1.0)
     assert nothing.standard_deviation(Groups(((0,),), (math.inf,))) == 0.0
+
+
+@pytest.mark.parametrize("allocation", ["uniform", "proportional", "optimal", (Z,)])
+def test_one_group_has_noise_z_c(allocation: NoiseAllocation) -> None:
+    one, unbounded = Groups(((0,),), (C,), (3,)), Groups(((0,),), (math.inf,), (3,))
+    assert group_noise(allocation, Z, one) == pytest.approx((Z * C,))
+    assert group_noise(allocation, 0.0, unbounded) == (0.0,)
+    with pytest.raises(ValueError, match="needs a finite max_grad_norm"):
+        group_noise(allocation, Z, unbounded)
+
+
+@pytest.mark.parametrize(("bound", "total"), [(1.0, [1.0, 0.0, 1.0]), (math.inf, [3.0, 0.0, 4.0])])
+def test_without_noise_a_step_is_the_clipped_sum_and_epsilon_is_infinite(
+    bound: float, total: list[float]
+) -> None:
+    step = replace(FLAT, clipping=FlatClipping(bound), noise_multiplier=0.0)
+    x = torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, 4.0], [0.0, math.nan, 0.0], [0.0, math.inf, 0.0]])
+    torch.testing.assert_close(released(step, x) * LOT, torch.tensor(total), rtol=2e-6, atol=0.0)
+    assert step.event == PoissonSampled(1.0, Gaussian(0.0))
+    assert PldAccountant().compose(step.event).get_epsilon(1e-5) == math.inf
 
 
 def test_empty_lots_are_charged_and_noisy() -> None:

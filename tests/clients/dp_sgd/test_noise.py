@@ -72,6 +72,15 @@ def test_no_deviation_is_no_noise(index: int) -> None:
     assert (sources()[index].fill_(torch.ones(5), 0.0) == 0).all()
 
 
+def test_seeded_noise_advances_without_a_deviation_and_not_without_values() -> None:
+    source, other = SeededNoise(stream(5)), SeededNoise(stream(5))
+    source.fill_(torch.ones(4), 0.0)
+    source.fill_(torch.empty(0), 1.0)
+    first = drawn(other, 4)
+    assert not torch.equal(first, second := drawn(source, 4))
+    assert torch.equal(second, drawn(other, 4))
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_noise_fills_a_slice_and_nothing_else(index: int) -> None:
     values = torch.zeros(100)
