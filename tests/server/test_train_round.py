@@ -1,4 +1,4 @@
-"""A training round: whoever is scheduled is asked, and each reply is counted or named as failed."""
+"""A training round: scheduled clients are asked, and each reply is counted or named as failed."""
 
 from collections.abc import Sequence
 from typing import Any, cast
