@@ -12,7 +12,7 @@ was charged for, and the request of that round. It follows two rules:
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from flwr.app import ConfigRecord, RecordDict
 
@@ -20,10 +20,14 @@ from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import Charge, Journal
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.failure_text import ClientFailureError
+from fedsim.core.moved_names import moved_names_of
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.records import config_record, record_of
 
 STATE = "privacy-account"
+
+if not TYPE_CHECKING:
+    __getattr__ = moved_names_of(__name__)
 
 
 class ChargeRefusedError(ClientFailureError):

@@ -13,7 +13,7 @@ Edge cases of a step with clipping bound C, noise multiplier z and expected lot 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -26,10 +26,14 @@ from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, check_alloca
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clipped_sum import LotStatistics, PerExampleGradients
 from fedsim.clients.dp_sgd.sampling import Charges, Sampling
+from fedsim.core.moved_names import moved_names_of
 
 Lots = Iterator[np.ndarray] | np.random.Generator
 
 COUNT_SENSITIVITY = 0.5  # of Σ (b_i − ½), where b_i is 1 if example i is within its bound
+
+if not TYPE_CHECKING:
+    __getattr__ = moved_names_of(__name__)
 
 
 @dataclass(frozen=True)
