@@ -19,7 +19,7 @@ from fedsim.report.html import write_report
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.simulation.engine import Engine
-from fedsim.simulation.shardable_app import Sharded
+from fedsim.simulation.shardable_app import ShardableApp
 
 logger = logging.getLogger("flwr")
 
@@ -44,7 +44,7 @@ class DeployedEngine(Engine):
         try:
             server_app(self._grid, self._context)
         finally:
-            if isinstance(client_app, Sharded) and client_app.ledger is not None:
+            if isinstance(client_app, ShardableApp) and client_app.ledger is not None:
                 collect_ledgers(self._grid, client_app.ledger, timeout=self.patience)
 
 

@@ -28,7 +28,7 @@ from fedsim.federation.initial_model import (
 )
 from fedsim.federation.nodes import make_node_app, num_helpers
 from fedsim.models.losses import resolve_loss
-from fedsim.simulation.shardable_app import Shard
+from fedsim.simulation.shardable_app import ShardFactory
 
 # Fields of a federation that every process builds for itself.
 _LOCAL_FIELDS = {"model", "shared_model", "loss", "gradients", "device", "journal", "data"}
@@ -103,7 +103,7 @@ class FederationClientApp(ClientApp):
         """File of the durable ledger."""
         return None if self._federation.plans is None else self._source.ledger
 
-    def work(self) -> list[float]:
+    def expected_work(self) -> list[float]:
         """Return the expected number of per-example gradients of each node in the run."""
         federation = self._federation
         local = federation.experiment.local
@@ -114,7 +114,7 @@ class FederationClientApp(ClientApp):
         ]
         return clients + [0.0] * num_helpers(federation.experiment)  # helpers compute no gradients
 
-    def shard(self, clients: Sequence[int]) -> Shard:
+    def shard(self, clients: Sequence[int]) -> ShardFactory:
         """Return the app of the given clients and helpers, to be sent to another process."""
         federation = self._federation
         rest = {

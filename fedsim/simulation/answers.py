@@ -1,4 +1,4 @@
-"""How clients of one process answer: at once where their app can, else one after the other."""
+"""Answers of the clients of one process: by groups if the app can, else one at a time."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,17 +9,17 @@ from flwr.clientapp import ClientApp
 
 from fedsim.clients.batch_app import AnswerGroup, BatchAnswers
 
-A = TypeVar("A")
+_Answer = TypeVar("_Answer")
 
 
-def answers_of(
+def answer_requests(
     app: ClientApp, requests: Sequence[tuple[Message, Context]]
 ) -> Iterator[AnswerGroup]:
-    """Yield the answers to the requests, in their order, together where they come together.
+    """Yield groups of answers, in the order of the requests.
 
     Args:
-        app: the clients.
-        requests: messages of one kind, with the contexts of the clients that they are for.
+        app: the clients' app.
+        requests: messages of one kind, each with the context of its client.
     """
     train = bool(requests) and requests[0][0].metadata.message_type == MessageType.TRAIN
     if isinstance(app, BatchAnswers) and train:
@@ -33,30 +33,30 @@ def answers_of(
         yield [answer]
 
 
-def in_parts(
-    groups: Iterable[Iterable[A]],
+def chunk_by_time(
+    groups: Iterable[Iterable[_Answer]],
     count: int,
     *,
-    every: float,
+    chunk_seconds: float,
     clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[tuple[list[A], float]]:
-    """Yield answers on their way in parts of whole groups, and the seconds that each part took.
+) -> Iterator[tuple[list[_Answer], float]]:
+    """Yield chunks of answers and the seconds of each chunk.
 
-    A part ends with the group in which its time is over, before work on the next one begins: who
-    waits for these answers has something to do meanwhile.
+    A chunk ends with the group in which its time runs out, so that the receiver can process it
+    while the next group is computed.
 
     Args:
-        groups: answers as they come.
-        count: how many there will be; the last part ends with the last of them.
-        every: seconds that a part should take.
-        clock: in seconds.
+        groups: groups of answers.
+        count: number of all answers; the last answer ends the last chunk.
+        chunk_seconds: least time of a chunk, except the last.
+        clock: returns the time in seconds.
     """
-    found: list[A] = []
-    started, left = clock(), count
+    chunk: list[_Answer] = []
+    start, left = clock(), count
     for group in groups:
-        found += group
-        seconds = clock() - started
-        if found and (len(found) == left or seconds >= every):
-            left -= len(found)
-            yield found, seconds
-            found, started = [], clock()
+        chunk += group
+        seconds = clock() - start
+        if chunk and (len(chunk) == left or seconds >= chunk_seconds):
+            left -= len(chunk)
+            yield chunk, seconds
+            chunk, start = [], clock()

@@ -9,16 +9,17 @@ from fedsim.core.errors import ExitCode, FedsimError
 
 
 class EngineError(FedsimError, RuntimeError):
-    """An engine that cannot run here; the message says what it needs."""
+    """The engine cannot run here; the message says what it needs."""
 
     exit_code = ExitCode.WRONG_INPUT
 
 
 class Engine(ABC):
-    """Executes a federation. No engine changes its result.
+    """Executes a federation. Every engine gives the same result.
 
-    `patience`: seconds in which all nodes must be there and have said who they are;
-    `one_operator`: whether one party runs all of them.
+    Attributes:
+        patience: seconds to wait for all nodes and their replies to the roll call.
+        one_operator: whether one party operates all nodes.
     """
 
     patience: float = 60.0
@@ -26,4 +27,10 @@ class Engine(ABC):
 
     @abstractmethod
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
-        """Run `server_app` against `num_nodes` nodes of `client_app` until it returns."""
+        """Run a federation until the server app returns.
+
+        Args:
+            server_app: the server.
+            client_app: the app of every node.
+            num_nodes: number of nodes: clients, and helpers of secure aggregation.
+        """

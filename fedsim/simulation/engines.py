@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fedsim.simulation.engine import Engine, EngineError
-from fedsim.simulation.flower_internals import kept_identity, server_identity
+from fedsim.simulation.flower_internals import preserve_identity, server_identity
 from fedsim.simulation.local_grid import LocalGrid
 from fedsim.simulation.memory import frozen_objects, keep_freed_memory
 from fedsim.simulation.settings import RuntimeSettings
@@ -17,10 +17,10 @@ _RUN_ID = 1
 
 
 class LocalEngine(Engine):
-    """Everything in this process, one client after the other, without serialization."""
+    """Runs all clients in this process, without serialization."""
 
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
-        """Run `server_app` against `num_nodes` nodes of `client_app` until it returns."""
+        """Run a federation until the server app returns (see `Engine`)."""
         keep_freed_memory()
         with frozen_objects(), server_identity(_RUN_ID):
             server_app(
@@ -42,7 +42,7 @@ class FlowerEngine(Engine):
         self._workers = workers
 
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
-        """Run `server_app` against `num_nodes` nodes of `client_app` until it returns.
+        """Run a federation until the server app returns (see `Engine`).
 
         Raises:
             EngineError: Ray is not installed.
@@ -55,14 +55,14 @@ class FlowerEngine(Engine):
         from flwr.simulation import run_simulation
 
         logging.getLogger("flwr").setLevel(logging.ERROR)
-        with kept_identity():
+        with preserve_identity():
             run_simulation(
                 server_app,
                 client_app,
                 num_supernodes=num_nodes,
                 backend_config={
                     "init_args": {
-                        "address": "local",  # else it joins any Ray that runs on this machine
+                        "address": "local",  # else Ray joins a cluster that runs on this machine
                         "num_cpus": self._workers,
                         "logging_level": logging.ERROR,
                         "log_to_driver": False,

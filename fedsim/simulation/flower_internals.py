@@ -11,18 +11,18 @@ CLIENT_RAISED = int(ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
 
 
 def empty_run(run_id: int) -> Any:
-    """Return Flower's description of a run, which `Grid.run` must give."""
+    """Return Flower's description of a run, which `Grid.run` must return."""
     from flwr.supercore.run import Run
 
     return Run.create_empty(run_id)
 
 
-def stamp(message: Message, message_id: str) -> None:
-    """Give a message the id that Flower's link would give it on the way."""
+def set_message_id(message: Message, message_id: str) -> None:
+    """Set the id of a message, which Flower's link sets in a deployment."""
     message.metadata.__dict__["_message_id"] = message_id
 
 
-def with_content(message: Message, content: RecordDict) -> Message:
+def replace_content(message: Message, content: RecordDict) -> Message:
     """Return the message with other content and the same metadata."""
     copied = Message.__new__(Message)  # its constructor checks a dozen arguments
     copied.__dict__.update(_metadata=message.metadata, _content=content, _error=None)
@@ -31,18 +31,18 @@ def with_content(message: Message, content: RecordDict) -> Message:
 
 @contextmanager
 def server_identity(run_id: int) -> Iterator[None]:
-    """Be the server task of a run: Flower refuses to make messages outside of one."""
+    """Make this process the server task of a run; Flower creates messages only inside a task."""
     from flwr.supercore.task_identity import TaskIdentity
 
-    with kept_identity():
+    with preserve_identity():
         TaskIdentity.run_id, TaskIdentity.task_id = run_id, 1
         TaskIdentity.node_id = SUPERLINK_NODE_ID
         yield
 
 
 @contextmanager
-def kept_identity() -> Iterator[None]:
-    """Put back, in the end, which task this process is: in Flower that is global."""
+def preserve_identity() -> Iterator[None]:
+    """Restore the task identity of this process at the end; Flower keeps it in global state."""
     from flwr.supercore.task_identity import TaskIdentity
 
     names = ("_run_id", "_task_id", "_node_id")

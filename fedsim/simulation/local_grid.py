@@ -2,16 +2,15 @@
 
 Unchanged ServerApps, Strategies and ClientApps run on it without Ray and without serialization.
 
-Semantics, where Flower's own simulation leaves a choice:
+Where Flower leaves the semantics open:
 
-- Nodes are `FIRST_NODE + partition`, in a stable order.
+- Node ids are `FIRST_NODE + partition`, in ascending order.
 - Replies come lazily, one at a time, in the order of the requests: a strategy that consumes them as
-  a stream never holds more than one. `push_messages` followed by `pull_messages` works as well.
-- Each client gets records of its own; they share the arrays' numbers, which cannot be written to.
-- An app that can answer many requests at once (`BatchAnswers`) gets them in groups, a group when
-  its first reply is read.
-- A client's `Context` keeps what it wrote before an exception. For a privacy account that is the
-  safe side.
+  a stream holds one at a time. `push_messages` followed by `pull_messages` works as well.
+- Each client gets its own records; their arrays are shared and read-only.
+- An app that answers groups of requests (`BatchAnswers`) gets a group when its first reply is read.
+- A client's `Context` keeps what the client wrote before an exception, so a recorded charge is
+  never lost.
 """
 
 import logging
@@ -24,8 +23,8 @@ from flwr.clientapp import ClientApp
 from fedsim.clients.batch_app import BatchAnswers
 from fedsim.protocol.live_arrays import live_record
 from fedsim.protocol.records import record_dict
-from fedsim.simulation.answers import answers_of
-from fedsim.simulation.flower_internals import with_content
+from fedsim.simulation.answers import answer_requests
+from fedsim.simulation.flower_internals import replace_content
 from fedsim.simulation.virtual_grid import FIRST_NODE as FIRST_NODE
 from fedsim.simulation.virtual_grid import VirtualGrid, failure
 
@@ -42,29 +41,31 @@ class LocalGrid(VirtualGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yield the reply to each message as soon as it exists.
+        """Yield the reply to each message, in the order of the messages.
 
-        A timeout cannot interrupt a client of the same process and is ignored.
+        Args:
+            messages: the requests.
+            timeout: ignored: it cannot interrupt a client of the same process.
         """
-        live = _LiveArrays()
-        for group in self._groups(messages):
+        live = _LiveArrayCache()
+        for group in self._group_requests(messages):
             for message in group:
-                self._stamp(message)
+                self._set_id(message)
             requests = [
                 (_private_copy(message, live), self._contexts[message.metadata.dst_node_id])
                 for message in group
             ]
-            answers = chain.from_iterable(answers_of(self._client_app, requests))
+            answers = chain.from_iterable(answer_requests(self._client_app, requests))
             for message, answer in zip(group, answers, strict=True):
                 yield self._reply(message, answer)
 
-    def _groups(self, messages: Iterable[Message]) -> Iterator[list[Message]]:
-        """Cut the requests into groups of one kind that the app takes at once."""
+    def _group_requests(self, messages: Iterable[Message]) -> Iterator[list[Message]]:
+        """Yield groups of requests of one kind, as large as the app accepts."""
         app = self._client_app
-        most = app.group_size if isinstance(app, BatchAnswers) else 1
+        max_size = app.group_size if isinstance(app, BatchAnswers) else 1
         group: list[Message] = []
         for message in messages:
-            full = len(group) >= most
+            full = len(group) >= max_size
             if group and (full or message.metadata.message_type != group[0].metadata.message_type):
                 yield group
                 group = []
@@ -77,28 +78,28 @@ class LocalGrid(VirtualGrid):
             node_id = message.metadata.dst_node_id
             logger.debug("node %d raised", node_id, exc_info=answer)
             answer = failure(message, f"{type(answer).__name__}: {answer}")
-        self._stamp(answer)
+        self._set_id(answer)
         return answer
 
 
-class _LiveArrays:
-    """Unpacks the arrays that many messages share once, for as long as they are sent."""
+class _LiveArrayCache:
+    """Caches the live arrays of the last record, which many messages share."""
 
     def __init__(self) -> None:
         self._last: tuple[ArrayRecord, ArrayRecord] | None = None
 
-    def of(self, record: ArrayRecord) -> ArrayRecord:
-        """Return a record of its own with the same arrays, which nobody can change."""
+    def copy(self, record: ArrayRecord) -> ArrayRecord:
+        """Return a new record with the same arrays, shared and read-only."""
         if self._last is None or self._last[0] is not record:
             values = {name: array.numpy() for name, array in record.items()}
             self._last = record, live_record(values)
         return self._last[1].copy()
 
 
-def _private_copy(message: Message, live: _LiveArrays) -> Message:
-    """Return the message with records of its own: strategies share one RecordDict among all."""
+def _private_copy(message: Message, live: _LiveArrayCache) -> Message:
+    """Return the message with its own records; strategies share one RecordDict among messages."""
     records = {
-        name: live.of(record) if isinstance(record, ArrayRecord) else record.copy()
+        name: live.copy(record) if isinstance(record, ArrayRecord) else record.copy()
         for name, record in message.content.items()
     }
-    return with_content(message, record_dict(records))
+    return replace_content(message, record_dict(records))

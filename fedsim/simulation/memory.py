@@ -1,4 +1,4 @@
-"""Keeping freed memory in the process, for the tensors of the next step."""
+"""Memory settings of a worker process: reuse of freed memory, rare garbage collection."""
 
 import ctypes
 import gc
@@ -8,17 +8,16 @@ from contextlib import contextmanager
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # names of mallopt(3)
 _LARGEST_MMAP_THRESHOLD = 32 << 20
-# New objects until the youngest are looked at: those of ten to forty steps of a model, in case that
-# its tensors are part of cycles. Then how often older ones are.
-_RARE = (20_000, 10, 50)
+# 20,000 new objects are those of 10 to 40 training steps, whose tensors may be parts of cycles.
+_GC_THRESHOLDS = (20_000, 10, 50)
 
 
 def keep_freed_memory() -> bool:
     """Tell the C library to reuse freed memory instead of returning it to the system.
 
-    Training allocates and frees the same tensors in every step. By default glibc gives blocks of
-    more than 128 kB back, and the next step pays a page fault for each 4 kB of them, which can
-    cost more than the arithmetic. Changes no result; the process keeps its peak memory.
+    Training allocates and frees the same tensors in every step. By default glibc returns blocks
+    above 128 kB to the system, and the next step pays a page fault for each 4 kB. That can cost
+    more than the arithmetic. No result changes; the process keeps its peak memory.
 
     Returns:
         Whether the C library took the settings (glibc only; elsewhere nothing happens).
@@ -38,19 +37,18 @@ def keep_freed_memory() -> bool:
 
 
 def freeze_objects() -> None:
-    """Let the garbage collector leave out all objects that exist now, and look less often."""
+    """Exclude all existing objects from garbage collection, and collect less often."""
     gc.freeze()
-    gc.set_threshold(*_RARE)
+    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 @contextmanager
 def frozen_objects() -> Iterator[None]:
-    """Let the garbage collector leave out all objects that exist now, and look less often.
+    """Exclude all existing objects from garbage collection, and collect less often, in a block.
 
-    Messages make it run often, and each full collection would walk through the hundreds of
-    thousands of objects of torch and Flower, none of which is garbage. By Python's own thresholds
-    it takes a twentieth of a round of small clients, whose messages of a round it walks through
-    again and again.
+    Messages trigger collections, and each full collection visits hundreds of thousands of objects
+    of torch and Flower, none of which is garbage. With Python's own thresholds that takes 5 % of a
+    round of small clients.
     """
     thresholds = gc.get_threshold()
     freeze_objects()

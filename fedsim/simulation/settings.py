@@ -1,4 +1,4 @@
-"""How the federation is executed; nothing here changes a result or an ε."""
+"""Settings of the execution (`runtime:`); none of them changes a result or an ε."""
 
 from typing import Annotated, Literal, Self
 
@@ -21,8 +21,8 @@ class RuntimeSettings(Settings):
     address: str | None = Field(
         default=None,
         min_length=1,
-        description="engine ray: a running Ray cluster, host:port or auto; null: Ray is started "
-        "on this machine for the run",
+        description="engine ray: address of a running Ray cluster, host:port or auto; null: start "
+        "Ray on this machine for the run",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="where clients train; auto: CUDA where there is one"
@@ -34,7 +34,8 @@ class RuntimeSettings(Settings):
     )
     trackers: list[Literal["tensorboard", "mlflow", "wandb"]] = Field(
         default=[],
-        description="who is told of every round beside rounds.jsonl; each is an extra of its name",
+        description="trackers that get every round beside rounds.jsonl; each is an extra of its "
+        "name",
     )
 
     @model_validator(mode="after")

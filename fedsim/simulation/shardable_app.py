@@ -1,4 +1,4 @@
-"""Clients that can be divided among processes, each process with the data of its own only."""
+"""Client apps that can be split over processes, so that each holds the data of its own clients."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,48 +9,48 @@ from flwr.clientapp import ClientApp
 
 from fedsim.accountant.ledger.journal import Journal
 
-# Makes the ClientApp of some clients in the process that calls it, charging to the given journal.
-# It must survive pickling.
-Shard = Callable[[Journal | None], ClientApp]
+# Makes the ClientApp of some clients in the calling process; they charge to the given journal.
+# A factory must survive pickling.
+ShardFactory = Callable[[Journal | None], ClientApp]
 
 
 @runtime_checkable
-class Sharded(Protocol):
-    """A ClientApp that can be divided."""
+class ShardableApp(Protocol):
+    """A ClientApp that can be split over processes."""
 
     @property
     def ledger(self) -> Path | None:
-        """File of the durable ledger; None where nothing is charged durably."""
+        """File of the durable ledger; None without a ledger."""
         ...
 
-    def work(self) -> Sequence[float]:
+    def expected_work(self) -> Sequence[float]:
         """Return the expected work of each client, in any unit."""
         ...
 
-    def shard(self, clients: Sequence[int]) -> Shard:
-        """Return what another process needs to be the given clients."""
+    def shard(self, clients: Sequence[int]) -> ShardFactory:
+        """Return the factory of the app of the given clients, for another process."""
         ...
 
 
 @dataclass(frozen=True)
-class Undivided:
-    """Any ClientApp that can be pickled, as it is: every process gets all of it."""
+class UnshardedApp:
+    """Any ClientApp that can be pickled; every process gets the whole app."""
 
     client_app: ClientApp
     num_clients: int
     ledger: Path | None = None
 
-    def work(self) -> Sequence[float]:
+    def expected_work(self) -> Sequence[float]:
         """Return equal work for each client."""
         return [1.0] * self.num_clients
 
-    def shard(self, clients: Sequence[int]) -> Shard:
-        """Return the whole app."""
-        return _Whole(self.client_app)
+    def shard(self, clients: Sequence[int]) -> ShardFactory:
+        """Return a factory of the whole app."""
+        return _WholeAppFactory(self.client_app)
 
 
 @dataclass(frozen=True)
-class _Whole:
+class _WholeAppFactory:
     client_app: ClientApp
 
     def __call__(self, journal: Journal | None) -> ClientApp:

@@ -1,4 +1,4 @@
-"""What every simulated `Grid` has in common: its nodes, and messages that wait to be pulled."""
+"""Base of the simulated grids: nodes with their contexts, and pushed messages."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -16,17 +16,21 @@ from flwr.app import (
 )
 from flwr.serverapp import Grid
 
-from fedsim.simulation.flower_internals import CLIENT_RAISED, empty_run, stamp
+from fedsim.simulation.flower_internals import CLIENT_RAISED, empty_run, set_message_id
 
 FIRST_NODE = 1000
 
-Record = ArrayRecord | MetricRecord | ConfigRecord
+FlowerRecord = ArrayRecord | MetricRecord | ConfigRecord
 
 
 class VirtualGrid(Grid):
-    """A grid of `num_clients` nodes, `FIRST_NODE + partition`, each with a `Context` of its own.
+    """A grid of `num_clients` nodes, `FIRST_NODE + partition`, each with its own `Context`.
 
-    A subclass says how messages are answered: `send_and_receive`.
+    A subclass implements `send_and_receive`.
+
+    Args:
+        num_clients: number of nodes.
+        run_id: Flower's id of the run.
     """
 
     def __init__(self, num_clients: int, *, run_id: int) -> None:
@@ -61,7 +65,7 @@ class VirtualGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Make a message (kept by Flower for old apps)."""
+        """Return a message; Flower keeps this method for old apps."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -69,16 +73,16 @@ class VirtualGrid(Grid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Accept messages and return their ids; they are answered when they are pulled."""
+        """Store messages and return their ids; they are answered when they are pulled."""
         ids = []
         for message in messages:
-            self._stamp(message)
+            self._set_id(message)
             self._pushed[message.metadata.message_id] = message
             ids.append(message.metadata.message_id)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to the given messages; an id that was pulled before has none."""
+        """Return the replies to the given messages; a second pull of an id gives no reply."""
         known = [self._pushed.pop(name) for name in message_ids if name in self._pushed]
         return list(self.send_and_receive(known))
 
@@ -86,14 +90,24 @@ class VirtualGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yield the reply to each message as soon as it exists."""
+        """Yield the reply to each message as soon as it exists.
 
-    def _stamp(self, message: Message) -> None:
-        """Give a message an id, unless it has one."""
+        Args:
+            messages: the requests.
+            timeout: seconds for all replies; None: no limit.
+        """
+
+    def _set_id(self, message: Message) -> None:
+        """Set the id of a message that has none."""
         if not message.metadata.message_id:
-            stamp(message, str(next(self._ids)))
+            set_message_id(message, str(next(self._ids)))
 
 
 def failure(request: Message, reason: str) -> Message:
-    """Return the reply of a client that failed."""
+    """Return the reply of a failed client.
+
+    Args:
+        request: the message to the client.
+        reason: text of the failure.
+    """
     return Message(Error(CLIENT_RAISED, reason), reply_to=request)

@@ -20,7 +20,7 @@ from fedsim.clients.training.cohorts import cohorts_agree
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.runs.runner import run_experiment
 from fedsim.simulation import local_grid
-from fedsim.simulation.answers import answers_of
+from fedsim.simulation.answers import answer_requests
 
 PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
 OWN = {"1": {"max_grad_norm": 1.5}, "3": {"noise_multiplier": 0.7}}
@@ -107,12 +107,12 @@ def test_answers_of_a_cohort_come_together(
     seen: list[int] = []
 
     def looking(*arguments: Any) -> Any:
-        for group in answers_of(*arguments):
+        for group in answer_requests(*arguments):
             answers = list(group)
             seen.append(len(answers))
             yield answers
 
-    monkeypatch.setattr(local_grid, "answers_of", looking)
+    monkeypatch.setattr(local_grid, "answer_requests", looking)
     run_experiment(experiment(runtime={"cohort": cohort}), out=tmp_path / "r")
     questions = [1] * 7  # who is there
     assert seen == questions + 3 * groups

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.simulation.answers import in_parts
+from fedsim.simulation.answers import chunk_by_time
 
 
 class Clock:
@@ -27,14 +27,16 @@ class Clock:
 def test_a_part_leaves_with_its_group_before_the_next_one_is_begun() -> None:
     clock = Clock()
     groups = clock.working([(0.3, [1, 2, 3]), (0.25, [4, 5]), (0.1, [6]), (0.1, [7])])
-    sent = [(found, clock.now) for found, _ in in_parts(groups, 7, every=0.2, clock=clock)]
+    sent = [
+        (found, clock.now) for found, _ in chunk_by_time(groups, 7, chunk_seconds=0.2, clock=clock)
+    ]
     assert sent == [([1, 2, 3], 0.3), ([4, 5], 0.55), ([6, 7], 0.75)]
 
 
 def test_the_last_part_does_not_wait_for_its_time() -> None:
     clock = Clock()
     groups = clock.working([(0.1, [1]), (0.05, [2])])
-    ((found, seconds),) = in_parts(groups, 2, every=0.2, clock=clock)
+    ((found, seconds),) = chunk_by_time(groups, 2, chunk_seconds=0.2, clock=clock)
     assert found == [1, 2]
     assert abs(seconds - 0.15) < 1e-9
 
@@ -47,6 +49,11 @@ def test_every_answer_is_sent_once_and_in_order(
     groups: list[tuple[float, list[int]]], every: float
 ) -> None:
     clock, count = Clock(), sum(len(group) for _, group in groups)
-    parts = [found for found, _ in in_parts(clock.working(groups), count, every=every, clock=clock)]
+    parts = [
+        found
+        for found, _ in chunk_by_time(
+            clock.working(groups), count, chunk_seconds=every, clock=clock
+        )
+    ]
     assert [answer for found in parts for answer in found] == [a for _, own in groups for a in own]
     assert all(parts)

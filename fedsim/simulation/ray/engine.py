@@ -22,20 +22,20 @@ from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.memory import frozen_objects, keep_freed_memory
 from fedsim.simulation.ray.placement import longest_first
 from fedsim.simulation.settings import RuntimeSettings
-from fedsim.simulation.shardable_app import Sharded, Undivided
+from fedsim.simulation.shardable_app import ShardableApp, UnshardedApp
 
 _RUN_ID = 1
-_PATIENCE = 180.0  # seconds for the workers to start
-_PATIENCE_TO_CONNECT = 10.0
-_OBJECT_STORE = 512 << 20  # the global model and replies on their way; more goes to disk
-# Replies travel with the call that asked for them, not over the object store, and nothing is
-# recorded for a dashboard that does not run: half of what Ray costs for a client's round.
-_LEAN = {
+_WORKER_START_SECONDS = 180.0
+_CONNECT_SECONDS = 10.0
+_OBJECT_STORE_BYTES = 512 << 20  # for the global model and replies in transit; more goes to disk
+# Replies travel with their call, not through the object store, and nothing is recorded for a
+# dashboard that does not run. That halves Ray's cost for a client's round.
+_RAY_SYSTEM_CONFIG = {
     "max_direct_call_object_size": 16 << 20,
     "task_events_report_interval_ms": 0,
     "enable_metrics_collection": False,
 }
-_LEAST_OBJECT_STORE = 80 << 20  # Ray refuses less
+_MIN_OBJECT_STORE_BYTES = 80 << 20  # Ray refuses less
 
 
 class RayEngine(Engine):
@@ -43,27 +43,27 @@ class RayEngine(Engine):
 
     Args:
         settings: `workers`, `address` and `device` of `runtime:`.
-        object_store: bytes of shared memory of a Ray that is started here.
-        replacement: seconds in which a worker that died must be replaced; after that, its clients
-            fail until there is room for it.
+        object_store_bytes: shared memory of a Ray instance started for the run.
+        replacement_seconds: time limit for the replacement of a dead worker. After that, its
+            clients fail until the cluster has room for it.
     """
 
     def __init__(
         self,
         settings: RuntimeSettings,
         *,
-        object_store: int = _OBJECT_STORE,
-        replacement: float = _PATIENCE,
+        object_store_bytes: int = _OBJECT_STORE_BYTES,
+        replacement_seconds: float = _WORKER_START_SECONDS,
     ) -> None:
         self._settings = settings
-        self._object_store = object_store
-        self._replacement = replacement
+        self._object_store = object_store_bytes
+        self._replacement = replacement_seconds
 
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
-        """Run `server_app` against `num_nodes` nodes of `client_app` until it returns.
+        """Run a federation until the server app returns (see `Engine`).
 
-        A `Sharded` app is divided, so that a worker holds the data of its own clients only.
-        Whatever happens, no process of this run is left behind.
+        A `ShardableApp` is split, so that a worker holds the data of its own clients only. All
+        processes of the run end with it, also after an error.
 
         Raises:
             EngineError: Ray is not installed, the cluster cannot be reached or is too small, or the
@@ -75,7 +75,9 @@ class RayEngine(Engine):
                 "or use engine: local"
             )
         clients = (
-            client_app if isinstance(client_app, Sharded) else Undivided(client_app, num_nodes)
+            client_app
+            if isinstance(client_app, ShardableApp)
+            else UnshardedApp(client_app, num_nodes)
         )
         from fedsim.simulation.ray.grid import RayGrid
 
@@ -85,7 +87,7 @@ class RayEngine(Engine):
         )
         keep_freed_memory()
         with (
-            self._connected(),
+            self._connect(),
             self._workers(grid, clients),
             server_identity(_RUN_ID),
             frozen_objects(),
@@ -93,25 +95,25 @@ class RayEngine(Engine):
             server_app(grid, server)
 
     @contextmanager
-    def _connected(self) -> Iterator[None]:
+    def _connect(self) -> Iterator[None]:
         """Join the cluster, or start one here; leave it, or stop it, at the end."""
         import ray
 
         address = self._settings.address
         if address is not None:
             _check_reachable(address)
-        if ray.is_initialized():  # by whoever calls: theirs to stop
+        if ray.is_initialized():  # the caller started Ray and must stop it
             yield
             return
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         try:
             if address is None:
                 ray.init(
-                    address="local",  # else it joins any Ray that runs on this machine
+                    address="local",  # else Ray joins a cluster that runs on this machine
                     num_cpus=self._settings.workers,
                     include_dashboard=False,
-                    object_store_memory=_fitting(self._object_store),
-                    _system_config=_LEAN,
+                    object_store_memory=_fit_object_store(self._object_store),
+                    _system_config=_RAY_SYSTEM_CONFIG,
                     **quiet,
                 )
             else:
@@ -125,29 +127,29 @@ class RayEngine(Engine):
             ray.shutdown()
 
     @contextmanager
-    def _workers(self, grid: Any, clients: Sharded) -> Iterator[None]:
+    def _workers(self, grid: Any, clients: ShardableApp) -> Iterator[None]:
         import ray
 
         from fedsim.simulation.ray.pool import WorkerPool
 
-        shares = longest_first(clients.work(), self._settings.workers)
+        shares = longest_first(clients.expected_work(), self._settings.workers)
         gpus = self._check_resources(len(shares))
-        keeper = None if clients.ledger is None else _start_keeper(clients.ledger)
+        journal_actor = None if clients.ledger is None else _start_journal_actor(clients.ledger)
         workers = [
-            _worker(number, share, grid.contexts(share), clients, keeper, gpus)
+            _worker(number, share, grid.contexts(share), clients, journal_actor, gpus)
             for number, share in enumerate(shares)
         ]
         try:
             for worker in workers:
                 worker.start()
-            _await(workers)
-            grid.employ(WorkerPool(workers, patience=self._replacement))
+            _await_workers(workers)
+            grid.set_pool(WorkerPool(workers, patience=self._replacement))
             yield
         finally:
             for worker in workers:
-                worker.dismiss()
-            if keeper is not None:
-                ray.kill(keeper)
+                worker.stop()
+            if journal_actor is not None:
+                ray.kill(journal_actor)
 
     def _check_resources(self, workers: int) -> float:
         """Return each worker's share of a GPU.
@@ -174,8 +176,8 @@ def _worker(
     number: int,
     share: Sequence[int],
     contexts: Sequence[Context],
-    clients: Sharded,
-    keeper: Any | None,
+    clients: ShardableApp,
+    journal_actor: Any | None,
     gpus: float,
 ) -> Any:
     import ray
@@ -185,31 +187,31 @@ def _worker(
 
     host = ray.remote(ClientHost).options(num_cpus=1, num_gpus=gpus)
 
-    def hire(recorded: Sequence[Context]) -> Any:
-        return host.remote(clients.shard(share), recorded, keeper)
+    def make_actor(recorded: Sequence[Context]) -> Any:
+        return host.remote(clients.shard(share), recorded, journal_actor)
 
-    return Worker(number, contexts, hire)
+    return Worker(number, contexts, make_actor)
 
 
-def _start_keeper(ledger: Path) -> Any:
-    """Start the ledger's keeper on this machine; it is restarted if it dies, and asked again."""
+def _start_journal_actor(ledger: Path) -> Any:
+    """Start the ledger's writer on this machine; Ray restarts it and repeats calls if it dies."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from fedsim.simulation.ray.journal import JournalKeeper
+    from fedsim.simulation.ray.journal import JournalActor
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    keeper = ray.remote(JournalKeeper).options(
+    journal_actor = ray.remote(JournalActor).options(
         num_cpus=0, scheduling_strategy=here, max_restarts=5, max_task_retries=5
     )
-    return keeper.remote(ledger.absolute())
+    return journal_actor.remote(ledger.absolute())
 
 
-def _await(workers: Sequence[Any]) -> None:
-    """Wait until all workers stand, with the versions of this process.
+def _await_workers(workers: Sequence[Any]) -> None:
+    """Wait until all workers have started and compare their versions with this process.
 
     Raises:
-        EngineError: one did not start, or has other versions.
+        EngineError: a worker did not start, or has other versions.
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayError
@@ -219,11 +221,11 @@ def _await(workers: Sequence[Any]) -> None:
     here = versions()
     for worker in workers:
         try:
-            there: dict[str, str] = ray.get(worker.greeting, timeout=_PATIENCE)
+            there: dict[str, str] = ray.get(worker.startup_call, timeout=_WORKER_START_SECONDS)
         except GetTimeoutError as error:
             raise EngineError(
                 f"runtime.workers: worker {worker.number} of {len(workers)} did not start within "
-                f"{_PATIENCE:g} s; the cluster may be busy with other work"
+                f"{_WORKER_START_SECONDS:g} s; the cluster may be busy with other work"
             ) from error
         except RayError as error:
             raise EngineError(
@@ -241,16 +243,16 @@ def _await(workers: Sequence[Any]) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Try `host:port`: Ray itself would go on trying for minutes.
+    """Try to connect to `host:port`, since Ray itself retries for minutes.
 
     Raises:
-        EngineError: nobody answers.
+        EngineError: the connection fails.
     """
     host, colon, port = address.rpartition(":")
-    if not colon:  # auto, local: Ray knows at once
+    if not colon:  # auto or local, which Ray resolves at once
         return
     try:
-        socket.create_connection((host, int(port)), timeout=_PATIENCE_TO_CONNECT).close()
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, ValueError) as error:
         raise EngineError(
             f"runtime.address: no Ray cluster at {address}: {error}; start one with "
@@ -258,11 +260,11 @@ def _check_reachable(address: str) -> None:
         ) from error
 
 
-def _fitting(wanted: int) -> int:
-    """Return how much shared memory Ray may take: what is wanted, if the machine has it."""
+def _fit_object_store(wanted: int) -> int:
+    """Return the shared memory for Ray in bytes: as wanted, or less if the machine has less."""
     shared = Path("/dev/shm")
     free = shutil.disk_usage(shared).free if shared.is_dir() else wanted
-    return max(_LEAST_OBJECT_STORE, min(wanted, int(free * 0.8)))
+    return max(_MIN_OBJECT_STORE_BYTES, min(wanted, int(free * 0.8)))
 
 
 def _first_line(error: Exception) -> str:
@@ -270,6 +272,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _last_line(error: Exception) -> str:
-    """Return the last line of a remote traceback, which says what was raised."""
+    """Return the last line of a remote traceback, which names the error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,8 +1,8 @@
-"""What crosses Ray by an ordinary pickle.
+"""Values that cross Ray by Python's own pickle, which is faster than Ray's.
 
-Ray pickles with cloudpickle, which looks at every object whether it is a function or a class that
-only this process has. Over the many small objects of messages and charges that takes three times
-as long as the pickler in C. Large arrays still travel beside the pickle, without a copy.
+Ray uses cloudpickle, which checks for every object whether it is a function or class of this
+process only. For the many small objects of messages and charges that takes three times as long as
+the pickler in C. Large arrays still travel beside the pickle, without a copy.
 """
 
 import pickle
@@ -11,8 +11,12 @@ from typing import Any
 from ray import cloudpickle
 
 
-class Packed:
-    """Arrives as the value that it is made of."""
+class FastPickle:
+    """A wrapper that unpickles as its value.
+
+    Args:
+        value: any value that can be pickled.
+    """
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -21,23 +25,28 @@ class Packed:
         beside: list[pickle.PickleBuffer] = []
 
         def is_inside(buffer: pickle.PickleBuffer) -> bool:
-            small = buffer.raw().nbytes < _LARGE
+            small = buffer.raw().nbytes < _MIN_OUT_OF_BAND_BYTES
             if not small:
                 beside.append(buffer)
             return small
 
         try:
             content = pickle.dumps(self._value, protocol=5, buffer_callback=is_inside)
-        except (pickle.PicklingError, AttributeError, TypeError):  # what only cloudpickle knows
+        except (pickle.PicklingError, AttributeError, TypeError):  # needs cloudpickle
             beside.clear()
             dumps: Any = cloudpickle.dumps  # pyright: ignore[reportPrivateImportUsage]
             content = dumps(self._value, protocol=5, buffer_callback=is_inside)
-        return unpacked, (content, *beside)
+        return unpack, (content, *beside)
 
 
-def unpacked(content: bytes, *beside: Any) -> Any:
-    """Return what was packed."""
+def unpack(content: bytes, *beside: Any) -> Any:
+    """Return the pickled value.
+
+    Args:
+        content: the pickle.
+        beside: its large buffers.
+    """
     return pickle.loads(content, buffers=beside)
 
 
-_LARGE = 1 << 15  # bytes; a buffer of its own costs as much as copying a few times this
+_MIN_OUT_OF_BAND_BYTES = 1 << 15  # a separate buffer costs as much as a few copies of this size

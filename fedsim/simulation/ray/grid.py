@@ -1,8 +1,8 @@
 """Flower's `Grid` over sticky Ray actors: a client stays in one process with its data and state.
 
-Semantics are those of the local grid, except that replies come in the order in which they are done.
-Records that messages of one round have in common, above all the global model, are put into the
-object store once.
+Semantics are those of the local grid, except that replies come in the order in which they finish.
+Records that messages of a round share, such as the global model, are put into the object store
+once.
 """
 
 from collections import Counter
@@ -12,8 +12,8 @@ from typing import Any
 import ray
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
-from fedsim.simulation.flower_internals import with_content
-from fedsim.simulation.ray.host import Parcel
+from fedsim.simulation.flower_internals import replace_content
+from fedsim.simulation.ray.host import PackedRequest
 from fedsim.simulation.ray.pool import WorkerPool
 from fedsim.simulation.virtual_grid import FIRST_NODE, VirtualGrid
 
@@ -21,7 +21,7 @@ from fedsim.simulation.virtual_grid import FIRST_NODE, VirtualGrid
 class RayGrid(VirtualGrid):
     """A grid whose nodes live in the workers of a pool.
 
-    The contexts here are the recorded ones: as each client had it when it last answered.
+    It holds the recorded context of each client, as of the client's last reply.
     """
 
     def __init__(self, num_clients: int, *, run_id: int) -> None:
@@ -32,8 +32,8 @@ class RayGrid(VirtualGrid):
         """Return the recorded contexts of some clients."""
         return [self._contexts[FIRST_NODE + client] for client in clients]
 
-    def employ(self, pool: WorkerPool) -> None:
-        """Have messages answered by these workers from now on."""
+    def set_pool(self, pool: WorkerPool) -> None:
+        """Send messages to the workers of this pool from now on."""
         self._pool = pool
 
     def send_and_receive(
@@ -41,20 +41,24 @@ class RayGrid(VirtualGrid):
     ) -> Iterator[Message]:
         """Yield the reply to each message as soon as it exists.
 
-        A client whose worker died again and again over its message is answered for with an error.
-        After `timeout` seconds, clients that did not answer are left out.
+        A client whose worker died repeatedly during its message gets an error as its reply.
+
+        Args:
+            messages: the requests.
+            timeout: seconds for all replies, after which silent clients are left out; None: no
+                limit.
         """
-        asked = list(messages)
-        for message in asked:
-            self._stamp(message)
-        parcels, shared = _pack(asked)
-        for reply in self._pool.answers(parcels, shared, timeout=timeout):
-            self._stamp(reply)
+        sent = list(messages)
+        for message in sent:
+            self._set_id(message)
+        requests, shared = _pack_requests(sent)
+        for reply in self._pool.send_and_receive(requests, shared, timeout=timeout):
+            self._set_id(reply)
             yield reply
 
 
-def _pack(messages: list[Message]) -> tuple[list[Parcel], dict[str, Any]]:
-    """Divide messages into what is their own and what they share, as references by key."""
+def _pack_requests(messages: list[Message]) -> tuple[list[PackedRequest], dict[str, Any]]:
+    """Return packed requests, and references to the records that messages share, by key."""
     uses = Counter(id(record) for message in messages for record in _arrays(message))
     common: dict[int, str] = {}
     shared: dict[str, Any] = {}
@@ -64,9 +68,9 @@ def _pack(messages: list[Message]) -> tuple[list[Parcel], dict[str, Any]]:
                 reference = ray.put(record)
                 common[id(record)] = reference.hex()
                 shared[reference.hex()] = reference
-    parcels = [
-        Parcel(
-            envelope=with_content(message, RecordDict()),
+    requests = [
+        PackedRequest(
+            envelope=replace_content(message, RecordDict()),
             records={
                 name: None if id(record) in common else record
                 for name, record in message.content.items()
@@ -79,7 +83,7 @@ def _pack(messages: list[Message]) -> tuple[list[Parcel], dict[str, Any]]:
         )
         for message in messages
     ]
-    return parcels, shared
+    return requests, shared
 
 
 def _arrays(message: Message) -> Iterable[ArrayRecord]:

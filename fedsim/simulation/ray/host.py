@@ -1,7 +1,4 @@
-"""One worker process of the Ray engine: some clients with their data and their state.
-
-Everything here runs inside the actor; nothing here starts or stops one.
-"""
+"""A worker process of the Ray engine: clients with their data and state, in one actor."""
 
 import logging
 import platform
@@ -18,47 +15,47 @@ import fedsim
 from fedsim.clients.app import partition_of
 from fedsim.protocol.live_arrays import is_live, live_record
 from fedsim.protocol.records import record_dict
-from fedsim.simulation.answers import answers_of, in_parts
-from fedsim.simulation.flower_internals import with_content
+from fedsim.simulation.answers import answer_requests, chunk_by_time
+from fedsim.simulation.flower_internals import replace_content
 from fedsim.simulation.memory import freeze_objects, keep_freed_memory
-from fedsim.simulation.ray.fast_pickle import Packed
-from fedsim.simulation.ray.journal import RemoteJournal, ask
-from fedsim.simulation.shardable_app import Shard
-from fedsim.simulation.virtual_grid import Record, failure
+from fedsim.simulation.ray.fast_pickle import FastPickle
+from fedsim.simulation.ray.journal import RemoteJournal, call_actor
+from fedsim.simulation.shardable_app import ShardFactory
+from fedsim.simulation.virtual_grid import FlowerRecord, failure
 
 logger = logging.getLogger(__name__)
 
-_PART = 0.2  # seconds between answers on their way, so that aggregation goes on beside training
+_CHUNK_SECONDS = 0.2  # between chunks of replies, so that the server aggregates during training
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """A message on its way to a worker.
+class PackedRequest:
+    """A message to a client, packed for its worker.
 
     Attributes:
         envelope: the message without its records.
-        records: what it carries, by name; None stands for a shared record.
-        shared: keys of the records that messages of one round have in common, by name.
+        records: records of the message by name; None for a shared record.
+        shared: by name, the keys of records that several messages of a round share.
     """
 
     envelope: Message
-    records: Mapping[str, Record | None]
+    records: Mapping[str, FlowerRecord | None]
     shared: Mapping[str, str]
 
     @property
     def node(self) -> int:
-        """The node that it is addressed to."""
+        """The id of the node that receives it."""
         return self.envelope.metadata.dst_node_id
 
 
 @dataclass(frozen=True)
 class PackedReply:
-    """A client's reply, and its state after it: what a replacement would start from.
+    """A client's reply with its state after it, from which a replacement process resumes.
 
     Attributes:
         envelope: the reply without the arrays of `live`.
-        live: numbers that never leave one process otherwise, by record and name. Ray moves them as
-            they are; as a record they would be copied and parsed.
+        live: numbers of live arrays, by record and name. Ray moves them without a copy; as a Flower
+            record they would be copied and parsed.
         state: the client's state.
     """
 
@@ -67,8 +64,13 @@ class PackedReply:
     state: RecordDict
 
     @classmethod
-    def of(cls, reply: Message, state: RecordDict) -> Self:
-        """Return the answer that carries a reply."""
+    def pack(cls, reply: Message, state: RecordDict) -> Self:
+        """Pack a reply.
+
+        Args:
+            reply: the client's reply.
+            state: the client's state after it.
+        """
         if reply.has_error():
             return cls(reply, {}, state)
         live = {
@@ -77,20 +79,20 @@ class PackedReply:
             if isinstance(record, ArrayRecord) and is_live(record)
         }
         rest = record_dict({n: record for n, record in reply.content.items() if n not in live})
-        return cls(with_content(reply, rest), live, state)
+        return cls(replace_content(reply, rest), live, state)
 
-    def reply(self) -> Message:
-        """Return the reply."""
+    def unpack(self) -> Message:
+        """Return the client's reply."""
         for name, values in self.live.items():
             self.envelope.content[name] = live_record(values)
         return self.envelope
 
 
 @dataclass(frozen=True)
-class Answers:
-    """A part of what comes of a call: answers to its next messages, and the seconds they took."""
+class ReplyChunk:
+    """Replies to the next messages of a call, and the seconds they took."""
 
-    answers: tuple[PackedReply, ...]
+    replies: tuple[PackedReply, ...]
     seconds: float
 
 
@@ -98,65 +100,71 @@ class ClientHost:
     """Answers the messages of its clients on one thread.
 
     Args:
-        shard: makes the ClientApp of the clients.
-        contexts: the last recorded context of each client, by node.
-        keeper: the actor that keeps the durable ledger, if there is one.
+        make_app: makes the ClientApp of the clients.
+        contexts: last recorded context of each client.
+        journal_actor: actor that writes the durable ledger; None without a ledger.
     """
 
-    def __init__(self, shard: Shard, contexts: Sequence[Context], keeper: Any | None) -> None:
+    def __init__(
+        self, make_app: ShardFactory, contexts: Sequence[Context], journal_actor: Any | None
+    ) -> None:
         torch.set_num_threads(1)
         keep_freed_memory()
         logging.getLogger("flwr").setLevel(logging.ERROR)
         self._contexts = {context.node_id: context for context in contexts}
         clients = [partition_of(context) for context in contexts]
-        self._app = shard(None if keeper is None else RemoteJournal(keeper, ask, clients))
+        self._app = make_app(
+            None if journal_actor is None else RemoteJournal(journal_actor, call_actor, clients)
+        )
         self._shared: dict[str, ArrayRecord] = {}
-        freeze_objects()  # for the rest of the process' life
+        freeze_objects()  # until the process ends
 
     def versions(self) -> dict[str, str]:
-        """Return what must be the same on every machine for the same result."""
+        """Return the versions that must be equal on every machine for equal results."""
         return versions()
 
-    def answer(self, parcels: Sequence[Parcel], shared: Mapping[str, Any]) -> Iterator[Packed]:
+    def answer(
+        self, packed: Sequence[PackedRequest], shared: Mapping[str, Any]
+    ) -> Iterator[FastPickle]:
         """Run the ClientApp for messages of one kind, to different clients.
 
-        An app that can answer many at once gets them at once. A client's context keeps what it
-        wrote before it raised: for a privacy account that is the safe side.
+        An app that can answer a group gets all messages at once. A client's context keeps what the
+        client wrote before an exception, so a recorded charge is never lost.
 
         Args:
-            parcels: the messages.
-            shared: references to the records that they have in common, by key.
+            packed: the messages.
+            shared: references to the records that messages share, by key.
 
         Yields:
-            Answers in the order of the messages, packed for the way back, as often as is worth it.
+            Chunks of replies (`ReplyChunk`) in the order of the messages.
         """
         self._fetch(shared)
-        requests = [(self._open(parcel), self._contexts[parcel.node]) for parcel in parcels]
-        asked = iter(requests)
+        requests = [(self._unpack(request), self._contexts[request.node]) for request in packed]
+        pending = iter(requests)
         groups = (
-            [self._answer(*next(asked), answer) for answer in together]
-            for together in answers_of(self._app, requests)
+            [self._pack_answer(*next(pending), answer) for answer in group]
+            for group in answer_requests(self._app, requests)
         )
-        for found, seconds in in_parts(groups, len(requests), every=_PART):
-            yield Packed(Answers(tuple(found), seconds))
+        for replies, seconds in chunk_by_time(groups, len(requests), chunk_seconds=_CHUNK_SECONDS):
+            yield FastPickle(ReplyChunk(tuple(replies), seconds))
 
-    def _answer(
+    def _pack_answer(
         self, message: Message, context: Context, answer: Message | Exception
     ) -> PackedReply:
         if isinstance(answer, Exception):
             logger.debug("node %d raised", context.node_id, exc_info=answer)
             answer = failure(message, f"{type(answer).__name__}: {answer}")
-        return PackedReply.of(answer, context.state)
+        return PackedReply.pack(answer, context.state)
 
-    def _open(self, parcel: Parcel) -> Message:
+    def _unpack(self, request: PackedRequest) -> Message:
         records = {
-            name: (self._shared[parcel.shared[name]] if record is None else record).copy()
-            for name, record in parcel.records.items()
+            name: (self._shared[request.shared[name]] if record is None else record).copy()
+            for name, record in request.records.items()
         }
-        return with_content(parcel.envelope, record_dict(records))
+        return replace_content(request.envelope, record_dict(records))
 
     def _fetch(self, shared: Mapping[str, Any]) -> None:
-        """Read shared records once for all clients of this worker; keep those of one round."""
+        """Read shared records once for all clients of this worker; keep those of the last call."""
         if shared.keys() <= self._shared.keys():
             return
         import ray
@@ -169,7 +177,7 @@ class ClientHost:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that results may depend on to the bit."""
+    """Return the versions on which the bits of results may depend."""
     return {
         "fedsim": fedsim.__version__,
         "torch": torch.__version__,

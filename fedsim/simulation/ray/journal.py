@@ -1,8 +1,7 @@
-"""The durable ledger of a federation on several machines: written in one place, by one process.
+"""The durable ledger of a federation on several machines, written by one process.
 
-A ledger is a file, and a file lock does not reach over machines. So one actor on the machine of the
-run directory keeps the file, and every worker asks it. A worker trains only after the keeper said
-that the charge is on disk.
+File locks do not work across machines. So one actor on the machine of the run directory writes the
+file for all workers. A worker trains only after the actor has confirmed that its charge is on disk.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,11 +11,11 @@ from typing import Any
 from fedsim.accountant.ledger.journal import Charge, FileJournal, JournalError
 
 
-class JournalKeeper:
-    """The one writer of a ledger file; an actor.
+class JournalActor:
+    """The only writer of a ledger file; a Ray actor.
 
     Guarantee: when `append` returns, the charge is on disk. The same charge again changes nothing,
-    so a caller who never heard the answer may ask again.
+    so a caller that got no reply may repeat the call.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,69 +38,75 @@ class JournalKeeper:
         self.append_all([charge])
 
     def append_all(self, charges: Sequence[Charge]) -> None:
-        """Write charges in their order and force them to disk; those that are there change nothing.
+        """Write charges in order and force them to disk; charges already written change nothing.
 
         Raises:
-            JournalError: one does not continue its client's chain; then none was written.
+            JournalError: a charge does not continue its client's chain; none was written.
         """
         self._journal.append_all([charge for charge in charges if not self._is_written(charge)])
 
     def _is_written(self, charge: Charge) -> bool:
         if charge.previous == self._journal.head(charge.client):
-            return False  # it continues the chain: nobody need read the client's whole history
-        there = self._journal.history(charge.client)
-        same_round = (one for one in reversed(there) if one.round_number == charge.round_number)
-        return any(one.hash == charge.hash for one in same_round)  # hashes are made when asked for
+            return False  # it continues the chain, so the client's whole history need not be read
+        written = self._journal.history(charge.client)
+        # Only charges of the same round are hashed: a hash is computed when it is read.
+        same_round = (one for one in reversed(written) if one.round_number == charge.round_number)
+        return any(one.hash == charge.hash for one in same_round)
 
 
 class RemoteJournal:
-    """The journal of a worker: asks the keeper.
+    """The journal of a worker, which calls the journal actor.
 
-    How many charges a client has is remembered, since it is charged by the worker that it is pinned
-    to: whoever knows of as many (`after`) is told at once that there are no more. If another
-    process charged it meanwhile, the keeper refuses the next charge, which would not continue the
-    chain, and the number is forgotten. The charges themselves are not kept: over many rounds they
-    would be more than the clients' data.
+    It caches the number of charges of each client, because a client is charged only by the worker
+    to which it is pinned. A caller that already has all charges (`after`) gets an empty history
+    without a call. If another process charged the client, the actor refuses the next charge, which
+    does not continue the chain, and the number is discarded. Charges are not cached: over many
+    rounds they would outgrow the clients' data.
 
     Args:
-        keeper: handle of the actor.
-        ask: sends a method of the handle its argument and waits for the answer.
-        clients: those of the worker; their histories are asked for together, when one is needed.
+        journal_actor: handle of the actor.
+        call: calls a method of the handle with one argument and returns its result.
+        clients: clients of the worker; the first need of a history reads all of theirs at once.
     """
 
     def __init__(
-        self, keeper: Any, ask: Callable[[Any, object], Any], clients: Sequence[int] = ()
+        self, journal_actor: Any, call: Callable[[Any, object], Any], clients: Sequence[int] = ()
     ) -> None:
-        self._keeper = keeper
-        self._ask = ask
-        self._first = list(clients)
+        self._journal_actor = journal_actor
+        self._call = call
+        self._prefetch = list(clients)
         self._unread: dict[int, tuple[Charge, ...]] = {}
         self._counts: dict[int, int] = {}
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
-        """Return the charges of a client after its first `after` ones, oldest first."""
+        """Return charges of a client, oldest first.
+
+        Args:
+            client: number of the client.
+            after: number of charges to skip from the start.
+        """
         if self._counts.get(client, after + 1) <= after:
             return ()
-        if client in self._first:
-            asked, self._first = self._first, []
-            self._unread = self._ask(self._keeper.histories, asked)
+        if client in self._prefetch:
+            clients, self._prefetch = self._prefetch, []
+            self._unread = self._call(self._journal_actor.histories, clients)
         charges = self._unread.pop(client, None)
         if charges is None:
-            charges = self._ask(self._keeper.history, client)
+            charges = self._call(self._journal_actor.history, client)
         self._counts[client] = len(charges)
         return charges[after:]
 
     def append(self, charge: Charge) -> None:
-        """Have a charge written; when this returns, it is on disk.
+        """Write a charge; when this returns, it is on disk.
 
         Raises:
-            JournalError: it does not continue its client's chain, or the keeper is gone. Then
+            JournalError: it does not continue its client's chain, or the actor is unreachable. Then
                 nothing may be released.
         """
         self.append_all([charge])
 
     def append_all(self, charges: Sequence[Charge]) -> None:
-        """Have charges written in their order; when this returns, they are on disk.
+        """Write charges in order; when this returns, they are on disk.
 
         Raises:
             JournalError: as `append`.
@@ -111,27 +116,31 @@ class RemoteJournal:
             self._unread.pop(client, None)
             if client in self._counts:
                 counts[client] = self._counts.pop(client)
-        self._ask(self._keeper.append_all, list(charges))
+        self._call(self._journal_actor.append_all, list(charges))
         for charge in charges:
             if charge.client in counts:
                 counts[charge.client] += 1
         self._counts |= counts
 
 
-def ask(method: Any, argument: object) -> Any:
-    """Call a method of an actor and wait; an error of the method is raised as it was there.
+def call_actor(method: Any, argument: object) -> Any:
+    """Call a method of an actor and return its result; an error of the method is raised here.
+
+    Args:
+        method: method of an actor's handle.
+        argument: its only argument.
 
     Raises:
-        JournalError: the actor could not be reached.
+        JournalError: the actor is unreachable.
     """
     import ray
     from ray.exceptions import RayError, RayTaskError
 
-    from fedsim.simulation.ray.fast_pickle import Packed
+    from fedsim.simulation.ray.fast_pickle import FastPickle
 
     try:
-        return ray.get(method.remote(Packed(argument)))
+        return ray.get(method.remote(FastPickle(argument)))
     except RayTaskError as error:
         raise error.cause from None
     except RayError as error:
-        raise JournalError(f"the keeper of the ledger cannot be reached: {error}") from error
+        raise JournalError(f"the ledger's writer is unreachable: {error}") from error

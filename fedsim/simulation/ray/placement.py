@@ -1,21 +1,21 @@
-"""Which worker gets which clients, when a client stays where its data and its state are."""
+"""Placement of clients on workers; a client stays with its data and state."""
 
 import heapq
 from collections.abc import Sequence
 
 
 def longest_first(work: Sequence[float], workers: int) -> tuple[tuple[int, ...], ...]:
-    """Divide clients among workers so that none has much more to do than the others.
+    """Return the clients of each worker, balanced by their expected work.
 
-    The client with most work comes first, and each goes to the worker with least so far.
-    The busiest worker then has at most 4/3 - 1/(3 m) of the least that is possible with m workers.
+    Clients are placed in descending order of work, each on the worker with the least work so far.
+    The busiest of m workers then has at most 4/3 - 1/(3 m) times the optimum.
 
     Args:
         work: expected work of each client, by its number, in any unit.
-        workers: number of workers; those that would get no client are left out.
+        workers: number of workers ≥ 1; workers without a client are left out.
 
     Returns:
-        The clients of each worker, in ascending order. It depends on the arguments alone.
+        The clients of each worker, in ascending order; a function of the arguments alone.
 
     Source: Graham 1969, "Bounds on Multiprocessing Timing Anomalies", Theorem 2.
     """

@@ -1,12 +1,12 @@
-"""The workers of the Ray engine, seen from the server: who has what to do, and who died.
+"""The workers of the Ray engine on the server's side: their requests and their replacement.
 
-A worker that dies is replaced by one that gets the same clients with their last recorded states.
-What it had not answered is asked again: a client that was charged already recognises the request in
-the durable ledger and gives the same answer at no cost.
+A worker that dies is replaced by a new process for the same clients, with their last recorded
+states. Its open requests are sent again. A client that is already charged for the round finds the
+request in the durable ledger and gives the same answer at no cost.
 
-Quick clients are asked in groups: a call to a worker, and the charge that it waits for, cost as
-much as a small client's training. What is answered streams back while the call goes on, so that the
-server aggregates beside training.
+Requests to quick clients are sent in groups: a call to a worker and its write to the ledger cost as
+much as the training of a small client. Replies stream back during the call, so the server
+aggregates while clients train.
 """
 
 import logging
@@ -21,102 +21,102 @@ import ray
 from flwr.app import Context, Message
 from ray.exceptions import RayError, RayTaskError
 
-from fedsim.simulation.ray.fast_pickle import Packed
-from fedsim.simulation.ray.host import Parcel
+from fedsim.simulation.ray.fast_pickle import FastPickle
+from fedsim.simulation.ray.host import PackedRequest
 from fedsim.simulation.virtual_grid import failure
 
 logger = logging.getLogger(__name__)
 
-Hire = Callable[[Sequence[Context]], Any]
+ActorFactory = Callable[[Sequence[Context]], Any]
 
-_AHEAD = 2  # calls to a worker: one to work on, one so that it never waits for the next
-_CALL = 1.0  # seconds that a call should take
-_MOST = 256  # requests in a call
-_ATTEMPTS = 3  # of one request whose worker dies over it
-_DEATHS_IN_A_ROW = 4  # of one worker that never answered in between
-_LOOK = 2.0  # seconds between looks at workers that do not start
+_MAX_OPEN_CALLS = 2  # of one worker: one in execution, and the next so that it never waits
+_TARGET_CALL_SECONDS = 1.0
+_MAX_REQUESTS_PER_CALL = 256
+_MAX_ATTEMPTS = 3  # of one request whose worker dies
+_MAX_DEATHS_IN_A_ROW = 4  # of one worker without a reply in between
+_POLL_SECONDS = 2.0  # between checks of workers that do not start
 
 
 @dataclass
 class _Job:
-    parcel: Parcel
+    request: PackedRequest
     attempts: int = 0
 
     @property
     def kind(self) -> str:
-        return self.parcel.envelope.metadata.message_type
+        return self.request.envelope.metadata.message_type
 
 
 @dataclass
 class Worker:
-    """A worker process and its clients; the process may be another one after a death.
+    """A worker with its clients; after a death another process takes its place.
 
     Args:
-        number: names the worker in messages.
-        contexts: its clients' contexts as last recorded.
-        hire: starts a process with the given contexts and returns its handle.
+        number: number of the worker in messages.
+        contexts: last recorded contexts of its clients.
+        make_actor: starts a process with the given contexts and returns its handle.
     """
 
     number: int
     contexts: Sequence[Context]
-    hire: Hire
+    make_actor: ActorFactory
     actor: Any = None
     waiting: deque[_Job] = field(default_factory=deque)
     running: dict[Any, deque[_Job]] = field(default_factory=dict)  # by call, in order of execution
     shared: Mapping[str, Any] = field(default_factory=dict)  # records of the requests, by key
     group: dict[str, int] = field(default_factory=dict)  # requests in a call, by kind of message
     deaths: int = 0
-    greeting: Any = None  # reference to the first answer of the process
-    started: float = 0.0
-    up: bool = False
+    startup_call: Any = None  # reference to the first reply of the process
+    start_seconds: float = 0.0  # monotonic time of the last start
+    is_up: bool = False
 
     def start(self) -> None:
-        """Start a process, in place of the one before if there was one."""
-        self.dismiss()
-        self.actor = self.hire(self.contexts)
-        self.greeting = self.actor.versions.remote()
-        self.started = time.monotonic()
-        self.up = False
+        """Start a process; an earlier one is ended first."""
+        self.stop()
+        self.actor = self.make_actor(self.contexts)
+        self.startup_call = self.actor.versions.remote()
+        self.start_seconds = time.monotonic()
+        self.is_up = False
 
-    def dismiss(self) -> None:
-        """End the process, if it lives; a client must not answer twice at the same time."""
+    def stop(self) -> None:
+        """End the process if it lives; a client must not run in two processes."""
         if self.actor is not None:
             ray.kill(self.actor, no_restart=True)
             self.actor = None
 
-    def expected(self) -> list[Any]:
-        """Give the process its next requests and return the calls, or the greeting, to wait for.
+    def open_calls(self) -> list[Any]:
+        """Submit the next requests and return the calls, or the startup call, to wait for.
 
-        A process that has not come up is given none: it would answer them, much later, to nobody.
+        A process that has not started gets no requests: its replies could come after the round.
         """
-        if not self.up:
-            return [self.greeting] if self.waiting else []
-        while self.waiting and len(self.running) < _AHEAD:
+        if not self.is_up:
+            return [self.startup_call] if self.waiting else []
+        while self.waiting and len(self.running) < _MAX_OPEN_CALLS:
             jobs = self._next_jobs()
-            parcels = [job.parcel for job in jobs]
-            shared = {key: self.shared[key] for p in parcels for key in p.shared.values()}
+            requests = [job.request for job in jobs]
+            shared = {key: self.shared[key] for p in requests for key in p.shared.values()}
             answer = self.actor.answer.options(num_returns="streaming")
-            self.running[answer.remote(Packed(parcels), shared)] = jobs
+            self.running[answer.remote(FastPickle(requests), shared)] = jobs
         return list(self.running)
 
-    def answered(self, call: Any, number: int, seconds: float) -> list[_Job]:
-        """Take the next answered requests of a call, and learn how many of their kind to ask.
+    def pop_answered(self, call: Any, number: int, seconds: float) -> list[_Job]:
+        """Return the next answered requests of a call, and adapt the group size to their time.
 
         Args:
-            call: one of `running`; when all of it is answered, it is no longer expected.
-            number: how many were answered now, at least one.
-            seconds: what that took.
+            call: a key of `running`; removed when all of its requests are answered.
+            number: number of requests answered now, ≥ 1.
+            seconds: time of these answers.
         """
         jobs = [self.running[call].popleft() for _ in range(number)]
         if not self.running[call]:
             del self.running[call]
         self.deaths = 0
-        each = max(seconds / number, _CALL / _MOST)
-        self.group[jobs[0].kind] = max(1, int(_CALL / each))
+        each = max(seconds / number, _TARGET_CALL_SECONDS / _MAX_REQUESTS_PER_CALL)
+        self.group[jobs[0].kind] = max(1, int(_TARGET_CALL_SECONDS / each))
         return jobs
 
     def _next_jobs(self) -> deque[_Job]:
-        """Take the next requests of one kind; one that was there when a worker died goes alone."""
+        """Take the next requests of one kind; a request that was in a dead worker goes alone."""
         jobs = deque([self.waiting.popleft()])
         kind = jobs[0].kind
         most = 1 if jobs[0].attempts else self.group.get(kind, 1)
@@ -126,135 +126,139 @@ class Worker:
             jobs.append(self.waiting.popleft())
         return jobs
 
-    def ask_again(self, jobs: Sequence[_Job]) -> None:
-        """Put first what was being worked on, one by one: it may be to blame."""
+    def requeue(self, jobs: Sequence[_Job]) -> None:
+        """Put requests of a dead worker first; each is sent alone, since it may be the cause."""
         for job in jobs:
             job.attempts += 1
         self.waiting.extendleft(reversed(jobs))
 
-    def forget(self) -> None:
-        """Drop what is still asked of the process."""
+    def clear_requests(self) -> None:
+        """Drop all open requests."""
         self.waiting.clear()
         self.running.clear()
         self.shared = {}
 
 
 class WorkerPool:
-    """Sends requests to the workers that hold their clients and yields the replies as they come.
+    """Sends requests to the workers of their clients and yields the replies.
 
     Args:
-        workers: started ones.
-        patience: seconds in which a worker that died must be replaced; a cluster that lost a
-            machine may have no room. Until there is, requests to its clients fail at once.
+        workers: started workers.
+        patience: seconds to wait for the replacement of a dead worker. After that, requests to its
+            clients fail until the cluster has room for it.
     """
 
     def __init__(self, workers: Sequence[Worker], *, patience: float) -> None:
         self._workers = list(workers)
         self._patience = patience
-        self._home = {
+        self._workers_by_node = {
             context.node_id: (worker, context) for worker in workers for context in worker.contexts
         }
 
-    def answers(
-        self, parcels: Iterable[Parcel], shared: Mapping[str, Any], *, timeout: float | None
+    def send_and_receive(
+        self, requests: Iterable[PackedRequest], shared: Mapping[str, Any], *, timeout: float | None
     ) -> Iterator[Message]:
-        """Yield one reply for each parcel, an error for a client that could not be brought to one.
+        """Yield one reply for each request, in the order in which they finish.
 
-        After `timeout` seconds nothing more is yielded; who is missing is logged.
+        A client whose worker cannot be kept alive gets an error as its reply. After a timeout the
+        missing clients are logged.
 
         Args:
-            parcels: the requests.
-            shared: references to the records that they share, by key.
-            timeout: in seconds; None: as long as it takes.
+            requests: the requests.
+            shared: references to the records that requests share, by key.
+            timeout: seconds for all replies; None: no limit.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         for worker in self._workers:
             worker.shared = shared
-        for parcel in parcels:
-            self._home[parcel.node][0].waiting.append(_Job(parcel))
+        for request in requests:
+            self._workers_by_node[request.node][0].waiting.append(_Job(request))
         try:
-            while owners := self._owners():
-                left = _LOOK if deadline is None else deadline - time.monotonic()
+            while owners := self._submit_requests():
+                left = _POLL_SECONDS if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     self._log_missing(timeout)
                     return
-                ready = _first_ready(owners, within=min(left, _LOOK))
+                ready = _first_ready(owners, within=min(left, _POLL_SECONDS))
                 if ready is not None:
                     yield from self._collect(owners[ready], ready)
                     continue
                 for worker in self._workers:
-                    if not worker.up and time.monotonic() - worker.started > self._patience:
-                        yield from self._give_up(worker)
+                    waited = time.monotonic() - worker.start_seconds
+                    if not worker.is_up and waited > self._patience:
+                        yield from self._fail_requests(worker)
         finally:
             for worker in self._workers:
-                worker.forget()
+                worker.clear_requests()
 
-    def _owners(self) -> dict[Any, Worker]:
-        """Keep every worker busy and return whose answers are expected."""
-        return {expected: worker for worker in self._workers for expected in worker.expected()}
+    def _submit_requests(self) -> dict[Any, Worker]:
+        """Submit requests to every worker and return the open calls with their workers."""
+        return {call: worker for worker in self._workers for call in worker.open_calls()}
 
     def _collect(self, worker: Worker, ready: Any) -> Iterator[Message]:
-        """Yield what there is of a call's answers, or note that a worker came up."""
+        """Yield the next replies of a call, or mark a worker as started."""
         try:
-            if ready == worker.greeting:
+            if ready == worker.startup_call:
                 ray.get(ready)
-                worker.up = True
+                worker.is_up = True
                 return
-            found: Any = ray.get(next(ready))
-        except RayTaskError as error:  # the worker lives: a request itself could not be read
+            chunk: Any = ray.get(next(ready))
+        except RayTaskError as error:  # the worker lives, but could not read a request
             jobs = worker.running.pop(ready)
             if len(jobs) == 1:
                 reason = f"{type(error.cause).__name__}: {error.cause}"
-                yield failure(jobs[0].parcel.envelope, reason)
+                yield failure(jobs[0].request.envelope, reason)
             else:
-                worker.ask_again(jobs)
+                worker.requeue(jobs)
         except RayError as error:
             yield from self._replace(worker, _in_one_line(error))
         else:
-            jobs = worker.answered(ready, len(found.answers), found.seconds)
-            for job, answer in zip(jobs, found.answers, strict=True):
-                self._home[job.parcel.node][1].state = answer.state
-            for answer in found.answers:
-                yield answer.reply()
+            jobs = worker.pop_answered(ready, len(chunk.replies), chunk.seconds)
+            for job, reply in zip(jobs, chunk.replies, strict=True):
+                self._workers_by_node[job.request.node][1].state = reply.state
+            for reply in chunk.replies:
+                yield reply.unpack()
 
     def _replace(self, worker: Worker, reason: str) -> Iterator[Message]:
-        """Start a new process; give up on requests that keep killing theirs."""
+        """Start a new process; fail requests whose processes died too often."""
         worker.deaths += 1
         calls = list(worker.running.values())
         worker.running.clear()
         for jobs in reversed(calls[1:]):
             worker.waiting.extendleft(reversed(jobs))
         at_work = calls[0] if calls else []
-        worker.ask_again(at_work)
+        worker.requeue(at_work)
         logger.warning(
-            "worker %d died and is replaced; its clients go on from their recorded states: %s",
+            "worker %d died and is replaced; its clients resume from their recorded states: %s",
             worker.number,
             reason,
         )
         worker.start()
-        if worker.deaths > _DEATHS_IN_A_ROW:
+        if worker.deaths > _MAX_DEATHS_IN_A_ROW:
             what = f"its worker died {worker.deaths} times without an answer: {reason}"
             worker.deaths = 0
             while worker.waiting:
-                yield failure(worker.waiting.popleft().parcel.envelope, what)
-        elif at_work and at_work[0].attempts >= _ATTEMPTS:
-            what = f"its worker died {_ATTEMPTS} times while answering: {reason}"
-            yield failure(worker.waiting.popleft().parcel.envelope, what)
+                yield failure(worker.waiting.popleft().request.envelope, what)
+        elif at_work and at_work[0].attempts >= _MAX_ATTEMPTS:
+            what = f"its worker died {_MAX_ATTEMPTS} times while answering: {reason}"
+            yield failure(worker.waiting.popleft().request.envelope, what)
 
-    def _give_up(self, worker: Worker) -> Iterator[Message]:
-        """Answer for the clients of a worker for which there is no room."""
+    def _fail_requests(self, worker: Worker) -> Iterator[Message]:
+        """Yield errors for the requests of a worker that could not be replaced."""
         what = f"its worker {worker.number} died and there was no room for another one"
         while worker.waiting:
-            yield failure(worker.waiting.popleft().parcel.envelope, what)
+            yield failure(worker.waiting.popleft().request.envelope, what)
 
     def _log_missing(self, timeout: float | None) -> None:
         jobs = [job for w in self._workers for job in (*chain(*w.running.values()), *w.waiting)]
-        nodes = sorted(self._home[job.parcel.node][1].node_config["partition-id"] for job in jobs)
+        nodes = sorted(
+            self._workers_by_node[job.request.node][1].node_config["partition-id"] for job in jobs
+        )
         logger.warning("no reply within %s s from clients %s", timeout, nodes)
 
 
 def _first_ready(owners: dict[Any, Worker], *, within: float) -> Any | None:
-    """Return what has something for its owner, or None if nothing had within so many seconds."""
+    """Return the first call with a reply, or None if there is none within `within` seconds."""
     ready, _ = ray.wait(list(owners), num_returns=1, timeout=within)
     return ready[0] if ready else None
 

@@ -109,7 +109,7 @@ def test_the_page_draws_them_and_the_record_says_that_the_server_saw_sums(
 
 def test_metrics_of_private_examples_are_refused(lab: Any, tmp_path: Path) -> None:
     """No ε covers them: neither the noise of updates nor hiding in a sum makes them private."""
-    with pytest.raises(ExperimentError, match="no ε covers them, nor their sum; leave metrics out"):
+    with pytest.raises(ExperimentError, match="no ε covers them or their sum; remove metrics"):
         lab.run(tmp_path / "r", {"metrics": BOUNDS}, privacy=lab.privacy)
     assert not (tmp_path / "r").exists()
 

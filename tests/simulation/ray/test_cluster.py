@@ -88,7 +88,7 @@ def test_a_machine_that_goes_takes_its_clients_along_until_there_is_room(machine
             )
 
     settings = RuntimeSettings(engine="ray", workers=2, address=machines.address)
-    RayEngine(settings, replacement=3.0).execute(app, counting_client(), 4)
+    RayEngine(settings, replacement_seconds=3.0).execute(app, counting_client(), 4)
 
 
 EXPERIMENT: dict[str, Any] = {

@@ -455,9 +455,9 @@ class KillKeeperAfterRound1:
         if row["round"] == 1:
             from ray._private.state import actors
 
-            kind = {"ActorClassName": "JournalKeeper", "State": "ALIVE"}
-            (keeper,) = [one["Pid"] for one in actors().values() if kind.items() <= one.items()]
-            os.kill(keeper, signal.SIGKILL)
+            kind = {"ActorClassName": "JournalActor", "State": "ALIVE"}
+            (actor,) = [one["Pid"] for one in actors().values() if kind.items() <= one.items()]
+            os.kill(actor, signal.SIGKILL)
 
     def ended(self) -> None: ...
 
@@ -539,7 +539,7 @@ def _family_at_work(process: subprocess.Popen[bytes], rounds: Path, log: Path) -
         time.sleep(0.05)
     assert all(json.loads(row)["failed"] == [] for row in rounds.read_text().splitlines()[:2])
     family = descendants(process.pid)
-    # The ledger's keeper and two workers. Ray gives a worker its title if it can: not where it
+    # The ledger's actor and two workers. Ray gives a worker its title if it can: not where it
     # overwrote the variable that happens to be the first of the worker's environment.
     hosts = [line for line in family.values() if "default_worker" in line or "ray::" in line]
     assert sum("Agent" not in line for line in hosts) >= 3, "\n".join(family.values())

@@ -10,14 +10,14 @@ pytest.importorskip("ray", reason="packing is for the extra `ray`")
 
 from ray import cloudpickle
 
-from fedsim.simulation.ray.fast_pickle import Packed
+from fedsim.simulation.ray.fast_pickle import FastPickle
 
 
 def sent(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
     """Pickle as Ray does."""
     beside: list[pickle.PickleBuffer] = []
     dumps: Any = cloudpickle.dumps  # pyright: ignore[reportPrivateImportUsage]
-    return dumps(Packed(value), protocol=5, buffer_callback=beside.append), beside
+    return dumps(FastPickle(value), protocol=5, buffer_callback=beside.append), beside
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

@@ -8,7 +8,7 @@ import pytest
 
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
 from fedsim.accountant.ledger.journal import GENESIS, Charge, FileJournal, JournalError
-from fedsim.simulation.ray.journal import JournalKeeper, RemoteJournal
+from fedsim.simulation.ray.journal import JournalActor, RemoteJournal
 
 
 def charge(round_number: int, previous: str = GENESIS, client: int = 1) -> Charge:
@@ -18,7 +18,7 @@ def charge(round_number: int, previous: str = GENESIS, client: int = 1) -> Charg
 
 
 class Line:
-    """The way to the keeper; it can be cut before or after the keeper heard."""
+    """The way to the actor; it can be cut before or after the actor heard."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -35,8 +35,8 @@ class Line:
 
 
 def test_what_a_worker_appends_is_in_the_file(tmp_path: Path) -> None:
-    keeper, line = JournalKeeper(tmp_path / "ledger.jsonl"), Line()
-    journal = RemoteJournal(keeper, line)
+    actor, line = JournalActor(tmp_path / "ledger.jsonl"), Line()
+    journal = RemoteJournal(actor, line)
     assert journal.history(1) == ()
     first = charge(1)
     journal.append(first)
@@ -53,7 +53,7 @@ def test_what_a_worker_appends_is_in_the_file(tmp_path: Path) -> None:
 
 def test_a_worker_keeps_no_charges(tmp_path: Path) -> None:
     """Over many rounds they would be more than the clients' data."""
-    journal = RemoteJournal(JournalKeeper(tmp_path / "ledger.jsonl"), Line(), clients=[1])
+    journal = RemoteJournal(JournalActor(tmp_path / "ledger.jsonl"), Line(), clients=[1])
     previous = GENESIS
     for round_number in range(1, 30):
         assert journal.history(1, after=round_number - 1) == ()
@@ -63,23 +63,23 @@ def test_a_worker_keeps_no_charges(tmp_path: Path) -> None:
     assert len(pickle.dumps({k: v for k, v in vars(journal).items() if k not in LINKS})) < 200
 
 
-LINKS = ("_keeper", "_ask")
+LINKS = ("_journal_actor", "_call")
 
 
 def test_the_same_charge_again_is_written_once(tmp_path: Path) -> None:
-    """Ray asks again when a keeper died before it could answer."""
+    """Ray asks again when a actor died before it could answer."""
     path = tmp_path / "ledger.jsonl"
-    JournalKeeper(path).append(charge(1))
-    JournalKeeper(path).append(charge(1))
+    JournalActor(path).append(charge(1))
+    JournalActor(path).append(charge(1))
     assert len(path.read_text().splitlines()) == 1
     with pytest.raises(JournalError, match="does not continue"):
-        JournalKeeper(path).append(charge(2))
+        JournalActor(path).append(charge(2))
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])
 def test_after_a_cut_line_the_worker_asks_what_is_true(tmp_path: Path, cut: str) -> None:
     line = Line()
-    journal = RemoteJournal(JournalKeeper(tmp_path / "ledger.jsonl"), line)
+    journal = RemoteJournal(JournalActor(tmp_path / "ledger.jsonl"), line)
     journal.history(1)
     line.cut = cut
     with pytest.raises(JournalError):
@@ -90,8 +90,8 @@ def test_after_a_cut_line_the_worker_asks_what_is_true(tmp_path: Path, cut: str)
 
 def test_a_worker_whose_client_was_charged_elsewhere_is_refused(tmp_path: Path) -> None:
     """Two processes that both believe to hold a client cannot both release something new."""
-    keeper = JournalKeeper(tmp_path / "ledger.jsonl")
-    stale, fresh = RemoteJournal(keeper, Line()), RemoteJournal(keeper, Line())
+    actor = JournalActor(tmp_path / "ledger.jsonl")
+    stale, fresh = RemoteJournal(actor, Line()), RemoteJournal(actor, Line())
     assert stale.history(1) == ()
     fresh.append(charge(1))
     with pytest.raises(JournalError, match="does not continue"):
@@ -100,9 +100,9 @@ def test_a_worker_whose_client_was_charged_elsewhere_is_refused(tmp_path: Path) 
 
 
 def test_histories_of_a_workers_clients_are_asked_for_together(tmp_path: Path) -> None:
-    keeper, line = JournalKeeper(tmp_path / "ledger.jsonl"), Line()
-    keeper.append_all([charge(1, client=client) for client in range(4)])
-    journal = RemoteJournal(keeper, line, clients=range(3))
+    actor, line = JournalActor(tmp_path / "ledger.jsonl"), Line()
+    actor.append_all([charge(1, client=client) for client in range(4)])
+    journal = RemoteJournal(actor, line, clients=range(3))
     for client in (0, 2, 1):
         assert [c.hash for c in journal.history(client)] == [charge(1, client=client).hash]
     assert line.calls == ["histories"]
@@ -114,7 +114,7 @@ def test_a_charge_that_goes_on_costs_no_look_at_what_was_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else every round would read all rounds before it."""
-    keeper, one = JournalKeeper(tmp_path / "ledger.jsonl"), charge(1)
+    actor, one = JournalActor(tmp_path / "ledger.jsonl"), charge(1)
     asked: list[int] = []
     history = FileJournal.history
     monkeypatch.setattr(
@@ -122,12 +122,12 @@ def test_a_charge_that_goes_on_costs_no_look_at_what_was_before(
         "history",
         lambda self, client: (asked.append(client), history(self, client))[1],
     )
-    keeper.append(one)
+    actor.append(one)
     for round_number in range(2, 6):
         one = charge(round_number, one.hash)
-        keeper.append(one)
+        actor.append(one)
     assert asked == []
-    keeper.append(charge(5, one.previous))
+    actor.append(charge(5, one.previous))
     assert asked == [1]
     assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 5
     assert FileJournal(tmp_path / "ledger.jsonl").head(1) == one.hash
