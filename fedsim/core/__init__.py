@@ -1,1 +1,1 @@
-"""What every room shares: settings base, errors, keyed random streams, plug-ins, number formats."""
+"""Shared by all rooms: base of settings, errors, keyed random streams, plug-ins, number formats."""

@@ -1,4 +1,4 @@
-"""Where clients train."""
+"""Choice of the device on which clients train."""
 
 from typing import Literal
 
@@ -8,14 +8,14 @@ from fedsim.core.errors import InputError
 
 
 class DeviceError(InputError):
-    """A device that was asked for and is not there."""
+    """The requested device does not exist on this machine."""
 
 
 def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """Return the device that a setting names; `auto` is CUDA where there is one.
+    """Return the device of a setting; `auto` is CUDA if the machine has it, else the CPU.
 
     Raises:
-        DeviceError: CUDA was asked for and is not there.
+        DeviceError: the setting is `cuda` and the machine has no CUDA device.
     """
     available = torch.cuda.is_available()
     if name == "cuda" and not available:

@@ -23,6 +23,6 @@ class FedsimError(Exception):
 
 
 class InputError(FedsimError, ValueError):
-    """A mistake in a command, a file, or what they name; the message says how to fix it."""
+    """A mistake in a command, an input file, or a plug-in; the message says how to fix it."""
 
     exit_code = ExitCode.WRONG_INPUT

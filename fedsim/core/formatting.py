@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers as text for reports and the terminal."""
 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
@@ -33,7 +33,7 @@ def delta_text(delta: float) -> str:
     return f"{float(value.quantize(step, rounding=ROUND_CEILING)):g}"
 
 
-def percent_up(share: float) -> str:
+def percent_text(share: float) -> str:
     """Return a share in percent with one decimal, two below 1 %, rounded up, at most 100 %."""
     digits = 2 if share < 0.01 else 1
     step = Decimal(1).scaleb(-digits)
@@ -42,14 +42,19 @@ def percent_up(share: float) -> str:
 
 
 def metric_text(name: str, value: float | None) -> str:
-    """Return a metric: accuracies in percent, everything else with 4 significant digits."""
+    """Return a metric: accuracies in percent, other metrics with 4 significant digits.
+
+    Args:
+        name: name of the metric.
+        value: its value; None if it is not finite.
+    """
     if value is None:
         return "not finite"
     return f"{value:.1%}" if name.endswith("accuracy") else f"{value:.4g}"
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration in the two units that matter; less than 0.1 s in milliseconds."""
+    """Return a duration in its two largest units, below 0.1 s in milliseconds."""
     if seconds < 0.0995:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 60:

@@ -1,8 +1,8 @@
-"""Finds the functions an experiment file names: `package.module:callable`, `./file.py:callable`.
+"""Plug-ins of an experiment file: `package.module:callable` or `./file.py:callable`.
 
-A file is executed once per content: its module name is a digest of its path and its bytes, so
-`sys.modules` is the only registry, an edited file is a new module, and objects of an older version
-keep the module they were made in.
+A file is executed once for each content. Its module name is a digest of its path and its bytes, so
+an edited file is a new module, and objects of an older version keep their module. `sys.modules` is
+the only registry.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ class PluginError(InputError):
 
 
 def resolve(reference: str, *, base: Path, what: str) -> Callable[..., Any]:
-    """Return the callable that a reference names.
+    """Return the callable of a reference.
 
     Args:
         reference: `package.module:callable`, or `file.py:callable` with the file's path relative
@@ -35,7 +35,7 @@ def resolve(reference: str, *, base: Path, what: str) -> Callable[..., Any]:
         what: the setting that holds the reference (`model.name`); starts every message.
 
     Raises:
-        PluginError: with one line that says what is wrong and how to mend it.
+        PluginError: with one line that says what is wrong and how to fix it.
     """
     where = f"{what} {reference!r}"
     location, colon, attribute = reference.rpartition(":")
@@ -54,17 +54,17 @@ def resolve(reference: str, *, base: Path, what: str) -> Callable[..., Any]:
     return found
 
 
-def describe(error: BaseException, *, file: str | None = None) -> str:
+def describe_error(error: BaseException, *, file: str | None = None) -> str:
     """Return an exception on one line: its type, its message and where it was raised.
 
     Args:
         error: the exception.
-        file: the plug-in's source file. Its deepest line that took part is named, since a line
-            inside a library that it called would say less. None: no line is named.
+        file: the plug-in's source file; the message names its deepest line in the traceback, not a
+            line of a library that it called. None: no line is named.
     """
     message = " ".join(str(error).split())
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    if isinstance(error, SyntaxError):  # has its place in the message: "... (file.py, line 3)"
+    if isinstance(error, SyntaxError):  # its message names the line: "... (file.py, line 3)"
         return text
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
     return (
@@ -73,7 +73,7 @@ def describe(error: BaseException, *, file: str | None = None) -> str:
 
 
 def source_file(function: Callable[..., Any]) -> str | None:
-    """Return the file of the module that defines a plug-in, to be passed to `describe`."""
+    """Return the file of the module that defines a plug-in, for `describe_error`."""
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     return getattr(module, "__file__", None)
 
@@ -82,8 +82,8 @@ def _import(name: str, where: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # Only when the missing module is the named one or a package above it; otherwise the named
-        # module exists and misses a dependency.
+        # Only if the missing module is the named one or a package above it; else the named module
+        # exists and lacks a dependency.
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise PluginError(
                 f"{where}: no module named {error.name!r}; install it, add its directory to "
@@ -114,8 +114,8 @@ def _load_file(path: Path, where: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        # Not spec.loader.exec_module: its bytecode cache goes by time and size, so a file edited
-        # twice within a second could run as it was before.
+        # Not spec.loader.exec_module: its bytecode cache compares time and size, so a file edited
+        # twice within a second could run in its old version.
         exec(compile(source, str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
@@ -125,7 +125,7 @@ def _load_file(path: Path, where: str) -> ModuleType:
 
 def _import_failure(error: BaseException, where: str, file: str | None) -> PluginError:
     return PluginError(
-        f"{where}: importing it failed with {describe(error, file=file)}; "
+        f"{where}: importing it failed with {describe_error(error, file=file)}; "
         "the file must import without errors"
     )
 

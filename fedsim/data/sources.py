@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.core.plugins import PluginError, describe, resolve, source_file
+from fedsim.core.plugins import PluginError, describe_error, resolve, source_file
 from fedsim.data.catalog import DATASETS
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError, Examples
@@ -93,7 +93,7 @@ def _call(reference: str, args: dict[str, Any], base: Path, *, tokens: bool) -> 
         parts = load(**args)
     except Exception as error:
         raise DataError(
-            f"{what} {reference!r}: failed with {describe(error, file=source_file(load))}; "
+            f"{what} {reference!r}: failed with {describe_error(error, file=source_file(load))}; "
             "it is called with data.args and the experiment's seed"
         ) from error
     if not isinstance(parts, tuple | list) or len(parts) not in (2, 4):

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from fedsim.core.plugins import PluginError, describe, resolve, source_file
+from fedsim.core.plugins import PluginError, describe_error, resolve, source_file
 from fedsim.core.settings import Settings
 from fedsim.core.streams import Purpose, seed_sequence
 from fedsim.models.architectures import architecture
@@ -97,7 +97,8 @@ def _call(reference: str, args: dict[str, Any], base: Path) -> nn.Module:
         model = build(**args)
     except Exception as error:
         raise ModelError(
-            f"model.name {reference!r}: failed with {describe(error, file=source_file(build))}; "
+            f"model.name {reference!r}: failed with "
+            f"{describe_error(error, file=source_file(build))}; "
             "it is called with model.args and nothing else"
         ) from error
     if not isinstance(model, nn.Module):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedsim.core.plugins import PluginError, describe, resolve, source_file
+from fedsim.core.plugins import PluginError, describe_error, resolve, source_file
 from fedsim.models.catalog import LOSSES
 from fedsim.models.errors import ModelError
 
@@ -158,8 +158,9 @@ def _losses(loss: PerExampleLoss, outputs: Tensor, targets: Tensor, name: str) -
         raise
     except Exception as error:
         raise ModelError(
-            f"{name}: failed with {describe(error, file=source_file(loss))} on outputs of shape "
-            f"{tuple(outputs.shape)} and targets {_dtype(targets)} of shape {tuple(targets.shape)}"
+            f"{name}: failed with {describe_error(error, file=source_file(loss))} on outputs of "
+            f"shape {tuple(outputs.shape)} and targets {_dtype(targets)} of shape "
+            f"{tuple(targets.shape)}"
         ) from error
     if not isinstance(values, Tensor):
         raise ModelError(f"{name}: must return a tensor, got {type(values).__name__}")

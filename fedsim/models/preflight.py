@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim.core.plugins import describe, source_file
+from fedsim.core.plugins import describe_error, source_file
 from fedsim.data.examples import Examples
 from fedsim.models.errors import ModelError
 from fedsim.models.losses import PerExampleLoss, check_loss
@@ -54,7 +54,7 @@ def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     except Exception as error:
         raise ModelError(
             f"the model failed on inputs of shape {tuple(inputs.shape)} with "
-            f"{describe(error, file=_own_file(model))}; "
+            f"{describe_error(error, file=_own_file(model))}; "
             f"build it for examples of shape {tuple(inputs.shape[1:])}"
         ) from error
     if not isinstance(outputs, Tensor):

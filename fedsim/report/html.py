@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import Markup, escape
 
-from fedsim.core.formatting import delta_text, epsilon_text, metric_text, percent_up
+from fedsim.core.formatting import delta_text, epsilon_text, metric_text, percent_text
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.report import overview
 from fedsim.report.client_table import MAX_BARS, client_table, columns
@@ -116,7 +116,7 @@ def _attack(facts: Facts) -> dict[str, Any] | None:
 
     return {
         "client": profile.client,
-        "rows": [(f"{100 * rate:g}%", percent_up(bound)) for rate, bound in profile.attack],
+        "rows": [(f"{100 * rate:g}%", percent_text(bound)) for rate, bound in profile.attack],
         "epsilon": epsilon_text(profile.epsilon),
         "delta": delta_text(profile.delta),
         "profile_plot": draw_profile(profile),

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from fedsim.core.formatting import delta_text, epsilon_text, percent_up
+from fedsim.core.formatting import delta_text, epsilon_text, percent_text
 from fedsim.report.svg import Ink, Tip, inline_svg, style
 from fedsim.statement import Profile
 
@@ -70,7 +70,7 @@ def draw_attack(profile: Profile) -> Markup:
         axes.set_xlabel("false-positive rate")
         axes.set_ylabel("true-positive rate, at most")
         tips = [
-            Tip(rate, bound, f"{100 * rate:.2g}% false alarms: at most {percent_up(bound)} found")
+            Tip(rate, bound, f"{100 * rate:.2g}% false alarms: at most {percent_text(bound)} found")
             for rate, bound in zip(rates, bounds, strict=True)
         ]
         label = "Bound on the true-positive rate of any attack, over its false-positive rate"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedsim.core.formatting import delta_text, epsilon_text, percent_up
+from fedsim.core.formatting import delta_text, epsilon_text, percent_text
 from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
 from fedsim.statement.profile import FALSE_POSITIVE_RATES
 from fedsim.statement.secure import hides_updates
@@ -174,8 +174,8 @@ class DeltaBelowOneInNSentence(Sentence):
         """The sentence in words."""
         return (
             f"Every client's δ is below 1 / its examples: δ · examples is at most "
-            f"{percent_up(self._largest)}. With this probability, δ alone would allow a client to "
-            "publish one of its examples. Keep it far below 100%."
+            f"{percent_text(self._largest)}. With this probability, δ alone would allow a client "
+            "to publish one of its examples. Keep it far below 100%."
         )
 
     @property
@@ -228,7 +228,7 @@ class AttackBoundSentence(Sentence):
     def text(self) -> str:
         """The sentence in words."""
         first, *rest = (
-            (f"{100 * rate:.4g}%", f"at most {percent_up(bound)}") for rate, bound in self._attack
+            (f"{100 * rate:.4g}%", f"at most {percent_text(bound)}") for rate, bound in self._attack
         )
         others = ", ".join(f"at {rate}, {top}" for rate, top in rest)
         return (

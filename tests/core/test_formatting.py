@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.core.formatting import delta_text, duration_text, epsilon_text, percent_up
+from fedsim.core.formatting import delta_text, duration_text, epsilon_text, percent_text
 from fedsim.report.client_table import aligned_epsilon
 
 epsilons = st.floats(min_value=0, max_value=1e12, allow_nan=False)
@@ -44,7 +44,7 @@ def test_a_delta_that_was_written_by_hand_stays_as_it_was(delta, text):
 
 @given(st.floats(min_value=0, max_value=1))
 def test_an_attackers_success_is_rounded_up(share):
-    printed = float(percent_up(share).removesuffix("%"))
+    printed = float(percent_text(share).removesuffix("%"))
     assert share * 100 <= printed * (1 + 1e-12)
     assert printed <= min(100.0, share * 100 + 0.1 + 1e-9)
 

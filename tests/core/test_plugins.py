@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.core.plugins import PluginError, describe, resolve, source_file
+from fedsim.core.plugins import PluginError, describe_error, resolve, source_file
 
 
 def write(folder: Path, text: str, name: str = "mine.py") -> Path:
@@ -118,5 +118,5 @@ def test_a_file_that_raises_is_refused_with_type_message_and_line(text, expected
 
 
 def test_describe_without_message_or_place():
-    assert describe(KeyError()) == "KeyError"
-    assert describe(ValueError("a\n b"), file="elsewhere.py") == "ValueError: a b"
+    assert describe_error(KeyError()) == "KeyError"
+    assert describe_error(ValueError("a\n b"), file="elsewhere.py") == "ValueError: a b"
