@@ -47,18 +47,18 @@ class RoundError(FederationError):
 
 
 @dataclass(frozen=True)
-class SecureAggregation:
-    """Secure aggregation, as the server needs it.
+class SecureAggregationSetup:
+    """Settings, codec and record of opened sums that the server's secure aggregation needs.
 
     Attributes:
-        settings: the protocol.
-        codec: the layout of payloads.
-        openings: the sums that earlier processes of the run opened.
+        settings: settings of the protocol.
+        codec: payload codec.
+        opened_sums: record of the opened sums, also of earlier processes of the run.
     """
 
     settings: SecureAggregationSettings
     codec: PayloadCodec
-    openings: OpenedSums = field(default_factory=OpenedSums)
+    opened_sums: OpenedSums = field(default_factory=OpenedSums)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def make_server_app(
     stop_when_withdrawn: bool = False,
     on_stop: Callable[[str], None] = logger.info,
     patience: float = 60.0,
-    secure: SecureAggregation | None = None,
+    secure: SecureAggregationSetup | None = None,
     evaluation: ClientEvaluation | None = None,
 ) -> ServerApp:
     """Return the ServerApp that runs the whole federation.
@@ -227,13 +227,13 @@ def _reason_to_stop(
     return None
 
 
-def _secure_aggregator(secure: SecureAggregation, roll: Roll) -> SecureAggregator:
+def _secure_aggregator(secure: SecureAggregationSetup, roll: Roll) -> SecureAggregator:
     return SecureAggregator(
         settings=secure.settings,
         codec=secure.codec,
         clients={client: node for node, client in roll.clients.items()},
         helpers={helper: node for node, helper in roll.helpers.items()},
-        openings=secure.openings,
+        opened_sums=secure.opened_sums,
     )
 
 

@@ -27,7 +27,7 @@ from fedsim.federation.initial_model import NUM_PROBE_EXAMPLES, public_examples,
 from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.federation.train_metrics import TrainMetrics
 from fedsim.models.metrics import Task, evaluate
-from fedsim.server.app import SecureAggregation, make_server_app
+from fedsim.server.app import SecureAggregationSetup, make_server_app
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.evaluation import ClientEvaluation
 from fedsim.server.participation import Participation
@@ -163,7 +163,7 @@ class Federation:
         on_stop: Callable[[str], None],
         ledgers: ClientLedgers | None,
         patience: float = 60.0,
-        openings: OpenedSums = NO_OPENED_SUMS,
+        opened_sums: OpenedSums = NO_OPENED_SUMS,
     ) -> ServerApp:
         """Return the ServerApp of this federation.
 
@@ -173,7 +173,7 @@ class Federation:
             on_stop: called with the reason if the federation stops early.
             ledgers: latest ledger of every client; None without privacy.
             patience: seconds to wait for all nodes.
-            openings: client sets whose secure sums were opened, on disk.
+            opened_sums: client sets whose secure sums were opened, on disk.
         """
         privacy = self.experiment.privacy
         return make_server_app(
@@ -189,7 +189,7 @@ class Federation:
             patience=patience,
             secure=None
             if self.secure is None
-            else SecureAggregation(self.secure.settings, self.secure.codec, openings),
+            else SecureAggregationSetup(self.secure.settings, self.secure.codec, opened_sums),
             evaluation=self._evaluation(),
         )
 

@@ -181,7 +181,7 @@ class _Recorder:
             on_stop=self._on_stop,
             ledgers=self._federation.client_ledgers(),
             patience=engine.patience,
-            openings=OpenedSums(self._directory.read_opening(), self._directory.write_opening),
+            opened_sums=OpenedSums(self._directory.read_opening(), self._directory.write_opening),
         )
         client = client_app(
             self._federation,

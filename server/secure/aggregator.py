@@ -32,7 +32,7 @@ from fedsim.server.secure.rounds import (
     AdditiveRound,
     MaskedRound,
     QueryChannel,
-    SecureRound,
+    SecureSumRound,
     error_text,
 )
 
@@ -43,14 +43,14 @@ class SecureAggregator(Aggregator[SealedReply]):
     Guarantee: a round ends with the exact mean over the clients in the sum, or it is aborted with
     the name of the error and leaves the model unchanged. Every run, a resumed one too, has its own
     id, and every attempt at a round its own nonce, so no share is used twice. All attempts at a
-    round open the sum of the same client set (`openings`).
+    round open the sum of the same client set (`opened_sums`).
 
     Args:
         settings: settings of the protocol.
         codec: payload codec.
         clients: node id of each client, by its number.
         helpers: node id of each helper, by its number.
-        openings: record of the opened sums, also of earlier processes.
+        opened_sums: record of the opened sums, also of earlier processes.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class SecureAggregator(Aggregator[SealedReply]):
         codec: PayloadCodec,
         clients: Mapping[int, int],
         helpers: Mapping[int, int],
-        openings: OpenedSums,
+        opened_sums: OpenedSums,
     ) -> None:
         self.name = f"secure aggregation by {settings.protocol}"
         self._settings, self._codec = settings, codec
         self._clients, self._helpers = clients, helpers
-        self._openings = openings
+        self._opened_sums = opened_sums
         self._round_number = 0
         self._run_id = os.urandom(NONCE_BYTES).hex()
         self._hello_replies: dict[int, HelloReply] | None = None
         self._reference: NamedArrays | None = None
-        self._secure_round: SecureRound | None = None
+        self._secure_round: SecureSumRound | None = None
         self._num_added = 0
 
     def begin(
@@ -131,7 +131,7 @@ class SecureAggregator(Aggregator[SealedReply]):
         Raises:
             InvalidUpdateError: the reply is refused; the client is not in the sum.
         """
-        admissible = self._openings.admissible_clients(self._round_number)
+        admissible = self._opened_sums.admissible_clients(self._round_number)
         if admissible is not None and client not in admissible:
             raise InvalidUpdateError(
                 "it was not in the sum of this round that was requested before the run was "
@@ -166,12 +166,14 @@ class SecureAggregator(Aggregator[SealedReply]):
         )
 
     @property
-    def _current(self) -> SecureRound:
+    def _current(self) -> SecureSumRound:
         if self._secure_round is None:
             raise RuntimeError("no round has begun; call begin() first")
         return self._secure_round
 
-    def _make_round(self, context: RoundContext, clients: Sequence[int], grid: Grid) -> SecureRound:
+    def _make_round(
+        self, context: RoundContext, clients: Sequence[int], grid: Grid
+    ) -> SecureSumRound:
         settings, codec = self._settings, self._codec
         if settings.protocol.startswith("secagg"):
             server = MaskedSum(codec=codec, context=context, settings=settings, clients=clients)
@@ -196,7 +198,7 @@ class SecureAggregator(Aggregator[SealedReply]):
         )
 
     def _record_opening(self, clients: Iterable[int]) -> None:
-        self._openings.record_opening(self._round_number, clients)
+        self._opened_sums.record_opening(self._round_number, clients)
 
     def _helper_keys(self, helpers: QueryChannel) -> dict[int, HelloReply]:
         """Return the helpers' keys of this run; they are queried once."""

@@ -113,7 +113,7 @@ class QueryChannel:
         )
 
 
-class SecureRound(ABC):
+class SecureSumRound(ABC):
     """One secure round on the server.
 
     Attributes:
@@ -159,7 +159,7 @@ class SecureRound(ABC):
         """Return the added clients that are not in the sum, each with the reason."""
 
 
-class AdditiveRound(SecureRound):
+class AdditiveRound(SecureSumRound):
     """A round of additive sharing: the leader is here, helpers are nodes of their own.
 
     Args:
@@ -168,7 +168,7 @@ class AdditiveRound(SecureRound):
         helpers: channel to the helpers.
         timeout: seconds to wait for a helper's reply.
         retries: number of further attempts for silent helpers.
-        record_opening: see `SecureRound`.
+        record_opening: see `SecureSumRound`.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class AdditiveRound(SecureRound):
         self.retried += queries
 
 
-class MaskedRound(SecureRound):
+class MaskedRound(SecureSumRound):
     """A round of pairwise masking: three more stages with the clients that sent their keys.
 
     A client that is silent or fails in a stage drops out of the following stages. The other clients
@@ -229,7 +229,7 @@ class MaskedRound(SecureRound):
     Args:
         server: state machine of this round.
         clients: channel to the clients.
-        record_opening: see `SecureRound`.
+        record_opening: see `SecureSumRound`.
     """
 
     def __init__(
