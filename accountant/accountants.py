@@ -14,24 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.accountant import checks
-from fedsim.accountant.adjacency import Adjacency, checked_adjacency
+from fedsim.accountant.adjacency import Adjacency, check_adjacency
 from fedsim.accountant.composition import (
     Mechanism,
     SampledGaussian,
     UnsupportedEventError,
     break_down,
-    in_order,
+    sort_steps,
 )
-from fedsim.accountant.events import Event, append_run
+from fedsim.accountant.events import Event, append_event
 from fedsim.accountant.pld.distribution import pld_delta, pld_epsilon
 from fedsim.accountant.rdp.conversion import (
     ConversionName,
-    checked_conversion,
+    check_conversion,
     delta_from_rdp,
     epsilon_from_rdp,
 )
 from fedsim.accountant.rdp.curves import leak, mechanism_rdp, total_rdp
-from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, checked_orders
+from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, check_orders
 from fedsim.accountant.textbook.moments import MOMENTS_ORDERS
 
 __all__ = [
@@ -86,7 +86,7 @@ class Accountant(ABC):
     """
 
     def __init__(self, *, adjacency: Adjacency = "zero_out") -> None:
-        self._adjacency: Adjacency = checked_adjacency(adjacency)
+        self._adjacency: Adjacency = check_adjacency(adjacency)
         self._history: list[tuple[Event, int]] = []
         self._steps: Counter[Mechanism] = Counter()
         self._non_private = False
@@ -109,7 +109,7 @@ class Accountant(ABC):
 
     @final
     def compose(self, event: Event, count: int = 1) -> Self:
-        """Adds `count` releases of `event` and returns the accountant itself.
+        """Add `count` releases of `event` and return the accountant itself.
 
         Raises:
             UnsupportedEventError: a part of the event has no accounting rule under this adjacency;
@@ -120,18 +120,18 @@ class Accountant(ABC):
         breakdown = break_down(event, count, self._adjacency)
         self._steps.update(breakdown.steps)
         self._non_private |= breakdown.non_private
-        append_run(self._history, event, count)
+        append_event(self._history, event, count)
         self._last.clear()
         return self
 
     @final
     def get_epsilon(self, delta: float) -> float:
-        """Returns epsilon at `delta`; raises ValueError if delta is not in (0, 1)."""
+        """Return epsilon at `delta`; raises ValueError if delta is not in (0, 1)."""
         return self.get_privacy_spent(delta).epsilon
 
     @final
     def get_privacy_spent(self, delta: float) -> PrivacySpent:
-        """Returns epsilon at `delta` and how it was found.
+        """Return epsilon at `delta` and how it was found.
 
         Raises:
             ValueError: `delta` is not in (0, 1).
@@ -149,7 +149,7 @@ class Accountant(ABC):
 
     @final
     def get_delta(self, epsilon: float) -> float:
-        """Returns the delta at which everything composed is (epsilon, delta)-DP.
+        """Return the delta at which everything composed is (epsilon, delta)-DP.
 
         Raises:
             ValueError: `epsilon` is negative or not finite.
@@ -166,7 +166,7 @@ class Accountant(ABC):
 
     @final
     def gdp_mu(self) -> float:
-        """Returns mu of the Gaussian that the composition tends to: a figure to report, NO bound.
+        """Return mu of the Gaussian that the composition tends to: a figure to report, NO bound.
 
         The central limit theorem of Gaussian DP (Bu, Dong, Long, Su 2020, arXiv:1911.11607):
         mu^2 is the sum over steps of q^2 (e^(1/z^2) - 1), and of z^-2 where q = 1, which is exact.
@@ -189,16 +189,16 @@ class Accountant(ABC):
         return f"{type(self).__name__}({text}, releases={sum(n for _, n in self._history)})"
 
     def _settings(self) -> dict[str, Any]:
-        """Returns the settings, beside the adjacency, that `repr` shows."""
+        """Return the settings, beside the adjacency, that `repr` shows."""
         return {}
 
     @abstractmethod
     def _epsilon(self, delta: float) -> tuple[float, float | None]:
-        """Returns (epsilon, best order or None) of `self._steps`, which is not empty."""
+        """Return (epsilon, best order or None) of `self._steps`, which is not empty."""
 
     @abstractmethod
     def _delta(self, epsilon: float) -> float:
-        """Returns delta of `self._steps`, which is not empty."""
+        """Return delta of `self._steps`, which is not empty."""
 
 
 def _squared_mu(mechanism: Mechanism) -> float:
@@ -218,13 +218,13 @@ class _RenyiAccountant(Accountant):
         self, orders: Sequence[float], conversion: ConversionName, adjacency: Adjacency
     ) -> None:
         super().__init__(adjacency=adjacency)
-        self.orders = checked_orders(tuple(orders))
-        self.conversion: ConversionName = checked_conversion(conversion)
+        self.orders = check_orders(tuple(orders))
+        self.conversion: ConversionName = check_conversion(conversion)
         self._curves: dict[Mechanism, NDArray[np.float64]] = {}
 
     @final
     def order_at_edge(self, delta: float) -> bool:
-        """Returns whether the best order at `delta` is the smallest or largest one tried.
+        """Whether the best order at `delta` is the smallest or largest one tried.
 
         If so, orders beyond it may give a smaller epsilon; what is reported is a bound anyway.
 
@@ -238,7 +238,7 @@ class _RenyiAccountant(Accountant):
 
     @final
     def rdp(self) -> tuple[tuple[float, float], ...]:
-        """Returns (order, RDP) of everything composed so far; infinite after a NonPrivate event."""
+        """Return (order, RDP) of everything composed so far; infinite after a NonPrivate event."""
         if self._non_private:
             return tuple((order, math.inf) for order in self.orders)
         values = self._total().tolist()
@@ -246,7 +246,7 @@ class _RenyiAccountant(Accountant):
 
     def _total(self) -> NDArray[np.float64]:
         total = np.zeros(len(self.orders))
-        for mechanism, count in in_order(self._steps):  # rounding must not depend on the history
+        for mechanism, count in sort_steps(self._steps):  # rounding must not depend on the history
             curve = self._curves.get(mechanism)
             if curve is None:
                 curve = self._curves[mechanism] = mechanism_rdp(mechanism, self.orders)
@@ -313,7 +313,7 @@ class RdpAccountant(_RenyiAccountant):
         return min((epsilon, order), (float(found.fun), float(found.x)))
 
     def _epsilon_at(self, order: float, delta: float) -> float:
-        rdp = total_rdp(in_order(self._steps), (order,))
+        rdp = total_rdp(sort_steps(self._steps), (order,))
         return epsilon_from_rdp((order,), rdp, delta, self.conversion, self._leak())[0]
 
     def _settings(self) -> dict[str, Any]:
@@ -366,7 +366,7 @@ _ACCOUNTANTS: dict[str, type[RdpAccountant] | type[PldAccountant] | type[Moments
 def make_accountant(
     name: AccountantName = "pld", *, adjacency: Adjacency = "zero_out"
 ) -> Accountant:
-    """Returns a new accountant by its name in the experiment file.
+    """Return a new accountant by its name in the experiment file.
 
     Raises:
         ValueError: there is no accountant, or no adjacency, of that name.

@@ -17,8 +17,8 @@ Adjacency = Literal["zero_out", "add_remove", "replace_one"]
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 
 
-def checked_adjacency(value: str) -> Adjacency:
-    """Returns `value`; raises ValueError if it is not one of `ADJACENCIES`."""
+def check_adjacency(value: str) -> Adjacency:
+    """Return `value`; raises ValueError if it is not one of `ADJACENCIES`."""
     if value not in ADJACENCIES:
         raise ValueError(f"adjacency must be one of {list(ADJACENCIES)}, got {value!r}")
     return value

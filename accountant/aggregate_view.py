@@ -87,13 +87,13 @@ class AggregateView:
     reasons: tuple[str, ...]
 
     @property
-    def claimed(self) -> bool:
+    def is_claimed(self) -> bool:
         """Whether theorem B holds for what ran."""
         return self.epsilon is not None
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON values for a report."""
-        if self.claimed:
+        if self.is_claimed:
             return {"epsilon": self.epsilon, "theorem": "B"}
         return {"epsilon": "not_claimed", "reason": "; ".join(self.reasons), "theorem": "B"}
 

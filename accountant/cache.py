@@ -32,7 +32,7 @@ class CachedByBytes(Generic[Arguments, Value]):
         update_wrapper(self, function)
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
-        """Returns the function's value at `args`, from the cache if it is there."""
+        """Return the function's value at `args`, from the cache if it is there."""
         if kwargs:
             raise TypeError("a cached function takes positional arguments only")
         with self._lock:
@@ -50,7 +50,7 @@ class CachedByBytes(Generic[Arguments, Value]):
         return value
 
     def cache_clear(self) -> None:
-        """Forgets every result."""
+        """Forget every result."""
         with self._lock:
             self._kept.clear()
             self.bytes_kept = 0
@@ -59,5 +59,5 @@ class CachedByBytes(Generic[Arguments, Value]):
 def cached_by_bytes(
     limit: int, size_of: Callable[[Value], int]
 ) -> Callable[[Callable[Arguments, Value]], CachedByBytes[Arguments, Value]]:
-    """Returns a decorator that makes a function a `CachedByBytes`."""
+    """Return a decorator that makes a function a `CachedByBytes`."""
     return lambda function: CachedByBytes(function, limit, size_of)

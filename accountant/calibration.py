@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from fedsim.accountant import checks
 from fedsim.accountant.accountants import AccountantName, make_accountant
-from fedsim.accountant.adjacency import Adjacency, checked_adjacency
+from fedsim.accountant.adjacency import Adjacency, check_adjacency
 from fedsim.accountant.events import Gaussian, PoissonSampled
 from fedsim.accountant.search import MOST, Point, largest_count, solve_falling
 
@@ -66,7 +66,7 @@ def calibrate_noise_multiplier(
             f"with sampling_rate={rate!r} and steps={count!r}, got {delta!r}"
         )
     tolerance = checks.positive("tolerance", tolerance)
-    adjacency = checked_adjacency(adjacency)
+    adjacency = check_adjacency(adjacency)
     return _noise_multiplier(target, delta, rate, count, accountant, adjacency, tolerance)
 
 
@@ -101,7 +101,7 @@ def calibrate_steps(
     delta = checks.open_probability("delta", delta)
     rate = _positive_rate(sampling_rate)
     noise = checks.positive("noise_multiplier", noise_multiplier)
-    adjacency = checked_adjacency(adjacency)
+    adjacency = check_adjacency(adjacency)
     steps = _steps(target, delta, rate, noise, accountant, adjacency)
     what = (
         f"target_epsilon={target!r} at delta={delta!r}, sampling_rate={rate!r}, "
@@ -158,7 +158,7 @@ def calibrate_sampling_rate(
     noise = checks.positive("noise_multiplier", noise_multiplier)
     count = checks.positive_whole_number("steps", steps)
     tolerance = checks.positive("tolerance", tolerance)
-    adjacency = checked_adjacency(adjacency)
+    adjacency = check_adjacency(adjacency)
     return _sampling_rate(target, delta, noise, count, accountant, adjacency, tolerance)
 
 

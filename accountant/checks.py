@@ -5,7 +5,7 @@ from typing import SupportsFloat
 
 
 def real_number(name: str, value: SupportsFloat) -> float:
-    """Returns `value` as a float; int, numpy and torch scalars all become the same number.
+    """Return `value` as a float; int, numpy and torch scalars all become the same number.
 
     Raises:
         ValueError: `value` is not a number, or is NaN.
@@ -22,7 +22,7 @@ def real_number(name: str, value: SupportsFloat) -> float:
 
 
 def non_negative(name: str, value: SupportsFloat) -> float:
-    """Returns `value` as a float >= 0; raises ValueError if it is negative or infinite."""
+    """Return `value` as a float >= 0; raises ValueError if it is negative or infinite."""
     number = real_number(name, value)
     if not 0.0 <= number < math.inf:
         raise ValueError(f"{name} must be finite and >= 0, got {number!r}")
@@ -30,7 +30,7 @@ def non_negative(name: str, value: SupportsFloat) -> float:
 
 
 def positive(name: str, value: SupportsFloat) -> float:
-    """Returns `value` as a float > 0; raises ValueError if it is not, or is infinite."""
+    """Return `value` as a float > 0; raises ValueError if it is not, or is infinite."""
     number = real_number(name, value)
     if not 0.0 < number < math.inf:
         raise ValueError(f"{name} must be finite and > 0, got {number!r}")
@@ -38,7 +38,7 @@ def positive(name: str, value: SupportsFloat) -> float:
 
 
 def at_least_one(name: str, value: SupportsFloat) -> float:
-    """Returns `value` as a float >= 1; raises ValueError if it is smaller or infinite."""
+    """Return `value` as a float >= 1; raises ValueError if it is smaller or infinite."""
     number = real_number(name, value)
     if not 1.0 <= number < math.inf:
         raise ValueError(f"{name} must be finite and >= 1, got {number!r}")
@@ -46,7 +46,7 @@ def at_least_one(name: str, value: SupportsFloat) -> float:
 
 
 def probability(name: str, value: SupportsFloat) -> float:
-    """Returns `value` as a float in [0, 1]; raises ValueError if it is outside."""
+    """Return `value` as a float in [0, 1]; raises ValueError if it is outside."""
     number = real_number(name, value)
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"{name} must be between 0 and 1, got {number!r}")
@@ -54,7 +54,7 @@ def probability(name: str, value: SupportsFloat) -> float:
 
 
 def open_probability(name: str, value: SupportsFloat) -> float:
-    """Returns `value` as a float in (0, 1); raises ValueError if it is outside."""
+    """Return `value` as a float in (0, 1); raises ValueError if it is outside."""
     number = real_number(name, value)
     if not 0.0 < number < 1.0:
         raise ValueError(f"{name} must lie strictly between 0 and 1, got {number!r}")
@@ -62,7 +62,7 @@ def open_probability(name: str, value: SupportsFloat) -> float:
 
 
 def whole_number(name: str, value: SupportsFloat) -> int:
-    """Returns `value` as an int >= 0; raises ValueError if it is negative or not whole."""
+    """Return `value` as an int >= 0; raises ValueError if it is negative or not whole."""
     if isinstance(value, int) and not isinstance(value, bool):
         number = value  # exact beyond 2**53, where a float would round
     else:
@@ -76,7 +76,7 @@ def whole_number(name: str, value: SupportsFloat) -> int:
 
 
 def positive_whole_number(name: str, value: SupportsFloat) -> int:
-    """Returns `value` as an int >= 1; raises ValueError if it is smaller or not whole."""
+    """Return `value` as an int >= 1; raises ValueError if it is smaller or not whole."""
     number = whole_number(name, value)
     if number == 0:
         raise ValueError(f"{name} must be a whole number >= 1, got 0")

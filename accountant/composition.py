@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from typing import NamedTuple, NoReturn
 
-from fedsim.accountant.adjacency import Adjacency, checked_adjacency
+from fedsim.accountant.adjacency import Adjacency, check_adjacency
 from fedsim.accountant.events import (
     ZCDP,
     Composed,
@@ -112,8 +112,8 @@ Mechanism = (
 )
 
 
-def in_order(steps: Mapping[Mechanism, int]) -> tuple[tuple[Mechanism, int], ...]:
-    """Returns the steps in an order that depends on the steps only, to serve as a key."""
+def sort_steps(steps: Mapping[Mechanism, int]) -> tuple[tuple[Mechanism, int], ...]:
+    """Return the steps in an order that depends on the steps only, to serve as a key."""
     return tuple(sorted(steps.items(), key=_sort_key))
 
 
@@ -140,7 +140,7 @@ class Breakdown:
 
 
 def break_down(event: Event, count: int = 1, adjacency: Adjacency = "zero_out") -> Breakdown:
-    """Returns the mechanisms in `count` times `event`.
+    """Return the mechanisms in `count` times `event`.
 
     Several Gaussians about one and the same sample are one Gaussian with
     z = (sum of z_i^-2)^(-1/2) (McMahan et al. 2018, arXiv:1812.06210, section 3); counting them as
@@ -152,7 +152,7 @@ def break_down(event: Event, count: int = 1, adjacency: Adjacency = "zero_out") 
         ValueError: there is no such adjacency.
     """
     breakdown = Breakdown()
-    _Walk(checked_adjacency(adjacency), breakdown).collect(event, count)
+    _Walk(check_adjacency(adjacency), breakdown).collect(event, count)
     return breakdown
 
 
@@ -163,7 +163,7 @@ class _Walk:
     into: Breakdown
 
     def collect(self, event: Event, count: int) -> None:
-        """Adds `count` times `event`."""
+        """Add `count` times `event`."""
         match event:
             case Gaussian() | JointGaussian():
                 self._add_gaussian(event.noise_multiplier, count)
@@ -273,10 +273,10 @@ class _Walk:
             for mechanism, times in inside.steps.items():
                 self._add(mechanism, times * count)
         elif inside.steps:
-            self._add(Selection(in_order(inside.steps), event.mean, event.shape), count)
+            self._add(Selection(sort_steps(inside.steps), event.mean, event.shape), count)
 
     def _add_gaussian(self, noise: float, count: int) -> None:
-        """Adds Gaussians without sampling, z relative to C."""
+        """Add Gaussians without sampling, z relative to C."""
         if self.adjacency == "replace_one":
             noise *= 0.5
         if noise == 0.0:
@@ -295,7 +295,7 @@ class _Walk:
 
 
 def _noise_about_one_sample(event: Event, whole: Event) -> float | None:
-    """Returns z of all that `event` releases about one sample; None if it releases nothing."""
+    """Return z of all that `event` releases about one sample; None if it releases nothing."""
     noises: Counter[float] = Counter()
     _collect_noises(event, 1, whole, noises)
     if not noises:
@@ -319,7 +319,7 @@ def _collect_noises(event: Event, count: int, whole: Event, into: Counter[float]
 
 
 def joint_noise_multiplier(steps: Mapping[float, int]) -> float:
-    """Returns the z of the one Gaussian that equals several: (sum of n_i z_i^-2)^(-1/2).
+    """Return the z of the one Gaussian that equals several: (sum of n_i z_i^-2)^(-1/2).
 
     Args:
         steps: how often each noise multiplier z_i > 0 occurs; not empty.

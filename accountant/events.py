@@ -316,7 +316,7 @@ _EVENT_TYPES: dict[str, type[Event]] = {
 
 
 def to_dict(event: Event) -> dict[str, Any]:
-    """Returns the event in the JSON form of the ledger, e.g. `{"type": "Gaussian", ...}`.
+    """Return the event in the JSON form of the ledger, e.g. `{"type": "Gaussian", ...}`.
 
     Edge cases: values come out as stored; `event_from_dict(to_dict(e)) == e`, also through JSON
     text, because Python prints floats so that they read back exactly.
@@ -331,7 +331,7 @@ def to_dict(event: Event) -> dict[str, Any]:
 
 
 def event_from_dict(record: Mapping[str, Any]) -> Event:
-    """Returns the event that `to_dict` wrote.
+    """Return the event that `to_dict` wrote.
 
     Raises:
         ValueError: the type is unknown, a key is missing or unknown, or a value breaks the
@@ -352,8 +352,8 @@ def event_from_dict(record: Mapping[str, Any]) -> Event:
     return cls(**{key: _event_value(key, record[key]) for key in wanted})
 
 
-def append_run(runs: list[tuple[Event, int]], event: Event, count: int) -> None:
-    """Appends `count` times `event` to a run-length list; equal neighbours become one run."""
+def append_event(runs: list[tuple[Event, int]], event: Event, count: int) -> None:
+    """Append `count` times `event` to a run-length list; equal neighbours become one run."""
     if count == 0:
         return
     if runs and runs[-1][0] == event:

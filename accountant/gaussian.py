@@ -14,7 +14,7 @@ _MAX_MU = 1e8  # epsilon is about 5e15 there: no guarantee is left to compute
 
 
 def gaussian_log_delta(mu: float, epsilon: float) -> float:
-    """Returns log delta(epsilon) of N(mu, 1) against N(0, 1), exact also where delta underflows.
+    """Return log delta(epsilon) of N(mu, 1) against N(0, 1), exact also where delta underflows.
 
     Guarantee: the pair dominates a Gaussian release with noise multiplier 1/mu, in both
     directions, so the release is (epsilon, delta)-DP.
@@ -32,7 +32,7 @@ def gaussian_log_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Returns the smallest epsilon >= 0 with delta(epsilon) <= delta, to 1e-12 relative.
+    """Return the smallest epsilon >= 0 with delta(epsilon) <= delta, to 1e-12 relative.
 
     Edge cases: mu above 1e8 gives infinity.
 
@@ -65,7 +65,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def _log_delta(mu: float, epsilon: float) -> float:
-    """Returns log of Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)."""
+    """Return log of Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)."""
     near, far = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
     if near > -1.0:
         # Both parts share the factor phi(near); what is left, Mills ratios, stays of order 1.

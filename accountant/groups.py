@@ -11,17 +11,15 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.accountant import checks
-
-Floats = NDArray[np.float64]
+from fedsim.accountant.arrays import Floats
 
 _ROUNDING = 1e-12  # relative excess of sum C_m^2 over C^2 that rounding alone explains
 
 
 def equal_clip_norms(clip_norm: float, num_groups: int) -> Floats:
-    """Returns C_m = C / sqrt(M) for each of the M groups.
+    """Return C_m = C / sqrt(M) for each of the M groups.
 
     Args:
         clip_norm: C > 0, of the whole vector.
@@ -38,7 +36,7 @@ def equal_clip_norms(clip_norm: float, num_groups: int) -> Floats:
 
 
 def dimension_clip_norms(clip_norm: float, dimensions: Sequence[int]) -> Floats:
-    """Returns C_m = C sqrt(d_m / sum of d): the same clip per coordinate in every group.
+    """Return C_m = C sqrt(d_m / sum of d): the same clip per coordinate in every group.
 
     Args:
         clip_norm: C > 0, of the whole vector.
@@ -53,7 +51,7 @@ def dimension_clip_norms(clip_norm: float, dimensions: Sequence[int]) -> Floats:
 
 
 def explicit_clip_norms(clip_norm: float, clip_norms: Sequence[float]) -> Floats:
-    """Returns the given C_m after checking them: every rule's result passes through here.
+    """Return the given C_m after checking them: every rule's result passes through here.
 
     Guarantee: sum of C_m^2 <= C^2 (but for rounding), so clipping each group to C_m clips the whole
     vector to C.
@@ -77,7 +75,7 @@ def explicit_clip_norms(clip_norm: float, clip_norms: Sequence[float]) -> Floats
 
 
 def group_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
-    """Returns z* = (sum of z_m^-2)^(-1/2), the noise multiplier of all groups together.
+    """Return z* = (sum of z_m^-2)^(-1/2), the noise multiplier of all groups together.
 
     It is sqrt(M) below the power mean of order -2 ("quadratic harmonic mean"): M groups at one z_m
     have z* = z_m / sqrt(M). Sampled steps must use z* inside the sampling; accounting groups as
@@ -101,7 +99,7 @@ def group_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
 def least_energy_noise(
     noise_multiplier: float, clip_norms: Sequence[float], dimensions: Sequence[int]
 ) -> Floats:
-    """Returns the sigma_m of least total noise energy sum d_m sigma_m^2 at a given z*.
+    """Return the sigma_m of least total noise energy sum d_m sigma_m^2 at a given z*.
 
     sigma_m^2 = z^2 (sum over k of C_k sqrt(d_k)) C_m / sqrt(d_m), by Lagrange's condition
     d_m sigma_m^4 proportional to C_m^2; the energy is z^2 (sum of C_k sqrt(d_k))^2.
@@ -130,7 +128,7 @@ def least_energy_noise(
 def adaptive_clip_noise_multiplier(
     noise_multiplier: float, count_noise: float, num_groups: int = 1
 ) -> float:
-    """Returns z_D for the gradients so that they and the quantile counts together have z.
+    """Return z_D for the gradients so that they and the quantile counts together have z.
 
     z_D = (z^-2 - M (2 sigma_b)^-2)^(-1/2): each example adds +1/2 or -1/2 to the count of every
     group, noised with sigma_b (Andrew et al. 2021, arXiv:1905.03871, Theorem 1, for M = 1).
@@ -159,7 +157,7 @@ def adaptive_clip_noise_multiplier(
 def adaptive_clip_total_noise_multiplier(
     gradient_noise_multiplier: float, count_noise: float, num_groups: int = 1
 ) -> float:
-    """Returns z of the gradients at z_D and the counts at sigma_b together, the inverse of above.
+    """Return z of the gradients at z_D and the counts at sigma_b together, the inverse of above.
 
     z = (z_D^-2 + M (2 sigma_b)^-2)^(-1/2). Account with this z if the gradient noise was not
     raised by `adaptive_clip_noise_multiplier`.

@@ -309,11 +309,11 @@ def training_loop(charges: int, repetitions: int) -> dict[str, Any]:
         accountant.get_privacy_spent(DELTA)
 
     def charge_and_ask() -> None:
-        if budget.may(event):
+        if budget.is_affordable(event):
             budget.request(event)
 
     def charge_and_ask_adaptive() -> None:
-        if adaptive.may(event):
+        if adaptive.is_affordable(event):
             adaptive.request(event)
 
     contenders = [

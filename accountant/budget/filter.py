@@ -1,10 +1,11 @@
 """Privacy filters: may this step still be taken?"""
 
+import warnings
 from typing import Literal, get_args
 
 from fedsim.accountant import checks
 from fedsim.accountant.accountants import AccountantName
-from fedsim.accountant.adjacency import Adjacency, checked_adjacency
+from fedsim.accountant.adjacency import Adjacency, check_adjacency
 from fedsim.accountant.budget.kinds import Budget, FixedSchedule, RenyiFilter
 from fedsim.accountant.events import Event
 from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger
@@ -49,7 +50,7 @@ class PrivacyFilter:
     Example:
         >>> from fedsim.accountant.events import Gaussian
         >>> budget = PrivacyFilter(1.0, 1e-5)
-        >>> budget.request(Gaussian(10.0), 100), budget.may(Gaussian(10.0))
+        >>> budget.request(Gaussian(10.0), 100), budget.is_affordable(Gaussian(10.0))
         (7, False)
     """
 
@@ -66,7 +67,7 @@ class PrivacyFilter:
         self.target_epsilon = checks.positive("target_epsilon", target_epsilon)
         self.delta = checks.open_probability("delta", delta)
         self.mode: FilterMode = mode
-        target = (self.target_epsilon, self.delta, checked_adjacency(adjacency))
+        target = (self.target_epsilon, self.delta, check_adjacency(adjacency))
         self._budget: Budget
         if mode == "fixed_schedule":
             if order is not None:
@@ -99,8 +100,12 @@ class PrivacyFilter:
         """The Rényi order of the adaptive filter; None in mode "fixed_schedule"."""
         return self._budget.order
 
-    def may(self, event: Event, count: int = 1) -> bool:
-        """Returns whether `count` more releases of `event` fit; nothing is charged.
+    def is_affordable(self, event: Event, count: int = 1) -> bool:
+        """Whether `count` more releases of `event` fit; nothing is charged.
+
+        Args:
+            event: one release.
+            count: number of releases, a whole number >= 0.
 
         Raises:
             UnsupportedEventError: the event has no accounting rule.
@@ -110,8 +115,13 @@ class PrivacyFilter:
             count = checks.whole_number("count", count)
         return count <= self.max_count(event)
 
+    def may(self, event: Event, count: int = 1) -> bool:
+        """Old name of `is_affordable`, until fedsim 0.3."""
+        warnings.warn("may is now is_affordable", DeprecationWarning, stacklevel=2)
+        return self.is_affordable(event, count)
+
     def max_count(self, event: Event) -> int:
-        """Returns how many more releases of `event` fit; 10^12 stands for any number.
+        """Return how many more releases of `event` fit; 10^12 stands for any number.
 
         Raises:
             UnsupportedEventError: the event has no accounting rule.
@@ -120,12 +130,12 @@ class PrivacyFilter:
         if event is not self._event and event != self._event:
             if not isinstance(event, Event):
                 raise ValueError(f"event must be a privacy event, got {event!r}")
-            self._left = self._budget.room(event)
+            self._left = self._budget.max_count(event)
             self._event = event
         return self._left
 
     def request(self, event: Event, count: int = 1) -> int:
-        """Charges as many of `count` releases of `event` as fit, and returns how many that is.
+        """Charge as many of `count` releases of `event` as fit, and return how many that is.
 
         Raises:
             UnsupportedEventError: the event has no accounting rule; nothing was charged.
@@ -139,7 +149,7 @@ class PrivacyFilter:
         return granted
 
     def record(self, event: Event, count: int = 1) -> None:
-        """Charges releases that have happened already, such as those of an interrupted run.
+        """Charge releases that have happened already, such as those of an interrupted run.
 
         Raises:
             UnsupportedEventError: the event has no accounting rule; nothing was charged.

@@ -12,7 +12,7 @@ from fedsim.accountant.composition import UnsupportedEventError, break_down
 from fedsim.accountant.events import Event
 from fedsim.accountant.rdp.conversion import epsilon_from_rdp
 from fedsim.accountant.rdp.curves import leak, total_rdp
-from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, checked_orders
+from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, check_orders
 from fedsim.accountant.search import largest_count
 
 
@@ -21,16 +21,16 @@ class Budget(Protocol):
 
     order: float | None  # the one Rényi order that counts, if there is one
 
-    def room(self, event: Event) -> int:
-        """Returns how many more of `event` fit."""
+    def max_count(self, event: Event) -> int:
+        """Return how many more of `event` fit."""
         ...
 
     def charge(self, event: Event, count: int) -> None:
-        """Adds `count` releases, whether they fit or not."""
+        """Add `count` releases, whether they fit or not."""
         ...
 
     def spent(self) -> float:
-        """Returns epsilon of everything charged."""
+        """Return epsilon of everything charged."""
         ...
 
 
@@ -48,8 +48,8 @@ class FixedSchedule:
         self._counts: Counter[Event] = Counter()
         self._account(name)  # refuses unknown names
 
-    def room(self, event: Event) -> int:
-        """Returns how many more of `event` fit."""
+    def max_count(self, event: Event) -> int:
+        """Return how many more of `event` fit."""
         # Rényi DP is cheap and never far above: a good guess for the search by another accountant.
         guess = 1
         if self._name == "pld":
@@ -59,11 +59,11 @@ class FixedSchedule:
         )
 
     def charge(self, event: Event, count: int) -> None:
-        """Adds `count` releases, whether they fit or not."""
+        """Add `count` releases, whether they fit or not."""
         self._counts[event] += count
 
     def spent(self) -> float:
-        """Returns epsilon of everything charged."""
+        """Return epsilon of everything charged."""
         return self._account(self._name).get_epsilon(self._delta)
 
     def _cost(self, name: AccountantName, event: Event, count: int) -> float:
@@ -85,7 +85,7 @@ class RenyiFilter:
         self.order: float | None = order
         self._delta = delta
         self._adjacency: Adjacency = adjacency
-        alphas = np.array(DEFAULT_ORDERS if order is None else checked_orders((order,)))
+        alphas = np.array(DEFAULT_ORDERS if order is None else check_orders((order,)))
         room = (
             epsilon - np.log1p(-1.0 / alphas) + (math.log(delta) + np.log(alphas)) / (alphas - 1.0)
         )
@@ -101,17 +101,17 @@ class RenyiFilter:
         self._counts: Counter[Event] = Counter()
         self._costs: dict[Event, float] = {}
 
-    def room(self, event: Event) -> int:
-        """Returns how many more of `event` fit."""
+    def max_count(self, event: Event) -> int:
+        """Return how many more of `event` fit."""
         cost, used = self._cost(event), self._used()
         return largest_count(lambda n: used + n * cost, self._limit)
 
     def charge(self, event: Event, count: int) -> None:
-        """Adds `count` releases, whether they fit or not."""
+        """Add `count` releases, whether they fit or not."""
         self._counts[event] += count
 
     def spent(self) -> float:
-        """Returns epsilon of everything charged."""
+        """Return epsilon of everything charged."""
         used = np.array([self._used()])
         return epsilon_from_rdp((self._alpha,), used, self._delta)[0]
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from fedsim.accountant import checks
 from fedsim.accountant.accountants import Accountant, AccountantName, make_accountant
 from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.arrays import Floats
 from fedsim.accountant.composition import Breakdown, Mechanism, break_down
 from fedsim.accountant.events import SCHEMA_VERSION, Event, event_from_dict, to_dict
 from fedsim.accountant.fleet.pld import pld_epsilons
@@ -19,7 +19,6 @@ from fedsim.accountant.rdp.curves import leak
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 from fedsim.accountant.rdp.table import epsilons_from_rdp, rdp_table
 
-Floats = NDArray[np.float64]
 Client = str | int
 
 

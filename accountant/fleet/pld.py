@@ -13,8 +13,8 @@ from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.accountant.arrays import Floats
 from fedsim.accountant.composition import Mechanism, SampledGaussian, joint_noise_multiplier
 from fedsim.accountant.gaussian import gaussian_epsilon
 from fedsim.accountant.pld.distribution import pld_epsilon
@@ -22,11 +22,10 @@ from fedsim.accountant.pld.fourier import circular, fft_size, power
 from fedsim.accountant.pld.loss_pmf import MAX_CELLS, LossPmf, loss_range, loss_variance, step_pmfs
 from fedsim.accountant.pld.privacy_profile import DeltaCurve
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
-from fedsim.accountant.rdp.poisson_batch import log_moments
+from fedsim.accountant.rdp.poisson_batch import log_moment_table
 from fedsim.accountant.rdp.table import rdp_table
 
-Floats = NDArray[np.float64]
-Steps = tuple[tuple[SampledGaussian, int], ...]
+_Steps = tuple[tuple[SampledGaussian, int], ...]
 
 _TARGET_EXCESS = 1e-4
 _MAX_POINTS = 1 << 21
@@ -71,7 +70,7 @@ def pld_epsilons(compositions: Sequence[Mapping[Mechanism, int]], delta: float) 
     )
 
 
-def _normalised(steps: Mapping[Mechanism, int]) -> Steps | None:
+def _normalised(steps: Mapping[Mechanism, int]) -> _Steps | None:
     """Returns the steps sorted, with all plain Gaussians joined into the one they equal.
 
     None if there are other mechanisms, or ones so extreme that `pld` gives them special treatment.
@@ -110,11 +109,11 @@ def _add_moments(rates: Floats, noises: Floats) -> Floats:
     result = np.full((rates.size, _SLOPES.size), math.inf)
     safe = (rates >= 1e-6) & (rates <= 0.9) & (noises >= 0.3) & (noises <= 1e3)
     if safe.any():
-        result[safe] = log_moments(rates[safe], noises[safe], -_SLOPES)
+        result[safe] = log_moment_table(rates[safe], noises[safe], -_SLOPES)
     return result
 
 
-def _epsilon(steps: Steps, tables: _Tables, delta: float) -> float:
+def _epsilon(steps: _Steps, tables: _Tables, delta: float) -> float:
     if len(steps) == 1 and steps[0][0].sampling_rate == 1.0:
         return gaussian_epsilon(1.0 / steps[0][0].noise_multiplier, delta)
     rows = [tables.row[kind] for kind, _ in steps]
@@ -136,7 +135,7 @@ def _epsilon(steps: Steps, tables: _Tables, delta: float) -> float:
     return _by_pld(steps, delta) if add is None else max(remove.epsilon, add.epsilon)
 
 
-def _by_pld(steps: Steps, delta: float) -> float:
+def _by_pld(steps: _Steps, delta: float) -> float:
     mechanisms: dict[Mechanism, int] = dict(steps)
     return pld_epsilon(mechanisms, delta)
 
@@ -152,7 +151,7 @@ def _add_is_smaller(add: Floats, epsilon: float, delta: float) -> bool:
     return bound < math.log(delta) - 1e-5
 
 
-def grid_spacing(steps: Steps, slope: float) -> float:
+def grid_spacing(steps: _Steps, slope: float) -> float:
     """Returns the grid's spacing h: epsilon's excess is about T h^2 (s + 1) / 12, see `pld`.
 
     It is a power of 2^(1/4), so that clients with the same mechanism share its pmf.
@@ -165,7 +164,7 @@ def grid_spacing(steps: Steps, slope: float) -> float:
 
 
 def _one_direction(
-    steps: Steps, spacing: float, direction: int, rdp: Floats, upper: float, delta: float
+    steps: _Steps, spacing: float, direction: int, rdp: Floats, upper: float, delta: float
 ) -> _Answer | None:
     """Returns epsilon of "remove" (0) or "add" (1); None where this grid cannot answer.
 

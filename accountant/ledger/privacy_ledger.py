@@ -9,7 +9,7 @@ from typing import Any, Self
 from fedsim.accountant import checks
 from fedsim.accountant.accountants import Accountant, AccountantName, make_accountant
 from fedsim.accountant.adjacency import Adjacency
-from fedsim.accountant.events import SCHEMA_VERSION, Event, append_run, event_from_dict, to_dict
+from fedsim.accountant.events import SCHEMA_VERSION, Event, append_event, event_from_dict, to_dict
 
 
 class PrivacyLedger:
@@ -37,24 +37,24 @@ class PrivacyLedger:
         return tuple(self._runs)
 
     def record(self, event: Event, count: int = 1) -> Self:
-        """Appends `count` releases of `event` and returns the ledger itself.
+        """Append `count` releases of `event` and return the ledger itself.
 
         Raises:
             ValueError: `event` is not an event, or `count` is negative or not whole.
         """
         if not isinstance(event, Event):
             raise ValueError(f"event must be a privacy event such as Gaussian(1.0), got {event!r}")
-        append_run(self._runs, event, checks.whole_number("count", count))
+        append_event(self._runs, event, checks.whole_number("count", count))
         return self
 
     def merge(self, other: "PrivacyLedger") -> Self:
-        """Appends everything in `other`, which stays as it is, and returns the ledger itself."""
+        """Append everything in `other`, which stays as it is, and return the ledger itself."""
         for event, count in other.entries:
             self.record(event, count)
         return self
 
     def starts_with(self, other: "PrivacyLedger") -> bool:
-        """Returns whether `other` is a prefix of this ledger: everything in it, in its order."""
+        """Whether `other` is a prefix of this ledger: everything in it, in its order."""
         if not other._runs:
             return True
         *before, (event, count) = other._runs
@@ -63,7 +63,7 @@ class PrivacyLedger:
         return same_event and self._runs[: len(before)] == before
 
     def compose_into(self, accountant: Accountant) -> Accountant:
-        """Composes everything recorded into `accountant` and returns it.
+        """Compose everything recorded into `accountant` and return it.
 
         Raises:
             UnsupportedEventError: the accountant has no rule for an entry. Entries before it have
@@ -79,7 +79,7 @@ class PrivacyLedger:
         accountant: AccountantName = "pld",
         adjacency: Adjacency = "zero_out",
     ) -> float:
-        """Returns epsilon at `delta` of everything recorded.
+        """Return epsilon at `delta` of everything recorded.
 
         Raises:
             ValueError: `delta` is not in (0, 1), the accountant or adjacency is unknown, or an
@@ -90,7 +90,7 @@ class PrivacyLedger:
         )
 
     def digest(self) -> str:
-        """Returns the SHA-256 of `to_json()`, in hexadecimal.
+        """Return the SHA-256 of `to_json()`, in hexadecimal.
 
         Equal ledgers have equal digests, on every machine. The order of the entries counts, so a
         digest identifies a history; two histories of one epsilon may differ in it.
@@ -98,7 +98,7 @@ class PrivacyLedger:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:
-        """Returns {"schema_version": v, "ledger": to_list()} as JSON in one canonical spelling.
+        """Return {"schema_version": v, "ledger": to_list()} as JSON in one canonical spelling.
 
         Keys are sorted and there are no spaces; floats are the shortest text that reads back to
         the same number.
@@ -108,7 +108,7 @@ class PrivacyLedger:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Returns the ledger that `to_json` wrote.
+        """Return the ledger that `to_json` wrote.
 
         Raises:
             ValueError: the text is not JSON, of another schema version, or not a ledger.
@@ -125,12 +125,12 @@ class PrivacyLedger:
         return cls.from_list(content["ledger"])
 
     def to_text(self) -> str:
-        """Returns `to_list()` as JSON; equal ledgers of many clients cost as much as one."""
+        """Return `to_list()` as JSON; equal ledgers of many clients cost as much as one."""
         return _text_of(tuple(self._runs))
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Returns the ledger that `to_text` wrote; equal texts cost as much as one.
+        """Return the ledger that `to_text` wrote; equal texts cost as much as one.
 
         Raises:
             ValueError: the text is not JSON, or not a ledger.
@@ -140,12 +140,12 @@ class PrivacyLedger:
         return ledger
 
     def to_list(self) -> list[dict[str, Any]]:
-        """Returns the ledger as JSON values: a list of {"event": EVENT, "count": n}."""
+        """Return the ledger as JSON values: a list of {"event": EVENT, "count": n}."""
         return records_of(self._runs)
 
     @classmethod
     def from_list(cls, records: Iterable[Mapping[str, Any]]) -> Self:
-        """Returns the ledger that `to_list` wrote.
+        """Return the ledger that `to_list` wrote.
 
         Raises:
             ValueError: a record is not {"event": EVENT, "count": n}; its position is named.
@@ -175,7 +175,7 @@ class PrivacyLedger:
 
 
 def records_of(entries: Iterable[tuple[Event, int]]) -> list[dict[str, Any]]:
-    """Returns entries of a ledger as JSON values: a list of {"event": EVENT, "count": n}."""
+    """Return entries of a ledger as JSON values: a list of {"event": EVENT, "count": n}."""
     return [{"event": to_dict(event), "count": count} for event, count in entries]
 
 

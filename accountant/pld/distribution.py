@@ -30,6 +30,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.accountant.arrays import Floats
 from fedsim.accountant.cache import cached_by_bytes
 from fedsim.accountant.composition import (
     AllocatedGaussian,
@@ -40,8 +41,8 @@ from fedsim.accountant.composition import (
     ReplacedGaussian,
     SampledGaussian,
     Selection,
-    in_order,
     joint_noise_multiplier,
+    sort_steps,
 )
 from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
 from fedsim.accountant.pld.loss_pmf import (
@@ -57,9 +58,8 @@ from fedsim.accountant.rdp.conversion import delta_from_rdp, epsilon_from_rdp
 from fedsim.accountant.rdp.curves import leak, total_rdp
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 
-Floats = NDArray[np.float64]
-Counts = tuple[tuple[Mechanism, int], ...]
-Steps = tuple[tuple[Dominated, int], ...]
+_Counts = tuple[tuple[Mechanism, int], ...]
+_Steps = tuple[tuple[Dominated, int], ...]
 
 _TARGET_EXCESS = 1e-4
 _MAX_POINTS = 1 << 21
@@ -72,7 +72,7 @@ _MOST_NOISE, _LEAST_RATE = 1e9, 1e-100
 
 
 def pld_epsilon(steps: Mapping[Mechanism, int], delta: float) -> float:
-    """Returns epsilon at `delta` of all steps together.
+    """Return epsilon at `delta` of all steps together.
 
     Guarantee: the composition is (epsilon, delta)-DP under the adjacency for which the events
     were broken down.
@@ -85,7 +85,7 @@ def pld_epsilon(steps: Mapping[Mechanism, int], delta: float) -> float:
 
 
 def pld_delta(steps: Mapping[Mechanism, int], epsilon: float) -> float:
-    """Returns delta at `epsilon` of all steps together; guarantee and steps as `pld_epsilon`.
+    """Return delta at `epsilon` of all steps together; guarantee and steps as `pld_epsilon`.
 
     Args:
         steps: how often each mechanism runs; not empty, counts >= 1.
@@ -94,8 +94,8 @@ def pld_delta(steps: Mapping[Mechanism, int], epsilon: float) -> float:
     return _delta(_normalised(steps), epsilon)
 
 
-def _normalised(steps: Mapping[Mechanism, int]) -> Counts:
-    """Returns the steps in order, with all plain Gaussians joined into the one they equal."""
+def _normalised(steps: Mapping[Mechanism, int]) -> _Counts:
+    """Return the steps in order, with all plain Gaussians joined into the one they equal."""
     plain: Counter[float] = Counter()
     rest: Counter[Mechanism] = Counter()
     for mechanism, count in steps.items():
@@ -112,11 +112,11 @@ def _normalised(steps: Mapping[Mechanism, int]) -> Counts:
                 rest[mechanism] += count
     if plain:
         rest[SampledGaussian(1.0, joint_noise_multiplier(plain))] = 1
-    return in_order(rest)
+    return sort_steps(rest)
 
 
 @lru_cache(maxsize=1 << 12)
-def _epsilon(counts: Counts, delta: float) -> float:
+def _epsilon(counts: _Counts, delta: float) -> float:
     steps = _dominated(counts)
     if steps is None:
         return _epsilon_by_rdp(counts, delta)
@@ -125,14 +125,14 @@ def _epsilon(counts: Counts, delta: float) -> float:
         epsilon = gaussian_epsilon(mu, delta)
         return epsilon if steps == counts else min(epsilon, _epsilon_by_rdp(counts, delta))
     profile = _composed(steps)
-    if profile is not None and delta >= profile.resolved and steps == counts:
+    if profile is not None and delta >= profile.resolution and steps == counts:
         return profile.epsilon(delta)
     by_rdp = _epsilon_by_rdp(counts, delta)
     return min(by_rdp, profile.epsilon(delta)) if profile else by_rdp
 
 
 @lru_cache(maxsize=1 << 12)
-def _delta(counts: Counts, epsilon: float) -> float:
+def _delta(counts: _Counts, epsilon: float) -> float:
     steps = _dominated(counts)
     if steps is None:
         return _delta_by_rdp(counts, epsilon)
@@ -142,23 +142,23 @@ def _delta(counts: Counts, epsilon: float) -> float:
         return delta if steps == counts else min(delta, _delta_by_rdp(counts, epsilon))
     profile = _composed(steps)
     delta = profile.delta(epsilon) if profile else 1.0
-    if profile is None or delta < profile.resolved or steps != counts:
+    if profile is None or delta < profile.resolution or steps != counts:
         delta = min(delta, _delta_by_rdp(counts, epsilon))
     return delta
 
 
-def _epsilon_by_rdp(counts: Counts, delta: float) -> float:
+def _epsilon_by_rdp(counts: _Counts, delta: float) -> float:
     rdp = total_rdp(counts, DEFAULT_ORDERS)
     return epsilon_from_rdp(DEFAULT_ORDERS, rdp, delta, leak=leak(counts))[0]
 
 
-def _delta_by_rdp(counts: Counts, epsilon: float) -> float:
+def _delta_by_rdp(counts: _Counts, epsilon: float) -> float:
     rdp = total_rdp(counts, DEFAULT_ORDERS)
     return delta_from_rdp(DEFAULT_ORDERS, rdp, epsilon, leak=leak(counts))[0]
 
 
-def _dominated(counts: Counts) -> Steps | None:
-    """Returns steps with dominating pairs on the line that cost at least `counts`, if there are.
+def _dominated(counts: _Counts) -> _Steps | None:
+    """Return steps with dominating pairs on the line that cost at least `counts`, if there are.
 
     They are `counts` itself unless a pass of random allocation is taken for one plain Gaussian.
     """
@@ -178,8 +178,8 @@ def _dominated(counts: Counts) -> Steps | None:
     return tuple(steps)
 
 
-def _plain_mu(steps: Steps) -> float | None:
-    """Returns 1/z if the steps are one Gaussian without sampling, which has a closed form."""
+def _plain_mu(steps: _Steps) -> float | None:
+    """Return 1/z if the steps are one Gaussian without sampling, which has a closed form."""
     kind, _ = steps[0]
     if len(steps) == 1 and isinstance(kind, SampledGaussian) and kind.sampling_rate == 1.0:
         return 1.0 / kind.noise_multiplier
@@ -191,8 +191,8 @@ def _profile_bytes(profile: PrivacyProfile | None) -> int:
 
 
 @cached_by_bytes(_CACHE_BYTES, _profile_bytes)
-def _composed(steps: Steps) -> PrivacyProfile | None:
-    """Returns the composition, or None where no grid of at most `_MAX_POINTS` points will do."""
+def _composed(steps: _Steps) -> PrivacyProfile | None:
+    """Return the composition, or None where no grid of at most `_MAX_POINTS` points will do."""
     if leak(steps) > 0.5:
         return None  # next to nothing is left for the grid to hold
     spacing, share = _grid(steps)
@@ -212,8 +212,8 @@ def _composed(steps: Steps) -> PrivacyProfile | None:
     return None
 
 
-def _grid(steps: Steps) -> tuple[float, float]:
-    """Returns the grid's spacing, and the share in which twice that spacing is mixed in.
+def _grid(steps: _Steps) -> tuple[float, float]:
+    """Return the grid's spacing, and the share in which twice that spacing is mixed in.
 
     A power of two, so that different T and z share their pmfs. The saddle point s of the composed
     loss is about 6 / sqrt(variance) for the delta that people ask for, but the tail of a single
@@ -240,13 +240,13 @@ def _single_saddle(kind: Dominated) -> float:
     return 2.0 * z * z * -math.log(q) + 6.0 * z + 2.0
 
 
-def _cells(steps: Steps, spacing: float) -> float:
+def _cells(steps: _Steps, spacing: float) -> float:
     ranges = [mechanism_range(kind) for kind, _ in steps]
     return max(high - low for low, high in ranges) / spacing
 
 
-def _window(steps: Steps, spacing: float, direction: int) -> tuple[int, int]:
-    """Returns grid indices between which all but e^-37 of the mass lies on each side."""
+def _window(steps: _Steps, spacing: float, direction: int) -> tuple[int, int]:
+    """Return grid indices between which all but e^-37 of the mass lies on each side."""
     pmfs = [(mechanism_pmfs(kind, spacing)[direction], n) for kind, n in steps]
     lowest = sum(n * pmf.first for pmf, n in pmfs)
     highest = sum(n * (pmf.first + pmf.mass.size - 1) for pmf, n in pmfs)
@@ -254,8 +254,8 @@ def _window(steps: Steps, spacing: float, direction: int) -> tuple[int, int]:
     return max(lowest, math.floor(low)), min(highest, math.ceil(high))
 
 
-def _reach(steps: Steps, spacing: float, direction: int, sign: int) -> float:
-    """Returns x with P[sign L > x] <= e^-37: the least of Chernoff's bounds at s = 2^j."""
+def _reach(steps: _Steps, spacing: float, direction: int, sign: int) -> float:
+    """Return x with P[sign L > x] <= e^-37: the least of Chernoff's bounds at s = 2^j."""
 
     def bound(j: int) -> float:
         total = sum(n * _log_mgf(kind, spacing, direction, sign, j) for kind, n in steps)
@@ -273,7 +273,7 @@ def _reach(steps: Steps, spacing: float, direction: int, sign: int) -> float:
 
 @lru_cache(maxsize=1 << 16)
 def _log_mgf(kind: Dominated, spacing: float, direction: int, sign: int, j: int) -> float:
-    """Returns log E[exp(s L); L finite] of one step at s = sign 2^j."""
+    """Return log E[exp(s L); L finite] of one step at s = sign 2^j."""
     pmf = mechanism_pmfs(kind, spacing)[direction]
     exponent = pmf.log_mass + (sign * 2.0**j * spacing) * np.arange(
         pmf.first, pmf.first + pmf.mass.size
@@ -291,7 +291,7 @@ class _Tail(NamedTuple):
     missing: float
 
     def mixed(self, coarse: "_Tail", share: float) -> "_Tail":
-        """Returns the mixture with `share` of a loss on the grid of twice the spacing.
+        """Return the mixture with `share` of a loss on the grid of twice the spacing.
 
         delta is linear in the masses, so a mixture of bounds is a bound.
         """
@@ -311,14 +311,14 @@ def _curves(tails: list[_Tail]) -> tuple[DeltaCurve, DeltaCurve]:
     return remove, add
 
 
-def _profile(steps: Steps, spacing: float, windows: list[tuple[int, int]]) -> list[_Tail]:
+def _profile(steps: _Steps, spacing: float, windows: list[tuple[int, int]]) -> list[_Tail]:
     remove = _compose(steps, spacing, 0, *windows[0])
     alike = all(len(set(map(id, mechanism_pmfs(kind, spacing)))) == 1 for kind, _ in steps)
     return [remove, remove if alike else _compose(steps, spacing, 1, *windows[1])]
 
 
-def _compose(steps: Steps, spacing: float, direction: int, low: int, high: int) -> _Tail:
-    """Returns the composed loss, computed on the circle of grid points low..high.
+def _compose(steps: _Steps, spacing: float, direction: int, low: int, high: int) -> _Tail:
+    """Return the composed loss, computed on the circle of grid points low..high.
 
     What lies above the window wraps around to its low end and is added back; what lies below
     wraps around to the high end, where it only makes delta larger.
@@ -338,7 +338,7 @@ def _compose(steps: Steps, spacing: float, direction: int, low: int, high: int) 
 
 
 def _rounding(circle: Floats, total: int) -> float:
-    """Returns a bound on the summed rounding errors of a pmf composed of `total` losses by FFT.
+    """Return a bound on the summed rounding errors of a pmf composed of `total` losses by FFT.
 
     An FFT errs by a few eps in the 2-norm, and a power of a spectrum by eps times the exponent.
     """
@@ -347,7 +347,7 @@ def _rounding(circle: Floats, total: int) -> float:
 
 
 def _fft_size(points: int) -> int:
-    """Returns a size >= points that is 2^k or 3 2^k: fast, and few, so that spectra are reused."""
+    """Return a size >= points that is 2^k or 3 2^k: fast, and few, so that spectra are reused."""
     power = 1 << max(4, (points - 1).bit_length())
     return 3 * power // 4 if points <= 3 * power // 4 else power
 
@@ -358,14 +358,14 @@ def _array_bytes(array: NDArray[np.complex128]) -> int:
 
 @cached_by_bytes(_CACHE_BYTES, _array_bytes)
 def _spectrum(kind: Dominated, spacing: float, direction: int, size: int) -> NDArray[np.complex128]:
-    """Returns the FFT of one step's pmf, laid on a circle of `size` grid points."""
+    """Return the FFT of one step's pmf, laid on a circle of `size` grid points."""
     pmf: LossPmf = mechanism_pmfs(kind, spacing)[direction]
     places = np.arange(pmf.first, pmf.first + pmf.mass.size) % size
     return np.fft.rfft(np.bincount(places, weights=pmf.mass, minlength=size))
 
 
 def _power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
-    """Returns base**exponent by squaring, which is faster and more exact than complex pow."""
+    """Return base**exponent by squaring, which is faster and more exact than complex pow."""
     result = None
     while True:
         if exponent & 1:

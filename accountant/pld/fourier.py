@@ -4,23 +4,21 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import fft
 
-Floats = NDArray[np.float64]
-Complexes = NDArray[np.complex128]
+from fedsim.accountant.arrays import Complexes, Floats
 
 _DROPPED = 60.0  # a term below e^-60 = 9e-27 is nothing beside rounding
 
 
 def fft_size(points: int) -> int:
-    """Returns the least size >= points for which a real FFT is fast."""
+    """Return the least size >= points for which a real FFT is fast."""
     size: Any = fft.next_fast_len(points, real=True)  # its stub says None
     return size
 
 
 def power(spectrum: Complexes, exponent: int) -> Complexes:
-    """Returns spectrum**exponent; terms below e^-60 become 0.
+    """Return spectrum**exponent; terms below e^-60 become 0.
 
     By squaring, which is faster and more exact than the complex power. Of a smooth distribution
     composed many times hardly a frequency is left, so most terms need not be computed at all.
@@ -37,7 +35,7 @@ def power(spectrum: Complexes, exponent: int) -> Complexes:
 
 
 def circular(spectrum: Complexes, size: int, total: int) -> tuple[Floats, float]:
-    """Returns the distribution with that spectrum and a bound on its summed rounding errors.
+    """Return the distribution with that spectrum and a bound on its summed rounding errors.
 
     An FFT errs by a few eps in the 2-norm, and a power of a spectrum by eps times the exponent.
 

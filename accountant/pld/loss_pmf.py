@@ -35,9 +35,9 @@ from functools import lru_cache
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from fedsim.accountant.arrays import Floats
 from fedsim.accountant.cache import cached_by_bytes
 from fedsim.accountant.composition import (
     Approximate,
@@ -45,8 +45,6 @@ from fedsim.accountant.composition import (
     ReplacedGaussian,
     SampledGaussian,
 )
-
-Floats = NDArray[np.float64]
 
 MAX_CELLS = 1 << 20
 _CACHE_BYTES = 128 << 20  # a step at the finest grids has 32 MB
@@ -74,7 +72,7 @@ class LossPmf:
 
     @classmethod
     def of(cls, first: int, mass: Floats, infinite: float) -> Self:
-        """Returns the pmf, with the last rounding error in its total removed."""
+        """Return the pmf, with the last rounding error in its total removed."""
         mass *= (1.0 - infinite) / mass.sum()
         mass.setflags(write=False)
         with np.errstate(divide="ignore"):
@@ -82,13 +80,13 @@ class LossPmf:
 
 
 def loss_range(q: float, z: float) -> tuple[float, float]:
-    """Returns the losses of "remove" beyond which a step has less than 1e-20 of its mass."""
+    """Return the losses of "remove" beyond which a step has less than 1e-20 of its mass."""
     return _loss(float(q == 1.0) - _REACH * z, q, z), _loss(1.0 + _REACH * z, q, z)
 
 
 @lru_cache(maxsize=4096)
 def loss_variance(q: float, z: float) -> float:
-    """Returns the variance of the "remove" loss, to a few digits: it only steers the grid."""
+    """Return the variance of the "remove" loss, to a few digits: it only steers the grid."""
     x = np.linspace(-_REACH * z, 1.0 + _REACH * z, 2001)
     if z < 1e-3:  # two narrow bumps that the grid would miss
         return 1.0 / z / z
@@ -106,7 +104,7 @@ def _pmf_bytes(pmfs: tuple[LossPmf, LossPmf]) -> int:
 
 @cached_by_bytes(_CACHE_BYTES, _pmf_bytes)
 def step_pmfs(q: float, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
-    """Returns the ("remove", "add") loss of one step with all masses rounded to `spacing`.
+    """Return the ("remove", "add") loss of one step with all masses rounded to `spacing`.
 
     Guarantee: each pmf, taken as a privacy loss distribution, dominates its direction of the step:
     delta(epsilon) is nowhere below the true one, except by rounding (1e-15).
@@ -148,7 +146,7 @@ Dominated = SampledGaussian | ReplacedGaussian | FixedSizeGaussian | Approximate
 
 
 def mechanism_range(mechanism: Dominated) -> tuple[float, float]:
-    """Returns the losses beyond which a mechanism has less than 1e-20 of its mass."""
+    """Return the losses beyond which a mechanism has less than 1e-20 of its mass."""
     match mechanism:
         case SampledGaussian():
             return loss_range(*mechanism)
@@ -164,7 +162,7 @@ def mechanism_range(mechanism: Dominated) -> tuple[float, float]:
 
 
 def mechanism_variance(mechanism: Dominated) -> float:
-    """Returns the variance of the loss, roughly: it only steers the grid."""
+    """Return the variance of the loss, roughly: it only steers the grid."""
     match mechanism:
         case SampledGaussian():
             return loss_variance(*mechanism)
@@ -178,7 +176,7 @@ def mechanism_variance(mechanism: Dominated) -> float:
 
 
 def mechanism_pmfs(mechanism: Dominated, spacing: float) -> tuple[LossPmf, LossPmf]:
-    """Returns the loss in both directions; guarantee and `spacing` as `step_pmfs`."""
+    """Return the loss in both directions; guarantee and `spacing` as `step_pmfs`."""
     if isinstance(mechanism, SampledGaussian):
         return step_pmfs(*mechanism, spacing)
     pmf = _mirrored_pmf(mechanism, spacing)
@@ -209,7 +207,7 @@ def _mirrored_pmf(
 
 
 def _mirrored(positive: Floats, infinite: float, spacing: float) -> LossPmf:
-    """Returns the pmf of a pair that is its own mirror image, from its masses at losses > 0.
+    """Return the pmf of a pair that is its own mirror image, from its masses at losses > 0.
 
     P has at -l what Q has at l, e^-l times the mass of P there; the rest is at 0, where it also
     takes what the mirror image of `infinite` would put below every loss.
@@ -221,7 +219,7 @@ def _mirrored(positive: Floats, infinite: float, spacing: float) -> LossPmf:
 
 
 def _replaced_masses(q: float, z: float, spacing: float) -> tuple[Floats, float]:
-    """Returns the masses at the positive grid points, and that beyond, of `ReplacedGaussian`."""
+    """Return the masses at the positive grid points, and that beyond, of `ReplacedGaussian`."""
     last = math.ceil(mechanism_range(ReplacedGaussian(q, z))[1] / spacing)
     epsilon = spacing * np.arange(last + 1, dtype=np.float64)
     x = _replaced_position(epsilon, q, z)
@@ -233,7 +231,7 @@ def _replaced_masses(q: float, z: float, spacing: float) -> tuple[Floats, float]
 
 
 def _replaced_position(epsilon: Floats, q: float, z: float) -> Floats:
-    """Returns x with loss epsilon >= 0.
+    """Return x with loss epsilon >= 0.
 
     w = e^(x/z^2) solves k w^2 - b w - e^epsilon k = 0 with b = (1-q) (e^epsilon - 1) and
     k = q e^(-1/(2 z^2)), so it is (b + (b^2 + 4 k^2 e^epsilon)^(1/2)) / (2 k).
@@ -248,7 +246,7 @@ def _replaced_position(epsilon: Floats, q: float, z: float) -> Floats:
 
 
 def _replaced_cell_parts(x: Floats, epsilon: Floats, q: float, z: float) -> tuple[Floats, Floats]:
-    """Returns e^b Q_c - P_c and P_c - e^a Q_c of every cell [a, b], as `_cell_parts`."""
+    """Return e^b Q_c - P_c and P_c - e^a Q_c of every cell [a, b], as `_cell_parts`."""
     xa, xb = x[:-1], x[1:]
     narrow = (xb - xa) < 0.5 * z * min(1.0, z)
     to_low, to_high = np.empty_like(xa), np.empty_like(xa)
@@ -269,19 +267,19 @@ def _replaced_cell_parts(x: Floats, epsilon: Floats, q: float, z: float) -> tupl
 def _narrow_replaced(
     xa: Floats, xb: Floats, epsilon: Floats, q: float, z: float
 ) -> tuple[Floats, Floats]:
-    """Returns the parts of narrow cells by Gauss's rule, with e^loss - e^a and e^b - e^loss."""
+    """Return the parts of narrow cells by Gauss's rule, with e^loss - e^a and e^b - e^loss."""
     half = 0.5 * (xb - xa)
     low, high = np.zeros_like(xa), np.zeros_like(xa)
 
     def share(x: Floats, sign: float) -> Floats:
-        """Returns q N(sign) / ((1-q) N(0) + q N(sign)) at x."""
+        """Return q N(sign) / ((1-q) N(0) + q N(sign)) at x."""
         tilt = (sign * x - 0.5) / z / z
         return np.exp(math.log(q) + tilt - _log_ratio(tilt, q))
 
     share_p, share_q = share(xa, 1.0), share(xa, -1.0)
 
     def rise_to(x: Floats) -> Floats:
-        """Returns the loss at x minus that at xa: two terms >= 0, so nothing cancels."""
+        """Return the loss at x minus that at xa: two terms >= 0, so nothing cancels."""
         move = (x - xa) / z / z
         return np.log1p(share_p * np.expm1(move)) - np.log1p(share_q * np.expm1(-move))
 
@@ -298,7 +296,7 @@ def _narrow_replaced(
 
 
 def _two_point_masses(epsilon: float, delta: float, spacing: float) -> tuple[Floats, float]:
-    """Returns the masses at positive grid points, and that at infinity, of (epsilon, delta)-DP.
+    """Return the masses at positive grid points, and that at infinity, of (epsilon, delta)-DP.
 
     The dominating pair is infinite with probability delta, else epsilon or -epsilon with odds
     e^epsilon : 1 (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776); epsilon is split between its
@@ -320,7 +318,7 @@ def _loss(x: float, q: float, z: float) -> float:
 
 
 def _log_ratio(t: Floats, q: float) -> Floats:
-    """Returns log(1 - q + q e^t)."""
+    """Return log(1 - q + q e^t)."""
     if q == 1.0:
         return t
     lowest = -np.inf if q < 0.5 else -0.5  # below it log1p would cancel
@@ -332,7 +330,7 @@ def _log_ratio(t: Floats, q: float) -> Floats:
 
 
 def _log_tilt(epsilon: Floats, q: float) -> Floats:
-    """Returns t with log(1 - q + q e^t) = epsilon, -inf where epsilon is below every loss."""
+    """Return t with log(1 - q + q e^t) = epsilon, -inf where epsilon is below every loss."""
     if q == 1.0:
         return epsilon
     with np.errstate(divide="ignore"):
@@ -343,12 +341,12 @@ def _log_tilt(epsilon: Floats, q: float) -> Floats:
 
 
 def _tilt_below(epsilon: float, q: float) -> float:
-    """Returns (e^epsilon - (1 - q)) / q, for q near 0 and near 1 without cancelling twice."""
+    """Return (e^epsilon - (1 - q)) / q, for q near 0 and near 1 without cancelling twice."""
     return (math.expm1(epsilon) + q if q < 0.5 else math.exp(epsilon) - (1.0 - q)) / q
 
 
 def _cell_parts(x: Floats, t: Floats, lowest: float, q: float, z: float) -> tuple[Floats, Floats]:
-    """Returns e^b Q_c - P_c and P_c - e^a Q_c of every cell [a, b], to full relative precision.
+    """Return e^b Q_c - P_c and P_c - e^a Q_c of every cell [a, b], to full relative precision.
 
     With e^a = 1 - q + q e^ta they are q times the integrals over the cell of mu0 (e^tb - e^t) and
     mu0 (e^t - e^ta). Narrow cells, where differences would cancel, are integrated by Gauss's rule;
@@ -394,11 +392,11 @@ def _wide_cells(
 
 
 def _normal_mass(a: Floats, b: Floats) -> Floats:
-    """Returns the standard normal mass of [a, b], from whichever tail keeps its digits."""
+    """Return the standard normal mass of [a, b], from whichever tail keeps its digits."""
     flip = a > 0
     return ndtr(np.where(flip, -a, b)) - ndtr(np.where(flip, -b, a))
 
 
 def _mixture_below(x: float, q: float, z: float, sign: float = 1.0) -> float:
-    """Returns the mass of (1-q) N(0, z^2) + q N(sign, z^2) below x."""
+    """Return the mass of (1-q) N(0, z^2) + q N(sign, z^2) below x."""
     return float((1.0 - q) * ndtr(x / z) + q * ndtr((x - sign) / z))

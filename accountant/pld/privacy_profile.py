@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from fedsim.accountant.arrays import Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +34,7 @@ class DeltaCurve:
 
     @classmethod
     def of(cls, first: int, spacing: float, pmf: Floats, missing: float) -> Self:
-        """Returns the curve of the loss with P[L = (first + j) * spacing] = pmf[j] >= 0."""
+        """Return the curve of the loss with P[L = (first + j) * spacing] = pmf[j] >= 0."""
         backwards = pmf[::-1]
         mass = np.cumsum(backwards)[::-1]  # from the tail: the small numbers first
         discounted = _discounted(backwards, spacing)[::-1]
@@ -50,7 +49,7 @@ class DeltaCurve:
         return self.mass.nbytes + self.discounted.nbytes + self.at_points.nbytes
 
     def delta(self, epsilon: float) -> float:
-        """Returns delta at `epsilon` >= 0."""
+        """Return delta at `epsilon` >= 0."""
         j = max(0, math.floor(epsilon / self.spacing) + 1 - self.first)  # first point above it
         if j >= self.mass.size:
             return min(1.0, self.missing)
@@ -58,7 +57,7 @@ class DeltaCurve:
         return min(1.0, max(0.0, self.mass[j] - gap * self.discounted[j]) + self.missing)
 
     def epsilon(self, delta: float) -> float:
-        """Returns the least epsilon >= 0 with delta(epsilon) <= `delta`; infinity if none has."""
+        """Return the least epsilon >= 0 with delta(epsilon) <= `delta`; infinity if none has."""
         left = delta - self.missing
         if left <= 0.0:
             return math.inf
@@ -73,7 +72,7 @@ class DeltaCurve:
 
 
 def _discounted(values: Floats, spacing: float) -> Floats:
-    """Returns y with y[j] = values[j] + e^-spacing y[j - 1], for values >= 0.
+    """Return y with y[j] = values[j] + e^-spacing y[j - 1], for values >= 0.
 
     A run of values is a cumulative sum of e^(j spacing) values[j], scaled back. All terms are
     positive, so no digits are lost: the relative error is that of a sum and of an exponential.
@@ -101,16 +100,16 @@ class PrivacyProfile:
     directions: tuple[DeltaCurve, DeltaCurve]
 
     @property
-    def resolved(self) -> float:
+    def resolution(self) -> float:
         """The delta below which the constants added for rounding become noticeable."""
         return 10.0 * max(curve.missing for curve in self.directions)
 
     def delta(self, epsilon: float) -> float:
-        """Returns delta at `epsilon` >= 0."""
+        """Return delta at `epsilon` >= 0."""
         return max(curve.delta(epsilon) for curve in self.directions)
 
     def epsilon(self, delta: float) -> float:
-        """Returns the least epsilon >= 0 at `delta`; infinity if there is none."""
+        """Return the least epsilon >= 0 at `delta`; infinity if there is none."""
         return max(curve.epsilon(delta) for curve in self.directions)
 
 

@@ -21,18 +21,16 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.accountant import checks
+from fedsim.accountant.arrays import Complexes, Floats
 from fedsim.accountant.composition import SampledGaussian
 from fedsim.accountant.rdp.conversion import delta_from_rdp, epsilon_from_rdp
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 from fedsim.accountant.rdp.table import rdp_table
 from fedsim.core.errors import FedsimError
 
-Floats = NDArray[np.float64]
-Complexes = NDArray[np.complex128]
-Steps = Mapping[SampledGaussian, int]
+_Steps = Mapping[SampledGaussian, int]
 
 _AGREEMENT = 1e-9  # of log delta, between one resolution and twice that
 _CONDITION = 1e-5  # least |sum| / sum of moduli: 1e-16 of rounding becomes 1e-11
@@ -48,8 +46,8 @@ class InversionError(FedsimError, ArithmeticError):
     """The inversion cannot be trusted for this composition; use the PLD accountant."""
 
 
-def near_exact_delta(steps: Steps, epsilon: float) -> float:
-    """Returns an estimate of delta at `epsilon`, usually good to 9 digits; not a bound.
+def near_exact_delta(steps: _Steps, epsilon: float) -> float:
+    """Return an estimate of delta at `epsilon`, usually good to 9 digits; not a bound.
 
     Args:
         steps: how often each mechanism runs; not empty, counts >= 1, zero-out or add-remove.
@@ -66,8 +64,8 @@ def near_exact_delta(steps: Steps, epsilon: float) -> float:
     return math.exp(_larger(remove, _Transform(steps, "add"), epsilon, order))
 
 
-def near_exact_epsilon(steps: Steps, delta: float) -> float:
-    """Returns an estimate of epsilon at `delta`, usually good to 9 digits; not a bound.
+def near_exact_epsilon(steps: _Steps, delta: float) -> float:
+    """Return an estimate of epsilon at `delta`, usually good to 9 digits; not a bound.
 
     Args:
         steps: how often each mechanism runs; not empty, counts >= 1, zero-out or add-remove.
@@ -117,11 +115,11 @@ class _Transform:
     "remove" is log E_mu0[r^(s+1)], "add" log E_mu0[r^-s], in the notation of `rdp`.
     """
 
-    steps: Steps
+    steps: _Steps
     direction: Literal["remove", "add"]
 
     def __call__(self, s: Complexes, refinement: int = 1) -> tuple[Complexes, int]:
-        """Returns K at every s and how many exponentials it took."""
+        """Return K at every s and how many exponentials it took."""
         powers = s + 1.0 if self.direction == "remove" else -s
         total, work = np.zeros(s.shape, dtype=np.complex128), 0
         for (q, z), count in self.steps.items():
@@ -138,7 +136,7 @@ class _Transform:
 
 
 def _nodes(q: float, z: float, powers: Complexes, refinement: int) -> tuple[Floats, Floats]:
-    """Returns log weights and log r at the nodes of E_mu0[r^power] for all the powers.
+    """Return log weights and log r at the nodes of E_mu0[r^power] for all the powers.
 
     r^(iy) has frequencies up to y / z^2, the Gaussian up to about 9 / z; r vanishes pi z^2 off
     the real axis.
@@ -156,21 +154,21 @@ def _nodes(q: float, z: float, powers: Complexes, refinement: int) -> tuple[Floa
     return log_weight, log_r
 
 
-def _rdp(steps: Steps) -> Floats:
+def _rdp(steps: _Steps) -> Floats:
     if not steps or not all(isinstance(kind, SampledGaussian) for kind in steps):
         raise ValueError(f"steps must map SampledGaussian to counts, got {dict(steps)!r}")
     return np.array(list(steps.values())) @ rdp_table(list(steps), DEFAULT_ORDERS)
 
 
 def _larger(remove: _Value, add: _Transform, epsilon: float, order: float) -> float:
-    """Returns the larger log delta; that of "add" is not computed if its bound is smaller."""
+    """Return the larger log delta; that of "add" is not computed if its bound is smaller."""
     if _saddle(add, epsilon, order).log_bound < remove.log_delta:
         return remove.log_delta
     return max(remove.log_delta, _value(add, epsilon, order).log_delta)
 
 
 def _solve(transform: _Transform, log_delta: float, epsilon: float, order: float) -> float:
-    """Returns epsilon at the wanted log delta by Newton's method; 0 if delta(0) is smaller."""
+    """Return epsilon at the wanted log delta by Newton's method; 0 if delta(0) is smaller."""
     error = math.nan
     for refinement in _REFINEMENTS:
         epsilon = _newton(transform, log_delta, epsilon, order, refinement)
@@ -195,7 +193,7 @@ def _newton(
 
 
 def _value(transform: _Transform, epsilon: float, order: float) -> _Value:
-    """Returns log delta of one direction after all checks."""
+    """Return log delta of one direction after all checks."""
     saddle = _saddle(transform, epsilon, order)
     coarse = _invert(transform, epsilon, saddle, 1)
     for refinement in _REFINEMENTS:
@@ -207,7 +205,7 @@ def _value(transform: _Transform, epsilon: float, order: float) -> _Value:
 
 
 def _saddle(transform: _Transform, epsilon: float, order: float) -> _Saddle:
-    """Returns the saddle point, near the Rényi order that is best at this epsilon or delta."""
+    """Return the saddle point, near the Rényi order that is best at this epsilon or delta."""
 
     def heights(points: Floats) -> Floats:
         return transform(points.astype(np.complex128))[0].real - points * epsilon
@@ -228,7 +226,7 @@ def _saddle(transform: _Transform, epsilon: float, order: float) -> _Saddle:
 
 
 def _invert(transform: _Transform, epsilon: float, saddle: _Saddle, refinement: int) -> _Value:
-    """Returns the integral along the contour by the trapezoid rule.
+    """Return the integral along the contour by the trapezoid rule.
 
     The rule returns the sum over k of delta(epsilon + k p) exp(k c p) with p = 2 pi / step: the
     negative k add at most exp(-c p), the positive ones exp(-2 pi^2 (width / step)^2) where the

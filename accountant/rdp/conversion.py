@@ -14,17 +14,15 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.accountant import checks
-
-Floats = NDArray[np.float64]
+from fedsim.accountant.arrays import Floats
 
 ConversionName = Literal["tight", "mironov"]
 
 
-def checked_conversion(value: str) -> ConversionName:
-    """Returns `value`; raises ValueError if no conversion has that name."""
+def check_conversion(value: str) -> ConversionName:
+    """Return `value`; raises ValueError if no conversion has that name."""
     names: tuple[ConversionName, ...] = get_args(ConversionName)
     if value not in names:
         raise ValueError(f"conversion must be one of {list(names)}, got {value!r}")
@@ -38,7 +36,7 @@ def epsilon_from_rdp(
     conversion: ConversionName = "tight",
     leak: float = 0.0,
 ) -> tuple[float, float]:
-    """Returns (epsilon, the order that gave it).
+    """Return (epsilon, the order that gave it).
 
     Guarantee: a mechanism that is (orders[i], rdp[i])-RDP for every i, but for an event of
     probability `leak`, is (epsilon, delta)-DP.
@@ -62,7 +60,7 @@ def epsilon_from_rdp(
     if delta <= leak:
         return math.inf, float(alphas[least])
     left = (delta - leak) / (1.0 - leak)
-    if checked_conversion(conversion) == "mironov":
+    if check_conversion(conversion) == "mironov":
         epsilons = values - math.log(left) / (alphas - 1.0)
     elif left >= _total_variation(float(values[least])):
         return 0.0, float(alphas[least])
@@ -81,7 +79,7 @@ def delta_from_rdp(
     conversion: ConversionName = "tight",
     leak: float = 0.0,
 ) -> tuple[float, float]:
-    """Returns (delta, the order that gave it), the inverse of `epsilon_from_rdp`.
+    """Return (delta, the order that gave it), the inverse of `epsilon_from_rdp`.
 
     Guarantee: a mechanism that is (orders[i], rdp[i])-RDP for every i, but for an event of
     probability `leak`, is (epsilon, delta)-DP.
@@ -101,7 +99,7 @@ def delta_from_rdp(
     epsilon = checks.non_negative("epsilon", epsilon)
     log_deltas = (alphas - 1.0) * (values - epsilon)
     total_variation = 1.0
-    if checked_conversion(conversion) == "tight":
+    if check_conversion(conversion) == "tight":
         log_deltas += alphas * np.log1p(-1.0 / alphas) - np.log(alphas - 1.0)
         total_variation = _total_variation(float(values.min()))
     best = int(np.argmin(log_deltas))

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.accountant.arrays import Floats
 from fedsim.accountant.composition import (
     AllocatedGaussian,
     Approximate,
@@ -20,13 +20,11 @@ from fedsim.accountant.composition import (
 from fedsim.accountant.rdp.poisson import rdp_replaced_gaussian, rdp_sampled_gaussian
 from fedsim.accountant.rdp.random_allocation import rdp_random_allocation
 from fedsim.accountant.rdp.selection import rdp_repeat_and_select
-from fedsim.accountant.rdp.without_replacement import wor_rdp
-
-Floats = NDArray[np.float64]
+from fedsim.accountant.rdp.without_replacement import rdp_without_replacement
 
 
 def total_rdp(steps: Iterable[tuple[Mechanism, int]], orders: tuple[float, ...]) -> Floats:
-    """Returns the RDP of all steps together; what `leak` says is not covered by it."""
+    """Return the RDP of all steps together; what `leak` says is not covered by it."""
     total = np.zeros(len(orders))
     for mechanism, count in steps:
         total += count * mechanism_rdp(mechanism, orders)
@@ -34,7 +32,7 @@ def total_rdp(steps: Iterable[tuple[Mechanism, int]], orders: tuple[float, ...])
 
 
 def leak(steps: Iterable[tuple[Mechanism, int]]) -> float:
-    """Returns the probability that some `Approximate` step reveals everything.
+    """Return the probability that some `Approximate` step reveals everything.
 
     An (epsilon, delta)-DP release is dominated by one that reveals everything with probability
     delta and is epsilon-DP otherwise (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, Theorem 3.4's
@@ -49,7 +47,7 @@ def leak(steps: Iterable[tuple[Mechanism, int]]) -> float:
 
 
 def mechanism_rdp(mechanism: Mechanism, orders: tuple[float, ...]) -> Floats:
-    """Returns the RDP of one mechanism, read-only, one value per order (checked already)."""
+    """Return the RDP of one mechanism, read-only, one value per order (checked already)."""
     match mechanism:
         case SampledGaussian():
             return rdp_sampled_gaussian(*mechanism, orders)
@@ -67,7 +65,9 @@ def mechanism_rdp(mechanism: Mechanism, orders: tuple[float, ...]) -> Floats:
 def _cached(mechanism: Mechanism, orders: tuple[float, ...]) -> Floats:
     match mechanism:
         case FixedSizeGaussian():
-            curve = wor_rdp(mechanism.sampling_rate, mechanism.noise_multiplier, orders)
+            curve = rdp_without_replacement(
+                mechanism.sampling_rate, mechanism.noise_multiplier, orders
+            )
         case Concentrated():
             curve = mechanism.rho * np.array(orders)
         case Approximate():
@@ -82,7 +82,7 @@ def _cached(mechanism: Mechanism, orders: tuple[float, ...]) -> Floats:
 
 
 def _pure_rdp(epsilon: float, alphas: Floats) -> Floats:
-    """Returns the RDP of any epsilon-DP mechanism: that of randomised response.
+    """Return the RDP of any epsilon-DP mechanism: that of randomised response.
 
     It is the pair of losses +-epsilon with probability 1 / (1 + e^-+epsilon), which dominates every
     epsilon-DP pair: log((e^(a e) + e^((1-a) e)) / (1 + e^e)) / (a - 1). At most epsilon, and at

@@ -1,13 +1,12 @@
 """Log moments between whole orders: an upper bound by their convexity."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from fedsim.accountant.arrays import Floats
 
 
 def interpolate_log_moments(whole_orders: Floats, moments: Floats, orders: Floats) -> Floats:
-    """Returns the chord between the log moments at the whole orders around each order.
+    """Return the chord between the log moments at the whole orders around each order.
 
     Args:
         whole_orders: increasing whole numbers >= 2; must contain floor and ceil of every order

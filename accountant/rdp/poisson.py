@@ -16,14 +16,12 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
 from fedsim.accountant import checks
+from fedsim.accountant.arrays import Floats
 from fedsim.accountant.cache import cached_by_bytes
-from fedsim.accountant.rdp.poisson_batch import covers, rdp_curves
-
-Floats = NDArray[np.float64]
+from fedsim.accountant.rdp.poisson_batch import is_supported, rdp_curves
 
 # Fine below 2, where the best order lies once epsilon is above 15; long, because it lies above
 # 64 once epsilon is below 0.3.
@@ -49,7 +47,7 @@ def rdp_sampled_gaussian(
     noise_multiplier: float,
     orders: Sequence[float] = DEFAULT_ORDERS,
 ) -> Floats:
-    """Returns the RDP of one Poisson-sampled Gaussian step, read-only, one value per order.
+    """Return the RDP of one Poisson-sampled Gaussian step, read-only, one value per order.
 
     Guarantee: the step is (alpha, value)-RDP under zero-out and add-remove adjacency, each
     example moving the sum by at most 1 in L2 norm before noise of standard deviation z.
@@ -69,7 +67,7 @@ def rdp_sampled_gaussian(
     """
     q = checks.probability("sampling_rate", sampling_rate)
     z = checks.non_negative("noise_multiplier", noise_multiplier)
-    return _curve(q, z, checked_orders(tuple(orders)))
+    return _curve(q, z, check_orders(tuple(orders)))
 
 
 def rdp_replaced_gaussian(
@@ -77,7 +75,7 @@ def rdp_replaced_gaussian(
     noise_multiplier: float,
     orders: Sequence[float] = DEFAULT_ORDERS,
 ) -> Floats:
-    """Returns the RDP of one Poisson-sampled Gaussian step under REPLACE-ONE adjacency, read-only.
+    """Return the RDP of one Poisson-sampled Gaussian step under REPLACE-ONE adjacency, read-only.
 
     Guarantee: the step is (alpha, value)-RDP if one example, clipped to norm C, is replaced by
     another, for noise of standard deviation z C.
@@ -94,7 +92,7 @@ def rdp_replaced_gaussian(
     """
     q = checks.probability("sampling_rate", sampling_rate)
     z = checks.non_negative("noise_multiplier", noise_multiplier)
-    return _replaced_curve(q, z, checked_orders(tuple(orders)))
+    return _replaced_curve(q, z, check_orders(tuple(orders)))
 
 
 @cached_by_bytes(_CACHE_BYTES, _array_bytes)
@@ -115,8 +113,8 @@ def _replaced_curve(q: float, z: float, orders: tuple[float, ...]) -> Floats:
 
 
 @lru_cache(maxsize=64)
-def checked_orders(orders: tuple[float, ...]) -> tuple[float, ...]:
-    """Returns the orders as floats.
+def check_orders(orders: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the orders as floats.
 
     Raises:
         ValueError: there are none, or one is not in (1, 65536].
@@ -134,7 +132,7 @@ def checked_orders(orders: tuple[float, ...]) -> tuple[float, ...]:
 def _curve(q: float, z: float, orders: tuple[float, ...]) -> Floats:
     alphas = np.array(orders)
     rates, noises = np.array([q]), np.array([z])
-    if covers(rates, noises, orders)[0]:
+    if is_supported(rates, noises, orders)[0]:
         curve = rdp_curves(rates, noises, orders)[0]
     elif q == 0.0:
         curve = np.zeros_like(alphas)
@@ -155,7 +153,7 @@ def _curve(q: float, z: float, orders: tuple[float, ...]) -> Floats:
 
 
 def _log_moments_whole(alphas: Floats, q: float, z: float) -> Floats:
-    """Returns log A at integer orders, from the binomial expansion of r^alpha.
+    """Return log A at integer orders, from the binomial expansion of r^alpha.
 
     A - 1 = sum over k >= 2 of C(alpha, k) (1-q)^(alpha-k) q^k expm1((k^2 - k) / (2 z^2)): the
     terms k = 0 and 1, and the "1" of each exponential, add up to exactly 1 and are left out.
@@ -186,7 +184,7 @@ def _log_expm1(x: Floats) -> Floats:
 
 
 def _log_moment_fractional(alpha: float, q: float, z: float) -> float:
-    """Returns log A by the trapezoid rule on mu0 (r^alpha - 1 - alpha (r - 1)) >= 0.
+    """Return log A by the trapezoid rule on mu0 (r^alpha - 1 - alpha (r - 1)) >= 0.
 
     E_mu0[r] = 1, so the integral is A - 1. The rule converges geometrically in the distance of
     the nearest singularity, r = 0, which lies pi z^2 off the real axis.
@@ -201,7 +199,7 @@ def _log_moment_fractional(alpha: float, q: float, z: float) -> float:
 
 
 def _log_moment_replaced(alpha: float, q: float, z: float) -> float:
-    """Returns log E_Q[(P/Q)^alpha], as `_log_moment_fractional`; the zeros of P and Q are alike."""
+    """Return log E_Q[(P/Q)^alpha], as `_log_moment_fractional`; the zeros of P and Q are alike."""
     corner = 0.5 + z * z * (math.log1p(-q) - math.log(q))
     log_excess = _log_integral(
         lambda x: _log_integrand_replaced(x, alpha, q, z),
@@ -222,7 +220,7 @@ def _log_integral(
     z: float,
     corners: Sequence[float],
 ) -> float | None:
-    """Returns the log of an integral of Gaussians of width z; None where it has too many nodes.
+    """Return the log of an integral of Gaussians of width z; None where it has too many nodes.
 
     Args:
         log_integrand: at each node.
@@ -247,7 +245,7 @@ def _log_integral(
 
 
 def _log_integrand_replaced(x: Floats, alpha: float, q: float, z: float) -> Floats:
-    """Returns log of Q(x) (r^alpha - 1 - alpha (r - 1)) with r = P/Q."""
+    """Return log of Q(x) (r^alpha - 1 - alpha (r - 1)) with r = P/Q."""
     up, down = (x - 0.5) / z / z, (-x - 0.5) / z / z  # log of N(1)/N(0) and of N(-1)/N(0)
     log_p, log_q = (np.logaddexp(math.log1p(-q), math.log(q) + tilt) for tilt in (up, down))
     # r - 1 = q (e^up - e^down) / (Q/mu0), without cancelling where they are alike.
@@ -261,7 +259,7 @@ def _log_integrand_replaced(x: Floats, alpha: float, q: float, z: float) -> Floa
 
 
 def _log_integrand(x: Floats, alpha: float, q: float, z: float) -> Floats:
-    """Returns log of mu0(x) (r^alpha - 1 - alpha (r - 1)), -inf where it is 0."""
+    """Return log of mu0(x) (r^alpha - 1 - alpha (r - 1)), -inf where it is 0."""
     exponent = (x - 0.5) / z / z
     u = q * np.expm1(np.minimum(exponent, 500.0))
     log_r = np.where(exponent < 500.0, np.log1p(u), math.log(q) + exponent)
@@ -270,7 +268,7 @@ def _log_integrand(x: Floats, alpha: float, q: float, z: float) -> Floats:
 
 
 def _log_bernoulli_gap(u: Floats, log_r: Floats, alpha: float) -> Floats:
-    """Returns log((1+u)^alpha - 1 - alpha u), with log_r = log1p(u), to full relative precision.
+    """Return log((1+u)^alpha - 1 - alpha u), with log_r = log1p(u), to full relative precision.
 
     In general it is log_r + log(expm1(b log_r) + b expm1(-log_r)) with b = alpha - 1, which
     depends on log_r only; where alpha u is small that cancels and the Taylor series takes over.

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-Floats = NDArray[np.float64]
+from fedsim.accountant.arrays import Floats
 
 _TAIL = 9.0  # standard deviations kept; the integrand is below 3e-18 of its peak beyond
 _LARGEST_EXPONENT = 680.0  # e^680 times anything that occurs here is finite
@@ -28,8 +28,8 @@ _NEAR = 0.3  # |exponent * log r| up to which the moment series is used ...
 _TERMS = 14  # ... with this many terms: the first one left out is 1e-16 of the sum
 
 
-def covers(rates: Floats, noises: Floats, orders: Sequence[float]) -> NDArray[np.bool_]:
-    """Returns for which mechanisms `rdp_curves` is valid: 0 < q < 1 and no product overflows.
+def is_supported(rates: Floats, noises: Floats, orders: Sequence[float]) -> NDArray[np.bool_]:
+    """Return for which mechanisms `rdp_curves` is valid: 0 < q < 1 and no product overflows.
 
     With the default orders this is every z between 0.5 and 1e6.
     """
@@ -44,13 +44,13 @@ def covers(rates: Floats, noises: Floats, orders: Sequence[float]) -> NDArray[np
 
 
 def rdp_curves(rates: Floats, noises: Floats, orders: Sequence[float]) -> Floats:
-    """Returns the RDP of Poisson-sampled Gaussians, one row per mechanism, one column per order.
+    """Return the RDP of Poisson-sampled Gaussians, one row per mechanism, one column per order.
 
     Guarantee: as `rdp.rdp_sampled_gaussian`; the values agree to 1e-12 relative.
 
     Args:
         rates: sampling rates q.
-        noises: noise multipliers z, as many; the pairs must be ones that `covers` approves.
+        noises: noise multipliers z, as many; `is_supported` must be true for all pairs.
         orders: Rényi orders > 1.
     """
     alphas = np.asarray(orders, dtype=np.float64)
@@ -59,20 +59,20 @@ def rdp_curves(rates: Floats, noises: Floats, orders: Sequence[float]) -> Floats
     if whole.any():
         log_a[:, whole] = _log_moments_whole(rates, noises, tuple(alphas[whole]))
     if not whole.all():
-        log_a[:, ~whole] = log_moments(rates, noises, alphas[~whole])
+        log_a[:, ~whole] = log_moment_table(rates, noises, alphas[~whole])
     unsampled = alphas * (0.5 / noises / noises)[:, None]  # sampling never hurts
     return np.minimum(unsampled, log_a / (alphas - 1.0))
 
 
-def log_moments(rates: Floats, noises: Floats, exponents: Floats) -> Floats:
-    """Returns log E_mu0[r^b], a row per mechanism, a column per exponent b, by quadrature.
+def log_moment_table(rates: Floats, noises: Floats, exponents: Floats) -> Floats:
+    """Return log E_mu0[r^b], a row per mechanism, a column per exponent b, by quadrature.
 
     b = alpha > 1 gives (alpha - 1) times the RDP of "remove", b = -s < 0 that of "add": the log
     moment generating function of its loss at s, since E_mu[(mu0/mu)^(s+1)] = E_mu0[r^-s].
 
     Args:
         rates: sampling rates q in (0, 1).
-        noises: noise multipliers z, as many; for b > 0 pairs that `covers` approves.
+        noises: noise multipliers z, as many; for b > 0 pairs for which `is_supported` is true.
         exponents: each below 0 or above 1; a negative one times log(1 - q) below 600.
     """
     least, most = float(exponents.min()), float(exponents.max())
@@ -96,7 +96,7 @@ def log_moments(rates: Floats, noises: Floats, exponents: Floats) -> Floats:
 
 
 def _excess(x: Floats, spacing: Floats, q: Floats, z: Floats, exponents: Floats) -> Floats:
-    """Returns A - 1, the integral of mu0 (r^b - 1 - b u), by the trapezoid rule at `x`.
+    """Return A - 1, the integral of mu0 (r^b - 1 - b u), by the trapezoid rule at `x`.
 
     Where log r is not small the integrand is r (expm1((b-1) log r) - (b-1) u / r). Where it is
     small that cancels, and the integrand is the Taylor series of expm1(b log r) - b log r, less
@@ -130,7 +130,7 @@ def _near_excess(weight: Floats, u: Floats, exponents: Floats) -> Floats:
 
 
 def _log_gap(u: Floats) -> Floats:
-    """Returns u - log(1 + u) for |u| < 0.4, to full relative precision.
+    """Return u - log(1 + u) for |u| < 0.4, to full relative precision.
 
     With w = u / (2 + u), log(1 + u) = 2 atanh(w), and u - 2 w = u w.
     """
@@ -164,7 +164,7 @@ def _binomials(orders: tuple[float, ...]) -> _Binomials:
 
 
 def _log_moments_whole(rates: Floats, noises: Floats, orders: tuple[float, ...]) -> Floats:
-    """Returns log A at integer orders: the sum of `rdp._log_moments_whole`, for all mechanisms."""
+    """Return log A at integer orders: the sum of `rdp._log_moments_whole`, for all mechanisms."""
     table = _binomials(orders)
     result = np.empty((rates.size, len(orders)))
     width = max(1, _ELEMENTS // table.k.size)

@@ -23,14 +23,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
 from fedsim.accountant import checks
+from fedsim.accountant.arrays import Floats
 from fedsim.accountant.rdp.log_moments import interpolate_log_moments
-from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, checked_orders
-
-Floats = NDArray[np.float64]
+from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, check_orders
 
 _LARGEST_ORDER = 256.0  # beyond it no amplification is claimed: the sums have order^2 terms
 _LEAST_NOISE, _MOST_NOISE = 0.2, 1e4  # outside, none is claimed either
@@ -42,7 +40,7 @@ _LOG_STEP = 0.05  # of the integral over log t: its integrand is entire with fea
 def rdp_random_allocation(
     batches: int, noise_multiplier: float, orders: Sequence[float] = DEFAULT_ORDERS
 ) -> Floats:
-    """Returns an RDP bound of one pass of random allocation, read-only, one value per order.
+    """Return an RDP bound of one pass of random allocation, read-only, one value per order.
 
     Guarantee: the pass is (alpha, value)-RDP under zero-out and add-remove adjacency; never more
     than one Gaussian release without amplification, alpha / (2 z^2).
@@ -61,7 +59,7 @@ def rdp_random_allocation(
     """
     count = checks.positive_whole_number("batches", batches)
     z = checks.non_negative("noise_multiplier", noise_multiplier)
-    return _curve(count, z, checked_orders(tuple(orders)))
+    return _curve(count, z, check_orders(tuple(orders)))
 
 
 @lru_cache(maxsize=1024)
@@ -83,7 +81,7 @@ def _curve(batches: int, z: float, orders: tuple[float, ...]) -> Floats:
 
 
 def _log_moments_removed(whole: Floats, batches: int, z: float) -> Floats:
-    """Returns log E[r^alpha] at the orders 2, 3, ... given.
+    """Return log E[r^alpha] at the orders 2, 3, ... given.
 
     The multinomial expansion gives E[r^alpha] = alpha! times the coefficient of x^alpha in the
     b-th power of the sum over k of c_k (x/b)^k / k!, c_k = E[r_i^k] = e^(k (k-1) / (2 z^2)). With
@@ -115,7 +113,7 @@ def _log_moments_removed(whole: Floats, batches: int, z: float) -> Floats:
 
 
 def _product(a: Floats, b: Floats) -> Floats:
-    """Returns the log coefficients of the product of two polynomials, cut to their length."""
+    """Return the log coefficients of the product of two polynomials, cut to their length."""
     size = a.size
     index = np.arange(size)[:, None] - np.arange(size)
     terms = np.where(index >= 0, a + b[np.maximum(index, 0)], -np.inf)
@@ -126,7 +124,7 @@ def _product(a: Floats, b: Floats) -> Floats:
 
 
 def _log_moments_added(alphas: Floats, batches: int, z: float) -> Floats:
-    """Returns log E[r^(1 - alpha)], or a bound on it, at any orders > 1.
+    """Return log E[r^(1 - alpha)], or a bound on it, at any orders > 1.
 
     With beta = alpha - 1, as the arithmetic mean r is at least the geometric mean, a bound is
     E[product of r_i^(-beta/b)] = exp(beta (beta/b + 1) / (2 z^2)). It serves where beta is so large
@@ -143,7 +141,7 @@ def _log_moments_added(alphas: Floats, batches: int, z: float) -> Floats:
 
 
 def _log_inverse_moments(beta: Floats, batches: int, z: float) -> Floats:
-    """Returns log E[r^-beta] for 0 < beta <= `_TILT` z b.
+    """Return log E[r^-beta] for 0 < beta <= `_TILT` z b.
 
     By Euler's integral for r^-beta, and as E[r] = 1,
     E[r^-beta] - 1 = 1/Gamma(beta) times the integral of t^(beta-1) (E[e^(-t r)] - e^-t) dt.
@@ -159,7 +157,7 @@ def _log_inverse_moments(beta: Floats, batches: int, z: float) -> Floats:
 
 
 def _log_laplace_excess(tau: Floats, batches: int, z: float) -> Floats:
-    """Returns log(E[e^(-t r)] - e^-t) at t = e^tau.
+    """Return log(E[e^(-t r)] - e^-t) at t = e^tau.
 
     E[e^(-t r)] = phi(t/b)^b with phi(s) = E[e^(-s r_1)]. Where it is close to e^-t the difference
     is e^-t ((1 + psi)^b - 1), psi = E[e^(-s (r_1 - 1)) - 1 + s (r_1 - 1)] >= 0.
@@ -179,7 +177,7 @@ def _log_laplace_excess(tau: Floats, batches: int, z: float) -> Floats:
 
 
 def _log_second_order(y: Floats) -> Floats:
-    """Returns log(e^-y - 1 + y), to full relative precision."""
+    """Return log(e^-y - 1 + y), to full relative precision."""
     near = np.abs(y) < 0.02
     small = np.where(near, y, 0.0)
     series = np.ones_like(y)

@@ -3,18 +3,16 @@
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.accountant import checks
+from fedsim.accountant.arrays import Floats
 from fedsim.accountant.rdp.conversion import delta_from_rdp
-
-Floats = NDArray[np.float64]
 
 
 def rdp_repeat_and_select(
     orders: tuple[float, ...], rdp: Floats, mean: float, shape: float | None
 ) -> Floats:
-    """Returns the RDP of running a mechanism K times and releasing the best result only.
+    """Return the RDP of running a mechanism K times and releasing the best result only.
 
     Guarantee: if one run is (orders[i], rdp[i])-RDP for every i, then the selection is
     (orders[i], value[i])-RDP, provided K is drawn independently of the data and stays secret.
@@ -53,7 +51,7 @@ def rdp_repeat_and_select(
 
 
 def log_inverse_gamma(mean: float, shape: float) -> float:
-    """Returns log(1/gamma) of the truncated negative binomial with this mean, to 1e-12, rounded up.
+    """Return log(1/gamma) of the truncated negative binomial with this mean, to 1e-12, rounded up.
 
     With y = log(1/gamma), E[K] = eta (e^y - 1) / (1 - e^(-eta y)), and (e^y - 1) / y for eta = 0
     (Definition 1); it rises with y. A larger y only raises the RDP bound.

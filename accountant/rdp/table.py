@@ -3,17 +3,15 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.accountant.arrays import Floats
 from fedsim.accountant.composition import Mechanism, SampledGaussian
 from fedsim.accountant.rdp.curves import mechanism_rdp
-from fedsim.accountant.rdp.poisson_batch import covers, rdp_curves
-
-Floats = NDArray[np.float64]
+from fedsim.accountant.rdp.poisson_batch import is_supported, rdp_curves
 
 
 def rdp_table(mechanisms: Sequence[Mechanism], orders: tuple[float, ...]) -> Floats:
-    """Returns the RDP of each mechanism, a row per mechanism, a column per order.
+    """Return the RDP of each mechanism, a row per mechanism, a column per order.
 
     Guarantee and values are those of `curves.mechanism_rdp`, to 1e-12 relative.
     """
@@ -21,7 +19,7 @@ def rdp_table(mechanisms: Sequence[Mechanism], orders: tuple[float, ...]) -> Flo
     sampled = [i for i, kind in enumerate(mechanisms) if isinstance(kind, SampledGaussian)]
     pairs = np.array([mechanisms[i] for i in sampled], dtype=np.float64).reshape(-1, 2)
     rates, noises = pairs.T
-    covered = covers(rates, noises, orders)
+    covered = is_supported(rates, noises, orders)
     batched = np.array(sampled, dtype=np.intp)[covered]
     table[batched] = rdp_curves(rates[covered], noises[covered], orders)
     for row in np.setdiff1d(np.arange(len(mechanisms)), batched):
@@ -32,7 +30,7 @@ def rdp_table(mechanisms: Sequence[Mechanism], orders: tuple[float, ...]) -> Flo
 def epsilons_from_rdp(
     orders: Sequence[float], rdp: Floats, delta: float, leaks: Floats | None = None
 ) -> Floats:
-    """Returns the epsilon of every row of `rdp`: `conversion.epsilon_from_rdp`, "tight", for many.
+    """Return the epsilon of every row of `rdp`: `conversion.epsilon_from_rdp`, "tight", for many.
 
     Args:
         orders: Rényi orders, each > 1.

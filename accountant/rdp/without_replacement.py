@@ -8,10 +8,12 @@ passing z to it is a common and large error.)
 Of n examples m are drawn without replacement, q = m/n. Zero-out and add-remove adjacency are NOT
 covered: other examples fill the place of the missing one. Four curves, in this order:
 
-    wor_rdp_lower <= wor_rdp <= wor_rdp_tightened <= wor_rdp_published
+    rdp_without_replacement_lower_bound <= rdp_without_replacement
+    <= rdp_without_replacement_tightened <= rdp_without_replacement_published
 
-Derivation of `wor_rdp`. Balle, Barthe, Gaboardi 2018 (arXiv:1807.01647), Theorem 9: for t >= 1 and
-any neighbours, in either order, the hockey-stick divergence of the sampled mechanism satisfies
+Derivation of `rdp_without_replacement`. Balle, Barthe, Gaboardi 2018 (arXiv:1807.01647),
+Theorem 9: for t >= 1 and any neighbours, in either order, the hockey-stick divergence of the
+sampled mechanism satisfies
     H_t <= q H_{1 + (t-1)/q}(N(1, z_r^2) || N(0, z_r^2)) = h(t).
 The right side equals H_t((1-q) N(0) + q N(1) || N(0)): take (p - t p0)_+ apart. Write X^a, for the
 likelihood ratio X = P/Q, as 1 + a (X-1) + the integral of a (a-1) t^(a-2) times (X - t)_+ over
@@ -29,16 +31,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
 from fedsim.accountant import checks
+from fedsim.accountant.arrays import Floats
 from fedsim.accountant.rdp.log_moments import interpolate_log_moments
-from fedsim.accountant.rdp.poisson import checked_orders, rdp_sampled_gaussian
+from fedsim.accountant.rdp.poisson import check_orders, rdp_sampled_gaussian
 
-Floats = NDArray[np.float64]
-
-# As many orders as the published sums are practical for; `wor_rdp` also takes larger ones.
+# At these orders the published sums are practical; `rdp_without_replacement` takes any order.
 WOR_ORDERS: tuple[float, ...] = tuple(float(order) for order in range(2, 65))
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
@@ -48,10 +48,10 @@ _MAX_TIGHTENED = 256  # beyond, only the published terms are summed, as in dp-ac
 _LEAST_NOISE = 1e-3  # below this z_r the bounds are those of the unsampled Gaussian
 
 
-def wor_rdp(
+def rdp_without_replacement(
     sampling_rate: float, noise_multiplier: float, orders: Sequence[float] = WOR_ORDERS
 ) -> Floats:
-    """Returns the tightest proven RDP bound of one step here, one value per order.
+    """Return the tightest proven RDP bound of one step here, one value per order.
 
     Guarantee: one step that draws m = q n of n examples without replacement and releases their
     clipped sum with noise z C is (order, value)-RDP if one example is REPLACED (see the module's
@@ -77,43 +77,43 @@ def wor_rdp(
     return np.minimum(gaussian, moments / (alphas - 1.0))
 
 
-def wor_rdp_published(
+def rdp_without_replacement_published(
     sampling_rate: float, noise_multiplier: float, orders: Sequence[float] = WOR_ORDERS
 ) -> Floats:
-    """Returns the bound of Wang, Balle, Kasiviswanathan 2019 (arXiv:1808.00087), Theorem 9.
+    """Return the bound of Wang, Balle, Kasiviswanathan 2019 (arXiv:1808.00087), Theorem 9.
 
     With e(j) = j / (2 z_r^2) and e(infinity) infinite, the log moment is log(1 + q^2 C(a, 2)
     min{4 (e^e(2) - 1), 2 e^e(2)} + sum over j >= 3 of 2 q^j C(a, j) e^((j-1) e(j))). As published
     it may exceed even the unsampled Gaussian for large q. Between whole orders it is interpolated
     (their Corollary 10).
 
-    Args, edge cases and errors: as `wor_rdp`.
+    Args, edge cases and errors: as `rdp_without_replacement`.
     """
     return _summed(sampling_rate, noise_multiplier, orders, tightened=False)
 
 
-def wor_rdp_tightened(
+def rdp_without_replacement_tightened(
     sampling_rate: float, noise_multiplier: float, orders: Sequence[float] = WOR_ORDERS
 ) -> Floats:
-    """Returns the same authors' tightened bound, Theorem 27; it is what dp-accounting computes.
+    """Return the same authors' tightened bound, Theorem 27; it is what dp-accounting computes.
 
     For j >= 3 the factor 2 e^((j-1) e(j)) becomes its minimum with 4 sqrt(B(2 floor(j/2))
     B(2 ceil(j/2))), where B(l) = |sum over i of (-1)^i C(l, i) e^(i (i-1) / (2 z_r^2))|. For even l
     that is E[(N(1)/N(0) - 1)^l] under N(0, z_r^2): it is integrated, since the sum cancels.
 
-    Args, edge cases and errors: as `wor_rdp`.
+    Args, edge cases and errors: as `rdp_without_replacement`.
     """
     return _summed(sampling_rate, noise_multiplier, orders, tightened=True)
 
 
-def wor_rdp_lower(
+def rdp_without_replacement_lower_bound(
     sampling_rate: float, noise_multiplier: float, orders: Sequence[float] = WOR_ORDERS
 ) -> Floats:
-    """Returns a LOWER bound of the worst case (same paper, Proposition 11). Not a guarantee.
+    """Return a LOWER bound of the worst case (same paper, Proposition 11). Not a guarantee.
 
     It is attained by examples that are all -C but for one +C: exactly the Poisson formula at z_r.
 
-    Args, edge cases and errors: as `wor_rdp`.
+    Args, edge cases and errors: as `rdp_without_replacement`.
     """
     q, z_r, alphas = _checked(sampling_rate, noise_multiplier, orders)
     return rdp_sampled_gaussian(q, z_r, tuple(alphas.tolist()))
@@ -126,7 +126,7 @@ def _checked(
     z = checks.non_negative("noise_multiplier", noise_multiplier)
     # Beyond these, less noise or more sampling is assumed: a bound, and no square underflows.
     z_r, q = min(0.5 * z, 1e50), max(q, 1e-100) if q else 0.0
-    return q, z_r, np.array(checked_orders(tuple(orders)))
+    return q, z_r, np.array(check_orders(tuple(orders)))
 
 
 def _gaussian_rdp(z_r: float, alphas: Floats) -> Floats:
@@ -141,7 +141,7 @@ def _log_sum(values: Floats) -> float:
 
 
 def _log_dominating_moment(order: float, q: float, z_r: float) -> float:
-    """Returns log of 1 + the integral over x > 1/2, by Gauss-Legendre on panels of width ~ z_r.
+    """Return log of 1 + the integral over x > 1/2, by Gauss-Legendre on panels of width ~ z_r.
 
     The integrand is a polynomial in Gaussians of width z_r; its nearest singularity, r = 0, lies
     pi z_r^2 off the real axis, more than three half-panels away.
@@ -171,7 +171,7 @@ def _log_integrand(x: Floats, order: float, q: float, z_r: float) -> Floats:
 
 
 def _log_gap(u: Floats, log_r: Floats, power: float) -> Floats:
-    """Returns log((1+u)^power - 1 - power u) for u >= 0 and power outside [0, 1]."""
+    """Return log((1+u)^power - 1 - power u) for u >= 0 and power outside [0, 1]."""
     near = u * max(abs(power) + 1.0, 2.0) < 1e-2
     small = np.where(near, u, 0.0)
     series = np.ones_like(u)
@@ -202,7 +202,7 @@ def _summed(
 
 
 def _log_moments(whole: Floats, q: float, z_r: float, tightened: bool) -> Floats:
-    """Returns the log moment at each whole order >= 2."""
+    """Return the log moment at each whole order >= 2."""
     result = np.empty_like(whole)
     sharp = _log_factors(int(min(whole.max(), _MAX_TIGHTENED)), z_r, tightened)
     plain = _log_factors(int(whole.max()), z_r, False) if whole.max() > _MAX_TIGHTENED else sharp
@@ -215,7 +215,7 @@ def _log_moments(whole: Floats, q: float, z_r: float, tightened: bool) -> Floats
 
 
 def _log_factors(largest: int, z_r: float, tightened: bool) -> Floats:
-    """Returns the log of what multiplies q^j C(a, j), for j = 2 ... largest."""
+    """Return the log of what multiplies q^j C(a, j), for j = 2 ... largest."""
     j = np.arange(2.0, largest + 1.0)
     inverse = 0.5 / z_r / z_r
     factors = math.log(2.0) + j * (j - 1.0) * inverse
@@ -231,7 +231,7 @@ def _log_factors(largest: int, z_r: float, tightened: bool) -> Floats:
 
 @lru_cache(maxsize=4096)
 def _log_even_moment(power: int, z_r: float) -> float:
-    """Returns log E[(e^L - 1)^power] under N(0, z_r^2), L = (x - 1/2) / z_r^2, for even powers.
+    """Return log E[(e^L - 1)^power] under N(0, z_r^2), L = (x - 1/2) / z_r^2, for even powers.
 
     The trapezoid rule; its error relative to sum C(l, i) e^(i (i-1) / (2 z_r^2)) is
     exp(-2 pi^2 z_r^2 / h^2), and h is taken small enough for the sum's cancellation.

@@ -15,18 +15,16 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
 from fedsim.accountant import checks
-
-Floats = NDArray[np.float64]
+from fedsim.accountant.arrays import Floats
 
 _BLOCK = 1 << 16  # outcomes of randomised response per block: bounds memory at any count
 
 
 def classical_gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
-    """Returns z = sqrt(2 ln(1.25/delta)) / epsilon, enough for ONE (epsilon, delta)-DP release.
+    """Return z = sqrt(2 ln(1.25/delta)) / epsilon, enough for ONE (epsilon, delta)-DP release.
 
     Guarantee: noise of standard deviation z times the L2 sensitivity makes one release
     (epsilon, delta)-DP (D&R Theorem A.1). It says nothing about several releases together.
@@ -52,7 +50,7 @@ def classical_gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 def subsample_amplification(
     epsilon: float, delta: float, sampling_rate: float
 ) -> tuple[float, float]:
-    """Returns (log(1 + q (e^epsilon - 1)), q delta), the guarantee after sampling at rate q.
+    """Return (log(1 + q (e^epsilon - 1)), q delta), the guarantee after sampling at rate q.
 
     Guarantee: holds for exactly two pairs of sampling and adjacency, with (epsilon, delta) stated
     for the same adjacency:
@@ -84,7 +82,7 @@ def subsample_amplification(
 
 
 def basic_composition(epsilons: Sequence[float], deltas: Sequence[float]) -> tuple[float, float]:
-    """Returns (sum of epsilons, sum of deltas, at most 1): D&R Theorem 3.16.
+    """Return (sum of epsilons, sum of deltas, at most 1): D&R Theorem 3.16.
 
     Guarantee: adaptive releases, each (epsilons[i], deltas[i])-DP, are jointly so.
 
@@ -105,7 +103,7 @@ def basic_composition(epsilons: Sequence[float], deltas: Sequence[float]) -> tup
 def advanced_composition(
     epsilon: float, delta: float, count: int, slack: float
 ) -> tuple[float, float]:
-    """Returns (eps sqrt(2 T ln(1/slack)) + T eps (e^eps - 1), T delta + slack).
+    """Return (eps sqrt(2 T ln(1/slack)) + T eps (e^eps - 1), T delta + slack).
 
     Guarantee: `count` = T adaptive releases, each (epsilon, delta)-DP, are jointly so (DRV; D&R
     Theorem 3.20). For large epsilon this is worse than `basic_composition`: the formula is given
@@ -127,7 +125,7 @@ def advanced_composition(
 
 
 def kov_composition(epsilon: float, delta: float, count: int, slack: float) -> tuple[float, float]:
-    """Returns the smallest of the three branches of KOV Theorem 3.4, with its delta.
+    """Return the smallest of the three branches of KOV Theorem 3.4, with its delta.
 
     With b = T eps (e^eps - 1)/(e^eps + 1): min{T eps; b + eps sqrt(2T ln(e + sqrt(T eps^2)/slack));
     b + eps sqrt(2T ln(1/slack))}, at delta 1 - (1 - delta)^T (1 - slack). The last branch alone,
@@ -148,7 +146,7 @@ def kov_composition(epsilon: float, delta: float, count: int, slack: float) -> t
 def optimal_composition_delta(
     epsilon: float, delta: float, count: int, target_epsilon: float
 ) -> float:
-    """Returns the smallest delta at which `count` such releases are jointly DP: KOV Theorem 3.3.
+    """Return the smallest delta at which `count` such releases are jointly DP: KOV Theorem 3.3.
 
     The worst mechanism is randomised response that keeps its answer with odds e^eps, repeated k
     times; with l flips the loss is (k - 2l) eps. So the part of delta that comes from epsilon is
@@ -173,7 +171,7 @@ def optimal_composition_delta(
 
 
 def optimal_composition(epsilon: float, delta: float, count: int, target_delta: float) -> float:
-    """Returns the smallest epsilon of `count` such releases at `target_delta`: KOV Theorem 3.3.
+    """Return the smallest epsilon of `count` such releases at `target_delta`: KOV Theorem 3.3.
 
     Guarantee: `count` adaptive releases, each (epsilon, delta)-DP, are jointly
     (result, target_delta)-DP; among bounds that know only epsilon and delta none is smaller.
@@ -214,7 +212,7 @@ def optimal_composition(epsilon: float, delta: float, count: int, target_delta: 
 
 
 def _between(epsilon: float, count: int, low: int, log_slack: float) -> float:
-    """Returns epsilon in ((k - 2 low - 2) eps, (k - 2 low) eps], where delta is linear in e^eps.
+    """Return epsilon in ((k - 2 low - 2) eps, (k - 2 low) eps], where delta is linear in e^eps.
 
     delta = sum over l <= low of P[l] - e^target P[l] e^(-(k - 2l) eps).
     """
@@ -235,7 +233,7 @@ def _between(epsilon: float, count: int, low: int, log_slack: float) -> float:
 
 
 def _log_response_delta(epsilon: float, count: int, target: float) -> float:
-    """Returns log of sum over l of P[l flips] (1 - e^(target - (k - 2l) eps))_+."""
+    """Return log of sum over l of P[l flips] (1 - e^(target - (k - 2l) eps))_+."""
     if epsilon == 0.0 or count * epsilon <= target:
         return -math.inf
     end = min(count + 1, math.ceil(0.5 * (count - target / epsilon)))
@@ -254,7 +252,7 @@ def _log_sum(values: Floats) -> float:
 
 
 def _log_flips(flips: Floats, epsilon: float, count: int) -> Floats:
-    """Returns log P[l flips] = log C(k, l) e^((k - l) eps) / (1 + e^eps)^k."""
+    """Return log P[l flips] = log C(k, l) e^((k - l) eps) / (1 + e^eps)^k."""
     log_choose = gammaln(count + 1.0) - gammaln(flips + 1.0) - gammaln(count - flips + 1.0)
     return log_choose - flips * epsilon - count * math.log1p(math.exp(-epsilon))
 
@@ -271,7 +269,7 @@ def _checked(
 
 
 def _total_delta(delta: float, count: int, slack: float) -> float:
-    """Returns 1 - (1 - delta)^count (1 - slack)."""
+    """Return 1 - (1 - delta)^count (1 - slack)."""
     if slack >= 1.0 or (delta == 1.0 and count):
         return 1.0
     return -math.expm1((count * math.log1p(-delta) if delta else 0.0) + math.log1p(-slack))

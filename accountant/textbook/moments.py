@@ -13,13 +13,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.accountant import checks
+from fedsim.accountant.arrays import Floats
 from fedsim.accountant.rdp.log_moments import interpolate_log_moments
-from fedsim.accountant.rdp.poisson import checked_orders, rdp_sampled_gaussian
-
-Floats = NDArray[np.float64]
+from fedsim.accountant.rdp.poisson import check_orders, rdp_sampled_gaussian
 
 # lambda = 1 ... 31. "range(2, 32)", often copied, stops at 31.
 MOMENTS_ORDERS: tuple[float, ...] = tuple(float(order) for order in range(2, 33))
@@ -28,7 +26,7 @@ MOMENTS_ORDERS: tuple[float, ...] = tuple(float(order) for order in range(2, 33)
 def log_moments(
     sampling_rate: float, noise_multiplier: float, orders: Sequence[float] = MOMENTS_ORDERS
 ) -> Floats:
-    """Returns the log moments alpha_M(order - 1) of one Poisson-sampled Gaussian step.
+    """Return the log moments alpha_M(order - 1) of one Poisson-sampled Gaussian step.
 
     Shape: one value per order. T steps have T times these values (Abadi et al., Theorem 2.1).
 
@@ -41,7 +39,7 @@ def log_moments(
     Raises:
         ValueError: an argument is outside its range, or an order is not whole.
     """
-    alphas = np.array(checked_orders(tuple(orders)))
+    alphas = np.array(check_orders(tuple(orders)))
     broken = alphas[alphas != np.floor(alphas)]
     if broken.size:
         raise ValueError(
@@ -55,7 +53,7 @@ def log_moments(
 def interpolated_log_moments(
     sampling_rate: float, noise_multiplier: float, orders: Sequence[float]
 ) -> Floats:
-    """Returns upper bounds of the log moments at any order, linear between whole orders.
+    """Return upper bounds of the log moments at any order, linear between whole orders.
 
     Guarantee: never below the exact moment, equal to it at whole orders: log moments are convex in
     lambda (Wang, Balle, Kasiviswanathan 2019, arXiv:1808.00087, Corollary 10), and 0 at order 1.
@@ -66,7 +64,7 @@ def interpolated_log_moments(
     Raises:
         ValueError: an argument is outside its range.
     """
-    alphas = np.array(checked_orders(tuple(orders)))
+    alphas = np.array(check_orders(tuple(orders)))
     whole = np.unique(np.concatenate((np.floor(alphas), np.ceil(alphas), [2.0])))
     whole = whole[whole > 1.0]
     values = log_moments(sampling_rate, noise_multiplier, tuple(whole))
@@ -74,7 +72,7 @@ def interpolated_log_moments(
 
 
 def moments_epsilon(orders: Sequence[float], moments: Floats, delta: float) -> tuple[float, float]:
-    """Returns (epsilon, the order that gave it), epsilon = min (K + log(1/delta)) / (order - 1).
+    """Return (epsilon, the order that gave it), epsilon = min (K + log(1/delta)) / (order - 1).
 
     Guarantee: the mechanism whose log moments these are is (epsilon, delta)-DP (Abadi et al.,
     Theorem 2.2). The conversion that `epsilon_from_rdp` uses is never larger.
@@ -95,7 +93,7 @@ def moments_epsilon(orders: Sequence[float], moments: Floats, delta: float) -> t
 
 
 def moments_delta(orders: Sequence[float], moments: Floats, epsilon: float) -> tuple[float, float]:
-    """Returns (delta, the order that gave it), delta = min exp(K - (order - 1) epsilon), at most 1.
+    """Return (delta, the order that gave it), delta = min exp(K - (order - 1) epsilon), at most 1.
 
     Guarantee, arguments and errors: as `moments_epsilon`, whose inverse it is; `epsilon` >= 0.
     """
@@ -107,7 +105,7 @@ def moments_delta(orders: Sequence[float], moments: Floats, epsilon: float) -> t
 
 
 def approx_log_moment(sampling_rate: float, noise_multiplier: float, moment: int) -> float:
-    """Returns q^2 lambda (lambda + 1) / ((1 - q) z^2), the leading term of a log moment.
+    """Return q^2 lambda (lambda + 1) / ((1 - q) z^2), the leading term of a log moment.
 
     NOT a bound: Abadi et al., Lemma 3 adds O(q^3 lambda^3 / z^3) with no constant. Outside the
     lemma's conditions, refused here, it is far too low: at q = 0.01, z = 1 by a factor 2 for
@@ -137,7 +135,7 @@ def approx_log_moment(sampling_rate: float, noise_multiplier: float, moment: int
 
 
 def _aligned(orders: Sequence[float], moments: Floats) -> tuple[Floats, Floats]:
-    alphas, values = np.array(checked_orders(tuple(orders))), np.asarray(moments, dtype=float)
+    alphas, values = np.array(check_orders(tuple(orders))), np.asarray(moments, dtype=float)
     if alphas.shape != values.shape:
         raise ValueError(
             f"orders and moments must have the same shape, got {alphas.shape} and {values.shape}"

@@ -20,9 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr, logsumexp, ndtri_exp
 
 from fedsim.accountant import checks
-from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, checked_orders
-
-Floats = NDArray[np.float64]
+from fedsim.accountant.arrays import Floats
+from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, check_orders
 
 _CELLS = 64  # grid cells per 1/sigma, when local sensitivities are bounded over a range of votes
 
@@ -46,12 +45,12 @@ class SmoothRelease(NamedTuple):
     release_rdp: float
 
     def publish(self, rng: np.random.Generator) -> float:
-        """Returns cost + noise, which may be published once, at `release_rdp` more."""
+        """Return cost + noise, which may be published once, at `release_rdp` more."""
         return self.cost + self.noise_std * float(rng.standard_normal())
 
 
 def gnmax_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Floats:
-    """Returns the data-independent RDP of one GNMax query, order / sigma^2 (Proposition 8).
+    """Return the data-independent RDP of one GNMax query, order / sigma^2 (Proposition 8).
 
     Args:
         sigma: > 0, standard deviation of the noise on each count.
@@ -61,11 +60,11 @@ def gnmax_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Floats:
         ValueError: an argument is outside its range.
     """
     sigma = checks.positive("sigma", sigma)
-    return np.array(checked_orders(tuple(orders))) / sigma**2
+    return np.array(check_orders(tuple(orders))) / sigma**2
 
 
 def threshold_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Floats:
-    """Returns the data-independent RDP of one noisy threshold check, order / (2 sigma^2).
+    """Return the data-independent RDP of one noisy threshold check, order / (2 sigma^2).
 
     The largest count moves by at most 1. Arguments and errors: as `gnmax_rdp`.
     """
@@ -73,7 +72,7 @@ def threshold_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Flo
 
 
 def gnmax_log_q(votes: ArrayLike, sigma: float) -> Floats:
-    """Returns log of an upper bound on P[outcome is not the plurality] for each query.
+    """Return log of an upper bound on P[outcome is not the plurality] for each query.
 
     q = sum over i != i* of erfc((n_i* - n_i) / (2 sigma)) / 2 (Proposition 7), at most 1.
 
@@ -95,7 +94,7 @@ def gnmax_log_q(votes: ArrayLike, sigma: float) -> Floats:
 def data_dependent_rdp(
     log_q: ArrayLike, sigma: float, orders: Sequence[float] = DEFAULT_ORDERS
 ) -> Floats:
-    """Returns the data-dependent RDP of GNMax queries, shape (queries, orders): Theorem 6.
+    """Return the data-dependent RDP of GNMax queries, shape (queries, orders): Theorem 6.
 
     With mu2 = sigma sqrt(log(1/q)), mu1 = mu2 + 1 (Proposition 10) and e_i = mu_i / sigma^2 it is
     log((1-q) A^(a-1) + q B^(a-1)) / (a-1), A = (1-q) / (1 - (q e^e2)^(1 - 1/mu2)),
@@ -119,7 +118,7 @@ def data_dependent_rdp(
     if values.ndim != 1 or not np.all(values <= 0.0):
         raise ValueError(f"log_q must be a list of numbers <= 0, got {log_q!r}")
     sigma = checks.positive("sigma", sigma)
-    alphas = np.array(checked_orders(tuple(orders)))
+    alphas = np.array(check_orders(tuple(orders)))
     bound = np.broadcast_to(alphas / sigma**2, (values.size, alphas.size)).copy()
     bound[np.isneginf(values)] = 0.0
     mu2 = sigma * np.sqrt(-values)
@@ -133,7 +132,7 @@ def data_dependent_rdp(
 
 
 def _condition_holds(log_q: Floats, mu2: Floats, sigma: float) -> NDArray[np.bool_]:
-    """Returns whether q is small enough for Theorem 6, given mu2 > 1; mu1 = mu2 + 1."""
+    """Whether q is small enough for Theorem 6, given mu2 > 1; mu1 = mu2 + 1."""
     eps2 = mu2 / sigma**2
     limit = (mu2 - 1.0) * eps2 - mu2 * (np.log1p(1.0 / mu2) + np.log1p(1.0 / (mu2 - 1.0)))
     return (log_q <= limit) & (log_q + eps2 < 0.0)
@@ -151,7 +150,7 @@ def _theorem_6(log_q: Floats, mu2: Floats, sigma: float, alphas: Floats) -> Floa
 def gnmax_sequence_rdp(
     votes: ArrayLike, sigma: float, orders: Sequence[float] = DEFAULT_ORDERS
 ) -> Floats:
-    """Returns the data-dependent RDP of answering all queries by GNMax, one value per order.
+    """Return the data-dependent RDP of answering all queries by GNMax, one value per order.
 
     Args:
         votes: counts, shape (queries, classes).
@@ -172,7 +171,7 @@ def confident_gnmax_rdp(
     orders: Sequence[float] = DEFAULT_ORDERS,
     answered: Sequence[bool] | None = None,
 ) -> Floats:
-    """Returns the data-dependent RDP of Confident-GNMax over all queries, one value per order.
+    """Return the data-dependent RDP of Confident-GNMax over all queries, one value per order.
 
     A query is answered, by GNMax with `sigma`, only if its largest count plus
     N(0, sigma_threshold^2) reaches the threshold. The check has two outcomes, so Theorem 6 applies
@@ -210,7 +209,7 @@ def confident_gnmax_rdp(
 
 
 def gnmax_local_sensitivities(votes: ArrayLike, sigma: float, order: float) -> Floats:
-    """Returns bounds on how much one teacher changes the cost, on votes d teachers away.
+    """Return bounds on how much one teacher changes the cost, on votes d teachers away.
 
     Shape (teachers + 1,), summed over queries, non-decreasing in d = 0, 1, ... teachers.
 
@@ -235,7 +234,7 @@ def gnmax_local_sensitivities(votes: ArrayLike, sigma: float, order: float) -> F
     counts = _checked_votes(votes)
     teachers = _teachers(counts)
     log_q, sigma = gnmax_log_q(counts, sigma), checks.positive("sigma", sigma)
-    (order,) = checked_orders((order,))
+    (order,) = check_orders((order,))
     losers = counts.shape[1] - 1
     step = math.sqrt(2.0) / sigma
     cell = step / _CELLS
@@ -250,7 +249,7 @@ def gnmax_local_sensitivities(votes: ArrayLike, sigma: float, order: float) -> F
 
 
 def _cost_table(grid: Floats, losers: int, sigma: float, order: float) -> Floats:
-    """Returns f at each gap x, checked to be non-increasing."""
+    """Return f at each gap x, checked to be non-increasing."""
     log_q = np.minimum(0.0, math.log(losers) + log_ndtr(-grid))
     cost = data_dependent_rdp(log_q, sigma, (order,))[:, 0]
     if np.any(np.diff(cost) > 1e-15 + 1e-9 * cost[:-1]):
@@ -262,7 +261,7 @@ def _cost_table(grid: Floats, losers: int, sigma: float, order: float) -> Floats
 
 
 def _window_maxima(change: Floats, positions: Floats, teachers: int) -> Floats:
-    """Returns, for each d, the sum over queries of the largest change within reach."""
+    """Return, for each d, the sum over queries of the largest change within reach."""
     total = np.zeros(teachers + 1)
     for position in positions.tolist():
         left, right = math.floor(position), math.ceil(position)
@@ -276,7 +275,7 @@ def _window_maxima(change: Floats, positions: Floats, teachers: int) -> Floats:
 
 
 def smooth_sensitivity(local_sensitivities: Floats, beta: float) -> float:
-    """Returns max over d of exp(-beta d) LS_d (Nissim, Raskhodnikova, Smith 2007).
+    """Return max over d of exp(-beta d) LS_d (Nissim, Raskhodnikova, Smith 2007).
 
     Args:
         local_sensitivities: LS_d >= 0 at distance d = 0, 1, ..., up to the farthest data set.
@@ -293,7 +292,7 @@ def smooth_sensitivity(local_sensitivities: Floats, beta: float) -> float:
 
 
 def gnss_rdp(noise_multiplier: float, beta: float, order: float) -> float:
-    """Returns the RDP of f + SS N(0, noise_multiplier^2), SS a beta-smooth sensitivity of f.
+    """Return the RDP of f + SS N(0, noise_multiplier^2), SS a beta-smooth sensitivity of f.
 
     Exact for the worst neighbours that smoothness allows: N(0, 1) against N(k / sigma, k^2), in
     units of the first one's deviation, k = e^-beta (a smaller and a larger ratio of the deviations
@@ -317,7 +316,7 @@ def gnss_rdp(noise_multiplier: float, beta: float, order: float) -> float:
         checks.positive("noise_multiplier", noise_multiplier),
         checks.positive("beta", beta),
     )
-    (order,) = checked_orders((order,))
+    (order,) = check_orders((order,))
     s = 1.0 - (order - 1.0) * math.expm1(min(2.0 * beta, 700.0))
     if s <= 0.0:
         return math.inf
@@ -331,7 +330,7 @@ def smooth_release(
     noise_multiplier: float,
     beta: float | None = None,
 ) -> SmoothRelease:
-    """Returns the data-dependent RDP of all queries at one order, ready to be published.
+    """Return the data-dependent RDP of all queries at one order, ready to be published.
 
     Guarantee: the answers together with one call of `publish` are (order, cost + release_rdp)-RDP
     in the sense of this module. Order, noise multiplier and beta must not depend on the votes.

@@ -9,18 +9,16 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.accountant import checks
-from fedsim.accountant.rdp.poisson import checked_orders, rdp_sampled_gaussian
-
-Floats = NDArray[np.float64]
+from fedsim.accountant.arrays import Floats
+from fedsim.accountant.rdp.poisson import check_orders, rdp_sampled_gaussian
 
 
 def renyi_gaussians(
     order: float, mean_p: float, std_p: float, mean_q: float, std_q: float
 ) -> float:
-    """Returns D_order(N(mean_p, std_p^2) || N(mean_q, std_q^2)), full precision at every order.
+    """Return D_order(N(mean_p, std_p^2) || N(mean_q, std_q^2)), full precision at every order.
 
     With s^2 = (1 - a) std_p^2 + a std_q^2 it is a (mean_p - mean_q)^2 / (2 s^2)
     + log(s / (std_p^(1-a) std_q^a)) / (1 - a). Inside the logarithm stands s, not s^2: with s^2
@@ -53,7 +51,7 @@ def renyi_gaussians(
 
 
 def _from_half(order: float, shift: float, std_p: float, std_q: float) -> float:
-    """Returns the divergence for order >= 1/2, with no singularity at order 1.
+    """Return the divergence for order >= 1/2, with no singularity at order 1.
 
     In units of std_q^2, s^2 is 1 + b w with b = 1 - order and w = (std_p/std_q)^2 - 1, and the
     second term is (log1p(b w)/b - log1p(w)) / 2.
@@ -92,7 +90,7 @@ def _finite(name: str, value: float) -> float:
 
 
 def gaussian_loss_log_mgf(moment: float, noise_multiplier: float) -> float:
-    """Returns log E[exp(moment L)] = moment (moment + 1) / (2 z^2) of the Gaussian privacy loss.
+    """Return log E[exp(moment L)] = moment (moment + 1) / (2 z^2) of the Gaussian privacy loss.
 
     L is N(1/(2 z^2), 1/z^2) under the first data set. The result is 0 at moment 0 and at -1, and
     negative in between; it is (order - 1) RDP(order) at order = moment + 1.
@@ -110,7 +108,7 @@ def gaussian_loss_log_mgf(moment: float, noise_multiplier: float) -> float:
 
 
 def gaussian_loss_mgf(moment: float, noise_multiplier: float) -> float:
-    """Returns E[exp(moment L)]; 1, not 0, at moment 0; infinity where it exceeds the floats.
+    """Return E[exp(moment L)]; 1, not 0, at moment 0; infinity where it exceeds the floats.
 
     Arguments and errors: as `gaussian_loss_log_mgf`.
     """
@@ -119,7 +117,7 @@ def gaussian_loss_mgf(moment: float, noise_multiplier: float) -> float:
 
 
 def bad_case_rdp(sampling_rate: float, noise_multiplier: float, orders: Sequence[float]) -> Floats:
-    """Returns the exact RDP of WBK's bad case, one value per order. Didactic, not a guarantee.
+    """Return the exact RDP of WBK's bad case, one value per order. Didactic, not a guarantee.
 
     n examples of value -C, one of which is replaced by +C; m = q n of them are drawn without
     replacement and their sum released with noise z C. In units of the sensitivity 2C the outcome is
@@ -141,7 +139,7 @@ def bad_case_rdp(sampling_rate: float, noise_multiplier: float, orders: Sequence
 def bad_case_rdp_clt(
     sampling_rate: float, noise_multiplier: float, orders: Sequence[float]
 ) -> Floats:
-    """Returns WBK's approximation of the bad case: N(q, q (1-q) + s^2) against N(0, s^2), s = z/2.
+    """Return WBK's approximation of the bad case: N(q, q (1-q) + s^2) against N(0, s^2), s = z/2.
 
     An approximation that replaces a two-point mixture by a Gaussian, neither an upper nor a lower
     bound. Its infinity from order 1 + s^2/(q (1-q)) on is an artefact: see `bad_case_rdp`.
@@ -151,14 +149,14 @@ def bad_case_rdp_clt(
     q = checks.probability("sampling_rate", sampling_rate)
     s = 0.5 * checks.positive("noise_multiplier", noise_multiplier)
     wide = math.hypot(s, math.sqrt(q * (1.0 - q)))
-    alphas = checked_orders(tuple(orders))
+    alphas = check_orders(tuple(orders))
     return np.array([renyi_gaussians(order, q, wide, 0.0, s) for order in alphas])
 
 
 def good_case_rdp_clt(
     sample_size: int, dataset_size: int, noise_multiplier: float, orders: Sequence[float]
 ) -> Floats:
-    """Returns WBK's approximation of the good case, one value per order. Didactic only.
+    """Return WBK's approximation of the good case, one value per order. Didactic only.
 
     n odd, values +C and -C balanced but for one example, which is replaced: the sampling itself
     hides it. In units of 2C the sum of m = q n examples has variance q (1-q) (n+1)/4, drawn without
@@ -185,4 +183,4 @@ def good_case_rdp_clt(
         raise ValueError(f"sample_size must be <= dataset_size = {n}, got {m!r}")
     q = m / n
     variance = s * s + q * (1.0 - q) * (n + 1) / 4.0
-    return np.array(checked_orders(tuple(orders))) * q * q / (2.0 * variance)
+    return np.array(check_orders(tuple(orders))) * q * q / (2.0 * variance)

@@ -14,10 +14,10 @@ from accounting_common import output_directory, save_plot, show, show_table
 
 from fedsim.accountant.rdp.conversion import epsilon_from_rdp
 from fedsim.accountant.rdp.without_replacement import (
-    wor_rdp,
-    wor_rdp_lower,
-    wor_rdp_published,
-    wor_rdp_tightened,
+    rdp_without_replacement,
+    rdp_without_replacement_lower_bound,
+    rdp_without_replacement_published,
+    rdp_without_replacement_tightened,
 )
 from fedsim.accountant.textbook.renyi import bad_case_rdp, bad_case_rdp_clt, good_case_rdp_clt
 
@@ -30,10 +30,10 @@ def main() -> None:
     out = output_directory(__doc__)
     rate = SAMPLE / DATASET
     curves = {
-        "published": wor_rdp_published(rate, NOISE, ORDERS),
-        "tightened": wor_rdp_tightened(rate, NOISE, ORDERS),
-        "dominating": wor_rdp(rate, NOISE, ORDERS),
-        "lower": wor_rdp_lower(rate, NOISE, ORDERS),
+        "published": rdp_without_replacement_published(rate, NOISE, ORDERS),
+        "tightened": rdp_without_replacement_tightened(rate, NOISE, ORDERS),
+        "dominating": rdp_without_replacement(rate, NOISE, ORDERS),
+        "lower": rdp_without_replacement_lower_bound(rate, NOISE, ORDERS),
         "bad": bad_case_rdp(rate, NOISE, ORDERS),
         "bad CLT": bad_case_rdp_clt(rate, NOISE, ORDERS),
         "good CLT": good_case_rdp_clt(SAMPLE, DATASET, NOISE, ORDERS),

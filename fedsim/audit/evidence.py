@@ -7,10 +7,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtri
 
-Floats = NDArray[np.float64]
+from fedsim.accountant.arrays import Floats
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.arrays import Floats
 from fedsim.audit.evidence import (
     Interval,
     correlation_interval,
@@ -23,8 +23,6 @@ from fedsim.clients.budget.affordable_steps import epsilon_of_steps
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.sampling import PoissonSampling, Sampling
-
-Floats = NDArray[np.float64]
 
 LOOKS = 11  # ends of intervals that could be wrong for one client: its share of the false alarms
 _BETWEEN = 0.5  # a coordinate above half a canary is taken for one

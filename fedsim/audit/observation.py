@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.accountant import Gaussian, JointGaussian
+from fedsim.accountant.arrays import Floats
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism, Lots
 from fedsim.clients.dp_sgd.noise import NoiseSource
 from fedsim.clients.dp_sgd.per_example.clipped_sum import LotStatistics, PerExampleGradients
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.local_training import StreamKey, train_private
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Watch = Callable[[np.ndarray, Tensor, DpSgdMechanism], None]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import yaml
-from numpy.typing import NDArray
 
 from fedsim.accountant.accountants import RdpAccountant
 from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.arrays import Floats
 from fedsim.accountant.ledger.journal import FileJournal, total_of
 from fedsim.accountant.rdp.conversion import epsilon_from_rdp
 from fedsim.accountant.rdp.curves import total_rdp
@@ -25,8 +25,6 @@ from fedsim.accountant.rdp.selection import rdp_repeat_and_select
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.settings import SMALLER_IS_BETTER, SelectSettings
 from fedsim.core.formatting import epsilon_text
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 _DROPPED_IN = "0.3"
+_WITHOUT_REPLACEMENT = "accountant.rdp.without_replacement"
 
 # (old package, new package, modules); `old=new` where the file's name changed too.
 _MODULE_MOVES = (
@@ -54,9 +55,17 @@ _NAME_MOVES = (
     ("accountant.fleet", "accountant.fleet.accountant", "Client FleetAccountant"),
     ("accountant.ledger", "accountant.ledger.privacy_ledger", "PrivacyLedger records_of"),
     ("accountant.moments", "accountant.rdp.log_moments", "interpolate_log_moments"),
-    ("accountant.pld", "accountant.pld.distribution", "Counts Steps pld_delta pld_epsilon"),
-    ("accountant.rdp", "accountant.rdp.poisson", "DEFAULT_ORDERS checked_orders"),
+    ("accountant.pld", "accountant.pld.distribution", "pld_delta pld_epsilon"),
+    ("accountant.rdp", "accountant.rdp.poisson", "DEFAULT_ORDERS checked_orders=check_orders"),
     ("accountant.rdp", "accountant.rdp.poisson", "rdp_replaced_gaussian rdp_sampled_gaussian"),
+    ("accountant.wor_rdp", _WITHOUT_REPLACEMENT, "wor_rdp=rdp_without_replacement"),
+    (
+        "accountant.wor_rdp",
+        _WITHOUT_REPLACEMENT,
+        "wor_rdp_lower=rdp_without_replacement_lower_bound "
+        "wor_rdp_published=rdp_without_replacement_published "
+        "wor_rdp_tightened=rdp_without_replacement_tightened",
+    ),
     ("clients.account", "clients.account", "BudgetExhaustedError=ClientBudgetExhaustedError"),
     ("clients.budget", "clients.budget.affordable_steps", "epsilon_of=epsilon_of_steps"),
     ("clients.client_terms", "clients.budget.client_privacy", "ClientTerms=ClientPrivacy"),
@@ -81,7 +90,7 @@ _NAME_MOVES = (
     ("server.averaging", "server.aggregation.aggregator", "PlainAveraging=PlainAggregator"),
     ("server.evaluating", "server.evaluation", "Evaluated=EvaluationResult"),
     ("server.privacy_book", "server.client_ledgers", "PrivacyBook=ClientLedgers"),
-    ("server.protocol", "protocol.messages", "Identity=NodeIdentity"),
+    ("server.protocol", "protocol.roll_call", "Identity=NodeIdentity"),
     ("server.secure_averaging", "server.secure.aggregator", "SecureAveraging=SecureAggregator"),
     ("server.secure_openings", "server.secure.opened_sums", "Opening=OpenedSum"),
     ("server.secure_openings", "server.secure.opened_sums", "Openings=OpenedSums"),

@@ -34,7 +34,7 @@ from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.gaussian import gaussian_epsilon
 from fedsim.accountant.rdp.conversion import epsilon_from_rdp
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
-from fedsim.accountant.rdp.without_replacement import WOR_ORDERS, wor_rdp_tightened
+from fedsim.accountant.rdp.without_replacement import WOR_ORDERS, rdp_without_replacement_tightened
 
 STEP = PoissonSampled(0.1, Gaussian(1.3))
 
@@ -252,7 +252,9 @@ def test_a_fixed_size_with_z_for_half_z_under_reports() -> None:
     # 60 of 600, z = 2, 100 steps: 14.05 by the tightened published bound (dp-accounting's), which
     # is 5.38 at z for z/2. The dominating pair is tighter, and still far above the wrong figure.
     def published(noise: float) -> float:
-        return epsilon_from_rdp(WOR_ORDERS, 100 * wor_rdp_tightened(0.1, noise), 1e-5)[0]
+        return epsilon_from_rdp(
+            WOR_ORDERS, 100 * rdp_without_replacement_tightened(0.1, noise), 1e-5
+        )[0]
 
     event = FixedSizeSampled(600, 60, Gaussian(2.0))
     assert published(2.0) == pytest.approx(14.05, abs=0.01)

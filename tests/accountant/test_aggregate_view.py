@@ -79,7 +79,7 @@ def test_no_number_without_every_condition(change: dict[str, Any], reason: str) 
     answer = aggregate_view(
         terms, [RoundView(sensitivity=1.0, noise=(1.0,) * 10)], sampling_rate=0.1, delta=1e-5
     )
-    assert not answer.claimed
+    assert not answer.is_claimed
     assert answer.epsilon is None
     assert reason in answer.reasons[0]
     assert answer.to_dict()["epsilon"] == "not_claimed"

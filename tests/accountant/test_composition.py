@@ -33,7 +33,7 @@ from fedsim.accountant.composition import (
     SampledGaussian,
     Selection,
     break_down,
-    in_order,
+    sort_steps,
 )
 
 
@@ -134,7 +134,7 @@ def test_mechanisms_of_different_kinds_are_never_equal() -> None:
     assert len(set(kinds)) == 3
     steps = {**dict.fromkeys(kinds, 1), Approximate(0.5, 0.25): 1, Concentrated(0.5): 2}
     steps[Selection(((kinds[0], 1),), 2.0, None)] = 1
-    assert in_order(steps) == in_order(dict(reversed(steps.items())))
+    assert sort_steps(steps) == sort_steps(dict(reversed(steps.items())))
 
 
 @pytest.mark.parametrize("sampled", [PoissonSampled(0.5, Gaussian(1.0)), ZCDP(1.0)])

@@ -52,7 +52,7 @@ def test_guarantee_a_fixed_schedule_never_exceeds_the_target(
         assert 0 <= granted <= count
         assert spent(budget.ledger, name) <= target * (1 + 1e-9)
         if granted < count:  # not one more would fit
-            assert not budget.may(event)
+            assert not budget.is_affordable(event)
             more = PrivacyLedger().merge(budget.ledger).record(event)
             assert spent(more, name) > target
     assert budget.spent == pytest.approx(spent(budget.ledger, name), rel=1e-9)
@@ -98,14 +98,14 @@ def test_counts_down() -> None:
     budget = PrivacyFilter(4.0, 1e-5)
     most = budget.max_count(STEP)
     assert most > 10
-    assert budget.may(STEP, most)
-    assert not budget.may(STEP, most + 1)
+    assert budget.is_affordable(STEP, most)
+    assert not budget.is_affordable(STEP, most + 1)
     assert budget.request(STEP, 10) == 10
     assert budget.max_count(STEP) == most - 10
     assert budget.request(STEP, most) == most - 10
     assert budget.request(STEP) == 0
-    assert not budget.may(STEP)
-    assert budget.may(STEP, 0)
+    assert not budget.is_affordable(STEP)
+    assert budget.is_affordable(STEP, 0)
     assert budget.ledger == PrivacyLedger().record(STEP, most)
     # Counted down or found anew, the answer is the same.
     fresh = PrivacyFilter(4.0, 1e-5)
@@ -175,7 +175,7 @@ def test_events_with_a_delta_of_their_own() -> None:
     leaky = EpsilonDelta(0.1, 1e-7)
     assert PrivacyFilter(2.0, 1e-5).request(leaky, 3) == 3
     with pytest.raises(UnsupportedEventError, match="mode 'adaptive'"):
-        PrivacyFilter(2.0, 1e-5, mode="adaptive").may(leaky)
+        PrivacyFilter(2.0, 1e-5, mode="adaptive").is_affordable(leaky)
     assert PrivacyFilter(2.0, 1e-5, mode="adaptive").request(ZCDP(0.001), 2) == 2
 
 
@@ -225,12 +225,12 @@ def test_a_refused_question_changes_nothing() -> None:
 
 def test_asking_again_is_cheap() -> None:
     budget = PrivacyFilter(8.0, 1e-5)
-    budget.may(STEP)
+    budget.is_affordable(STEP)
     times = []
     for _ in range(5):
         start = time.perf_counter()
         for _ in range(1000):
-            budget.may(STEP)
+            budget.is_affordable(STEP)
         times.append((time.perf_counter() - start) / 1000)
     assert min(times) < 20e-6  # about 0.1 microseconds; the room is for a busy machine
 

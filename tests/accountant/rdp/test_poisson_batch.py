@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, rdp_sampled_gaussian
-from fedsim.accountant.rdp.poisson_batch import covers, log_moments, rdp_curves
+from fedsim.accountant.rdp.poisson_batch import is_supported, log_moment_table, rdp_curves
 
 MECHANISMS = [(0.01, 1.0), (0.2, 0.6), (0.99, 0.5), (1e-5, 50.0), (0.1, 4.0), (1e-6, 0.7)]
 
@@ -31,7 +31,7 @@ def log_moment(rate: float, noise: float, exponent: float) -> Any:
 @pytest.mark.parametrize(("rate", "noise"), MECHANISMS)
 def test_moments_against_the_definition(rate: float, noise: float) -> None:
     exponents = np.array([1.05, 1.5, 2.75, 10.75])
-    ours = log_moments(np.array([rate]), np.array([noise]), exponents)[0]
+    ours = log_moment_table(np.array([rate]), np.array([noise]), exponents)[0]
     for exponent, value in zip(exponents, ours, strict=True):
         assert value == pytest.approx(float(log_moment(rate, noise, exponent)), rel=1e-12)
 
@@ -39,7 +39,7 @@ def test_moments_against_the_definition(rate: float, noise: float) -> None:
 @pytest.mark.parametrize(("rate", "noise"), [*MECHANISMS[:2], (0.9, 0.5)])
 def test_moments_of_the_other_direction(rate: float, noise: float) -> None:
     exponents = np.array([-0.5, -3.0, -12.5, -48.0])
-    ours = log_moments(np.array([rate]), np.array([noise]), exponents)[0]
+    ours = log_moment_table(np.array([rate]), np.array([noise]), exponents)[0]
     for exponent, value in zip(exponents, ours, strict=True):
         assert value == pytest.approx(float(log_moment(rate, noise, exponent)), rel=1e-9)
 
@@ -57,7 +57,7 @@ def test_moments_of_the_other_direction(rate: float, noise: float) -> None:
 @settings(max_examples=20, deadline=None)
 def test_equals_the_kernel_for_one_mechanism(mechanisms: list[tuple[float, float]]) -> None:
     rates, noises = np.array(mechanisms).T
-    assert covers(rates, noises, DEFAULT_ORDERS).all()
+    assert is_supported(rates, noises, DEFAULT_ORDERS).all()
     ours = rdp_curves(rates, noises, DEFAULT_ORDERS)
     single = [rdp_sampled_gaussian(rate, noise) for rate, noise in mechanisms]
     np.testing.assert_allclose(ours, np.array(single), rtol=1e-12)
@@ -74,7 +74,7 @@ def test_a_batch_is_its_mechanisms_one_by_one() -> None:
 def test_what_it_does_not_cover() -> None:
     rates = np.array([0.0, 1.0, 0.5, 0.5, 1e-200, 0.5])
     noises = np.array([1.0, 1.0, 0.1, 1e-200, 1.0, 1.0])
-    assert covers(rates, noises, DEFAULT_ORDERS).tolist() == [False] * 5 + [True]
+    assert is_supported(rates, noises, DEFAULT_ORDERS).tolist() == [False] * 5 + [True]
 
 
 @pytest.mark.filterwarnings("error")

@@ -15,13 +15,18 @@ from fedsim.accountant.rdp.conversion import epsilon_from_rdp
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, rdp_sampled_gaussian
 from fedsim.accountant.rdp.without_replacement import (
     WOR_ORDERS,
-    wor_rdp,
-    wor_rdp_lower,
-    wor_rdp_published,
-    wor_rdp_tightened,
+    rdp_without_replacement,
+    rdp_without_replacement_lower_bound,
+    rdp_without_replacement_published,
+    rdp_without_replacement_tightened,
 )
 
-ALL = (wor_rdp_lower, wor_rdp, wor_rdp_tightened, wor_rdp_published)
+ALL = (
+    rdp_without_replacement_lower_bound,
+    rdp_without_replacement,
+    rdp_without_replacement_tightened,
+    rdp_without_replacement_published,
+)
 
 
 def oracle(sampled: int, total: int, z_r: float, orders: tuple[float, ...]) -> np.ndarray:
@@ -38,7 +43,9 @@ def oracle(sampled: int, total: int, z_r: float, orders: tuple[float, ...]) -> n
 def test_tightened_equals_dp_accounting_at_half_the_noise(q: tuple[int, int], z: float) -> None:
     orders = (2.0, 2.5, 3.0, 8.0, 31.0, 64.0, 256.0)
     expected = oracle(*q, z / 2, orders)
-    assert wor_rdp_tightened(q[0] / q[1], z, orders) == pytest.approx(expected, rel=1e-9)
+    assert rdp_without_replacement_tightened(q[0] / q[1], z, orders) == pytest.approx(
+        expected, rel=1e-9
+    )
 
 
 def published(q: float, z: float, order: int, *, tightened: bool) -> float:
@@ -67,7 +74,10 @@ def published(q: float, z: float, order: int, *, tightened: bool) -> float:
 @pytest.mark.parametrize(("q", "z"), [(0.01, 2.0), (0.1, 10.0), (0.05, 100.0), (0.7, 0.8)])
 @pytest.mark.parametrize("order", [2, 3, 4, 9, 24])
 def test_published_and_tightened_equal_their_theorems(q: float, z: float, order: int) -> None:
-    for function, tightened in ((wor_rdp_published, False), (wor_rdp_tightened, True)):
+    for function, tightened in (
+        (rdp_without_replacement_published, False),
+        (rdp_without_replacement_tightened, True),
+    ):
         expected = published(q, z, order, tightened=tightened)
         assert function(q, z, (order,))[0] == pytest.approx(expected, rel=1e-9)
 
@@ -79,7 +89,7 @@ def test_dp_accountings_alternating_sums_lose_digits_at_large_noise() -> None:
     """
     q, z, order = 0.3, 100.0, 96.0
     exact = published(q, z, int(order), tightened=True)
-    assert wor_rdp_tightened(q, z, (order,))[0] == pytest.approx(exact, rel=1e-9)
+    assert rdp_without_replacement_tightened(q, z, (order,))[0] == pytest.approx(exact, rel=1e-9)
     assert oracle(300, 1000, z / 2, (order,))[0] / exact > 2.0
 
 
@@ -121,7 +131,9 @@ def direct(order: float, q: float, z: float, digits: int = 20) -> float:
 def test_the_dominating_bound_equals_the_hockey_stick_integral(
     order: float, q: float, z: float
 ) -> None:
-    assert wor_rdp(q, z, (order,))[0] == pytest.approx(direct(order, q, z), rel=1e-9)
+    assert rdp_without_replacement(q, z, (order,))[0] == pytest.approx(
+        direct(order, q, z), rel=1e-9
+    )
 
 
 def hockey_stick(t: float, p: np.ndarray, q: np.ndarray) -> float:
@@ -150,7 +162,7 @@ def test_the_profile_inequality_behind_it_holds_on_data() -> None:
         np.exp(-0.5 * ((x - c) / s) ** 2) / (s * math.sqrt(2 * math.pi)) * 1e-3 for c in (0, 1)
     )
     orders = (1.5, 2.0, 5.0)
-    bound = wor_rdp(q, 2 * s, orders)
+    bound = rdp_without_replacement(q, 2 * s, orders)
     for rest, first, second in datasets:
         p, r = density([*rest, first]), density([*rest, second])
         for t in (1.0, 1.2, 2.0, 5.0):
@@ -174,8 +186,12 @@ def test_lower_is_the_proposition() -> None:
             for j in range(2, order + 1)
         )
         expected = (order * mp.log1p(-g) + mp.log(total)) / (order - 1)
-    assert wor_rdp_lower(q, z, (order,))[0] == pytest.approx(float(expected), rel=1e-9)
-    assert wor_rdp_lower(q, z, (order,)) == rdp_sampled_gaussian(q, z / 2, (order,))
+    assert rdp_without_replacement_lower_bound(q, z, (order,))[0] == pytest.approx(
+        float(expected), rel=1e-9
+    )
+    assert rdp_without_replacement_lower_bound(q, z, (order,)) == rdp_sampled_gaussian(
+        q, z / 2, (order,)
+    )
 
 
 @given(q=st.floats(1e-5, 0.999), z=st.floats(0.05, 200.0), factor=st.floats(1.0, 3.0))
@@ -189,8 +205,8 @@ def test_order_of_the_curves_and_monotony(q: float, z: float, factor: float) -> 
     assert np.all(tight <= loose * slack)
     assert np.all(ours <= 2 * np.array(orders) / z**2 * slack)  # sampling never hurts
     assert np.all(np.diff(ours) >= -1e-10 * ours[1:])
-    assert np.all(wor_rdp(min(1.0, q * factor), z, orders) >= ours / slack)
-    assert np.all(wor_rdp(q, z * factor, orders) <= ours * slack)
+    assert np.all(rdp_without_replacement(min(1.0, q * factor), z, orders) >= ours / slack)
+    assert np.all(rdp_without_replacement(q, z * factor, orders) <= ours * slack)
 
 
 @pytest.mark.filterwarnings("error")
@@ -204,7 +220,7 @@ def test_ends() -> None:
         for z in (1e-200, 1e-3, 0.01, 1e4, 1e8, 1e300):
             for q in (5e-324, 1e-12, 0.5, 1 - 1e-12):
                 assert np.all(bound(q, z, orders) >= 0.0)
-    near = wor_rdp(1 - 1e-9, 1.7, orders)
+    near = rdp_without_replacement(1 - 1e-9, 1.7, orders)
     assert near == pytest.approx(np.array(orders) * 2 / 1.7**2, rel=1e-6)
 
 
@@ -213,13 +229,15 @@ def test_the_reference_table() -> None:
     curves = {bound: 1000 * bound(0.01, 2.0, DEFAULT_ORDERS[:-4]) for bound in ALL}
     found = [epsilon_from_rdp(DEFAULT_ORDERS[:-4], curves[bound], 1e-5)[0] for bound in ALL]
     assert found == pytest.approx([2.10, 2.46, 3.58, 3.58], abs=6e-3)
-    at_z_1 = 1000 * wor_rdp_tightened(0.01, 1.0, DEFAULT_ORDERS[:-4])
+    at_z_1 = 1000 * rdp_without_replacement_tightened(0.01, 1.0, DEFAULT_ORDERS[:-4])
     right = epsilon_from_rdp(DEFAULT_ORDERS[:-4], at_z_1, 1e-5)[0]
     assert right == pytest.approx(20.99, abs=0.05)  # z = 1; 3.58 if z is passed where z/2 belongs
 
 
 def test_fractional_orders_of_the_published_bounds_are_chords() -> None:
-    low, middle, high = wor_rdp_published(0.1, 2.0, (3.0, 3.5, 4.0)) * np.array([2.0, 2.5, 3.0])
+    low, middle, high = rdp_without_replacement_published(0.1, 2.0, (3.0, 3.5, 4.0)) * np.array(
+        [2.0, 2.5, 3.0]
+    )
     assert middle == pytest.approx((low + high) / 2)
     assert tuple(range(2, 65)) == WOR_ORDERS
 

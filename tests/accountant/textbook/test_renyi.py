@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.accountant.rdp.without_replacement import wor_rdp, wor_rdp_lower
+from fedsim.accountant.rdp.without_replacement import (
+    rdp_without_replacement,
+    rdp_without_replacement_lower_bound,
+)
 from fedsim.accountant.textbook.moments import log_moments
 from fedsim.accountant.textbook.renyi import (
     bad_case_rdp,
@@ -144,9 +147,9 @@ ORDERS = (1.5, 2.0, 4.0, 16.0, 64.0)
 
 def test_the_bad_case_is_the_mixture_and_finite() -> None:
     exact = bad_case_rdp(0.1, 10.0, ORDERS)
-    assert np.array_equal(exact, wor_rdp_lower(0.1, 10.0, ORDERS))
+    assert np.array_equal(exact, rdp_without_replacement_lower_bound(0.1, 10.0, ORDERS))
     assert np.all(np.isfinite(exact))
-    assert np.all(exact <= wor_rdp(0.1, 10.0, ORDERS))
+    assert np.all(exact <= rdp_without_replacement(0.1, 10.0, ORDERS))
     clt = bad_case_rdp_clt(0.1, 10.0, ORDERS)
     assert clt[1] == pytest.approx(exact[1], rel=1e-3)
     assert clt[-1] < 0.97 * exact[-1]  # not an upper bound
