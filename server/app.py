@@ -22,7 +22,7 @@ from fedsim.server.errors import FederationError
 from fedsim.server.evaluation import ClientEvaluation
 from fedsim.server.participation import Participation
 from fedsim.server.roll_call import Roll, whole_roll
-from fedsim.server.round_report import Failure, RoundReport, SecureRound
+from fedsim.server.round_report import Failure, RoundReport, SecureRoundReport
 from fedsim.server.secure.aggregator import SecureAggregator
 from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.server.settings import FederationSettings
@@ -237,10 +237,10 @@ def _secure_aggregator(secure: SecureAggregationSetup, roll: Roll) -> SecureAggr
     )
 
 
-def _secure_round(result: AggregationResult, setup: RoundSetup) -> SecureRound | None:
+def _secure_round(result: AggregationResult, setup: RoundSetup) -> SecureRoundReport | None:
     if setup.declared_metrics is None:
         return None
-    return SecureRound(
+    return SecureRoundReport(
         retried=setup.train.aggregator.retried,
         clipped=result.clipped,
         clipped_metrics=result.clipped_metrics,

@@ -82,7 +82,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class SecureRound:
+class SecureRoundReport:
     """Secure aggregation in one round.
 
     Attributes:
@@ -131,7 +131,7 @@ class RoundReport:
     timeline: Mapping[str, float] = field(default_factory=dict)
     clip_norms: Mapping[int, float] = field(default_factory=dict)
     aborted: str | None = None
-    secure: SecureRound | None = None
+    secure: SecureRoundReport | None = None
     evaluates: bool = False
     evaluation: EvaluationResult | None = None
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fedsim.protocol.messages import Withdrawal
 from fedsim.server.evaluation import EvaluationResult
-from fedsim.server.round_report import Failure, RoundReport, SecureRound, withdrawal_rounds
+from fedsim.server.round_report import Failure, RoundReport, SecureRoundReport, withdrawal_rounds
 
 REPORT = RoundReport(
     round_number=3,
@@ -35,7 +35,7 @@ ALWAYS = {
 
 def test_a_line_has_the_keys_of_its_federation_and_no_others() -> None:
     assert set(REPORT.to_json()) == ALWAYS
-    secure = replace(REPORT, secure=SecureRound(metrics={"loss": None}))
+    secure = replace(REPORT, secure=SecureRoundReport(metrics={"loss": None}))
     assert set(secure.to_json()) == ALWAYS | {"secure_aggregation", "loss"}
     silent = replace(REPORT, evaluates=True)
     assert silent.to_json().get("evaluated", "no key") is None
