@@ -90,10 +90,34 @@ _NAME_MOVES = (
     ("server.averaging", "server.aggregation.aggregator", "PlainAveraging=PlainAggregator"),
     ("server.evaluating", "server.evaluation", "Evaluated=EvaluationResult"),
     ("server.privacy_book", "server.client_ledgers", "PrivacyBook=ClientLedgers"),
-    ("server.protocol", "protocol.roll_call", "Identity=NodeIdentity"),
+    ("plugins", "core.plugins", "describe=describe_error"),
+    ("server.live_arrays", "protocol.live_arrays", "portable=to_portable"),
+    ("server.protocol", "protocol.arrays", "digest to_arrays to_numpy"),
+    ("server.protocol", "protocol.client_spend", "PrivacyStatement=ClientSpend"),
+    ("server.protocol", "protocol.roll_call", "Identity=NodeIdentity ROLL_CALL identity_of"),
+    ("server.protocol", "protocol.roll_call", "roll_call_message roll_call_reply"),
+    ("server.secure_aggregation.digests", "secagg.digests", "add_checked=verify_and_add"),
+    ("server.secure_aggregation.encoding", "secagg.encoding", "BLOCK=BLOCK_VALUES"),
+    ("server.secure_aggregation.encoding", "secagg.encoding", "MOST_FRAC_BITS=MAX_FRAC_BITS"),
+    ("server.secure_aggregation.errors", "secagg.errors", "refusal=error_by_name"),
+    ("server.secure_aggregation.helper", "secagg.additive_info", "seed_info total_info"),
+    ("server.secure_aggregation.hpke", "secagg.hpke", "checked_public_key=load_public_key"),
+    ("server.secure_aggregation.hpke", "secagg.hpke", "OVERHEAD=ENVELOPE_OVERHEAD_BYTES"),
+    ("server.secure_aggregation.identity", "secagg.identity", "check_pinned=verify_helper_key"),
+    ("server.secure_aggregation.identity", "secagg.identity", "fingerprint=key_fingerprint"),
+    ("server.secure_aggregation.layout", "secagg.layout", "Arrays=NamedArrays"),
+    ("server.secure_aggregation.leader", "secagg.additive_info", "share_info=leader_share_info"),
+    ("server.secure_aggregation.pairwise", "secagg.pairwise", "share_info=secret_share_info"),
+    ("server.secure_aggregation.payload", "secagg.payload", "Aggregate=DecodedSum"),
+    ("server.secure_aggregation.wire", "secagg.wire", "Record=WireRecord refuse=to_refusal"),
+    ("server.secure_aggregation.wire", "secagg.wire", "VERSION=WIRE_VERSION"),
     ("server.secure_averaging", "server.secure.aggregator", "SecureAveraging=SecureAggregator"),
+    ("server.secure_exchange", "server.secure.rounds", "Exchange=SecureRound Mail=QueryChannel"),
+    ("server.secure_exchange", "server.secure.rounds", "SharedRound=AdditiveRound"),
+    ("server.secure_exchange", "server.secure.rounds", "named=error_text"),
     ("server.secure_openings", "server.secure.opened_sums", "Opening=OpenedSum"),
     ("server.secure_openings", "server.secure.opened_sums", "Openings=OpenedSums"),
+    ("server.secure_protocol", "protocol.secure", "answer=make_reply question=make_query"),
     ("server.strategies", "server.round_report", "Failure"),
 )
 
@@ -140,7 +164,13 @@ class MovedModules(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: object = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec for an old path, None for any other."""
+        """Return a spec for an old path, None for any other.
+
+        Args:
+            fullname: path of the imported module.
+            path: unused.
+            target: unused.
+        """
         if fullname not in MOVED_MODULES:
             return None
         has_modules = any(old.startswith(f"{fullname}.") for old in MOVED_MODULES)

@@ -32,7 +32,7 @@ from fedsim.server.secure.rounds import (
     AdditiveRound,
     MaskedRound,
     QueryChannel,
-    SecureSumRound,
+    SecureRound,
     error_text,
 )
 
@@ -70,7 +70,7 @@ class SecureAggregator(Aggregator[SealedReply]):
         self._run_id = os.urandom(NONCE_BYTES).hex()
         self._hello_replies: dict[int, HelloReply] | None = None
         self._reference: NamedArrays | None = None
-        self._secure_round: SecureSumRound | None = None
+        self._secure_round: SecureRound | None = None
         self._num_added = 0
 
     def begin(
@@ -166,14 +166,12 @@ class SecureAggregator(Aggregator[SealedReply]):
         )
 
     @property
-    def _current(self) -> SecureSumRound:
+    def _current(self) -> SecureRound:
         if self._secure_round is None:
             raise RuntimeError("no round has begun; call begin() first")
         return self._secure_round
 
-    def _make_round(
-        self, context: RoundContext, clients: Sequence[int], grid: Grid
-    ) -> SecureSumRound:
+    def _make_round(self, context: RoundContext, clients: Sequence[int], grid: Grid) -> SecureRound:
         settings, codec = self._settings, self._codec
         if settings.protocol.startswith("secagg"):
             server = MaskedSum(codec=codec, context=context, settings=settings, clients=clients)

@@ -113,7 +113,7 @@ class QueryChannel:
         )
 
 
-class SecureSumRound(ABC):
+class SecureRound(ABC):
     """One secure round on the server.
 
     Attributes:
@@ -159,7 +159,7 @@ class SecureSumRound(ABC):
         """Return the added clients that are not in the sum, each with the reason."""
 
 
-class AdditiveRound(SecureSumRound):
+class AdditiveRound(SecureRound):
     """A round of additive sharing: the leader is here, helpers are nodes of their own.
 
     Args:
@@ -168,7 +168,7 @@ class AdditiveRound(SecureSumRound):
         helpers: channel to the helpers.
         timeout: seconds to wait for a helper's reply.
         retries: number of further attempts for silent helpers.
-        record_opening: see `SecureSumRound`.
+        record_opening: see `SecureRound`.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class AdditiveRound(SecureSumRound):
         self.retried += queries
 
 
-class MaskedRound(SecureSumRound):
+class MaskedRound(SecureRound):
     """A round of pairwise masking: three more stages with the clients that sent their keys.
 
     A client that is silent or fails in a stage drops out of the following stages. The other clients
@@ -229,7 +229,7 @@ class MaskedRound(SecureSumRound):
     Args:
         server: state machine of this round.
         clients: channel to the clients.
-        record_opening: see `SecureSumRound`.
+        record_opening: see `SecureRound`.
     """
 
     def __init__(
