@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -14,7 +14,7 @@ from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.arrays import Floats
 from fedsim.accountant.composition import Breakdown, Mechanism, break_down
 from fedsim.accountant.events import SCHEMA_VERSION, Event, event_from_dict, to_dict
-from fedsim.accountant.fleet.pld import pld_epsilons
+from fedsim.accountant.fleet.pld import MechanismCurves, pld_epsilons
 from fedsim.accountant.rdp.curves import leak
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 from fedsim.accountant.rdp.table import epsilons_from_rdp, rdp_table
@@ -27,8 +27,10 @@ class FleetAccountant:
 
     A client's epsilon is the one of a single accountant of the same name that composed the same
     events: by "rdp" to 1e-12 relative, by "pld" to 2e-4 (both never below the exact value; the
-    fleet chooses its grids for the delta asked for). What is fast is (sampled) Gaussians: their
-    curves are computed together, as arrays; other mechanisms are computed one by one.
+    fleet chooses its grids for the delta in question). (Sampled) Gaussians are fast: their curves
+    are computed together, as arrays. Other mechanisms are computed one by one. A client that
+    composed nothing since the last question is not computed again, and equal accounts are computed
+    once.
 
     Guarantee: client k's releases are (get_epsilon(delta)[k], delta)-DP per example of client k.
     Where no person has data in two clients, the federation's guarantee is the largest of these
@@ -57,8 +59,9 @@ class FleetAccountant:
         self._single()  # refuses unknown names
         self._breakdowns: dict[Event, Breakdown] = {}
         self._counts: dict[Client, Counter[Event]] = {}
-        self._curves: dict[Mechanism, Floats] = {}
-        self._last: tuple[float, Floats] | None = None
+        self._rdp_curves: dict[Mechanism, Floats] = {}
+        self._pld_curves = MechanismCurves()
+        self._answers: dict[Client, tuple[float, float]] = {}  # (delta, epsilon)
 
     @property
     def clients(self) -> tuple[Client, ...]:
@@ -82,12 +85,51 @@ class FleetAccountant:
         counts = self._account(client)
         if count:
             counts[event] += count
-        self._last = None
+            self._answers.pop(client, None)
         return self
 
-    def get_epsilon(self, delta: float) -> dict[Client, float]:
-        """Returns each client's epsilon at `delta`; raises ValueError if it is not in (0, 1)."""
-        return dict(zip(self._counts, self.get_epsilons(delta).tolist(), strict=True))
+    def check(self, event: Event) -> None:
+        """Checks that the accountant has a rule for an event.
+
+        Raises:
+            UnsupportedEventError: it has none.
+            ValueError: `event` is not an event.
+        """
+        self._learn(event)
+
+    def get_epsilon(self, delta: float | Mapping[Client, float]) -> dict[Client, float]:
+        """Returns the epsilon of clients, by client.
+
+        Args:
+            delta: one for all clients; or one for each client that is to be answered, where a
+                client that composed nothing has epsilon 0.
+
+        Raises:
+            ValueError: a delta is not in (0, 1).
+        """
+        if not isinstance(delta, Mapping):
+            return dict(zip(self._counts, self.get_epsilons(delta).tolist(), strict=True))
+        groups: dict[float, list[Client]] = {}
+        for client, value in delta.items():
+            groups.setdefault(checks.open_probability("delta", value), []).append(client)
+        for value, clients in groups.items():
+            self._answer(clients, value)
+        return {client: self._answers[client][1] for client in delta}
+
+    def get_own_epsilon(self, client: Client, delta: float) -> float:
+        """Returns the epsilon of one client by an accountant of its own.
+
+        Args:
+            client: name or number; epsilon is 0 for one that composed nothing.
+            delta: in (0, 1).
+
+        Raises:
+            ValueError: `delta` is not in (0, 1).
+        """
+        accountant = self._single()
+        for event, count in self._counts.get(client, {}).items():
+            accountant.compose(event, count)
+        return accountant.get_epsilon(delta)
 
     def get_epsilons(self, delta: float) -> Floats:
         """Returns the epsilons at `delta` as an array, in the order of `clients`.
@@ -95,10 +137,8 @@ class FleetAccountant:
         Raises:
             ValueError: `delta` is not in (0, 1).
         """
-        delta = checks.open_probability("delta", delta)
-        if self._last is None or self._last[0] != delta:
-            self._last = (delta, self._epsilons(delta))
-        return self._last[1].copy()
+        self._answer(self._counts, checks.open_probability("delta", delta))
+        return np.array([self._answers[client][1] for client in self._counts])
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the whole state as JSON values."""
@@ -156,25 +196,33 @@ class FleetAccountant:
             self._single().compose(event)
             self._breakdowns[event] = break_down(event, 1, self._adjacency)
 
-    def _epsilons(self, delta: float) -> Floats:
-        epsilons = np.zeros(len(self._counts))
-        rows: list[int] = []
-        together: list[Counter[Mechanism]] = []
-        for row, counts in enumerate(self._counts.values()):
-            steps = self._steps(counts)
+    def _answer(self, clients: Iterable[Client], delta: float) -> None:
+        """Computes the epsilon of those of the clients whose answer is not known."""
+        together: dict[Client, Counter[Mechanism]] = {}
+        for client in clients:
+            known = self._answers.get(client)
+            if known is not None and known[0] == delta:
+                continue
+            steps = self._steps(self._counts.get(client, {}))
             if steps is None:
-                epsilons[row] = math.inf
-            elif steps and self._name not in ("rdp", "pld"):
-                epsilons[row] = self._one_by_one(counts, delta)
-            elif steps:
-                rows.append(row)
-                together.append(steps)
-        if rows:
-            answer = pld_epsilons if self._name == "pld" else self._rdp_epsilons
-            epsilons[rows] = answer(together, delta)
-        return epsilons
+                self._answers[client] = delta, math.inf
+            elif not steps:
+                self._answers[client] = delta, 0.0
+            elif self._name in ("rdp", "pld"):
+                together[client] = steps
+            else:
+                self._answers[client] = delta, self.get_own_epsilon(client, delta)
+        if together:
+            compositions = list(together.values())
+            epsilons = (
+                pld_epsilons(compositions, delta, self._pld_curves)
+                if self._name == "pld"
+                else self._rdp_epsilons(compositions, delta)
+            )
+            for client, epsilon in zip(together, epsilons.tolist(), strict=True):
+                self._answers[client] = delta, epsilon
 
-    def _steps(self, counts: Counter[Event]) -> Counter[Mechanism] | None:
+    def _steps(self, counts: Mapping[Event, int]) -> Counter[Mechanism] | None:
         """Returns all mechanisms of a client; None after a release without any guarantee."""
         steps: Counter[Mechanism] = Counter()
         for event, count in counts.items():
@@ -185,21 +233,16 @@ class FleetAccountant:
                 steps[mechanism] += times * count
         return steps
 
-    def _one_by_one(self, counts: Counter[Event], delta: float) -> float:
-        accountant = self._single()
-        for event, count in counts.items():
-            accountant.compose(event, count)
-        return accountant.get_epsilon(delta)
-
     def _rdp_epsilons(self, clients: Sequence[Counter[Mechanism]], delta: float) -> Floats:
         """Returns all epsilons from one product: (clients x mechanisms) times their curves."""
-        new = list({kind: None for steps in clients for kind in steps if kind not in self._curves})
-        self._curves.update(zip(new, rdp_table(new, DEFAULT_ORDERS), strict=True))
-        columns = {kind: i for i, kind in enumerate(self._curves)}
+        kinds = dict.fromkeys(kind for steps in clients for kind in steps)
+        new = [kind for kind in kinds if kind not in self._rdp_curves]
+        self._rdp_curves.update(zip(new, rdp_table(new, DEFAULT_ORDERS), strict=True))
+        columns = {kind: i for i, kind in enumerate(self._rdp_curves)}
         where = [columns[kind] for steps in clients for kind in steps]
         counts = [float(count) for steps in clients for count in steps.values()]
         ends = np.cumsum([0, *map(len, clients)])
         matrix = csr_array((counts, where, ends), shape=(len(clients), len(columns)))
-        rdp = np.asarray(matrix @ np.stack(list(self._curves.values())))
+        rdp = np.asarray(matrix @ np.stack(list(self._rdp_curves.values())))
         leaks = np.array([leak(steps.items()) for steps in clients])
         return epsilons_from_rdp(DEFAULT_ORDERS, rdp, delta, leaks)

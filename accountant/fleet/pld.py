@@ -8,7 +8,7 @@ transformed only where Chernoff's bound does not already show that "remove" is t
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -34,12 +34,32 @@ _ORDERS = np.array(DEFAULT_ORDERS)
 _SLOPES = np.array([0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0])
 
 
-class _Tables(NamedTuple):
-    """What is known about each mechanism of the fleet before any transform."""
+class MechanismCurves:
+    """Curves of (sampled) Gaussians: each is computed once, those of one call together."""
 
-    row: Mapping[SampledGaussian, int]
-    rdp: Floats  # at `_ORDERS`
-    add: Floats  # log moment generating function of the "add" loss at `_SLOPES`
+    def __init__(self) -> None:
+        self._rdp: dict[SampledGaussian, Floats] = {}  # at `_ORDERS`
+        # Log moment generating function of the "add" loss, at `_SLOPES`.
+        self._add: dict[SampledGaussian, Floats] = {}
+
+    def compute(self, kinds: Iterable[SampledGaussian]) -> None:
+        """Computes the curves of the mechanisms that are new."""
+        new = sorted(set(kinds) - self._rdp.keys())
+        if new:
+            self._rdp.update(zip(new, rdp_table(new, DEFAULT_ORDERS), strict=True))
+            self._add.update(zip(new, _add_curves(new), strict=True))
+
+    def total_rdp(self, steps: _Steps) -> Floats:
+        """Returns the RDP of a composition at `_ORDERS`."""
+        return _counts(steps) @ np.stack([self._rdp[kind] for kind, _ in steps])
+
+    def total_add(self, steps: _Steps) -> Floats:
+        """Returns the log moments of the "add" loss of a composition at `_SLOPES`."""
+        return _counts(steps) @ np.stack([self._add[kind] for kind, _ in steps])
+
+
+def _counts(steps: _Steps) -> Floats:
+    return np.array([float(count) for _, count in steps])
 
 
 class _Answer(NamedTuple):
@@ -47,7 +67,11 @@ class _Answer(NamedTuple):
     slope: float  # of -log delta there
 
 
-def pld_epsilons(compositions: Sequence[Mapping[Mechanism, int]], delta: float) -> Floats:
+def pld_epsilons(
+    compositions: Sequence[Mapping[Mechanism, int]],
+    delta: float,
+    curves: MechanismCurves | None = None,
+) -> Floats:
     """Returns epsilon at `delta` of each composition.
 
     Guarantee: as `pld.pld_epsilon`: never below the exact value. The grids differ from those of
@@ -57,11 +81,13 @@ def pld_epsilons(compositions: Sequence[Mapping[Mechanism, int]], delta: float) 
         compositions: for each client how often each mechanism runs; not empty, counts >= 1. Those
             with other mechanisms than (sampled) Gaussians are left to `pld.pld_epsilon`.
         delta: in (0, 1).
+        curves: of earlier calls; new mechanisms are added to them.
     """
     jobs = [_normalised(steps) for steps in compositions]
     unique = sorted({job for job in jobs if job})  # equal mechanisms side by side: pmfs are reused
-    tables = _tables(sorted({kind for steps in unique for kind, _ in steps}))
-    answers = {steps: _epsilon(steps, tables, delta) for steps in unique}
+    curves = MechanismCurves() if curves is None else curves
+    curves.compute(kind for steps in unique for kind, _ in steps)
+    answers = {steps: _epsilon(steps, curves, delta) for steps in unique}
     return np.array(
         [
             answers[job] if job else pld_epsilon(steps, delta)
@@ -91,7 +117,7 @@ def _normalised(steps: Mapping[Mechanism, int]) -> _Steps | None:
     return tuple(sorted(rest.items()))
 
 
-def _tables(kinds: Sequence[SampledGaussian]) -> _Tables:
+def _add_curves(kinds: Sequence[SampledGaussian]) -> Floats:
     add = np.empty((len(kinds), _SLOPES.size))
     for sampled in (True, False):
         rows = [i for i, kind in enumerate(kinds) if (kind.sampling_rate < 1.0) == sampled]
@@ -101,7 +127,7 @@ def _tables(kinds: Sequence[SampledGaussian]) -> _Tables:
             if sampled
             else _SLOPES * (_SLOPES + 1.0) * (0.5 / noises / noises)[:, None]
         )
-    return _Tables({kind: i for i, kind in enumerate(kinds)}, rdp_table(kinds, DEFAULT_ORDERS), add)
+    return add
 
 
 def _add_moments(rates: Floats, noises: Floats) -> Floats:
@@ -113,12 +139,10 @@ def _add_moments(rates: Floats, noises: Floats) -> Floats:
     return result
 
 
-def _epsilon(steps: _Steps, tables: _Tables, delta: float) -> float:
+def _epsilon(steps: _Steps, curves: MechanismCurves, delta: float) -> float:
     if len(steps) == 1 and steps[0][0].sampling_rate == 1.0:
         return gaussian_epsilon(1.0 / steps[0][0].noise_multiplier, delta)
-    rows = [tables.row[kind] for kind, _ in steps]
-    counts = np.array([float(count) for _, count in steps])
-    rdp = counts @ tables.rdp[rows]
+    rdp = curves.total_rdp(steps)
     bounds = rdp + np.log1p(-1.0 / _ORDERS) - (math.log(delta) + np.log(_ORDERS)) / (_ORDERS - 1.0)
     best = int(np.argmin(bounds))
     upper, slope = float(bounds[best]), float(_ORDERS[best] - 1.0)
@@ -129,7 +153,7 @@ def _epsilon(steps: _Steps, tables: _Tables, delta: float) -> float:
         remove = _one_direction(steps, spacing, 0, rdp, upper, delta)
     if remove is None:
         return _by_pld(steps, delta)
-    if _add_is_smaller(counts @ tables.add[rows], remove.epsilon, delta):
+    if _add_is_smaller(curves.total_add(steps), remove.epsilon, delta):
         return remove.epsilon
     add = _one_direction(steps, spacing, 1, rdp, upper, delta)
     return _by_pld(steps, delta) if add is None else max(remove.epsilon, add.epsilon)

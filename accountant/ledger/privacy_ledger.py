@@ -62,6 +62,20 @@ class PrivacyLedger:
         same_event = bool(run) and run[0][0] == event and run[0][1] >= count
         return same_event and self._runs[: len(before)] == before
 
+    def entries_after(self, prefix: "PrivacyLedger") -> tuple[tuple[Event, int], ...]:
+        """Returns the (event, count) recorded after those of `prefix`.
+
+        Raises:
+            ValueError: this ledger does not start with `prefix`.
+        """
+        if not self.starts_with(prefix):
+            raise ValueError("the ledger does not start with the prefix")
+        if not prefix._runs:
+            return self.entries
+        (event, count), *rest = self._runs[len(prefix._runs) - 1 :]
+        more = count - prefix._runs[-1][1]
+        return ((event, more), *rest) if more else tuple(rest)
+
     def compose_into(self, accountant: Accountant) -> Accountant:
         """Compose everything recorded into `accountant` and return it.
 

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import fedsim
+from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.adjacency import Adjacency
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.federation.federation import Federation
 from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.runs.schema import PRIVACY_SCHEMA
+from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.recorded_facts import ledger_digest
 
@@ -153,20 +156,21 @@ def summarise_privacy(
     if journal is None:
         raise ValueError("a private federation needs a ledger to summarise")
     recorded = RecordedSpend(plans, journal)
-    clients = []
-    for client, plan in enumerate(plans):
-        spend = recorded.of(client)
-        clients.append(
-            ClientSummary(
-                **vars(spend),
-                epsilon=spend.ledger.epsilon(plan.delta, settings.accountant, settings.adjacency),
-                epsilon_rdp=spend.ledger.epsilon(plan.delta, "rdp", settings.adjacency),
-                max_grad_norm=terms[client].privacy.max_grad_norm,
-                group=terms[client].group,
-                withdrawn_round=(withdrawn or {}).get(client),
-                clip_norm=(clip_norms or {}).get(client, plan.step.clipping.adapted_clip_norm),
-            )
+    spends = [recorded.of(client) for client in range(len(plans))]
+    epsilons = _epsilons(spends, settings.accountant, settings.adjacency)
+    by_rdp = _epsilons(spends, "rdp", settings.adjacency)
+    clients = [
+        ClientSummary(
+            **vars(spend),
+            epsilon=epsilons[client],
+            epsilon_rdp=by_rdp[client],
+            max_grad_norm=terms[client].privacy.max_grad_norm,
+            group=terms[client].group,
+            withdrawn_round=(withdrawn or {}).get(client),
+            clip_norm=(clip_norms or {}).get(client, plan.step.clipping.adapted_clip_norm),
         )
+        for client, (spend, plan) in enumerate(zip(spends, plans, strict=True))
+    ]
     return PrivacySummary(
         settings.adjacency,
         settings.accountant,
@@ -176,6 +180,15 @@ def summarise_privacy(
         clipping=settings.clipping,
         secure_aggregation=secure_aggregation,
     )
+
+
+def _epsilons(
+    spends: Sequence[ClientSpend], accountant: AccountantName, adjacency: Adjacency
+) -> dict[int, float]:
+    ledgers = ClientLedgers(accountant, adjacency)
+    for spend in spends:
+        ledgers.record(spend)
+    return ledgers.epsilons()
 
 
 def _client_json(spend: ClientSummary) -> dict[str, Any]:

@@ -2,7 +2,23 @@ from dataclasses import replace
 
 import pytest
 
-from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled, PrivacyLedger
+from fedsim.accountant import (
+    ZCDP,
+    EpochShuffled,
+    Event,
+    FixedSizeSampled,
+    Gaussian,
+    JointGaussian,
+    PldAccountant,
+    PoissonSampled,
+    PrivacyLedger,
+    RandomAllocation,
+    calibrate_noise_multiplier,
+)
+from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.composition import SampledGaussian
+from fedsim.accountant.pld.saddle_point import near_exact_epsilon
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ProtocolError
 from fedsim.server.client_ledgers import ClientLedgers
@@ -90,3 +106,87 @@ def test_a_lost_answer_is_looked_up_in_the_ledger() -> None:
     unaware = ClientLedgers("rdp")
     unaware.look_up(0)
     assert unaware.epsilon_max() is None
+
+
+def many_sizes(accountant: AccountantName, target: float | None) -> dict[int, ClientSpend]:
+    """Return clients of different sizes, δ and noise, calibrated to the target if there is one."""
+    spends = {}
+    for client in range(12):
+        rate, delta = 0.05 + 0.02 * client, (1e-3, 1e-5)[client % 2]
+        noise = 0.8 + 0.1 * client
+        if target is not None:
+            noise = calibrate_noise_multiplier(
+                target_epsilon=target,
+                delta=delta,
+                sampling_rate=rate,
+                steps=40,
+                accountant=accountant,
+            )
+        charged = spend(client, (PoissonSampled(rate, Gaussian(noise)), 40))
+        spends[client] = replace(charged, delta=delta, target_epsilon=target)
+    return spends
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "moments"])
+@pytest.mark.parametrize("target", [None, 4.0])
+def test_every_epsilon_is_that_of_the_clients_own_accountant(
+    accountant: AccountantName, target: float | None
+) -> None:
+    """Never below what the exact composition costs, at most 2e-4 off, never above its target."""
+    ledgers = ClientLedgers(accountant)
+    spends = many_sizes(accountant, target)
+    for one in spends.values():
+        ledgers.record(one)
+    own = {c: one.ledger.epsilon(one.delta, accountant) for c, one in spends.items()}
+    found = ledgers.epsilons()
+    for client, one in spends.items():
+        assert found[client] == pytest.approx(own[client], abs=2e-4)
+        if accountant == "pld":
+            events = {SampledGaussian(*_terms(one)): 40}
+            assert found[client] >= near_exact_epsilon(events, one.delta)
+        assert target is None or found[client] <= target
+    assert ledgers.epsilon_max() == max(found.values())
+    assert max(found.values()) == own[max(found, key=found.__getitem__)]
+
+
+def _terms(one: ClientSpend) -> tuple[float, float]:
+    event = one.ledger.entries[0][0]
+    assert isinstance(event, PoissonSampled)
+    assert isinstance(event.event, Gaussian)
+    return event.sampling_rate, event.event.noise_multiplier
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "event"),
+    [
+        ("zero_out", EpochShuffled(4, Gaussian(3.0))),
+        ("zero_out", RandomAllocation(8, Gaussian(2.0))),
+        ("zero_out", ZCDP(0.01)),
+        ("zero_out", PoissonSampled(0.1, JointGaussian((2.0, 5.0)))),
+        ("replace_one", FixedSizeSampled(100, 10, Gaussian(2.0))),
+    ],
+)
+def test_a_ledger_that_grows_round_by_round_costs_what_it_costs_at_once(
+    adjacency: Adjacency, event: Event
+) -> None:
+    ledgers = ClientLedgers("pld", adjacency)
+    ledger = PrivacyLedger()
+    for number in range(1, 4):
+        ledger = PrivacyLedger().merge(ledger).record(event, number)
+        ledgers.record(replace(spend(0), ledger=ledger, rounds=number))
+        ledgers.record(replace(spend(1), ledger=PrivacyLedger().record(event, 1), rounds=1))
+        assert ledgers.epsilon_max() == ledger.epsilon(1e-3, "pld", adjacency)
+        assert ledgers.epsilon(1) == pytest.approx(
+            PrivacyLedger().record(event, 1).epsilon(1e-3, "pld", adjacency), abs=2e-4
+        )
+
+
+def test_an_event_without_a_rule_is_refused_and_nothing_recorded() -> None:
+    ledgers = ClientLedgers("pld", "add_remove")
+    ledgers.record(spend(0, (EVENT, 5)))
+    bad = PrivacyLedger().record(EVENT, 6).record(EpochShuffled(4, Gaussian(1.0)))
+    before = ledgers.epsilons()
+    with pytest.raises(ProtocolError, match="not supported under add_remove"):
+        ledgers.record(replace(spend(0), ledger=bad))
+    assert ledgers.epsilons() == before
+    assert ledgers.spends[0].steps == 5

@@ -255,3 +255,38 @@ def test_a_broken_state_is_refused_and_changes_nothing(change: dict[str, Any]) -
     with pytest.raises(ValueError, match=r"state|event type|count must"):
         fleet.load_state_dict({**state, **change})
     assert fleet.state_dict() == state
+
+
+@pytest.mark.parametrize("name", ["rdp", "pld", "moments"])
+def test_clients_may_have_deltas_of_their_own(name: Any) -> None:
+    fleet = FleetAccountant(name).compose("a", STEP, 5).compose("b", STEP, 9).compose("c", STEP)
+    found = fleet.get_epsilon({"b": 1e-5, "a": 1e-3, "new": 1e-4})
+    assert list(found) == ["b", "a", "new"]
+    assert found["a"] == fleet.get_epsilon(1e-3)["a"]
+    assert found["b"] == fleet.get_epsilon(1e-5)["b"]
+    assert found["new"] == 0.0
+    assert fleet.clients == ("a", "b", "c")
+    with pytest.raises(ValueError, match="delta must"):
+        fleet.get_epsilon({"a": 1e-3, "b": 0.0})
+
+
+@pytest.mark.parametrize("name", ["rdp", "pld", "moments"])
+def test_the_own_accountant_is_a_single_one_to_the_bit(name: Any) -> None:
+    fleet = FleetAccountant(name).compose("a", Gaussian(5.0), 2).compose("a", STEP, 5)
+    assert fleet.get_own_epsilon("a", 1e-5) == single(name, [(STEP, 5), (Gaussian(5.0), 2)], 1e-5)
+    assert fleet.get_own_epsilon("nobody", 1e-5) == 0.0
+
+
+def test_a_client_that_composed_nothing_new_is_not_computed_again(monkeypatch: Any) -> None:
+    asked: list[int] = []
+
+    def watched(compositions: Any, *arguments: Any) -> Any:
+        asked.append(len(compositions))
+        return pld_epsilons(compositions, *arguments)
+
+    monkeypatch.setattr("fedsim.accountant.fleet.accountant.pld_epsilons", watched)
+    fleet = FleetAccountant("pld").compose("a", STEP, 5).compose("b", STEP, 9)
+    first = fleet.get_epsilon(1e-5)
+    assert fleet.compose("b", STEP).get_epsilon(1e-5)["a"] == first["a"]
+    assert fleet.get_epsilon(1e-5)["b"] > first["b"]
+    assert asked == [2, 1]

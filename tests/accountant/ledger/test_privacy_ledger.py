@@ -200,3 +200,16 @@ def test_only_what_was_recorded_first_starts_a_ledger() -> None:
         PrivacyLedger().record(event, 5).record(other, 3).record(event),
     ):
         assert not whole.starts_with(another)
+
+
+def test_a_ledger_is_its_prefix_and_what_was_recorded_after_it() -> None:
+    event, other = Gaussian(1.0), Gaussian(2.0)
+    whole = PrivacyLedger().record(event, 5).record(other, 3)
+    shorter = [PrivacyLedger().record(event, count) for count in (0, 2, 5)]
+    for prefix in (*shorter, whole):
+        again = PrivacyLedger().merge(prefix)
+        for entry, count in whole.entries_after(prefix):
+            again.record(entry, count)
+        assert again == whole
+    with pytest.raises(ValueError, match="does not start with"):
+        whole.entries_after(PrivacyLedger().record(other))
