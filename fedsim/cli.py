@@ -12,7 +12,7 @@ import click
 
 import fedsim
 from fedsim.audit.command import audit
-from fedsim.comparison.command import compare
+from fedsim.comparison.command import compare_command
 from fedsim.core.errors import ExitCode, FedsimError
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ def list_names(as_json: bool) -> None:
 
 
 cli.add_command(audit)
-cli.add_command(compare)
+cli.add_command(compare_command)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from rich.console import Console
 from fedsim.audit.evidence import Interval
 from fedsim.audit.results import Audit
 from fedsim.core.formatting import epsilon_text, least_epsilon_text
-from fedsim.report.lines import say
+from fedsim.report.lines import print_sentence
 from fedsim.report.tables import figure_table, print_table
 from fedsim.statement.sentence import count_text
 
@@ -42,7 +42,7 @@ def print_audit(audit: Audit, console: Console | None = None) -> None:
     print_table(console, table)
     problems = len(audit.violations)
     verdict = f"{count_text(problems, 'violation')} found" if problems else "no claim is violated"
-    say(
+    print_sentence(
         console,
         f"{audit.name}: {verdict} ({count_text(len(audit.clients), 'client')}, "
         f"{count_text(audit.steps, 'step')} each, confidence {audit.confidence:g})",

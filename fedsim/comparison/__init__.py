@@ -1,6 +1,6 @@
-"""`fedsim compare`: variants of one experiment, run with the same seeds, and what differs.
+"""`fedsim compare`: variants of one experiment, run with the same seeds and compared in pairs.
 
-Variants are paired by seed: the same partitions, initial model and participants, so that the
-difference of two variants is not buried under the difference of two seeds. The package imports
-nothing by itself, because the command line imports `command` from it and must answer at once.
+Variants are paired by seed: they share partitions, initial model and participants, so that the
+noise between seeds does not hide the difference of two variants. The package itself imports
+nothing: the command line imports `command` from it and must start at once.
 """

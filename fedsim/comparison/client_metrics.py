@@ -1,7 +1,7 @@
-"""The global model on every client's own data: figures for the experimenter's eyes.
+"""Metrics of the global model on every client's own data, for the experimenter's eyes only.
 
-They are computed after the run, from its final model and outside of every message, and no ε covers
-them: whoever sees a client's accuracy on its private data learns something about these data.
+They are computed after the run from its final model, outside of every message. No ε covers them:
+a client's accuracy on its private data reveals information about these data.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,8 @@ def write_client_metrics(federation: "Federation", directory: "RunDirectory") ->
     """Write `client_metrics.json` of a finished run.
 
     Args:
-        federation: of the same experiment; its model is overwritten.
-        directory: the run, with its `model.safetensors`.
+        federation: the federation of the same experiment; its model is overwritten.
+        directory: the run directory with its `model.safetensors`.
     """
     state = load_file(str(directory.path / "model.safetensors"), device=str(federation.device))
     federation.model.load_state_dict(state)

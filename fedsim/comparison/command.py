@@ -8,24 +8,27 @@ import click
 from fedsim.core.errors import ExitCode
 
 
-@click.command()
+@click.command("compare")
 @click.argument("file", type=click.Path())
 @click.option(
     "--out",
     type=click.Path(),
-    help="Directory; one of an earlier call continues it. Default: runs/NAME.",
+    help="Output directory; an earlier one is continued. Default: runs/NAME.",
 )
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
-    help="Runs at the same time. Default: one for each processor.",
+    help="Number of parallel runs. Default: one per processor.",
 )
-@click.option("--quiet", "-q", is_flag=True, help="No progress, only the result.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
-def compare(file: str, out: str | None, workers: int | None, quiet: bool, as_json: bool) -> None:
-    """Run every variant in the comparison FILE with every seed, and say what differs.
+@click.option("--quiet", "-q", is_flag=True, help="Print only the result, no progress.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def compare_command(
+    file: str, out: str | None, workers: int | None, quiet: bool, as_json: bool
+) -> None:
+    """Run every variant in the comparison FILE with every seed and compare the results.
 
-    Finished runs are reused and unfinished ones resumed: call it again after an interruption.
+    Finished runs are reused and unfinished runs resumed: to continue after an interruption, run
+    the same command again.
     """
     from fedsim.comparison.compare import compare as run_comparison
     from fedsim.comparison.results import NothingFinishedError
@@ -45,7 +48,7 @@ def compare(file: str, out: str | None, workers: int | None, quiet: bool, as_jso
     for run in result.failed:
         click.echo(f"{run.path}: {run.reason}", err=True)
     if result.interrupted:
-        click.echo("interrupted; the same command continues", err=True)
+        click.echo("interrupted; run the same command again to continue", err=True)
         sys.exit(ExitCode.INTERRUPTED)
     if result.failed:
         sys.exit(ExitCode.FAILED)

@@ -4,19 +4,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsim.comparison.outcomes import Outcome
+from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results
 from fedsim.comparison.tuning import Tuning
 
 
 @dataclass(frozen=True)
 class ComparisonResult:
-    """A comparison that ended.
+    """The result of a comparison.
 
     Attributes:
-        path: its directory.
+        path: directory of the comparison.
         results: means, differences and tests.
-        tuning: what the runs cost together.
+        tuning: privacy cost of all runs together.
         interrupted: whether the user stopped it; runs are then missing.
     """
 
@@ -26,7 +26,7 @@ class ComparisonResult:
     interrupted: bool
 
     @property
-    def failed(self) -> tuple[Outcome, ...]:
+    def failed(self) -> tuple[RunOutcome, ...]:
         """The runs that failed."""
         return tuple(one for one in self.results.outcomes if one.status == "failed")
 

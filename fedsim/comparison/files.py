@@ -15,7 +15,12 @@ _COLUMNS = ("variant", "seed", "status", "private", "epsilon", "delta", "rounds"
 
 
 def write_settings(comparison: LoadedComparison, path: Path) -> None:
-    """Write the comparison with seeds and grids spelt out; it marks the directory as one."""
+    """Write `comparison.yaml` with seeds and grids written out; it marks the directory.
+
+    Args:
+        comparison: the checked comparison.
+        path: path of the file.
+    """
     settings = comparison.settings
     content = {
         "name": comparison.name,
@@ -39,12 +44,12 @@ def write_comparison(result: ComparisonResult) -> None:
 
 
 def _csv(results: Results) -> str:
-    """Return one line for each run: whatever was computed can be computed again from it."""
+    """Return one line for each run, from which all results can be recomputed."""
     metrics = list(dict.fromkeys(name for one in results.outcomes for name in one.metrics))
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([*_COLUMNS[:4], *metrics, *_COLUMNS[4:]])
     for one in results.outcomes:
-        row = {**one.to_json(), "private": one.private}
+        row = {**one.to_json(), "private": one.is_private}
         writer.writerow([row.get(name) for name in (*_COLUMNS[:4], *metrics, *_COLUMNS[4:])])
     return buffer.getvalue()

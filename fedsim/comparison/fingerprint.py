@@ -1,4 +1,4 @@
-"""What a run depends on, as one hash: a finished run with the same hash need not run again."""
+"""One hash over everything that a run depends on; a finished run with the same hash is reused."""
 
 import hashlib
 import json
@@ -11,20 +11,21 @@ from pathlib import Path
 import fedsim
 from fedsim.experiment import LoadedExperiment
 
-# Change no number of a run: what it is called, and how it is executed.
+# Keys that change no number of a run.
 _WITHOUT_EFFECT = ("name", "runtime")
 _PACKAGES = ("torch", "numpy", "scipy", "flwr", "scikit-learn")
 _ROOMS = ("fedsim.accountant", "fedsim.clients", "fedsim.server")
-_ONLY_SHOWS = ("cli.py", "comparison", "report", "tracking")  # parts of fedsim/ that compute no run
+# Parts of fedsim/ that compute no run.
+_PRESENTATION_ONLY = ("cli.py", "comparison", "report", "tracking")
 
 
-def fingerprint(loaded: LoadedExperiment) -> str:
+def run_fingerprint(loaded: LoadedExperiment) -> str:
     """Return the SHA-256 of everything that a run of the experiment depends on.
 
-    Guarantee: it changes with every setting (defaults included, `name` and `runtime` left out),
-    with every byte of a data file or a plug-in's file that the experiment names, with fedsim's own
-    source, and with the versions of the libraries that compute. Modules that a plug-in imports in
-    turn are not seen.
+    Guarantee: it changes with every setting (defaults included, `name` and `runtime` excluded),
+    with every byte of a data file or plug-in file named by the experiment, with fedsim's own
+    source, and with the versions of the numeric libraries. It does not cover modules that a
+    plug-in imports.
     """
     settings = loaded.experiment.model_dump(mode="json")
     for key in _WITHOUT_EFFECT:
@@ -43,7 +44,7 @@ def fingerprint(loaded: LoadedExperiment) -> str:
 
 
 def _named_files(settings: object, base: Path) -> Iterator[tuple[str, Path]]:
-    """Yield every file that a text of the settings names, as a path or as a plug-in."""
+    """Yield every file that the settings name, as a path or as a plug-in."""
     if isinstance(settings, dict):
         for value in settings.values():
             yield from _named_files(value, base)
@@ -86,7 +87,7 @@ def _file_digest(path: Path, _modified: int, _size: int) -> str:
 
 @lru_cache(maxsize=1)
 def _source_digest() -> str:
-    """Return a digest of the code that computes runs: a checkout changes under one version."""
+    """Return a digest of the code that computes runs: a checkout changes within one version."""
     digest = hashlib.sha256()
     own = Path(fedsim.__file__).parent
     roots = [own]
@@ -96,7 +97,7 @@ def _source_digest() -> str:
     for root in roots:
         for path in sorted(root.rglob("*.py")):
             relative = path.relative_to(root)
-            if root == own and relative.parts[0] in _ONLY_SHOWS:
+            if root == own and relative.parts[0] in _PRESENTATION_ONLY:
                 continue
             digest.update(f"{root.name}/{relative.as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""One run directory for every variant and seed, and what is left to do in each."""
+"""One job, with one run directory, for every variant and seed."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedsim.comparison.client_metrics import FILE as CLIENT_METRICS
-from fedsim.comparison.fingerprint import fingerprint
+from fedsim.comparison.fingerprint import run_fingerprint
 from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.worker import RECORD
 from fedsim.experiment import LoadedExperiment
@@ -27,13 +27,13 @@ class Job:
     """One variant with one seed.
 
     Attributes:
-        variant: its name.
+        variant: name of the variant.
         seed: the experiment's seed.
         loaded: the experiment.
-        directory: of the run.
+        directory: the run directory.
         digest: the fingerprint of the run.
         action: reuse a finished run, run from the start, or resume after the last round.
-        measure: whether `client_metrics.json` is still to be written.
+        measure: whether `client_metrics.json` must be written.
     """
 
     variant: str
@@ -45,12 +45,12 @@ class Job:
     measure: bool
 
     @property
-    def pending(self) -> bool:
-        """Whether there is something to do."""
+    def is_pending(self) -> bool:
+        """Whether a worker must run or measure it."""
         return self.action != "reuse" or self.measure
 
     def to_message(self) -> dict[str, Any]:
-        """Return the job as a worker reads it."""
+        """Return the job as a JSON message for a worker."""
         return {
             "action": self.action,
             "measure": self.measure,
@@ -65,7 +65,7 @@ class Job:
         }
 
 
-def refuse_foreign(out: Path) -> None:
+def check_directory(out: Path) -> None:
     """Check that a directory is new, empty, or one of a comparison.
 
     Runs of an older fedsim are set aside by their fingerprint, which covers the version.
@@ -86,7 +86,7 @@ def refuse_foreign(out: Path) -> None:
 
 
 @contextmanager
-def alone_in(out: Path) -> Iterator[tuple[int, ...]]:
+def lock_directory(out: Path) -> Iterator[tuple[int, ...]]:
     """Hold a directory for one comparison: two at once would write into the same runs.
 
     The lock goes with the processes that hold it, however they end. Yields the descriptors that
@@ -122,7 +122,7 @@ def plan_jobs(comparison: LoadedComparison, out: Path) -> list[Job]:
         for variant in comparison.variants:
             loaded = variant.experiments[index]
             path = out / "runs" / variant.name / f"seed-{seed}"
-            digest = fingerprint(loaded)
+            digest = run_fingerprint(loaded)
             action = _action(path, digest)
             if action == "run" and path.exists():
                 _set_aside(path, out)

@@ -1,4 +1,4 @@
-"""From a comparison file to checked experiments for every variant and seed, or to every mistake."""
+"""Load a comparison file: checked experiments for every variant and seed, or all mistakes."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -22,8 +22,8 @@ class LoadedVariant:
     """A variant whose experiments are valid.
 
     Attributes:
-        name: as in results and directories.
-        changes: what it sets in the base experiment, as `{"key.path": value}`.
+        name: name in results and directories.
+        changes: its changes to the base experiment, as `{"key.path": value}`.
         experiments: one for each seed, in the order of the seeds.
     """
 
@@ -32,7 +32,7 @@ class LoadedVariant:
     experiments: tuple[LoadedExperiment, ...]
 
     @property
-    def private(self) -> bool:
+    def is_private(self) -> bool:
         """Whether its clients train with differential privacy."""
         return self.experiments[0].experiment.privacy is not None
 
@@ -42,11 +42,11 @@ class LoadedComparison:
     """A checked comparison.
 
     Attributes:
-        settings: the file.
-        name: what the comparison is called.
-        base: the path of the base experiment.
-        seeds: one run of every variant for each.
-        variants: in the order of the file, grids spelt out.
+        settings: the content of the file.
+        name: name of the comparison.
+        base: path of the base experiment.
+        seeds: every variant runs once with each seed.
+        variants: all variants in the order of the file, grids expanded.
     """
 
     settings: ComparisonSettings
@@ -57,13 +57,13 @@ class LoadedComparison:
 
 
 def load_comparison(source: str | Path | Mapping[str, object]) -> LoadedComparison:
-    """Return the comparison that a YAML file or a mapping describes.
+    """Load a comparison from a YAML file or a mapping.
 
-    Nothing is imported, opened or trained. The base experiment is read once for every variant and
-    seed, so each of them is known to be valid before the first one runs.
+    No plug-in is imported and no data is read. The base experiment is loaded once for every
+    variant and seed, so all of them are known to be valid before the first run.
 
     Args:
-        source: the path of the file, or the same content as a mapping.
+        source: path of the file, or its content as a mapping.
 
     Raises:
         ExperimentError: with every mistake of the file, of the base and of every variant.
@@ -107,7 +107,7 @@ def _settings(tree: Node, problems: list[Problem]) -> ComparisonSettings | None:
 
 
 def _base(tree: Node, directory: Path, problems: list[Problem]) -> Path | None:
-    """Return the path of the base experiment; None where that is not a text."""
+    """Return the path of the base experiment; None if it is not a string or does not exist."""
     entry = _child(tree, "base")
     if entry is None or not isinstance(entry.node.value, str):
         return None  # reported already
@@ -119,7 +119,7 @@ def _base(tree: Node, directory: Path, problems: list[Problem]) -> Path | None:
 
 
 def _read_base(base: Path, problems: list[Problem]) -> Node | None:
-    """Return the tree of the base; its lesser mistakes are reported when it is loaded."""
+    """Return the tree of the base; mistakes in its keys are reported when it is loaded."""
     try:
         return read_yaml(base, [])
     except ExperimentError as error:
@@ -143,7 +143,7 @@ def _load_variants(
             for seed in seeds:
                 override = Override(("seed",), Node(seed, place))
                 experiments.append(load_experiment(base, [*variant.overrides, override]))
-        except ExperimentError as error:  # the seed changes nothing in what is wrong
+        except ExperimentError as error:  # the mistakes are the same for every seed
             found += [(variant, problem) for problem in error.problems]
             continue
         loaded.append(LoadedVariant(variant.name, variant.changes, tuple(experiments)))
@@ -154,7 +154,7 @@ def _load_variants(
 def _in_words(
     found: list[tuple[Variant, Problem]], num_variants: int, base: str
 ) -> Iterator[Problem]:
-    """Yield the problems of all variants, saying whose they are where the place does not."""
+    """Yield the problems of all variants; name the variant where the place does not show it."""
     counts = Counter(problem for _, problem in found)
     for variant, problem in found:
         if problem.source != base:  # written in the variant
@@ -192,7 +192,7 @@ def _selection_rules(
     settings: ComparisonSettings, variants: tuple[LoadedVariant, ...]
 ) -> Iterator[PathMessage]:
     select = settings.select
-    if select is not None and not select.among and not any(one.private for one in variants):
+    if select is not None and not select.among and not any(one.is_private for one in variants):
         yield ("select",), "no variant has privacy; name the candidates in select.among"
 
 

@@ -1,4 +1,4 @@
-"""What became of every run, read from its directory."""
+"""The outcome of every run, read from its directory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,25 +12,26 @@ from fedsim.runs.directory import RunDirectory, RunDirectoryError
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """One variant with one seed, after the comparison.
 
     Attributes:
-        variant: its name.
+        variant: name of the variant.
         seed: the experiment's seed.
-        path: the run directory, relative to the comparison's.
-        status: as in `summary.json`, or "failed" for a run that wrote none.
-        reason: why it failed; None for all others.
-        reused: whether an earlier call had finished it.
+        path: the run directory, relative to the comparison's directory.
+        status: status in `summary.json`, or "failed" for a run without that file.
+        reason: reason of a failure or a stop; None without one.
+        reused: whether an earlier call finished the run.
         metrics: final metrics on the test set; None where not finite.
-        private: whether its clients trained with differential privacy.
+        is_private: whether its clients trained with differential privacy.
         epsilon: the largest ε of any client; None if infinite or not private.
         delta: the δ of `epsilon`; None if not private.
         seconds: wall-clock time of its rounds.
         rounds: the lines of `rounds.jsonl`.
         clients: `clients` of `privacy.json`.
-        client_metrics: the global model on each client's own data; empty unless asked for.
-        pairing: digests of what variants share.
+        client_metrics: metrics of the global model on each client's own data; empty without
+            `client_metrics: true`.
+        pair_digests: digests of the parts that paired runs share.
     """
 
     variant: str
@@ -40,22 +41,22 @@ class Outcome:
     reason: str | None
     reused: bool
     metrics: Mapping[str, float | None]
-    private: bool
+    is_private: bool
     epsilon: float | None
     delta: float | None
     seconds: float
     rounds: tuple[Mapping[str, Any], ...]
     clients: tuple[Mapping[str, Any], ...]
     client_metrics: tuple[Mapping[str, Any], ...]
-    pairing: Mapping[str, str]
+    pair_digests: Mapping[str, str]
 
     @property
-    def finished(self) -> bool:
-        """Whether the run counts: it came to its planned end."""
+    def is_finished(self) -> bool:
+        """Whether the run reached its planned end and enters the results."""
         return self.status in FINISHED
 
     def to_json(self) -> dict[str, Any]:
-        """Return the run as in `comparison.json`."""
+        """Return the run's entry in `comparison.json`."""
         return {
             "variant": self.variant,
             "seed": self.seed,
@@ -71,13 +72,13 @@ class Outcome:
         }
 
 
-def read_outcome(job: Job, out: Path, failure: str | None) -> Outcome:
-    """Return what became of a job.
+def read_outcome(job: Job, out: Path, failure: str | None) -> RunOutcome:
+    """Return the outcome of a job.
 
     Args:
         job: the job.
         out: the comparison's directory.
-        failure: what its worker said when it failed; None if it did not.
+        failure: reason of the worker's failure; None if it did not fail.
     """
     directory = RunDirectory(job.directory)
     summary = _read(directory, "summary.json", {})
@@ -85,7 +86,7 @@ def read_outcome(job: Job, out: Path, failure: str | None) -> Outcome:
     measured = _read(directory, CLIENT_METRICS, {"clients": []}) if failure is None else {}
     private = job.loaded.experiment.privacy is not None
     status = summary.get("status", "failed" if failure else "interrupted")
-    return Outcome(
+    return RunOutcome(
         variant=job.variant,
         seed=job.seed,
         path=job.directory.relative_to(out).as_posix(),
@@ -93,14 +94,14 @@ def read_outcome(job: Job, out: Path, failure: str | None) -> Outcome:
         reason=failure or summary.get("reason"),
         reused=job.action == "reuse",
         metrics={name: value for name, value in summary.items() if name.startswith("test_")},
-        private=private,
+        is_private=private,
         epsilon=privacy.get("system_epsilon") if private else None,
         delta=summary.get("delta"),
         seconds=summary.get("seconds", 0.0),
         rounds=tuple(directory.read_rounds() if directory.rounds.is_file() else ()),
         clients=tuple(privacy["clients"]),
         client_metrics=tuple(measured.get("clients", ())),
-        pairing=_read(directory, RECORD, {}).get("pairing", {}),
+        pair_digests=_read(directory, RECORD, {}).get("pairing", {}),
     )
 
 

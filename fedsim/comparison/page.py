@@ -1,7 +1,7 @@
 """The report of a comparison: one HTML file, readable offline, on paper and on a phone.
 
-Its only script sorts tables, is part of the file, and is named by its hash in the page's policy:
-no other script can run, whatever might slip in.
+Its only script sorts tables. The page's security policy names the script's hash, so that no other
+script can run, even if text from a file should slip through the escaping.
 """
 
 import base64
@@ -36,34 +36,34 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).parent
 _MAX_RUNS = 2000
-_MAX_SETTINGS = 30_000
+_MAX_SETTINGS_CHARACTERS = 30_000
 
 
 @dataclass(frozen=True)
-class Cell:
-    """What a table shows and what it sorts by; None sorts last."""
+class TableCell:
+    """A cell: its text, and the value to sort by; None sorts last."""
 
     text: str
     value: float | str | None
 
 
 @dataclass(frozen=True)
-class Row:
-    """A line of a table with the number of its variant's colour."""
+class TableRow:
+    """A row of a table, with the number of its variant's colour."""
 
     name: str
     series: int
-    cells: tuple[Cell, ...]
+    cells: tuple[TableCell, ...]
     link: str | None = None
 
 
 def write_page(result: ComparisonResult) -> None:
     """Write `comparison.html`."""
-    RunDirectory(result.path).write_text("comparison.html", render(result))
+    RunDirectory(result.path).write_text("comparison.html", render_comparison(result))
 
 
-def render(result: ComparisonResult) -> str:
-    """Return the report as HTML. Everything that comes from files is escaped."""
+def render_comparison(result: ComparisonResult) -> str:
+    """Return the report as HTML; all text from files is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([_HERE, _HERE.parent / "report"], encoding="utf-8"),
         autoescape=True,
@@ -97,7 +97,7 @@ def _context(result: ComparisonResult) -> dict[str, Any]:
         "warnings": _warnings(result),
         "cards": _cards(results),
         "rows": [_row(variant, results, series[variant.name]) for variant in results.variants],
-        "pairing": results.pairing.statement,
+        "pairing": results.pair_check.statement,
         "notes": results.notes,
         "tuning": result.tuning.statement,
         "guarantees": _guarantees(result),
@@ -105,19 +105,19 @@ def _context(result: ComparisonResult) -> dict[str, Any]:
         "client_warning": WARNING,
         "runs": runs[:_MAX_RUNS],
         "num_runs": len(runs),
-        "settings": settings[:_MAX_SETTINGS],
+        "settings": settings[:_MAX_SETTINGS_CHARACTERS],
     }
 
 
 def _warnings(result: ComparisonResult) -> list[tuple[str, str]]:
     found = []
     if result.interrupted:
-        found.append(("The comparison is not finished.", "The same command continues it."))
+        found.append(("The comparison is not finished.", "Run the same command to continue it."))
     if result.failed:
         names = ", ".join(f"{run.variant} with seed {run.seed}" for run in result.failed[:10])
         found.append((f"{len(result.failed)} runs failed:", f"{names}. They are left out."))
     if len(result.results.seeds) == 1:
-        found.append(("One seed shows nothing about chance.", "There are no intervals or tests."))
+        found.append(("There is one seed.", "It gives no intervals and no tests."))
     return found
 
 
@@ -130,7 +130,7 @@ def _cards(results: Results) -> list[Card]:
             f"{results.baseline}: {metric_words(metric)}",
             "–" if estimate is None else interval_text(metric, estimate),
             f"the baseline; {guarantee_text(baseline)}"
-            if baseline.private
+            if baseline.is_private
             else "the baseline, without privacy",
         )
     ]
@@ -140,15 +140,19 @@ def _cards(results: Results) -> list[Card]:
             Card(
                 f"{strongest.name} minus {results.baseline}",
                 difference_text(metric, strongest.difference.paired.estimate),
-                f"the smallest ε, {epsilon_text(strongest.epsilon)}; ± is half of a 95 % interval",
+                f"the smallest ε, {epsilon_text(strongest.epsilon)}; ± is half a 95 % interval",
             )
         )
     seconds = sum(run.seconds for run in results.outcomes)
-    finished = sum(run.finished for run in results.outcomes)
+    finished = sum(run.is_finished for run in results.outcomes)
     cards += [
         Card("Runs", f"{finished} of {len(results.outcomes)}", f"{len(results.seeds)} seeds"),
-        Card("Paired", "yes" if results.pairing.paired else "in part", "data, model, participants"),
-        Card("Time", duration_text(seconds), "of all runs, added up"),
+        Card(
+            "Paired",
+            "yes" if results.pair_check.is_paired else "in part",
+            "data, model, participants",
+        ),
+        Card("Time", duration_text(seconds), "total of all runs"),
     ]
     return cards
 
@@ -160,56 +164,58 @@ def _strongest(results: Results) -> VariantResult | None:
     return min(found, key=lambda one: one.epsilon or 0.0, default=None)
 
 
-def _row(variant: VariantResult, results: Results, series: int) -> Row:
+def _row(variant: VariantResult, results: Results, series: int) -> TableRow:
     metric = results.metric
     estimate, difference = variant.metrics.get(metric), variant.difference
     baseline = next(one for one in results.variants if one.name == results.baseline)
-    epsilon = variant.epsilon if variant.private else None
+    epsilon = variant.epsilon if variant.is_private else None
     cells = (
-        Cell(guarantee_text(variant), epsilon),
-        Cell("–", None)
+        TableCell(guarantee_text(variant), epsilon),
+        TableCell("–", None)
         if estimate is None
-        else Cell(interval_text(metric, estimate), estimate.mean),
-        Cell("baseline" if variant is baseline else "–", None)
+        else TableCell(interval_text(metric, estimate), estimate.mean),
+        TableCell("baseline" if variant is baseline else "–", None)
         if difference is None
-        else Cell(
+        else TableCell(
             difference_text(metric, difference.paired.estimate), difference.paired.estimate.mean
         ),
-        Cell("–", None)
+        TableCell("–", None)
         if difference is None
-        else Cell(p_text(difference.holm_p), difference.holm_p),
-        Cell("–", None)
+        else TableCell(p_text(difference.holm_p), difference.holm_p),
+        TableCell("–", None)
         if difference is None
-        else Cell(p_text(difference.paired.sign_flip_p), difference.paired.sign_flip_p),
-        Cell(f"{len(variant.finished)}/{len(variant.outcomes)}", len(variant.finished)),
-        Cell(
+        else TableCell(p_text(difference.paired.sign_flip_p), difference.paired.sign_flip_p),
+        TableCell(
+            f"{len(variant.finished_runs)}/{len(variant.outcomes)}", len(variant.finished_runs)
+        ),
+        TableCell(
             seconds_text(variant.seconds),
             None if variant.seconds is None else variant.seconds.mean,
         ),
     )
-    return Row(variant.name, series, cells)
+    return TableRow(variant.name, series, cells)
 
 
-def _run_row(run: Any, metric: str, series: int) -> Row:
+def _run_row(run: Any, metric: str, series: int) -> TableRow:
     value = run.metrics.get(metric)
-    epsilon = f"ε ≤ {epsilon_text(run.epsilon)}" if run.private and run.finished else "none"
+    epsilon = f"ε ≤ {epsilon_text(run.epsilon)}" if run.is_private and run.is_finished else "none"
     cells = (
-        Cell(str(run.seed), run.seed),
-        Cell(run.status, run.status),
-        Cell(metric_text(metric, value) if metric in run.metrics else "–", value),
-        Cell(epsilon, run.epsilon),
-        Cell(f"{len(run.rounds)}", len(run.rounds)),
-        Cell(duration_text(run.seconds), run.seconds),
+        TableCell(str(run.seed), run.seed),
+        TableCell(run.status, run.status),
+        TableCell(metric_text(metric, value) if metric in run.metrics else "–", value),
+        TableCell(epsilon, run.epsilon),
+        TableCell(f"{len(run.rounds)}", len(run.rounds)),
+        TableCell(duration_text(run.seconds), run.seconds),
     )
-    return Row(run.variant, series, cells, link=f"{run.path}/report.html")
+    return TableRow(run.variant, series, cells, link=f"{run.path}/report.html")
 
 
 def _guarantees(result: ComparisonResult) -> list[tuple[str, str]]:
-    """Return what the run with the largest ε of each private variant says of its guarantee."""
+    """Return (variant, statement of its run with the largest ε) for each private variant."""
     found = []
     for variant in result.results.variants:
-        if variant.private and variant.finished:
-            worst = max(variant.finished, key=lambda run: run.epsilon or float("inf"))
+        if variant.is_private and variant.finished_runs:
+            worst = max(variant.finished_runs, key=lambda run: run.epsilon or float("inf"))
             privacy = RunDirectory(result.path / worst.path).read_json("privacy.json")
             found.append((variant.name, privacy["statement"]))
     return found
@@ -231,7 +237,7 @@ def _figures(results: Results) -> "dict[str, Markup | None]":
 
 
 def _client_metric(results: Results) -> str | None:
-    """Return the metric of single clients that goes with the compared one."""
+    """Return the per-client metric that corresponds to the compared metric."""
     for run in results.outcomes:
         for row in run.client_metrics:
             wanted = "client_" + results.metric.removeprefix("test_")

@@ -1,4 +1,4 @@
-"""Whether runs with one seed share what they should: data, initial model, participants."""
+"""Check that runs with the same seed share data, initial model and participants."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,15 +11,15 @@ import numpy as np
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
 
-PARTS = {
+SHARED_PARTS = {
     "data": "data (partitions, test set)",
     "initial_model": "initial model",
     "participants": "participants of every round",
 }
 
 
-def pairing_digests(federation: "Federation") -> dict[str, str]:
-    """Return a SHA-256 for each of `PARTS` of a federation that is about to run."""
+def pair_digests(federation: "Federation") -> dict[str, str]:
+    """Return the SHA-256 of each of `SHARED_PARTS`, before the federation runs."""
     data = federation.data
     examples = chain(data.clients, [data.test], data.held_out or ())
     state = federation.model.state_dict()
@@ -41,57 +41,57 @@ def _digest(arrays: Iterable[np.ndarray]) -> str:
 
 
 @dataclass(frozen=True)
-class Pairing:
-    """What every variant shares with the baseline, seed by seed.
+class PairCheck:
+    """The parts that variants share with the baseline, over all seeds.
 
     Attributes:
-        differences: for each variant that does not share everything, the names of the parts.
-        checked: number of pairs of runs that were compared.
+        differences: the differing parts, for each variant that has any.
+        checked: number of compared pairs of runs.
     """
 
     differences: Mapping[str, tuple[str, ...]]
     checked: int
 
     @property
-    def paired(self) -> bool:
-        """Whether all pairs share everything, and there are pairs."""
+    def is_paired(self) -> bool:
+        """Whether there are pairs and all of them share every part."""
         return self.checked > 0 and not self.differences
 
     @property
     def statement(self) -> str:
-        """What was found, in words."""
+        """The result in words."""
         if not self.checked:
             return "No seed finished both in the baseline and in another variant."
-        if self.paired:
+        if self.is_paired:
             return (
                 f"Checked in all {self.checked} pairs of runs: with the same seed, every variant "
-                f"shares {_listed(list(PARTS.values()))} with the baseline."
+                f"shares {_listed(list(SHARED_PARTS.values()))} with the baseline."
             )
         found = "; ".join(
-            f"{name} differs in its {_listed([PARTS[part] for part in parts])}"
+            f"{name} differs in its {_listed([SHARED_PARTS[part] for part in parts])}"
             for name, parts in self.differences.items()
         )
         return (
-            f"Not everything is shared with the baseline: {found}. What a variant changes itself "
-            "cannot be shared; the difference to the baseline varies more for it."
+            f"Not everything is shared with the baseline: {found}. A part that a variant changes "
+            "cannot be shared, and its difference to the baseline varies more between seeds."
         )
 
     def to_json(self) -> dict[str, object]:
-        """Return the pairing as in `comparison.json`."""
+        """Return `pairing` of `comparison.json`."""
         return {
-            "paired": self.paired,
+            "paired": self.is_paired,
             "checked": self.checked,
             "differences": {name: list(parts) for name, parts in self.differences.items()},
             "statement": self.statement,
         }
 
 
-def check_pairing(digests: Mapping[str, Mapping[int, Mapping[str, str]]], baseline: str) -> Pairing:
-    """Compare every variant's digests with the baseline's of the same seed.
+def check_pairs(digests: Mapping[str, Mapping[int, Mapping[str, str]]], baseline: str) -> PairCheck:
+    """Compare every variant's digests with those of the baseline for the same seed.
 
     Args:
-        digests: for each variant and seed that ran, the digests of `pairing_digests`.
-        baseline: name of the variant to compare with.
+        digests: `{variant: {seed: pair_digests(...)}}` of all finished runs.
+        baseline: name of the baseline variant.
     """
     reference = digests.get(baseline, {})
     differences: dict[str, tuple[str, ...]] = {}
@@ -103,12 +103,12 @@ def check_pairing(digests: Mapping[str, Mapping[int, Mapping[str, str]]], baseli
         checked += len(shared)
         parts = tuple(
             part
-            for part in PARTS
+            for part in SHARED_PARTS
             if any(seeds[seed].get(part) != reference[seed].get(part) for seed in shared)
         )
         if parts:
             differences[name] = parts
-    return Pairing(differences, checked)
+    return PairCheck(differences, checked)
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -16,24 +16,24 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from fedsim.comparison.outcomes import Outcome
+from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.text import interval_text, metric_words
 from fedsim.core.formatting import epsilon_text, metric_text
 from fedsim.report.svg import Ink, inline_svg, style
 
-_WIDE = (400 / 72, 270 / 72)  # little more than a phone: text must stay legible there
-_CURVE = (330 / 72, 245 / 72)
+_WIDE_INCHES = (400 / 72, 270 / 72)  # little more than a phone: text must stay legible there
+_CURVE_INCHES = (330 / 72, 245 / 72)
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
 _MARKERS = "os^Dv<>P"
 _MAX_TIPS = 600  # single points with a text of their own
-_MAX_POINTS = 4000
-_MAX_STEPS = 300  # of a curve
+_MAX_CLIENT_POINTS = 4000
+_MAX_CURVE_POINTS = 300
 
 
 @dataclass(frozen=True)
 class Series:
-    """How a variant is drawn in every figure."""
+    """Colour, dashes and marker of a variant in all figures."""
 
     colour: str
     dashes: object
@@ -43,12 +43,12 @@ class Series:
 
 @dataclass
 class _Tips:
-    """Gives artists a text of their own."""
+    """The tooltips of a figure, by the gid of their artist."""
 
     texts: dict[str, str] = field(default_factory=dict)
 
     def add(self, text: str) -> str:
-        """Return the gid of an artist that is to have this text."""
+        """Add a tooltip and return the gid for its artist."""
         gid = f"tip-{len(self.texts) + 1}"
         self.texts[gid] = text
         return gid
@@ -82,9 +82,9 @@ def draw_tradeoff(results: Results) -> Markup | None:
     if not private:
         return None
     with style():
-        figure, axes = _new(_WIDE)
+        figure, axes = _new(_WIDE_INCHES)
         for variant in results.variants:
-            if not variant.private and metric in variant.metrics:
+            if not variant.is_private and metric in variant.metrics:
                 _draw_level(axes, variant, metric, series[variant.name], tips)
         for epsilon, variant in private:
             _draw_point(axes, epsilon, variant, metric, series[variant.name], tips)
@@ -93,7 +93,7 @@ def draw_tradeoff(results: Results) -> Markup | None:
         axes.set_ylabel(metric_words(metric))
         words = (
             f"{variant.name} {interval_text(metric, variant.metrics[metric])} at "
-            + (f"ε = {epsilon_text(variant.epsilon)}" if variant.private else "no privacy")
+            + (f"ε = {epsilon_text(variant.epsilon)}" if variant.is_private else "no privacy")
             for variant in results.variants
             if metric in variant.metrics
         )
@@ -115,8 +115,8 @@ def draw_fairness(results: Results, metric: str) -> Markup | None:
     """Return each client's own metric against its own ε; None without client metrics.
 
     Args:
-        results: with client metrics.
-        metric: such as `client_accuracy`.
+        results: the results of the comparison.
+        metric: a metric of `client_metrics.json`, such as `client_accuracy`.
     """
     series, tips = series_of(results), _Tips()
     points = {variant.name: _client_points(variant, metric) for variant in results.variants}
@@ -125,10 +125,10 @@ def draw_fairness(results: Results, metric: str) -> Markup | None:
         return None
     epsilons = [e for found in points.values() for e, _, _ in found if e is not None]
     with style():
-        figure, axes = _new(_WIDE)
+        figure, axes = _new(_WIDE_INCHES)
         beyond = 1.9 * max(epsilons, default=1.0)  # where clients without privacy stand
         for name, found in points.items():
-            shown = found[:: max(1, -(-total // _MAX_POINTS))]
+            shown = found[:: max(1, -(-total // _MAX_CLIENT_POINTS))]
             _draw_clients(axes, shown, beyond, series[name], tips, single=total <= _MAX_TIPS)
         _epsilon_axis(axes, epsilons or [1.0], beyond if _any_without(points) else None)
         axes.set_xlabel("ε of the client")
@@ -142,15 +142,17 @@ def draw_spend_distribution(results: Results) -> Markup | None:
     """Return, for each private variant, the share of clients that spent at most ε."""
     series = series_of(results)
     spends = {
-        variant.name: np.sort([epsilon for run in variant.finished for epsilon in _epsilons(run)])
+        variant.name: np.sort(
+            [epsilon for run in variant.finished_runs for epsilon in _epsilons(run)]
+        )
         for variant in results.variants
-        if variant.private
+        if variant.is_private
     }
     spends = {name: found for name, found in spends.items() if len(found)}
     if not spends:
         return None
     with style():
-        figure, axes = _new(_CURVE)
+        figure, axes = _new(_CURVE_INCHES)
         largest = max(float(found[-1]) for found in spends.values())
         for name, found in spends.items():
             shares = np.arange(1, len(found) + 1) / len(found)
@@ -223,7 +225,7 @@ def _draw_curves(
     if not curves:
         return None
     with style():
-        figure, axes = _new(_CURVE)
+        figure, axes = _new(_CURVE_INCHES)
         for variant, x, y in curves:
             one, keep = series[variant.name], _thin(len(x))
             gid = tips.add(f"{variant.name}: {metric_text(results.metric, y[-1])} at the end")
@@ -249,7 +251,7 @@ def _by_round(variant: VariantResult, metric: str) -> _Points:
 
 def _by_epsilon(variant: VariantResult, metric: str) -> _Points:
     """Return mean ε and mean metric after each round; nothing for a variant without finite ε."""
-    if not variant.private or variant.epsilon is None:
+    if not variant.is_private or variant.epsilon is None:
         return ((), ())
     spent = _table(variant, "epsilon_max")
     rounds = min(spent.shape[1], _table(variant, metric).shape[1])
@@ -261,7 +263,7 @@ def _by_epsilon(variant: VariantResult, metric: str) -> _Points:
 
 def _table(variant: VariantResult, name: str) -> np.ndarray:
     """Return a row for each finished run, a column for each round that all of them have."""
-    rows = [[row.get(name) for row in run.rounds] for run in variant.finished]
+    rows = [[row.get(name) for row in run.rounds] for run in variant.finished_runs]
     length = min((len(row) for row in rows), default=0)
     table = np.array([row[:length] for row in rows], dtype=float).reshape(len(rows), length)
     finite = np.isfinite(table).all(axis=0) if rows else np.ones(0, dtype=bool)
@@ -271,13 +273,13 @@ def _table(variant: VariantResult, name: str) -> np.ndarray:
 def _client_points(variant: VariantResult, metric: str) -> list[tuple[float | None, float, str]]:
     """Return (ε or None without privacy, metric, text) of every client of every finished run."""
     found = []
-    for run in variant.finished:
+    for run in variant.finished_runs:
         spends = {row["client"]: row["epsilon"] for row in run.clients}
         for row in run.client_metrics:
             if row.get(metric) is None:
                 continue
             epsilon = spends.get(row["client"])
-            bound = f"ε ≤ {epsilon_text(epsilon)}" if run.private else "no privacy"
+            bound = f"ε ≤ {epsilon_text(epsilon)}" if run.is_private else "no privacy"
             text = (
                 f"{variant.name}, seed {run.seed}, client {row['client']} ({row['examples']} "
                 f"examples): {metric_text(metric, row[metric])}, {bound}"
@@ -309,7 +311,7 @@ def _any_without(points: dict[str, list[tuple[float | None, float, str]]]) -> bo
     return any(epsilon is None for found in points.values() for epsilon, _, _ in found)
 
 
-def _epsilons(run: Outcome) -> list[float]:
+def _epsilons(run: RunOutcome) -> list[float]:
     return [row["epsilon"] for row in run.clients if row["epsilon"] is not None]
 
 
@@ -356,6 +358,6 @@ def _client_words(metric: str) -> str:
 
 
 def _thin(length: int) -> np.ndarray:
-    """Return at most about `_MAX_STEPS` indices, evenly spread, both ends among them."""
-    count = min(length, _MAX_STEPS)
+    """Return at most about `_MAX_CURVE_POINTS` indices, evenly spread, both ends among them."""
+    count = min(length, _MAX_CURVE_POINTS)
     return np.unique(np.linspace(0, length - 1, count).round().astype(int))

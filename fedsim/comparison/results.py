@@ -1,33 +1,33 @@
-"""From the outcomes of all runs to the numbers of a comparison."""
+"""The numbers of a comparison, computed from the outcomes of all runs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedsim.comparison.load import LoadedComparison
-from fedsim.comparison.outcomes import Outcome
-from fedsim.comparison.pairs import Pairing, check_pairing
+from fedsim.comparison.outcomes import RunOutcome
+from fedsim.comparison.pairs import PairCheck, check_pairs
 from fedsim.comparison.statistics import (
     CONFIDENCE,
     Estimate,
     PairedDifference,
     holm,
-    mean_interval,
     paired_difference,
+    t_interval,
 )
 from fedsim.core.errors import FedsimError, InputError
 from fedsim.runs.schema import COMPARISON_SCHEMA
 
-_SHOWN = 10  # reasons of failures
+_MAX_REASONS = 10
 _PREFERRED = ("test_accuracy", "test_r2", "test_loss")
 
 
 class ComparisonError(InputError):
-    """A comparison that has no result; the message says what to change."""
+    """A comparison without a result; the message names the fix."""
 
 
 class NothingFinishedError(FedsimError, RuntimeError):
-    """A comparison of which no run was finished; the message says why."""
+    """A comparison without a finished run; the message has the reasons."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Difference:
     holm_p: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the difference as in `comparison.json`."""
+        """Return the `difference` of a variant in `comparison.json`."""
         return {
             "seeds": list(self.seeds),
             **_estimate_json(self.paired.estimate),
@@ -58,12 +58,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class VariantResult:
-    """What a comparison says of one variant.
+    """The results of one variant.
 
     Attributes:
-        name: the variant.
-        changes: what it sets in the base experiment.
-        private: whether its clients trained with differential privacy.
+        name: name of the variant.
+        changes: its changes to the base experiment.
+        is_private: whether its clients trained with differential privacy.
         outcomes: one for each seed.
         metrics: means over the finished seeds.
         difference: to the baseline in the compared metric; None for the baseline itself, or
@@ -75,8 +75,8 @@ class VariantResult:
 
     name: str
     changes: Mapping[str, object]
-    private: bool
-    outcomes: tuple[Outcome, ...]
+    is_private: bool
+    outcomes: tuple[RunOutcome, ...]
     metrics: Mapping[str, Estimate]
     difference: Difference | None
     epsilon: float | None
@@ -84,16 +84,16 @@ class VariantResult:
     seconds: Estimate | None
 
     @property
-    def finished(self) -> tuple[Outcome, ...]:
-        """The outcomes that count."""
-        return tuple(outcome for outcome in self.outcomes if outcome.finished)
+    def finished_runs(self) -> tuple[RunOutcome, ...]:
+        """The outcomes of finished runs."""
+        return tuple(outcome for outcome in self.outcomes if outcome.is_finished)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the variant as in `comparison.json`."""
+        """Return the variant's entry in `comparison.json`."""
         return {
             "name": self.name,
             "changes": dict(self.changes),
-            "private": self.private,
+            "private": self.is_private,
             "epsilon": self.epsilon,
             "delta": self.delta,
             "metrics": {name: _estimate_json(one) for name, one in self.metrics.items()},
@@ -108,12 +108,12 @@ class Results:
     """The numbers of a comparison.
 
     Attributes:
-        name: of the comparison.
-        metric: what is compared.
+        name: name of the comparison.
+        metric: the compared metric.
         baseline: name of the variant that the others are compared with.
         seeds: the seeds of every variant.
         variants: in the order of the file.
-        pairing: what the variants share.
+        pair_check: whether paired runs share data, initial model and participants.
     """
 
     name: str
@@ -121,20 +121,20 @@ class Results:
     baseline: str
     seeds: tuple[int, ...]
     variants: tuple[VariantResult, ...]
-    pairing: Pairing
+    pair_check: PairCheck
 
     @property
-    def outcomes(self) -> tuple[Outcome, ...]:
+    def outcomes(self) -> tuple[RunOutcome, ...]:
         """The outcomes of all variants."""
         return tuple(outcome for variant in self.variants for outcome in variant.outcomes)
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know to read the intervals and tests aright."""
+        """Notes on how to read the intervals and tests."""
         return list(_notes(self))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the numbers as in `comparison.json`."""
+        """Return the numbers of `comparison.json`."""
         return {
             "schema": COMPARISON_SCHEMA,
             "name": self.name,
@@ -142,20 +142,24 @@ class Results:
             "baseline": self.baseline,
             "seeds": list(self.seeds),
             "confidence": CONFIDENCE,
-            "pairing": self.pairing.to_json(),
+            "pairing": self.pair_check.to_json(),
             "variants": [variant.to_json() for variant in self.variants],
             "notes": self.notes,
         }
 
 
-def summarise(comparison: LoadedComparison, outcomes: Sequence[Outcome]) -> Results:
-    """Return the numbers of a comparison from the outcomes of its runs.
+def summarise(comparison: LoadedComparison, outcomes: Sequence[RunOutcome]) -> Results:
+    """Return the numbers of a comparison.
+
+    Args:
+        comparison: the checked comparison.
+        outcomes: the outcome of every run.
 
     Raises:
-        ComparisonError: the runs do not have the metric that the file asks for.
+        ComparisonError: the runs do not have the metric of the comparison file.
         NothingFinishedError: no run was finished.
     """
-    finished = [outcome for outcome in outcomes if outcome.finished]
+    finished = [outcome for outcome in outcomes if outcome.is_finished]
     if not finished:
         raise NothingFinishedError(_nothing_finished(outcomes))
     metric = _metric(comparison.settings.metric, finished)
@@ -178,7 +182,7 @@ def summarise(comparison: LoadedComparison, outcomes: Sequence[Outcome]) -> Resu
         difference = None if pair is None else Difference(*pair, holm_p=adjusted[variant.name])
         variants.append(_variant(variant.name, variant.changes, by_name[variant.name], difference))
     digests = {
-        name: {one.seed: one.pairing for one in own if one.finished}
+        name: {one.seed: one.pair_digests for one in own if one.is_finished}
         for name, own in by_name.items()
     }
     return Results(
@@ -187,11 +191,11 @@ def summarise(comparison: LoadedComparison, outcomes: Sequence[Outcome]) -> Resu
         baseline=baseline,
         seeds=comparison.seeds,
         variants=tuple(variants),
-        pairing=check_pairing(digests, baseline),
+        pair_check=check_pairs(digests, baseline),
     )
 
 
-def _metric(asked: str | None, finished: Sequence[Outcome]) -> str:
+def _metric(asked: str | None, finished: Sequence[RunOutcome]) -> str:
     known = [name for name in finished[0].metrics if all(name in one.metrics for one in finished)]
     if asked is None:
         return next(name for name in (*_PREFERRED, *known) if name in known)
@@ -203,24 +207,24 @@ def _metric(asked: str | None, finished: Sequence[Outcome]) -> str:
     return asked
 
 
-def _nothing_finished(outcomes: Sequence[Outcome]) -> str:
+def _nothing_finished(outcomes: Sequence[RunOutcome]) -> str:
     lines = [f"{one.path}: {one.reason}" for one in outcomes if one.reason is not None]
-    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    more = [f"and {len(lines) - _MAX_REASONS} more"] if len(lines) > _MAX_REASONS else []
     head = "no run was finished, so there is nothing to compare"
-    return "\n".join([head, *lines[:_SHOWN], *more])
+    return "\n".join([head, *lines[:_MAX_REASONS], *more])
 
 
-def _values(outcomes: Sequence[Outcome], metric: str) -> dict[int, float]:
+def _values(outcomes: Sequence[RunOutcome], metric: str) -> dict[int, float]:
     """Return the finite values of the finished runs by seed."""
     return {
         one.seed: value
         for one in outcomes
-        if one.finished and (value := one.metrics.get(metric)) is not None
+        if one.is_finished and (value := one.metrics.get(metric)) is not None
     }
 
 
 def _paired(
-    own: Sequence[Outcome], baseline: Sequence[Outcome], metric: str
+    own: Sequence[RunOutcome], baseline: Sequence[RunOutcome], metric: str
 ) -> tuple[tuple[int, ...], PairedDifference] | None:
     mine, other = _values(own, metric), _values(baseline, metric)
     seeds = tuple(seed for seed in mine if seed in other)
@@ -233,10 +237,10 @@ def _paired(
 def _variant(
     name: str,
     changes: Mapping[str, object],
-    outcomes: tuple[Outcome, ...],
+    outcomes: tuple[RunOutcome, ...],
     difference: Difference | None,
 ) -> VariantResult:
-    finished = [one for one in outcomes if one.finished]
+    finished = [one for one in outcomes if one.is_finished]
     names = list(dict.fromkeys(metric for one in finished for metric in one.metrics))
     values = {metric: list(_values(finished, metric).values()) for metric in names}
     epsilons = [one.epsilon for one in finished]
@@ -244,13 +248,13 @@ def _variant(
     return VariantResult(
         name=name,
         changes=changes,
-        private=outcomes[0].private,
+        is_private=outcomes[0].is_private,
         outcomes=outcomes,
-        metrics={metric: mean_interval(found) for metric, found in values.items() if found},
+        metrics={metric: t_interval(found) for metric, found in values.items() if found},
         difference=difference,
         epsilon=max(known) if known and len(known) == len(epsilons) else None,
         delta=max((one.delta for one in finished if one.delta is not None), default=None),
-        seconds=mean_interval([one.seconds for one in finished]) if finished else None,
+        seconds=t_interval([one.seconds for one in finished]) if finished else None,
     )
 
 
@@ -260,15 +264,15 @@ def _notes(results: Results) -> Iterator[str]:
         yield "There is one seed, so there are no intervals and no tests: run more seeds."
     else:
         yield (
-            f"± is half of a 95 % t interval over {seeds} seeds. A seed sets data split, "
-            "partition, initial model, participants, lots and noise, so an interval covers all of "
-            "these together; another dataset it does not."
+            f"± is half a 95 % t interval over {seeds} seeds. A seed sets data split, partition, "
+            "initial model, participants, lots and noise, so an interval covers the variation of "
+            "all of these, but not that of another dataset."
         )
         floor = 2.0 ** (1 - seeds)
         if floor > 0.05:
             yield (
-                f"With {seeds} seeds the sign-flip test cannot give a p value below {floor:.3g}, "
-                "whatever the difference."
+                f"With {seeds} seeds, the sign-flip test cannot give a p value below {floor:.3g}, "
+                "however large the difference."
             )
     tested = sum(
         variant.difference is not None and variant.difference.holm_p is not None
@@ -284,11 +288,14 @@ def _notes(results: Results) -> Iterator[str]:
         missing = [one for one in variant.outcomes if one.seed not in values]
         if missing:
             shown = ", ".join(f"{one.seed} ({_why(one)})" for one in missing)
-            yield f"{variant.name}: left out seed {shown}; the others may be the luckier ones."
+            yield (
+                f"{variant.name}: left out seed {shown}, which may bias the mean: the remaining "
+                "seeds may be the better ones."
+            )
 
 
-def _why(outcome: Outcome) -> str:
-    return "its value is not finite" if outcome.finished else outcome.status
+def _why(outcome: RunOutcome) -> str:
+    return "its value is not finite" if outcome.is_finished else outcome.status
 
 
 def _estimate_json(estimate: Estimate) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The comparison file as a type. What a variant may override is the experiment's own schema."""
+"""The settings of a comparison file; variants override keys of the experiment schema."""
 
 from typing import Any, Literal
 
@@ -26,15 +26,15 @@ SMALLER_IS_BETTER = ("loss", "mse")
 
 
 class SelectSettings(Settings):
-    """`select:` in a comparison file: a variant is chosen, and what that costs is stated."""
+    """`select:` in a comparison file: choose a variant and state its privacy cost."""
 
-    metric: SelectionMetric = Field(description="its mean over the seeds decides")
+    metric: SelectionMetric = Field(description="the variant with the best mean is chosen")
     on: Literal["public_data", "public_test", "private"] = Field(
         description="public_data: every example of the comparison is public; public_test: models "
         "of private data, scored on public data; private: scored on private data"
     )
     among: list[str] | None = Field(
-        default=None, description="the candidates; null: every variant with privacy"
+        default=None, description="candidate variants; null: every variant with privacy"
     )
 
 
@@ -46,29 +46,29 @@ class ComparisonSettings(Settings):
         default=None,
         pattern=NAME_PATTERN,
         max_length=100,
-        description="what the comparison is called; null: the file's name",
+        description="name of the comparison; null: the file's name",
     )
-    seeds: Any = Field(description="how many (0, 1, 2, ...), or a list of seeds")
-    baseline: str = Field(description="the variant that every other one is compared with")
+    seeds: Any = Field(description="number of seeds (0, 1, 2, ...), or a list of seeds")
+    baseline: str = Field(description="the variant that all others are compared with")
     variants: dict[str, Any] = Field(
-        min_length=1, description="names of variants, each with what it changes in the base"
+        min_length=1, description="names of variants, each with its changes to the base"
     )
     metric: TestMetric | None = Field(
-        default=None, description="what is compared; null: accuracy, or else R², or else the loss"
+        default=None, description="the compared metric; null: accuracy, else R², else the loss"
     )
     client_metrics: bool = Field(
         default=False,
-        description="whether the final model is also scored on every client's own data: private "
+        description="whether to evaluate the final model on every client's own data: private "
         "figures that no ε covers, for the experimenter alone",
     )
     select: SelectSettings | None = Field(
-        default=None, description="a variant is chosen by these results; null: none is"
+        default=None, description="choose a variant by these results; null: choose none"
     )
 
     @field_validator("seeds")
     @classmethod
     def _seeds(cls, seeds: object) -> tuple[int, ...]:
-        """Return the list of seeds, also for a number of them."""
+        """Return the list of seeds for a list or a number of seeds."""
         if isinstance(seeds, bool) or not isinstance(seeds, int | list):
             raise ValueError(f"must be a whole number or a list of them, got {value_text(seeds)}")
         if isinstance(seeds, int):

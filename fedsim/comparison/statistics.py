@@ -1,10 +1,10 @@
 """Means over seeds, paired differences and their tests. Seeds are the sample, not examples.
 
-An interval is Student's t interval: it is exact for normal values and an approximation for others,
-and with few seeds a wide one. Two tests stand beside a paired difference because they assume
-different things: the paired t test assumes normal differences; the sign-flip test (Fisher 1935,
-The Design of Experiments, section 21) only that each difference is symmetric about zero where there
-is no effect, but with n seeds it cannot give a p value below 2 / 2^n.
+An interval is Student's t interval: exact for normal values, an approximation for others, and wide
+for few seeds. A paired difference has two tests with different assumptions. The paired t test
+assumes normal differences. The sign-flip test (Fisher 1935, The Design of Experiments, section 21)
+only assumes that without an effect each difference is symmetric about zero. With n seeds, it
+cannot give a p value below 2 / 2^n.
 """
 
 import math
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
 CONFIDENCE = 0.95
-MAX_FLIPPED = 20  # seeds up to which all 2^n sign flips are enumerated
+MAX_FLIPPED_PAIRS = 20  # seeds up to which all 2^n sign flips are enumerated
 
-_BLOCK = 2**14
-_TIE = 1e-12  # relative; sums of the same numbers in another order may differ in the last digits
+_BLOCK_ROWS = 2**14
+_TIE_TOLERANCE = 1e-12  # relative: the order of a sum may change its last digits
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class PairedDifference:
     Attributes:
         estimate: the mean difference and its interval.
         t_p: two-sided p value of the paired t test; None for a single pair, or where all
-            differences are equal and not zero: without spread there is nothing to test with.
+            differences are equal and not zero: the test needs some spread.
         sign_flip_p: two-sided p value of the exact sign-flip test; None for a single pair, or for
-            more than `MAX_FLIPPED`.
+            more than `MAX_FLIPPED_PAIRS`.
         sign_flip_floor: the smallest p value that the sign-flip test can give with n pairs.
     """
 
@@ -60,7 +60,7 @@ class PairedDifference:
     sign_flip_floor: float
 
 
-def mean_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Estimate:
+def t_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Estimate:
     """Return the mean of independent values with its t interval.
 
     Guarantee: for independent normal values the interval covers their mean with probability
@@ -99,14 +99,14 @@ def paired_difference(
         confidence: of the interval.
 
     Raises:
-        ValueError: the lengths differ, or as in `mean_interval`.
+        ValueError: the lengths differ, or as in `t_interval`.
     """
     if len(values) != len(baseline):
         raise ValueError(
             f"values and baseline must be pairs, got {len(values)} and {len(baseline)} numbers"
         )
     differences = _finite(values) - _finite(baseline)
-    estimate = mean_interval(differences.tolist(), confidence=confidence)
+    estimate = t_interval(differences.tolist(), confidence=confidence)
     return PairedDifference(
         estimate=estimate,
         t_p=_t_test(estimate),
@@ -118,23 +118,23 @@ def paired_difference(
 def sign_flip_test(differences: NDArray[np.float64]) -> float | None:
     """Return the share of all 2^n sign choices whose mean is as far from zero as the given one.
 
-    None for fewer than 2 or more than `MAX_FLIPPED` differences.
+    None for fewer than 2 or more than `MAX_FLIPPED_PAIRS` differences.
     """
     n = len(differences)
-    if not 2 <= n <= MAX_FLIPPED:
+    if not 2 <= n <= MAX_FLIPPED_PAIRS:
         return None
     observed = abs(float(differences.sum()))
-    slack = _TIE * float(np.abs(differences).sum())
+    slack = _TIE_TOLERANCE * float(np.abs(differences).sum())
     hits = 0
-    for start in range(0, 2**n, _BLOCK):
-        numbers = np.arange(start, min(start + _BLOCK, 2**n))
+    for start in range(0, 2**n, _BLOCK_ROWS):
+        numbers = np.arange(start, min(start + _BLOCK_ROWS, 2**n))
         signs = 1.0 - 2.0 * ((numbers[:, None] >> np.arange(n)) & 1)
         hits += int(np.count_nonzero(np.abs(signs @ differences) >= observed - slack))
     return hits / 2**n
 
 
 def holm(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
-    """Return p values adjusted for being several (Holm 1979), in the given order.
+    """Return p values adjusted for multiple comparisons (Holm 1979), in the given order.
 
     Guarantee: calling those below p significant is wrong about any of them with probability at
     most p, however the tests depend on one another. A None is no test and stays None.
@@ -151,7 +151,7 @@ def holm(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
 def _t_test(estimate: Estimate) -> float | None:
     if estimate.sd is None:
         return None
-    if estimate.sd <= _TIE * abs(estimate.mean):  # equal differences, up to rounding
+    if estimate.sd <= _TIE_TOLERANCE * abs(estimate.mean):  # equal differences, up to rounding
         return 1.0 if estimate.mean == 0 else None
     statistic = estimate.mean / (estimate.sd / math.sqrt(estimate.n))
     return float(2 * stdtr(estimate.n - 1, -abs(statistic)))

@@ -27,11 +27,11 @@ from fedsim.comparison.text import (
     p_text,
     seconds_text,
 )
-from fedsim.report.lines import say
+from fedsim.report.lines import print_sentence
 
 
 class ComparisonProgress:
-    """A bar over all runs and one for each run that is going on; lines where no terminal."""
+    """One progress bar for all runs and one per active run; without a terminal, lines."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -48,16 +48,16 @@ class ComparisonProgress:
         self._done = 0
 
     def planned(self, comparison: LoadedComparison, jobs: list[Job], workers: int) -> None:
-        """Say what is about to run, and start the bar."""
-        pending = [job for job in jobs if job.pending]
+        """Print the plan of the comparison, and start the bar."""
+        pending = [job for job in jobs if job.is_pending]
         self._pending = len(pending)
         resumed = sum(job.action == "resume" for job in pending)
         reused = len(jobs) - len(pending)
         facts = [
             f"{len(jobs)} runs of {len(comparison.variants)} variants",
-            f"{reused} finished before" if reused else "",
+            f"{reused} already finished" if reused else "",
             f"{resumed} to resume" if resumed else "",
-            f"{workers} at a time" if pending else "",
+            f"{workers} in parallel" if pending else "",
         ]
         text = ", ".join(fact for fact in facts if fact)
         self._console.print(f"[bold]{comparison.name}[/bold]: {text}", highlight=False)
@@ -65,8 +65,8 @@ class ComparisonProgress:
             self._all = self._progress.add_task("[bold]runs", total=len(pending))
             self._progress.start()
 
-    def news(self, job: Job, message: Mapping[str, Any]) -> None:
-        """Move a run's bar on; say what became of it."""
+    def worker_message(self, job: Job, message: Mapping[str, Any]) -> None:
+        """Advance the run's bar; print its end."""
         key = (job.variant, job.seed)
         event = message["event"]
         if event == "started" and self._all is not None:
@@ -99,12 +99,17 @@ class ComparisonProgress:
 
 
 def print_comparison(result: ComparisonResult, console: Console | None = None) -> None:
-    """Print the table of a comparison and what is to be known about it."""
+    """Print the table of a comparison and its notes.
+
+    Args:
+        result: the comparison.
+        console: where to print; default: stdout.
+    """
     console = console or Console()
     console.print(_table(result))
-    notes = (result.results.pairing.statement, *result.results.notes)
+    notes = (result.results.pair_check.statement, *result.results.notes)
     for note in (*notes, result.tuning.statement.strip()):
-        say(console, note)
+        print_sentence(console, note)
     report = result.path / "comparison.html"
     console.print(f"report: {report}", highlight=False, markup=False, soft_wrap=True)
 
@@ -117,15 +122,15 @@ def _table(result: ComparisonResult) -> Table:
         f"baseline {results.baseline}",
         title_justify="left",
     )
-    all_there = all(one.finished for one in results.outcomes)
+    all_finished = all(one.is_finished for one in results.outcomes)
     headings = ["guarantee", "mean", "minus baseline", "p", "time"]
-    headings += [] if all_there else ["seeds"]
+    headings += [] if all_finished else ["seeds"]
     table.add_column("variant", overflow="fold")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for variant in results.variants:
         cells = _row(variant, results.metric)
-        table.add_row(*(cells[:-1] if all_there else cells))
+        table.add_row(*(cells[:-1] if all_finished else cells))
     return table
 
 
@@ -139,5 +144,5 @@ def _row(variant: VariantResult, metric: str) -> list[str]:
         "–" if difference is None else difference_text(metric, difference.paired.estimate),
         "–" if difference is None else p_text(difference.holm_p),
         seconds_text(variant.seconds),
-        f"{len(variant.finished)}/{len(variant.outcomes)}",
+        f"{len(variant.finished_runs)}/{len(variant.outcomes)}",
     ]

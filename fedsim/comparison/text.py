@@ -1,4 +1,4 @@
-"""The numbers of a comparison as people read them."""
+"""The numbers of a comparison as text."""
 
 from fedsim.comparison.results import VariantResult
 from fedsim.comparison.statistics import Estimate
@@ -15,7 +15,7 @@ def metric_words(metric: str) -> str:
 
 def guarantee_text(variant: VariantResult) -> str:
     """Return the guarantee of each run of a variant."""
-    if not variant.private:
+    if not variant.is_private:
         return "none"
     if variant.delta is None:
         return _NOTHING
@@ -49,7 +49,7 @@ def seconds_text(seconds: Estimate | None) -> str:
 
 
 def _half(metric: str, estimate: Estimate) -> str:
-    """Return half of an interval as ` ± 1.2`: t intervals are symmetric, so it says all of it."""
+    """Return half of the symmetric t interval: ` ± 1.2`."""
     if estimate.high is None:
         return ""
     half = estimate.high - estimate.mean

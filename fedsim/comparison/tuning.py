@@ -1,8 +1,8 @@
-"""What looking at several runs of the same data costs, and what choosing the best of them costs.
+"""The privacy cost of several runs on the same data, and of choosing the best of them.
 
-Each run's ε speaks of that run alone. Who sees the results of several sees their composition, and
-the best of several is a release of its own: that the scores come from a public test set does not
-help, because the models that were scored came from the private data.
+Each run's ε covers that run alone. An observer of several runs sees their composition, and the
+best of several runs is a release of its own. Scores on a public test set do not change this: the
+scored models come from private data.
 """
 
 import math
@@ -29,10 +29,10 @@ from fedsim.core.formatting import epsilon_text
 
 @dataclass(frozen=True)
 class RunSpend:
-    """The most that one run says of any example, wherever its partition put the example.
+    """An upper bound on one run's spend for any example, on whichever client it is.
 
     Attributes:
-        adjacency: of the run; None for a run without privacy.
+        adjacency: adjacency of the run; None for a run without privacy.
         rdp: the largest Rényi DP of any client at each of `DEFAULT_ORDERS`; infinite without noise.
     """
 
@@ -42,15 +42,15 @@ class RunSpend:
 
 @dataclass(frozen=True)
 class Composition:
-    """What several runs cost together.
+    """The composed privacy cost of several runs.
 
     Attributes:
-        runs: how many.
-        not_private: how many of them had no privacy, which have no finite ε.
-        epsilon: of those with privacy together; None if infinite, or if there are none.
-        delta: the δ of `epsilon`; None where there is no such run.
-        selected_epsilon: what releasing only the best of them would cost, had their number been
-            drawn at random and kept secret; None as above.
+        runs: number of runs.
+        not_private: number of runs without privacy, which have no finite ε.
+        epsilon: composed ε of the private runs; None if infinite, or without private runs.
+        delta: the δ of `epsilon`; None without private runs.
+        selected_epsilon: ε of releasing only the best run, had the number of runs been drawn at
+            random and kept secret; None as `epsilon`.
     """
 
     runs: int
@@ -62,14 +62,14 @@ class Composition:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a comparison costs beyond its single runs.
+    """The privacy cost of a comparison beyond its single runs.
 
     Attributes:
-        everything: all runs of the directory, also interrupted and superseded ones.
-        candidates: the runs of the variants that were chosen from; None if none was.
-        selected: the chosen variant; None if none was.
-        settings: how it was chosen; None if none was.
-        statement: all of it in words.
+        everything: all runs of the directory, interrupted and superseded ones included.
+        candidates: the runs of all candidate variants; None without a selection.
+        selected: the chosen variant; None without a selection or without a complete candidate.
+        settings: how the variant was chosen; None without a selection.
+        statement: the cost in words.
     """
 
     everything: Composition
@@ -79,7 +79,7 @@ class Tuning:
     statement: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as `tuning` of `comparison.json`."""
+        """Return `tuning` of `comparison.json`."""
         return {
             "selected": self.selected,
             "on": None if self.settings is None else self.settings.on,
@@ -90,23 +90,23 @@ class Tuning:
 
 
 def tuning_cost(results: Results, out: Path, select: SelectSettings | None) -> Tuning:
-    """Return what the runs below `out` cost together and what choosing from them costs.
+    """Return the privacy cost of all runs below `out`, and of choosing a variant from them.
 
     Guarantee: for every training example, all private runs together are (`epsilon`, `delta`)-DP
-    under their adjacency: Rényi DP adds up over runs, and in each run the example is bounded by the
-    client with the largest value at each order, whichever client holds it.
+    under their adjacency. Rényi DP adds up over runs. In each run, the client with the largest
+    value at each order bounds the example, whichever client holds it.
 
     Args:
-        results: the comparison.
-        out: its directory; the durable ledgers of all runs in it count.
-        select: how a variant is chosen; None if none is.
+        results: the results of the comparison.
+        out: its directory; the durable ledgers of all its runs count.
+        select: the selection of a variant; None without one.
     """
     deltas = [variant.delta for variant in results.variants if variant.delta is not None]
     delta = max(deltas, default=None)
     everything = _compose(list(_spends(_all_runs(out))), delta)
     if select is None:
         return Tuning(everything, None, None, None, _without_selection(everything))
-    names = select.among or [one.name for one in results.variants if one.private]
+    names = select.among or [one.name for one in results.variants if one.is_private]
     candidates = [one for one in results.variants if one.name in names]
     paths = [out / run.path for variant in candidates for run in variant.outcomes]
     composed = _compose(list(_spends(paths)), delta)
@@ -123,7 +123,7 @@ def _all_runs(out: Path) -> list[Path]:
 def _spends(paths: Sequence[Path]) -> Iterator[RunSpend]:
     for path in paths:
         if not (path / "experiment.yaml").is_file():
-            continue  # it failed before it read any data
+            continue  # the run failed before it read any data
         experiment = yaml.safe_load((path / "experiment.yaml").read_text(encoding="utf-8"))
         privacy = experiment["privacy"]
         if privacy is None:
@@ -172,12 +172,12 @@ def _best(candidates: Sequence[VariantResult], metric: str) -> VariantResult | N
 
 
 def _score(variant: VariantResult, metric: str) -> float | None:
-    """Return the mean over the seeds; a variant that has not all of them cannot be chosen."""
+    """Return the mean over the seeds; None for a variant that lacks a seed."""
     values = [
         _client_mean(run.client_metrics, metric)
         if metric.startswith("client_")
         else run.metrics.get(metric)
-        for run in variant.finished
+        for run in variant.finished_runs
     ]
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if len(known) == len(variant.outcomes) else None
@@ -193,7 +193,7 @@ def _client_mean(rows: Sequence[Any], metric: str) -> float | None:
 
 def _without_selection(everything: Composition) -> str:
     return (
-        "This comparison chooses nothing, and each ε in it speaks of one run. "
+        "This comparison chooses no variant, and each of its ε covers one run. "
         f"{_together(everything)} Choosing a variant after looking at these results is tuning: for "
         "private data it costs what all runs cost together."
     )
@@ -219,7 +219,7 @@ def _selection_statement(
         return chosen + (
             "The file declares every example of this comparison public. If that is so, the choice "
             "costs no privacy, and the settings can be used on private data without a charge for "
-            "tuning; if any example is private, it is not so. "
+            "tuning. If any example is private, this does not hold. "
         )
     if select.metric.startswith("client_"):
         return chosen + (
@@ -230,8 +230,8 @@ def _selection_statement(
         "The scores come from the public test set, but the models that were scored come from the "
         "clients' private data, so the choice costs privacy. "
         if select.on == "public_test"
-        else "The scores come from test examples that the file calls private: the choice protects "
-        "these test examples by nothing. For the clients' training examples: "
+        else "The scores come from test examples that the file declares private: the choice gives "
+        "these test examples no protection. For the clients' training examples: "
     )
     return chosen + scores + _cost(composed)
 
@@ -245,9 +245,10 @@ def _cost(composed: Composition) -> str:
     if composed.epsilon is None or composed.selected_epsilon is None:
         return "No finite ε covers the choice."
     return (
-        f"All {composed.runs} candidate runs were looked at, which is their composition: ε ≤ "
-        f"{epsilon_text(composed.epsilon)} at δ = {composed.delta:g} for the chosen model with all "
-        "results, and for the choice alone no smaller ε is claimed. (Had the number of runs been "
+        f"The results of all {composed.runs} candidate runs were seen, so their composition "
+        f"counts: ε ≤ {epsilon_text(composed.epsilon)} at δ = {composed.delta:g} for the chosen "
+        "model with all results; no smaller ε is claimed for the choice alone. (Had the number of "
+        "runs been "
         f"drawn from a Poisson distribution of mean {composed.runs} and kept secret, and only the "
         "best model been released, random selection (Papernot, Steinke 2022) would cost ε ≤ "
         f"{epsilon_text(composed.selected_epsilon)}. This comparison did neither.)"
@@ -264,7 +265,7 @@ def _together(everything: Composition) -> str:
         else ""
     )
     if everything.epsilon is None:
-        return f"The {private} runs with privacy have no finite ε together{without}."
+        return f"The {private} runs with privacy together have no finite ε{without}."
     return (
         f"The {private} runs with privacy in this directory together cost ε ≤ "
         f"{epsilon_text(everything.epsilon)} at δ = {everything.delta:g} (Rényi composition; in "

@@ -1,6 +1,6 @@
-"""What a variant changes: nested mappings, dotted keys and grids become overrides.
+"""Variants of a comparison file: nested mappings, dotted keys and grids become overrides.
 
-Every override keeps the place where it was written, so that a mistake in it is reported there.
+Every override keeps its place in the file, so that a mistake is reported there.
 """
 
 import itertools
@@ -25,9 +25,9 @@ class Variant:
     """A variant before its experiments are checked.
 
     Attributes:
-        name: as in results and directories.
-        origin: the key of the comparison file that it comes from.
-        overrides: what it sets in the base experiment.
+        name: name in results and directories.
+        origin: its key in the comparison file; a grid is the origin of several variants.
+        overrides: its changes to the base experiment.
     """
 
     name: str
@@ -36,19 +36,19 @@ class Variant:
 
     @property
     def changes(self) -> dict[str, object]:
-        """What it sets, as `{"key.path": value}`."""
+        """Its changes to the base experiment, as `{"key.path": value}`."""
         return {".".join(override.path): to_python(override.node) for override in self.overrides}
 
 
 def expand_variants(
     variants: Mapping[str, Entry], base: Node | None, problems: list[Problem]
 ) -> list[Variant]:
-    """Return the variants of a comparison in the order of the file, grids spelt out.
+    """Return the variants of a comparison in the order of the file, grids expanded.
 
     Args:
         variants: the entries of `variants:`.
-        base: the tree of the base experiment, None where it cannot be read.
-        problems: where mistakes go.
+        base: the tree of the base experiment; None where it cannot be read.
+        problems: list that receives all mistakes.
     """
     expanded: list[Variant] = []
     for name, entry in variants.items():
@@ -139,7 +139,7 @@ def _axes(grid: Entry, path: KeyPath, problems: list[Problem]) -> list[list[Over
 
 
 def _reserved(overrides: list[Override], path: KeyPath) -> Iterator[Problem]:
-    """Yield what no variant may set, and what one sets twice."""
+    """Yield problems for keys that no variant may set, and for keys that are set twice."""
     seen: set[tuple[str, ...]] = set()
     for override in overrides:
         place = override.node.location
@@ -173,7 +173,7 @@ def _text(number: int, node: Node) -> str:
 
 
 def _ambiguous_names(expanded: list[Variant], entries: Mapping[str, Entry]) -> Iterator[Problem]:
-    """Yield variants that could not be told apart, on any file system."""
+    """Yield problems for variants whose directories would coincide on some file system."""
     seen: dict[str, Variant] = {}
     for variant in expanded:
         former = seen.setdefault(variant.name.casefold(), variant)

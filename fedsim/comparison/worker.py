@@ -1,8 +1,8 @@
-"""A process that runs experiments: jobs on stdin, news on stdout, both as lines of JSON.
+"""A process that runs experiments: jobs on stdin, messages on stdout, both as lines of JSON.
 
-A process of its own starts with one thread for numerics, gets memory back when it ends, and dies
-alone. It is `python -m fedsim.comparison.worker`, not a fork or a copy of the caller's program:
-a script that calls `fedsim.compare` needs no guard.
+A process of its own starts with one thread for numerics, frees its memory at the end, and takes
+only its own run with it when it crashes. It is `python -m fedsim.comparison.worker`, not a fork of
+the caller: a script that calls `fedsim.compare` needs no `if __name__ == "__main__"` guard.
 """
 
 import json
@@ -14,22 +14,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-News = Callable[[dict[str, Any]], None]
+SendMessage = Callable[[dict[str, Any]], None]
 
 RECORD = "comparison_run.json"
 
 
-def main() -> None:
-    """Read jobs until there are no more."""
-    # A caller in the background of a shell would hand on that interrupts are ignored.
+def serve_jobs() -> None:
+    """Run the jobs on stdin until it is closed."""
+    # A background process of a shell ignores interrupts, and its children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Whatever a plug-in prints must not get among the news.
-    news = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # The output of a plug-in must not mix with the messages.
+    messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
     def send(message: dict[str, Any]) -> None:
-        news.write(json.dumps(message) + "\n")
-        news.flush()
+        messages.write(json.dumps(message) + "\n")
+        messages.flush()
 
     try:
         for line in sys.stdin:
@@ -38,20 +38,20 @@ def main() -> None:
         return
 
 
-def _answer(job: Mapping[str, Any], send: News) -> None:
+def _answer(job: Mapping[str, Any], send: SendMessage) -> None:
     try:
         send({"event": "finished", "status": _execute(job, send)})
-    except KeyboardInterrupt:  # before or after the rounds; in them, the run ends by itself
+    except KeyboardInterrupt:  # before or after the rounds; within them, the run handles it
         send({"event": "finished", "status": "interrupted"})
-    # A plug-in may raise anything, and the other runs must go on.
+    # A plug-in may raise any exception, and the other runs must continue.
     except Exception as error:  # noqa: BLE001
         traceback.print_exc()
         message = " ".join(str(error).split())
         send({"event": "failed", "reason": message or type(error).__name__})
 
 
-def _execute(job: Mapping[str, Any], send: News) -> str:
-    """Do a job and return the status of its run."""
+def _execute(job: Mapping[str, Any], send: SendMessage) -> str:
+    """Run a job and return the status of its run."""
     import torch
 
     from fedsim.comparison.client_metrics import write_client_metrics
@@ -63,7 +63,7 @@ def _execute(job: Mapping[str, Any], send: News) -> str:
 
     torch.set_num_threads(1)
     path = Path(job["directory"])
-    watcher = _Watcher(job["record"], send)
+    reporter = _RunReporter(job["record"], send)
     status = "completed"
     if job["action"] in ("run", "resume"):
         status = run_experiment(
@@ -71,27 +71,27 @@ def _execute(job: Mapping[str, Any], send: News) -> str:
             base=job["base"],
             out=path,
             resume=job["action"] == "resume",
-            observer=watcher,
+            observer=reporter,
         ).status
         write_report(RunDirectory(path))
     if job["measure"] and status not in ("interrupted", "failed"):
         loaded = load_experiment(job["experiment"], base=job["base"])
-        federation = watcher.federation or assemble(loaded, ledger=None)
+        federation = reporter.federation or assemble(loaded, ledger=None)
         write_client_metrics(federation, RunDirectory(path))
     return status
 
 
-class _Watcher:
-    """Notes where a run came from before its first round, and passes on every round."""
+class _RunReporter:
+    """Records the origin of a run before its first round, and sends a message for every round."""
 
-    def __init__(self, record: dict[str, Any], send: News) -> None:
+    def __init__(self, record: dict[str, Any], send: SendMessage) -> None:
         self._record = record
         self._send = send
         self.federation: Any = None
 
     def started(self, federation: Any, path: Path) -> None:
-        """Write `comparison_run.json`: without it nobody could tell whose run this is."""
-        from fedsim.comparison.pairs import pairing_digests
+        """Write `comparison_run.json`, which names the variant, seed and fingerprint of the run."""
+        from fedsim.comparison.pairs import pair_digests
         from fedsim.runs.directory import RunDirectory
         from fedsim.runs.schema import COMPARISON_SCHEMA
 
@@ -99,19 +99,19 @@ class _Watcher:
         content = {
             "schema": COMPARISON_SCHEMA,
             **self._record,
-            "pairing": pairing_digests(federation),
+            "pairing": pair_digests(federation),
         }
         RunDirectory(path).write_json(RECORD, content)
         rounds = federation.experiment.federation.rounds
         self._send({"event": "started", "rounds": rounds})
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
-        """Pass on the number of the round."""
+        """Send the number of the round."""
         self._send({"event": "round", "round": row["round"]})
 
     def ended(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the end of the job is sent with its status."""
 
 
 if __name__ == "__main__":
-    main()
+    serve_jobs()

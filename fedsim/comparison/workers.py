@@ -1,4 +1,4 @@
-"""Worker processes that share a list of jobs; one that dies takes only its own job with it."""
+"""Worker processes that share a list of jobs; a crash fails only the crashed worker's job."""
 
 import json
 import os
@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-News = Callable[[int, Mapping[str, Any]], None]
+MessageHandler = Callable[[int, Mapping[str, Any]], None]
 
 MAX_WORKERS = 16
-_GRACE = 60.0  # seconds for interrupted runs to write down what there is
+_GRACE_SECONDS = 60.0  # for interrupted runs to write their files
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -35,42 +35,42 @@ def execute(
     *,
     workers: int,
     log: Path,
-    news: News,
+    on_message: MessageHandler,
     inherited: tuple[int, ...] = (),
 ) -> None:
-    """Do every job, each in one of `workers` processes of one thread.
+    """Run every job in one of `workers` single-threaded processes.
 
     Args:
         jobs: messages for `fedsim.comparison.worker`.
-        workers: processes at the same time.
-        log: file to which whatever the workers print is appended.
-        news: is told, in this thread, of every message of a worker with the index of its job. The
-            last one of a job is `finished` or `failed`.
-        inherited: descriptors that stay open in the workers.
+        workers: number of parallel processes.
+        log: file that receives all output of the workers.
+        on_message: called in this thread with the index of a job and each message of its worker.
+            The last message of a job is `finished` or `failed`.
+        inherited: file descriptors that stay open in the workers.
 
     Raises:
-        KeyboardInterrupt: it was interrupted; every worker has ended and written what there is.
+        KeyboardInterrupt: the user interrupted; all workers have ended and written their files.
     """
     if jobs:
         with log.open("ab") as errors:
-            _Crew(jobs, min(workers, len(jobs)), errors, news, inherited).work()
+            _WorkerPool(jobs, min(workers, len(jobs)), errors, on_message, inherited).work()
 
 
-class _Crew:
-    """A thread for each worker process feeds it jobs; the caller's thread tells the news."""
+class _WorkerPool:
+    """One thread per worker process feeds it jobs; the caller's thread handles the messages."""
 
     def __init__(
         self,
         jobs: Sequence[Mapping[str, Any]],
         workers: int,
         errors: IO[bytes],
-        news: News,
+        on_message: MessageHandler,
         inherited: tuple[int, ...],
     ) -> None:
         self._jobs = deque(enumerate(jobs))
         self._inbox: queue.Queue[tuple[int, Mapping[str, Any]] | None] = queue.Queue()
         self._errors = errors
-        self._news = news
+        self._on_message = on_message
         self._inherited = inherited
         self._stopping = False
         self._lock = threading.Lock()
@@ -99,17 +99,17 @@ class _Crew:
             if message is None:
                 running -= 1
             else:
-                self._news(*message)
+                self._on_message(*message)
 
     def _interrupt(self) -> None:
-        """Let every run write down what there is; a second interrupt does not wait for them."""
+        """Interrupt every run and wait for its files; a second interrupt does not wait."""
         with self._lock:
             self._stopping = True
             processes = list(self._processes)
         for process in processes:
-            # Workers are no part of the terminal's group: only this reaches them.
+            # Workers are not in the terminal's process group: only this signal reaches them.
             process.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + _GRACE
+        deadline = time.monotonic() + _GRACE_SECONDS
         self._tell(sum(thread.is_alive() for thread in self._threads), deadline)
 
     def _end(self) -> None:
@@ -140,7 +140,7 @@ class _Crew:
             return self._jobs.popleft() if self._jobs and not self._stopping else None
 
     def _start(self) -> subprocess.Popen[str] | None:
-        """Start a process; None once the crew is stopping, for nobody would end it."""
+        """Start a process; None once the pool is stopping, which would not end it."""
         paths = [path or os.getcwd() for path in sys.path]
         one_thread = dict.fromkeys(_ONE_THREAD, "1")
         with self._lock:
@@ -184,9 +184,9 @@ class _Crew:
 
 
 def _dismiss(process: subprocess.Popen[str]) -> None:
-    """Let a worker end by telling it that there are no more jobs."""
+    """Close the worker's input, so that it ends, and wait for it."""
     if process.stdin is not None:
-        with suppress(OSError):  # it was gone already
+        with suppress(OSError):  # the process is already gone
             process.stdin.close()
     process.wait()
 

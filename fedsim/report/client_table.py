@@ -1,4 +1,4 @@
-"""The table of what every client spent: rows for a page without scripts, columns for the script."""
+"""The table of every client's spend: rows for a page without scripts, columns for the script."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from fedsim.statement import ClientFacts, Facts
 MAX_CLIENTS = 200
 SHOWN_CLIENTS = 100
 
-# More clients than this are drawn as a curve instead of one bar each.
+# Above this number of clients, a curve replaces the bars.
 MAX_BARS = 40
 
 _NOTHING = "–"
@@ -43,8 +43,8 @@ COLUMNS = (
     Column("notes", "notes"),
 )
 
-Cell = str | int
-Row = tuple[Cell, ...]
+CellValue = str | int
+ClientRow = tuple[CellValue, ...]
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class ClientTable:
     """Every client as text for people, in the order of `COLUMNS`.
 
     Attributes:
-        rows: all clients, in the order in which they are shown first.
-        shown: as many of them as a page without scripts shows.
-        sorted_by: the column of that order.
-        notes: every kind of note that occurs, to filter by.
+        rows: all clients, in their initial order.
+        shown: number of rows on a page without scripts.
+        sorted_by: the column of the initial order.
+        notes: all kinds of notes in the table, to filter by.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ClientRow, ...]
     shown: int
     sorted_by: str
     notes: tuple[str, ...]
@@ -79,12 +79,12 @@ class ClientTable:
 
 
 def client_table(facts: Facts, rows: Sequence[dict[str, Any]], lost: Counter[int]) -> ClientTable:
-    """Return the table of all clients; of more than 200 the largest ε come first.
+    """Return the table of all clients; above 200 clients, the largest ε come first.
 
     Args:
-        facts: of the run.
+        facts: the facts of the run.
         rows: the clients of `privacy.json`, in the order of `facts.clients`.
-        lost: for each client how many of its charged updates never arrived.
+        lost: for each client the number of charged updates that never arrived.
     """
     many = len(rows) > MAX_CLIENTS
     order = list(range(len(rows)))
@@ -103,8 +103,8 @@ def client_table(facts: Facts, rows: Sequence[dict[str, Any]], lost: Counter[int
     )
 
 
-def columns(facts: Facts) -> tuple[Column, ...]:
-    """Return the columns with headings that promise nothing which the facts do not support."""
+def table_columns(facts: Facts) -> tuple[Column, ...]:
+    """Return the columns; without a supported ε, the headings say "reported ε"."""
     if not facts.objections:
         return COLUMNS
     return tuple(
@@ -116,7 +116,7 @@ def columns(facts: Facts) -> tuple[Column, ...]:
 
 
 def aligned_epsilon(epsilon: float | None) -> str:
-    """Return `epsilon_text` with all its 4 digits, so that the numbers of a column line up."""
+    """Return `epsilon_text` padded to 4 digits, so that the numbers of a column align."""
     text = epsilon_text(epsilon)
     digits = sum(character.isdigit() for character in text.lstrip("0."))
     if digits == 0 or digits >= 4:
@@ -124,7 +124,7 @@ def aligned_epsilon(epsilon: float | None) -> str:
     return text + ("" if "." in text else ".") + "0" * (4 - digits)
 
 
-def _cells(client: ClientFacts, row: dict[str, Any], notes: list[str]) -> Row:
+def _cells(client: ClientFacts, row: dict[str, Any], notes: list[str]) -> ClientRow:
     target = client.target_epsilon
     return (
         client.client,
@@ -142,7 +142,7 @@ def _cells(client: ClientFacts, row: dict[str, Any], notes: list[str]) -> Row:
 
 
 def _notes(facts: Facts, client: ClientFacts, lost: Counter[int]) -> list[tuple[str, str]]:
-    """Return what is special about a client: (kind to filter by, text)."""
+    """Return the notes on a client: (kind to filter by, text)."""
     notes = []
     if math.isinf(client.epsilon):
         notes.append(("no bound", "no bound"))

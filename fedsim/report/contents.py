@@ -1,4 +1,4 @@
-"""What the report is made of: the files of a run directory, read once."""
+"""The content of the report: the files of a run directory, read once."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,17 +31,17 @@ class RunContents:
 
     @property
     def is_private(self) -> bool:
-        """Whether differential privacy was asked for; the ε may still be infinite."""
+        """Whether the experiment has differential privacy; the ε may still be infinite."""
         return self.privacy["accountant"] is not None
 
     @property
     def clients(self) -> list[dict[str, Any]]:
-        """What every client spent, in the order of the clients."""
+        """The spend of every client, by client number."""
         return self.privacy["clients"]
 
     @cached_property
     def facts(self) -> Facts:
-        """What may be said of the privacy of the run."""
+        """The facts behind the privacy statement of the run."""
         run = RunFacts(
             status=self.summary["status"],
             rounds=self.summary["rounds"],
@@ -52,12 +52,12 @@ class RunContents:
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """The final metrics on the test set, the one to look at first in front."""
+        """The final metrics on the test set, the main one first."""
         return self._metrics("test_")
 
     @property
     def client_metrics(self) -> dict[str, float | None]:
-        """As `metrics`, on the clients' held-out examples; empty where they do not evaluate."""
+        """The final metrics on clients' held-out examples; empty without evaluation by clients."""
         return self._metrics("clients_")
 
     def _metrics(self, where: str) -> dict[str, float | None]:
@@ -69,10 +69,10 @@ class RunContents:
 
     @property
     def planned_rounds(self) -> int | None:
-        """Rounds that the experiment asked for."""
+        """Number of rounds in the experiment; None where its file is unreadable."""
         try:
             settings = yaml.safe_load(self.experiment)
-        except yaml.YAMLError:  # edited by hand; the report can do without this number
+        except yaml.YAMLError:  # edited by hand; the report does not need this number
             return None
         federation = settings.get("federation") if isinstance(settings, dict) else None
         rounds = federation.get("rounds") if isinstance(federation, dict) else None
@@ -80,10 +80,10 @@ class RunContents:
 
 
 def read_contents(directory: RunDirectory) -> RunContents:
-    """Read what the report needs.
+    """Return the files that the report needs.
 
     Raises:
-        RunDirectoryError: the run did not get far enough to have a result.
+        RunDirectoryError: the run has no result files.
     """
     return RunContents(
         summary=directory.read_json("summary.json"),

@@ -1,8 +1,8 @@
 """The report of a run: one HTML file, readable offline, on paper, on a phone and without scripts.
 
-It is made from the files of the run directory only, so it can be written again at any time; the
-same files give the same bytes. Its one script is inline; the page's security policy names the
-script's hash, so that no other can run, whatever might slip in.
+It is made from the files of the run directory alone and can be rewritten at any time; the same
+files give the same bytes. Its only script is inline. The page's security policy names the script's
+hash, so that no other script can run, even if text from a file should slip through the escaping.
 """
 
 import base64
@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from fedsim.core.formatting import delta_text, epsilon_text, metric_text, percent_text
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.report import overview
-from fedsim.report.client_table import MAX_BARS, client_table, columns
+from fedsim.report.client_table import MAX_BARS, client_table, table_columns
 from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.points import guarantees, limits, points, warnings
 from fedsim.report.recompute import recipe
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from fedsim.report.plots import Curve, Spend
 
 _HERE = Path(__file__).parent
-_MAX_SETTINGS = 30_000
+_MAX_SETTINGS_CHARACTERS = 30_000
 
 
 def write_report(directory: RunDirectory) -> None:
     """Write `report.html` from the other files of a run directory.
 
     Raises:
-        RunDirectoryError: the run did not get far enough to have a result.
+        RunDirectoryError: the run has no result files.
     """
-    directory.write_text("report.html", render(read_contents(directory)))
+    directory.write_text("report.html", render_report(read_contents(directory)))
 
 
-def render(contents: RunContents) -> str:
-    """Return the report as HTML. Everything that comes from the files is escaped."""
+def render_report(contents: RunContents) -> str:
+    """Return the report as HTML; all text from files is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE, encoding="utf-8"),
         autoescape=True,
@@ -51,7 +51,7 @@ def render(contents: RunContents) -> str:
     )
     environment.filters["typeset"] = typeset
     page = environment.get_template("report.html.jinja").render(_context(contents))
-    # Messages of failures may hold half characters, of undecodable file names for example.
+    # Error messages may hold lone surrogates, from undecodable file names for example.
     return page.encode(errors="replace").decode()
 
 
@@ -78,15 +78,15 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "phases": overview.phases(contents),
         "spend_plot": _spend_plot(contents),
         "spend_caption": _spend_caption(contents),
-        "columns": columns(facts),
+        "columns": table_columns(facts),
         "bounded": facts.is_bounded,
         "table": table,
         "num_clients": len(contents.clients),
         "recipe": recipe(contents),
         "incidents": incidents[: overview.MAX_INCIDENTS],
         "num_incidents": len(incidents),
-        "settings": contents.experiment[:_MAX_SETTINGS],
-        "settings_cut": len(contents.experiment) > _MAX_SETTINGS,
+        "settings": contents.experiment[:_MAX_SETTINGS_CHARACTERS],
+        "settings_cut": len(contents.experiment) > _MAX_SETTINGS_CHARACTERS,
         "environment": overview.environment_rows(contents),
         "script": Markup(script),
         "script_hash": _hash(script),
@@ -108,7 +108,7 @@ def _hash(script: str) -> str:
 
 
 def _attack(facts: Facts) -> dict[str, Any] | None:
-    """Return what an attacker can gain, as a table and two drawings; None without a guarantee."""
+    """Return the attack bounds as a table and two drawings; None without a guarantee."""
     profile = facts.profile
     if not facts.is_bounded or profile is None or not profile.curve:
         return None
@@ -128,7 +128,7 @@ def _curves(contents: RunContents) -> list[tuple[str, "Markup"]]:
     """Return captions and drawings of the main metric, the loss and ε over the rounds."""
     if not contents.rounds:
         return []
-    # Here and not above: matplotlib takes a while, and `fedsim --help` must not wait for it.
+    # matplotlib is slow to import, and `fedsim --help` must not wait for it.
     from fedsim.report.plots import draw_curve
 
     curves = [_metric_curve(contents, name) for name in _plotted_metrics(contents)]
@@ -146,7 +146,7 @@ def _plotted_metrics(contents: RunContents) -> list[str]:
 
 
 def _train_metrics(contents: RunContents) -> list[str]:
-    """Return the metrics that clients declared inside a secure sum."""
+    """Return the metrics of clients that a secure sum aggregated."""
     return [name for name in TRAIN_METRICS if any(name in row for row in contents.rounds)]
 
 

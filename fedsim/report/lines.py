@@ -1,4 +1,4 @@
-"""Sentences on a terminal: broken into lines between words, never inside a number or a unit."""
+"""Sentences in a terminal: lines break between words, never between a number and its unit."""
 
 import re
 import textwrap
@@ -13,10 +13,15 @@ _GLUED = re.compile(
 _GLUE = "\u00a0"
 
 
-def lines_of(text: str, width: int, *, indent: str = "") -> str:
-    """Return a text as lines of at most `width` characters, the later ones indented.
+def wrap_text(text: str, width: int, *, indent: str = "") -> str:
+    """Return a text wrapped into lines of at most `width` characters.
 
-    A word that is longer, such as a path, stays whole. Spaces that were there stay ordinary ones.
+    A longer word, such as a path, stays whole.
+
+    Args:
+        text: the text on one line.
+        width: maximal length of a line, in characters.
+        indent: prefix of every line but the first.
     """
     lines = textwrap.wrap(
         _GLUED.sub(_GLUE, text),
@@ -28,8 +33,8 @@ def lines_of(text: str, width: int, *, indent: str = "") -> str:
     return "\n".join(lines).replace(_GLUE, " ")
 
 
-def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print a sentence: in lines of a terminal's width, or whole where no terminal is."""
+def print_sentence(console: Console, text: str, style: str | None = None) -> None:
+    """Print a sentence: wrapped to the width of a terminal, or on one line elsewhere."""
     if console.is_terminal:
-        text = lines_of(text, console.width, indent="  ")
+        text = wrap_text(text, console.width, indent="  ")
     console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What stands around the guarantee: headline figures, incidents, environment."""
+"""Headline figures, incidents and environment of the report."""
 
 import math
 import re
@@ -12,8 +12,8 @@ from fedsim.server.round_report import RoundRow
 from fedsim.statement.sentence import count_text
 
 MAX_INCIDENTS = 100
-_MAX_REASON = 300
-_NOTICED = 0.005  # share of the time below which nobody asks where it went
+_MAX_REASON_CHARACTERS = 300
+_MIN_REST_SHARE = 0.005  # of the time; a smaller rest is not listed
 
 _METRIC_NAMES = {"mse": "mean squared error", "r2": "R²"}
 
@@ -30,7 +30,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Incident:
-    """A client that gave no update in a round, and why."""
+    """A client without an update in a round, and the reason."""
 
     round_number: int
     client: int
@@ -87,7 +87,7 @@ def _metric_card(contents: RunContents) -> Card:
 
 
 def _held_out_cards(contents: RunContents) -> list[Card]:
-    """Return what clients found on their own held-out examples, where they evaluate."""
+    """Return the card of the clients' held-out metric; none without evaluation by clients."""
     if not contents.client_metrics:
         return []
     (name, value), *_ = contents.client_metrics.items()
@@ -128,12 +128,12 @@ def _planned(contents: RunContents) -> str:
 
 
 def lost_updates(contents: RunContents) -> Counter[int]:
-    """Return for each client how many of its updates never reached the average."""
+    """Return the number of lost updates of each client."""
     return Counter(failure["client"] for row in contents.rounds for failure in row["failed"])
 
 
 def phases(contents: RunContents) -> list[Phase]:
-    """Return where the time of the rounds went, for runs that recorded it."""
+    """Return the time of each part of the rounds, for runs that recorded it."""
     totals: Counter[str] = Counter()
     for row in contents.rounds:
         totals.update(row.get("timeline", {}))
@@ -141,7 +141,7 @@ def phases(contents: RunContents) -> list[Phase]:
     if whole <= 0:
         return []
     rest = whole - sum(totals.values())
-    if totals and rest > _NOTICED * whole:
+    if totals and rest > _MIN_REST_SHARE * whole:
         totals["everything else"] = rest
     return [Phase(name, duration_text(value), value / whole) for name, value in totals.items()]
 
@@ -156,4 +156,6 @@ def _all_incidents(rounds: list[RoundRow]) -> Iterator[Incident]:
 
 
 def _shortened(reason: str) -> str:
-    return reason if len(reason) <= _MAX_REASON else reason[:_MAX_REASON] + "…"
+    return (
+        reason if len(reason) <= _MAX_REASON_CHARACTERS else reason[:_MAX_REASON_CHARACTERS] + "…"
+    )

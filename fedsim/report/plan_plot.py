@@ -10,10 +10,14 @@ from fedsim.runs.directory import RunDirectoryError
 
 
 def write_plan_plot(plan: Plan, path: Path) -> None:
-    """Write the curves to a .svg or .png file.
+    """Write the curves to a file.
+
+    Args:
+        plan: the plan of every client.
+        path: a .svg or .png file.
 
     Raises:
-        RunDirectoryError: another kind of file was asked for.
+        RunDirectoryError: the file has another suffix.
     """
     if path.suffix not in (".svg", ".png"):
         raise RunDirectoryError(f"--plot writes .svg or .png files, got {path.name}")

@@ -14,9 +14,9 @@ from fedsim.report.client_table import MAX_BARS, aligned_epsilon
 from fedsim.report.svg import Ink, Tip, inline_svg, style
 
 # In pixels at 72 to the inch, about as wide as a phone: text keeps its size there.
-_CURVE_SIZE = (310 / 72, 225 / 72)
-_WIDE = 400
-_BAR_HEIGHT = 21
+_CURVE_SIZE_INCHES = (310 / 72, 225 / 72)
+_WIDTH_PIXELS = 400
+_BAR_HEIGHT_PIXELS = 21
 
 # More points than pixels would only make the file larger.
 _MAX_POINTS = 400
@@ -60,7 +60,7 @@ def draw_curve(curve: Curve) -> Markup | None:
     if not finite:
         return None
     with style():
-        figure, axes = _new_figure(*_CURVE_SIZE)
+        figure, axes = _new_figure(*_CURVE_SIZE_INCHES)
         marker = {"marker": "o", "markersize": 4} if len(finite) == 1 else {}
         axes.plot(*zip(*points, strict=True), color=Ink.ACCENT, **marker)
         # A target line runs through the label of a spend that reached it: write below the line.
@@ -83,14 +83,14 @@ def draw_curve(curve: Curve) -> Markup | None:
 
 
 def _spoken(curve: Curve, tips: Sequence[Tip]) -> str:
-    """Return what the drawing shows for who cannot see it: where it begins and ends."""
+    """Return a description for screen readers: the first and the last value."""
     ends = tips[-1].text if len(tips) == 1 else f"from {tips[0].text} to {tips[-1].text}"
     return f"{curve.label} over the rounds, {ends}"
 
 
 @dataclass(frozen=True)
 class Spend:
-    """What the spend figure shows of one client; an infinite ε is None."""
+    """One client of the spend figure; an infinite ε is None."""
 
     client: int
     epsilon: float | None
@@ -123,7 +123,7 @@ def common_target(spends: Sequence[Spend]) -> float | None:
 
 
 def _bars(spends: Sequence[Spend]) -> tuple[Figure, Axes]:
-    figure, axes = _new_figure(_WIDE / 72, (len(spends) * _BAR_HEIGHT + 66) / 72)
+    figure, axes = _new_figure(_WIDTH_PIXELS / 72, (len(spends) * _BAR_HEIGHT_PIXELS + 66) / 72)
     finite = [spend.epsilon for spend in spends if spend.epsilon is not None]
     targets = [spend.target for spend in spends if spend.target is not None]
     longest = max([*finite, *targets, 1e-9])
@@ -164,11 +164,11 @@ def _bar_targets(axes: Axes, spends: Sequence[Spend]) -> None:
 
 
 def _ranked(spends: Sequence[Spend]) -> tuple[Figure, Axes, list[Tip]]:
-    """Draw every client as a point of a falling curve; infinite ε have no place on it."""
+    """Draw all clients as one falling curve, without those of infinite ε."""
     known = [(s.epsilon, s) for s in spends if s.epsilon is not None]
     falling = [spend for _, spend in sorted(known, key=lambda pair: -pair[0])]
     epsilons = [spend.epsilon or 0.0 for spend in falling]
-    figure, axes = _new_figure(_WIDE / 72, 240 / 72)
+    figure, axes = _new_figure(_WIDTH_PIXELS / 72, 240 / 72)
     hidden = len(spends) - len(epsilons)
     shown = _thinned(list(enumerate(epsilons, start=hidden + 1)))
     if shown:

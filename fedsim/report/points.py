@@ -1,4 +1,4 @@
-"""The sentences of the privacy statement, sorted into the parts of the page."""
+"""The sentences of the privacy statement, by part of the page."""
 
 from collections.abc import Sequence
 
@@ -21,17 +21,17 @@ _TITLES = {
 
 
 def guarantees(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return what is guaranteed at all: claims only, never a warning."""
+    """Return the sentences of the guarantee: claims only, never a warning."""
     return [s for s in sentences if s.point == "guarantee" and s.kind == "claim"]
 
 
 def warnings(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return what nobody may miss."""
+    """Return the warnings."""
     return [sentence for sentence in sentences if sentence.kind == "warning"]
 
 
 def limits(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return where the guarantee ends."""
+    """Return the limits of the guarantee."""
     return [sentence for sentence in sentences if sentence.kind == "limit"]
 
 

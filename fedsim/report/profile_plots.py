@@ -1,4 +1,4 @@
-"""Drawings of what a ledger proves: the curve δ(ε), and the attacks that it leaves possible."""
+"""Drawings of a privacy profile: the curve δ(ε), and the bound on attacks."""
 
 import math
 
@@ -11,14 +11,14 @@ from fedsim.core.formatting import delta_text, epsilon_text, percent_text
 from fedsim.report.svg import Ink, Tip, inline_svg, style
 from fedsim.statement import Profile
 
-_SIZE = (330 / 72, 235 / 72)
-_LEAST_DELTA = 1e-300
-_RATES = 41  # points of the curve of attacks
+_SIZE_INCHES = (330 / 72, 235 / 72)
+_MIN_DELTA = 1e-300
+_NUM_RATES = 41
 
 
 def draw_profile(profile: Profile) -> Markup:
     """Return the curve δ(ε) with the pair that is reported marked on it."""
-    points = [(epsilon, delta) for epsilon, delta in profile.curve if delta > _LEAST_DELTA]
+    points = [(epsilon, delta) for epsilon, delta in profile.curve if delta > _MIN_DELTA]
     with style():
         figure, axes = _figure()
         if points:
@@ -46,7 +46,7 @@ def draw_profile(profile: Profile) -> Markup:
 def draw_attack(profile: Profile) -> Markup:
     """Return the bound on the true-positive rate over the false-positive rate, beside guessing."""
     # Rates as they are printed, so that the bound beside one is the bound at it.
-    rates = [float(f"{10 ** (-4 + 4 * k / (_RATES - 1)):.2g}") for k in range(_RATES)]
+    rates = [float(f"{10 ** (-4 + 4 * k / (_NUM_RATES - 1)):.2g}") for k in range(_NUM_RATES)]
     bounds = [profile.true_positive_bound(rate) for rate in rates]
     with style():
         figure, axes = _figure()
@@ -70,7 +70,7 @@ def draw_attack(profile: Profile) -> Markup:
         axes.set_xlabel("false-positive rate")
         axes.set_ylabel("true-positive rate, at most")
         tips = [
-            Tip(rate, bound, f"{100 * rate:.2g}% false alarms: at most {percent_text(bound)} found")
+            Tip(rate, bound, f"FPR {100 * rate:.2g}%: TPR at most {percent_text(bound)}")
             for rate, bound in zip(rates, bounds, strict=True)
         ]
         label = "Bound on the true-positive rate of any attack, over its false-positive rate"
@@ -78,7 +78,7 @@ def draw_attack(profile: Profile) -> Markup:
 
 
 def _figure() -> tuple[Figure, Axes]:
-    figure = Figure(figsize=_SIZE, layout="constrained")
+    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     return figure, figure.add_subplot()
 
 

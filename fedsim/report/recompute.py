@@ -6,7 +6,7 @@ from typing import Any
 
 from fedsim.report.contents import RunContents
 
-# A longer script is no longer read by anybody; privacy.json has the same in a form for programs.
+# A longer script is unreadable; privacy.json has the same events for programs.
 _MAX_EVENTS = 40
 
 _RELATIONS = {"zero_out": "REPLACE_SPECIAL", "add_remove": "ADD_OR_REMOVE_ONE"}

@@ -1,7 +1,7 @@
 """Figures as inline SVG: no file, no network, and the colours of the page around them.
 
-A figure is drawn with the colours of `Ink`, which no figure needs for itself; in the SVG they
-become CSS variables, so that one drawing is legible on a white page, on a dark one and in print.
+A figure is drawn in the placeholder colours of `Ink`. In the SVG they become CSS variables, so that
+one drawing is legible on a light page, on a dark page and in print.
 """
 
 import io
@@ -77,7 +77,7 @@ STYLE: Any = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw with matplotlib's defaults and `STYLE`, whatever the user's own settings are."""
+    """Draw with matplotlib's defaults and `STYLE`, not with the user's own settings."""
     with matplotlib.style.context("default"), matplotlib.rc_context(STYLE):
         yield
 
@@ -106,11 +106,11 @@ def inline_svg(
     Args:
         figure: drawn with `Ink` inside `style()`, and still inside it.
         name: unique in the page; it prefixes every id of the drawing.
-        label: says in words what the figure shows, for who cannot see it.
-        axes: whose data the strips are about.
-        strips: texts for whoever points near a place, ascending along the axis.
+        label: description of the figure for screen readers.
+        axes: the axes of the strips' data coordinates.
+        strips: tooltips near a point, ascending along the axis.
         across: whether each strip covers a row of the drawing instead of a column.
-        tips: what a pointer over an artist tells, by the artist's gid.
+        tips: tooltips of artists, by the artist's gid.
     """
     buffer = io.StringIO()
     # Every key of the metadata that matplotlib would fill in is turned off: date, creator, links.
@@ -135,7 +135,7 @@ def inline_svg(
 
 
 def _strips(axes: Axes, tips: Sequence[Tip], across: bool, height: int) -> str:
-    """Return see-through strips, each with its text: what is nearest to the pointer is shown."""
+    """Return transparent strips, each with the tooltip of the nearest point."""
     box = axes.get_window_extent()
     scale = 72 / axes.figure.dpi
     places = axes.transData.transform([(tip.x, tip.y) for tip in tips]) * scale
@@ -157,7 +157,7 @@ def _strips(axes: Axes, tips: Sequence[Tip], across: bool, height: int) -> str:
 
 
 def _without_document_parts(text: str) -> str:
-    """Drop what only a file of its own needs; its styles for `*` would reach the whole page."""
+    """Drop the parts of a separate SVG file; its styles for `*` would apply to the whole page."""
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<style[^>]*>.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
@@ -167,7 +167,7 @@ def _without_document_parts(text: str) -> str:
 
 
 def _with_prefixed_ids(text: str, name: str) -> str:
-    """Make ids unique among the figures of a page; groups that nobody refers to lose theirs."""
+    """Prefix ids, so that they are unique in the page; drop ids without a reference."""
     used = set(re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', text))
     wanted = {identifier for pair in used for identifier in pair if identifier}
 

@@ -1,4 +1,4 @@
-"""Tables of figures in the terminal: narrow, and never with a figure cut."""
+"""Tables in the terminal: narrow, and never with a truncated number."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-_WIDEST = 1000
+_MAX_WIDTH_CHARACTERS = 1000
 
 
 def figure_table(title: str, numbers: list[str], *, texts: Sequence[str] = ()) -> Table:
@@ -27,11 +27,13 @@ def figure_table(title: str, numbers: list[str], *, texts: Sequence[str] = ()) -
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table without cutting a figure: closer together, or else wider than the terminal."""
+    """Print a table without truncated numbers: with less padding, or wider than the terminal."""
     if _width(console, table) > console.width:
         table.padding = (0, 0, 0, 0)
     console.print(table, width=max(_width(console, table), console.width), crop=False)
 
 
 def _width(console: Console, table: Table) -> int:
-    return Measurement.get(console, console.options.update(width=_WIDEST), table).maximum
+    return Measurement.get(
+        console, console.options.update(width=_MAX_WIDTH_CHARACTERS), table
+    ).maximum

@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: progress on stderr, the result on stdout."""
+"""Terminal output: progress on stderr, the result on stdout."""
 
 import math
 from collections.abc import Mapping
@@ -20,17 +20,17 @@ from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metr
 from fedsim.federation.federation import Federation
 from fedsim.planning.projection import Plan, PlannedClient
 from fedsim.report.contents import RunContents, read_contents
-from fedsim.report.lines import say
+from fedsim.report.lines import print_sentence
 from fedsim.report.tables import figure_table, print_table
 from fedsim.runs.directory import RunDirectory
 from fedsim.statement import Facts
 from fedsim.statement.sentence import clients_text, count_text, range_text
 
-_SHOWN_CLIENTS = 25
+_MAX_TABLE_CLIENTS = 25
 
 
 class ProgressObserver:
-    """A bar over the rounds with the current metric and the largest ε; lines where no terminal."""
+    """A progress bar with the current metric and the largest ε; without a terminal, lines."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -46,27 +46,27 @@ class ProgressObserver:
         self._rounds = 0
 
     def started(self, federation: Federation, path: Path) -> None:
-        """Say what is about to run, and start the bar."""
+        """Print a headline and warnings, and start the bar."""
         experiment = federation.experiment
         self._rounds = experiment.federation.rounds
         for line in _headline(federation):
-            say(self._console, line)
+            print_sentence(self._console, line)
         for warning in _warnings(federation):
-            say(self._console, f"warning: {warning}", style="yellow")
+            print_sentence(self._console, f"warning: {warning}", style="yellow")
         if self._console.is_terminal:
             self._task = self._progress.add_task("round", total=self._rounds, figures="")
             self._progress.start()
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
-        """Move the bar on, or print a line."""
+        """Advance the bar, or print a line."""
         figures = _figures(row)
         for word, key in (("failed", "failed"), ("withdrew", "withdrawn")):
             for one in row[key]:
                 text = f"round {row['round']}: client {one['client']} {word}: {one['reason']}"
-                say(self._console, text, style="yellow")
+                print_sentence(self._console, text, style="yellow")
         for one in (row.get("evaluated") or {"failed": ()})["failed"]:
             text = f"round {row['round']}: client {one['client']} did not evaluate: {one['reason']}"
-            say(self._console, text, style="yellow")
+            print_sentence(self._console, text, style="yellow")
         if self._task is not None:
             self._progress.update(self._task, completed=row["round"], figures=figures)
         else:
@@ -88,12 +88,12 @@ def print_result(directory: RunDirectory, console: Console | None = None) -> Non
     if contents.facts.is_private:
         print_table(console, _privacy_table(contents))
     for line in _summary(contents):
-        say(console, line)
+        print_sentence(console, line)
     console.print(f"report: {directory.report}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _headline(federation: Federation) -> list[str]:
-    """Return what is about to run, in public figures: private sizes are not among them."""
+    """Return the headline of a run, from public figures: private client sizes are left out."""
     experiment = federation.experiment
     first = (
         f"{experiment.name}: {count_text(federation.num_clients, 'client')} with "
@@ -128,8 +128,8 @@ def _warnings(federation: Federation) -> list[str]:
     if not loose:
         return []
     return [
-        f"δ is not below 1 / examples for the clients {', '.join(loose[:10])}: such a δ allows a "
-        "whole example to be published; use a smaller privacy.delta"
+        f"δ is not below 1 / examples for the clients {', '.join(loose[:10])}: such a δ allows "
+        "publishing a whole example; choose a smaller privacy.delta"
     ]
 
 
@@ -162,7 +162,7 @@ def _privacy_table(contents: RunContents) -> Table:
         + ["left"] * left,
     )
     ordered = sorted(clients, key=lambda spend: -_number(spend["epsilon"]))
-    shown = sorted(ordered[:_SHOWN_CLIENTS], key=lambda spend: spend["client"])
+    shown = sorted(ordered[:_MAX_TABLE_CLIENTS], key=lambda spend: spend["client"])
     for spend in shown:
         table.add_row(
             str(spend["client"]),
@@ -180,7 +180,7 @@ def _privacy_table(contents: RunContents) -> Table:
     if one_delta:
         notes.append(f"δ = {delta_text(clients[0]['delta'])} for all")
     if left:
-        notes.append("left: the round in which it withdrew")
+        notes.append("left: the round of withdrawal")
     if len(clients) > len(shown):
         notes.append(f"the {len(shown)} largest of {len(clients):,}; clients.csv has all")
     table.caption = "\n".join(notes)
@@ -192,7 +192,7 @@ def _or_dash(value: float | None) -> str:
 
 
 def _summary(contents: RunContents) -> list[str]:
-    """Return what became of the run, of the model, and of privacy, a line each."""
+    """Return one line each for the run, the model and the guarantee."""
     summary, lost = contents.summary, contents.facts.run.lost_updates if contents.facts.run else 0
     reason = f": {summary['reason']}" if summary["status"] == "stopped" else ""
     metrics = ", ".join(
@@ -221,7 +221,7 @@ def _held_out_line(contents: RunContents) -> list[str]:
 
 
 def guarantee_words(facts: Facts) -> str:
-    """Return the guarantee of a run, or why there is none, in a few words."""
+    """Return the guarantee of a run in a few words, or the reason why there is none."""
     if not facts.is_private:
         return "no differential privacy"
     if facts.unbounded_clients:
@@ -229,7 +229,7 @@ def guarantee_words(facts: Facts) -> str:
     if facts.objections:
         return f"no guarantee: {facts.objections[0]}"
     if not facts.has_charges:
-        return "nothing was released, and nothing was spent"
+        return "no update was released, and no privacy was spent"
     return f"every client within ε = {epsilon_text(facts.epsilon)} at δ = {delta_text(facts.delta)}"
 
 
@@ -238,7 +238,7 @@ def _number(epsilon: float | None) -> float:
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
-    """Print what every client would spend, and what one changed setting would do."""
+    """Print the planned spend of every client, and the effect of single changed settings."""
     console = console or Console()
     budgets = any(client.target_epsilon is not None for client in plan.clients)
     table = figure_table(
@@ -246,7 +246,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         ["client", "examples", "q", "z", "rounds", "steps", "ε"]
         + ["budget", "affords", "until"] * budgets,
     )
-    ordered = sorted(plan.clients, key=lambda client: -client.epsilon)[:_SHOWN_CLIENTS]
+    ordered = sorted(plan.clients, key=lambda client: -client.epsilon)[:_MAX_TABLE_CLIENTS]
     for client in sorted(ordered, key=lambda client: client.client):
         table.add_row(
             str(client.client),
@@ -260,13 +260,13 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         )
     notes = ["q: sampling rate; z: noise multiplier; ε: after all steps"]
     if budgets:
-        notes.append("affords: rounds that the budget affords; until: its last round of training")
+        notes.append("affords: number of rounds within the budget; until: last round of training")
     if len(plan.clients) > len(ordered):
         notes.append(f"the {len(ordered)} largest of {len(plan.clients):,}; --json has all")
     table.caption = "\n".join(notes)
     print_table(console, table)
     changes = figure_table(
-        f"What would change for the median client, {plan.median_client}",
+        f"Effect of one changed setting on the median client, {plan.median_client}",
         ["noise z", "steps", "ε at the end"],
         texts=["change"],
     )
@@ -276,10 +276,10 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         )
     print_table(console, changes)
     goal = "" if plan.target_epsilon is None else f" (target {plan.target_epsilon:g})"
-    say(
+    print_sentence(
         console,
         f"largest ε = {epsilon_text(plan.system_epsilon)}{goal} at δ = {delta_text(plan.delta)}; "
-        "nothing was trained",
+        "no training was done",
     )
 
 

@@ -1,4 +1,4 @@
-"""Where the guarantee ends."""
+"""Limits of the guarantee."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -76,7 +76,7 @@ def test_the_table_of_runs_gives_the_reported_difference_again(compared: Compari
 def test_variants_with_one_seed_share_data_model_and_participants(
     compared: ComparisonResult,
 ) -> None:
-    assert compared.results.pairing.paired
+    assert compared.results.pair_check.is_paired
     digests = [
         json.loads((path / "comparison_run.json").read_text())["pairing"]
         for path in runs(compared.path)
@@ -239,7 +239,7 @@ def test_an_interrupted_comparison_ends_cleanly_and_continues(directory: Path) -
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=90)
     assert process.returncode == 130
-    assert "interrupted; the same command continues" in errors
+    assert "interrupted; run the same command again to continue" in errors
     assert "Traceback" not in errors
     assert not workers_of(directory)
     assert json.loads((second.parent / "summary.json").read_text())["status"] == "interrupted"
@@ -291,13 +291,13 @@ def test_a_wrong_file_is_one_message_and_exit_code_2(directory: Path) -> None:
 
 
 def test_two_comparisons_do_not_share_a_directory(directory: Path) -> None:
-    from fedsim.comparison.jobs import alone_in
+    from fedsim.comparison.jobs import lock_directory
 
     out = directory / "out"
     out.mkdir()
     (out / "comparison.yaml").touch()
     with (
-        alone_in(out),
+        lock_directory(out),
         pytest.raises(RunDirectoryError, match="another fedsim compare is running"),
     ):
         fedsim.compare(directory / "compare.yaml", out=out)

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.comparison.fingerprint import fingerprint
+from fedsim.comparison.fingerprint import run_fingerprint
 from fedsim.experiment import load_experiment
 
 PLUGIN = "import numpy as np\n\ndef load(seed=0):\n    return np.zeros((9, 2)), np.arange(9) % 2\n"
 
 
 def digest(directory: Path, **overrides: object) -> str:
-    return fingerprint(load_experiment(directory / "tiny.yaml", overrides))
+    return run_fingerprint(load_experiment(directory / "tiny.yaml", overrides))
 
 
 def test_it_is_the_same_for_the_same_experiment(directory: Path) -> None:

@@ -26,8 +26,8 @@ def test_every_variant_is_the_base_with_its_changes_and_every_seed(directory: Pa
     plain, private = loaded.variants
     assert [one.experiment.seed for one in plain.experiments] == [0, 1]
     assert plain.experiments[0].experiment.privacy is None
-    assert not plain.private
-    assert private.private
+    assert not plain.is_private
+    assert private.is_private
     assert private.experiments[0].experiment.privacy is not None
     assert (plain.changes, private.changes) == ({"privacy": None}, {})
 
@@ -162,7 +162,7 @@ def test_every_mistake_is_reported_at_once_at_its_place(directory: Path) -> None
         ("seeds: 2", "seeds: 0", "seeds: must be 1 to 1000 seeds, got 0"),
         ("seeds: 2", "seeds: yes", "seeds: must be a whole number or a list of them, got 'yes'"),
         ("seeds: 2", "seeds: [-1]", "seeds: a seed must be a whole number from 0 to 2^63 - 1"),
-        ("seeds: 2\n", "", "seeds: missing; how many (0, 1, 2, ...), or a list of seeds"),
+        ("seeds: 2\n", "", "seeds: missing; number of seeds (0, 1, 2, ...), or a list of seeds"),
         ("baseline: plain", "baseline: plian", "no variant 'plian'; did you mean 'plain'?"),
         ("  dp: {}\n", "", "variants: there must be at least two variants to compare"),
         ("dp: {}", "PLAIN: {}", "'PLAIN' and 'plain' differ in capitals only"),

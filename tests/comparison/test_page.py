@@ -16,9 +16,9 @@ import pytest
 
 from fedsim.comparison.client_metrics import WARNING
 from fedsim.comparison.comparison_result import ComparisonResult
-from fedsim.comparison.page import render
+from fedsim.comparison.page import render_comparison
 from fedsim.comparison.pictures import draw_fairness, draw_tradeoff, series_of
-from fedsim.comparison.statistics import mean_interval
+from fedsim.comparison.statistics import t_interval
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -79,7 +79,7 @@ def test_every_variant_and_run_is_there_with_its_numbers(
     for run in compared.results.outcomes:
         assert f'href="{run.path}/report.html"' in page
         assert (compared.path / run.path / "report.html").is_file()
-    for sentence in (compared.tuning.statement, compared.results.pairing.statement):
+    for sentence in (compared.tuning.statement, compared.results.pair_check.statement):
         assert sentence.strip() in html.unescape(page)
 
 
@@ -97,7 +97,7 @@ def test_private_figures_are_marked_and_absent_unless_asked_for(
             for variant in compared.results.variants
         ),
     )
-    plain = render(replace(compared, results=without))
+    plain = render_comparison(replace(compared, results=without))
     assert WARNING not in html.unescape(plain)
     assert "on its own data" not in plain
 
@@ -115,7 +115,7 @@ def test_a_pointer_over_a_point_tells_its_numbers(compared: ComparisonResult) ->
 
 
 def test_the_same_results_give_the_same_bytes(page: str, compared: ComparisonResult) -> None:
-    assert render(compared) == page
+    assert render_comparison(compared) == page
 
 
 def test_colours_tell_variants_apart(compared: ComparisonResult) -> None:
@@ -128,7 +128,7 @@ def test_colours_tell_variants_apart(compared: ComparisonResult) -> None:
 def test_what_comes_from_files_is_escaped(compared: ComparisonResult) -> None:
     evil = "<script>alert(1)</script>"
     results = replace(compared.results, name=evil)
-    page = render(replace(compared, results=results))
+    page = render_comparison(replace(compared, results=results))
     assert evil not in page
     assert "&lt;script&gt;alert(1)" in page
 
@@ -197,11 +197,11 @@ def test_a_click_sorts_the_table(
 
 def test_a_page_without_privacy_and_with_one_seed_is_whole(compared: ComparisonResult) -> None:
     plain = compared.results.variants[0]
-    alone = replace(plain, metrics={"test_accuracy": mean_interval([0.5])})
+    alone = replace(plain, metrics={"test_accuracy": t_interval([0.5])})
     results = replace(compared.results, variants=(alone,), seeds=(0,))
-    page = render(replace(compared, results=results))
+    page = render_comparison(replace(compared, results=results))
     assert "No variant has a finite ε to draw against" in page
-    assert "One seed shows nothing about chance" in page
+    assert "There is one seed" in page
     assert 'data-value="0.5">50.0%</td>' in page
 
 
@@ -219,6 +219,6 @@ def test_ten_thousand_clients_are_drawn_small_and_fast(compared: ComparisonResul
         compared.results, variants=(plain, replace(private, outcomes=(many, many, many)))
     )
     started = time.monotonic()
-    page = render(replace(compared, results=results))
+    page = render_comparison(replace(compared, results=results))
     assert time.monotonic() - started < 10
     assert len(page) < 2_000_000

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.comparison.pairs import PARTS, check_pairing, pairing_digests
+from fedsim.comparison.pairs import SHARED_PARTS, check_pairs, pair_digests
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 
 
 def digests(directory: Path, **overrides: object) -> dict[str, str]:
     loaded = load_experiment(directory / "tiny.yaml", {"privacy": None, **overrides})
-    return pairing_digests(assemble(loaded, ledger=None))
+    return pair_digests(assemble(loaded, ledger=None))
 
 
 @pytest.mark.parametrize(
@@ -29,28 +29,28 @@ def test_a_digest_differs_exactly_where_a_setting_changes_the_part(
     directory: Path, overrides: dict[str, object], differing: set[str]
 ) -> None:
     before, after = digests(directory), digests(directory, **overrides)
-    assert {part for part in PARTS if before[part] != after[part]} == differing
+    assert {part for part in SHARED_PARTS if before[part] != after[part]} == differing
 
 
 SAME = {"data": "a", "initial_model": "b", "participants": "c"}
 
 
 def test_variants_that_share_everything_are_paired() -> None:
-    found = check_pairing({"base": {0: SAME, 1: SAME}, "dp": {0: SAME}, "x": {1: SAME}}, "base")
-    assert found.paired
+    found = check_pairs({"base": {0: SAME, 1: SAME}, "dp": {0: SAME}, "x": {1: SAME}}, "base")
+    assert found.is_paired
     assert found.checked == 2
     assert "Checked in all 2 pairs of runs" in found.statement
 
 
 def test_a_part_that_differs_is_named_with_its_variant() -> None:
     other = {**SAME, "data": "z", "initial_model": "y"}
-    found = check_pairing({"base": {0: SAME, 1: SAME}, "dp": {0: SAME, 1: other}}, "base")
-    assert not found.paired
+    found = check_pairs({"base": {0: SAME, 1: SAME}, "dp": {0: SAME, 1: other}}, "base")
+    assert not found.is_paired
     assert found.differences == {"dp": ("data", "initial_model")}
     assert "dp differs in its data (partitions, test set) and initial model" in found.statement
 
 
 def test_nothing_to_pair_is_not_called_paired() -> None:
-    found = check_pairing({"base": {0: SAME}, "dp": {1: SAME}}, "base")
-    assert not found.paired
+    found = check_pairs({"base": {0: SAME}, "dp": {1: SAME}}, "base")
+    assert not found.is_paired
     assert found.statement.startswith("No seed finished both")

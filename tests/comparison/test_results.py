@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.comparison.load import LoadedComparison, load_comparison
-from fedsim.comparison.outcomes import Outcome
+from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import (
     ComparisonError,
     NothingFinishedError,
@@ -18,9 +18,9 @@ PAIRING = {"data": "a", "initial_model": "b", "participants": "c"}
 
 def outcome(
     variant: str, seed: int, value: float | None, *, status: str = "completed", **more: float
-) -> Outcome:
+) -> RunOutcome:
     private = variant != "plain"
-    return Outcome(
+    return RunOutcome(
         variant=variant,
         seed=seed,
         path=f"runs/{variant}/seed-{seed}",
@@ -28,14 +28,14 @@ def outcome(
         reason="it broke" if status == "failed" else None,
         reused=False,
         metrics={"test_loss": 0.5, "test_accuracy": value, **more},
-        private=private,
+        is_private=private,
         epsilon=4.0 + seed if private else None,
         delta=1e-4 if private else None,
         seconds=2.0,
         rounds=(),
         clients=(),
         client_metrics=(),
-        pairing=PAIRING,
+        pair_digests=PAIRING,
     )
 
 
@@ -47,7 +47,7 @@ def comparison(directory: Path) -> LoadedComparison:
     return load_comparison(directory / "compare.yaml")
 
 
-def runs(name: str, *values: float | None) -> list[Outcome]:
+def runs(name: str, *values: float | None) -> list[RunOutcome]:
     return [outcome(name, seed, value) for seed, value in enumerate(values)]
 
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedsim.comparison.statistics import (
-    MAX_FLIPPED,
+    MAX_FLIPPED_PAIRS,
     holm,
-    mean_interval,
     paired_difference,
     sign_flip_test,
+    t_interval,
 )
 
 
@@ -29,7 +29,7 @@ PLAIN, PRIVATE = recorded("non-private"), recorded("eps-8")
 
 
 def test_the_interval_of_a_mean_is_scipys() -> None:
-    found = mean_interval(PLAIN)
+    found = t_interval(PLAIN)
     expected = stats.ttest_1samp(PLAIN, 0).confidence_interval(0.95)
     assert found.mean == pytest.approx(np.mean(PLAIN), rel=1e-12)
     assert (found.low, found.high) == pytest.approx(tuple(expected), rel=1e-12)
@@ -74,7 +74,7 @@ def test_equal_variants_differ_by_nothing_and_equal_differences_are_not_tested()
 def test_more_seeds_than_can_be_enumerated_leave_the_t_test() -> None:
     generator = np.random.default_rng(5)
     found = paired_difference(
-        generator.normal(size=MAX_FLIPPED + 1).tolist(), [0.0] * (MAX_FLIPPED + 1)
+        generator.normal(size=MAX_FLIPPED_PAIRS + 1).tolist(), [0.0] * (MAX_FLIPPED_PAIRS + 1)
     )
     assert found.sign_flip_p is None
     assert found.t_p is not None
@@ -126,7 +126,7 @@ def test_holm_lies_between_the_p_value_and_bonferroni(p_values: list[float]) -> 
 @pytest.mark.parametrize("values", [[], [float("nan")], [1.0, float("inf")]])
 def test_what_is_no_number_is_refused(values: list[float]) -> None:
     with pytest.raises(ValueError, match="value"):
-        mean_interval(values)
+        t_interval(values)
 
 
 def test_unequal_numbers_of_seeds_are_refused() -> None:
@@ -136,4 +136,4 @@ def test_unequal_numbers_of_seeds_are_refused() -> None:
 
 def test_the_confidence_is_a_probability() -> None:
     with pytest.raises(ValueError, match="confidence must be in"):
-        mean_interval([1.0, 2.0], confidence=95)
+        t_interval([1.0, 2.0], confidence=95)

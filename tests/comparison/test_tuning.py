@@ -13,11 +13,11 @@ from fedsim.accountant import (
     SelfComposed,
 )
 from fedsim.accountant.ledger.journal import GENESIS, Charge, FileJournal
-from fedsim.comparison.outcomes import Outcome
-from fedsim.comparison.pairs import Pairing
+from fedsim.comparison.outcomes import RunOutcome
+from fedsim.comparison.pairs import PairCheck
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.settings import SelectSettings
-from fedsim.comparison.statistics import mean_interval
+from fedsim.comparison.statistics import t_interval
 from fedsim.comparison.tuning import Tuning, tuning_cost
 
 DELTA = 1e-5
@@ -39,7 +39,7 @@ def write_run(path: Path, *clients: tuple[PoissonSampled, int], private: bool = 
 
 def variant(name: str, accuracies: list[float], *, private: bool = True) -> VariantResult:
     runs = tuple(
-        Outcome(
+        RunOutcome(
             variant=name,
             seed=seed,
             path=f"runs/{name}/seed-{seed}",
@@ -47,24 +47,24 @@ def variant(name: str, accuracies: list[float], *, private: bool = True) -> Vari
             reason=None,
             reused=False,
             metrics={"test_accuracy": value, "test_loss": 1 - value},
-            private=private,
+            is_private=private,
             epsilon=None,
             delta=DELTA if private else None,
             seconds=1.0,
             rounds=(),
             clients=(),
             client_metrics=({"client": 0, "examples": 3, "client_accuracy": value},),
-            pairing={},
+            pair_digests={},
         )
         for seed, value in enumerate(accuracies)
     )
-    metrics = {"test_accuracy": mean_interval(accuracies)}
+    metrics = {"test_accuracy": t_interval(accuracies)}
     delta = DELTA if private else None
     return VariantResult(name, {}, private, runs, metrics, None, None, delta, None)
 
 
 def results(*variants: VariantResult) -> Results:
-    pairing = Pairing({}, 1)
+    pairing = PairCheck({}, 1)
     return Results("test", "test_accuracy", variants[0].name, (0, 1), variants, pairing)
 
 
@@ -131,7 +131,7 @@ def test_the_best_mean_is_selected_among_private_variants(out: Path) -> None:
 def test_scores_on_a_public_test_set_do_not_make_a_choice_free(out: Path) -> None:
     found = cost(out, SelectSettings(metric="test_accuracy", on="public_test"))
     assert "so the choice costs privacy" in found.statement
-    assert "All 4 candidate runs were looked at" in found.statement
+    assert "The results of all 4 candidate runs were seen" in found.statement
     assert "This comparison did neither" in found.statement
 
 
@@ -142,7 +142,7 @@ def test_scores_on_training_data_have_no_epsilon(out: Path) -> None:
 
 def test_scores_on_private_test_examples_say_whom_they_protect(out: Path) -> None:
     found = cost(out, SelectSettings(metric="test_accuracy", on="private"))
-    assert "protects these test examples by nothing" in found.statement
+    assert "gives these test examples no protection" in found.statement
 
 
 def test_public_data_cost_nothing_if_they_are_public(out: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_variant_that_lacks_a_seed_cannot_be_selected(out: Path) -> None:
     assert tuning_cost(results(broken, whole), out, select).selected == "b"
 
 
-def failed(one: VariantResult) -> tuple[Outcome, ...]:
+def failed(one: VariantResult) -> tuple[RunOutcome, ...]:
     from dataclasses import replace
 
     return (replace(one.outcomes[0], seed=1, status="failed", metrics={}),)

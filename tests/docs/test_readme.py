@@ -9,7 +9,7 @@ from typing import Protocol
 import pytest
 
 from fedsim.cli import cli
-from fedsim.comparison.statistics import holm, mean_interval, paired_difference
+from fedsim.comparison.statistics import holm, paired_difference, t_interval
 from fedsim.comparison.text import difference_text, interval_text, p_text
 from fedsim.core.formatting import epsilon_text
 
@@ -122,7 +122,7 @@ def test_the_table_of_the_comparison_is_computed_from_the_recorded_runs() -> Non
     }
     assert set(shown) == {"non-private", "eps-8", "eps-1"}
     for name, line in shown.items():
-        assert interval_text("test_accuracy", mean_interval(values[name])) in line
+        assert interval_text("test_accuracy", t_interval(values[name])) in line
         if name != "non-private":
             difference = difference_text("test_accuracy", differences[name].estimate)
             epsilon = epsilon_text(max(float(row["epsilon"]) for row in recorded()[name]))

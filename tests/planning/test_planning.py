@@ -95,7 +95,7 @@ def test_the_command(
     assert plot.read_text().lstrip().startswith("<?xml")
     monkeypatch.setattr("sys.argv", ["fedsim", "plan", str(file)])
     main()
-    assert "nothing was trained" in capsys.readouterr().out
+    assert "no training was done" in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", ["fedsim", "plan", str(file), "--plot", "p.pdf"])
     with pytest.raises(SystemExit) as end:
         main()

@@ -12,7 +12,7 @@ from rich.console import Console
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.planning.projection import plan_experiment
-from fedsim.report.lines import lines_of
+from fedsim.report.lines import wrap_text
 from fedsim.report.terminal import ProgressObserver, print_plan, print_result
 
 
@@ -127,7 +127,7 @@ words = st.text("abc δε=0123456789.%±≤ ", max_size=120)
 
 @given(words, st.integers(20, 60))
 def test_lines_keep_every_word_and_fit(text: str, width: int) -> None:
-    lines = lines_of(text, width, indent="  ").splitlines()
+    lines = wrap_text(text, width, indent="  ").splitlines()
     assert " ".join(lines).split() == text.split()
     for line in lines:
         assert len(line) <= width or " " not in line.strip() or "=" in line or "≤" in line
@@ -136,6 +136,6 @@ def test_lines_keep_every_word_and_fit(text: str, width: int) -> None:
 @given(st.integers(12, 40))
 def test_a_figure_stays_with_its_name(width: int) -> None:
     text = "client 7 is within ε = 8 at δ = 0.001 after 22 steps, test accuracy 90.8 % ± 1.2"
-    lines = lines_of(text, width).splitlines()
+    lines = wrap_text(text, width).splitlines()
     for whole in ("client 7", "ε = 8", "δ = 0.001", "22 steps", "90.8 %", "± 1.2"):
         assert any(whole in line for line in lines), (width, whole)
