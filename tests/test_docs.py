@@ -195,7 +195,7 @@ def test_the_shipped_numbers_hold(tmp_path: Path) -> None:
 
 
 def test_every_key_and_output_of_a_comparison_is_documented() -> None:
-    from fedsim.comparison.pairs import Pairing
+    from fedsim.comparison.pairs import PairCheck
     from fedsim.comparison.results import Difference, Results, VariantResult
     from fedsim.comparison.settings import ComparisonSettings
     from fedsim.comparison.statistics import Estimate, PairedDifference
@@ -209,7 +209,7 @@ def test_every_key_and_output_of_a_comparison_is_documented() -> None:
     names |= set(difference.to_json())
     variant = VariantResult("a", {}, True, (), {}, None, None, None, None)
     names |= set(variant.to_json()) | set(Composition.__dataclass_fields__)
-    results = Results("r", "test_loss", "a", (0, 1), (variant,), Pairing({}, 0))
+    results = Results("r", "test_loss", "a", (0, 1), (variant,), PairCheck({}, 0))
     names |= set(results.to_json())
     missing = [name for name in names if f"`{name}`" not in text]
     assert not missing
