@@ -1,7 +1,7 @@
-"""Accountants: they compose events and answer what was spent.
+"""Accountants: they compose events and return the (epsilon, delta) of all of them.
 
-State is how often each mechanism ran; composing adds to a counter, and the mathematics happens when
-a question is asked. The counts do not depend on the order of the events, so neither do the answers.
+The state is the number of runs of each mechanism. Composing adds to a counter; epsilon is computed
+on request. The counts do not depend on the order of the events, so neither does epsilon.
 """
 
 import math
@@ -49,7 +49,7 @@ AccountantName = Literal["pld", "rdp", "moments"]
 
 
 class PrivacySpent(NamedTuple):
-    """What was spent.
+    """The privacy spent by everything composed.
 
     Attributes:
         epsilon: >= 0, infinite when something was released without a guarantee.
@@ -63,7 +63,7 @@ class PrivacySpent(NamedTuple):
 
 
 class Accountant(ABC):
-    """Composes events and returns the (epsilon, delta) of everything composed so far.
+    """Base of the accountants: composes events into one (epsilon, delta).
 
     Guarantee: everything composed is jointly (get_epsilon(delta), delta)-DP for every delta, under
     the accountant's adjacency, for noise of standard deviation z C with C the clipping norm of one
@@ -94,7 +94,7 @@ class Accountant(ABC):
 
     @property
     def adjacency(self) -> Adjacency:
-        """What the guarantee protects against; fixed at construction."""
+        """The pairs of data sets that the guarantee covers; fixed at construction."""
         return self._adjacency
 
     @property
@@ -104,12 +104,16 @@ class Accountant(ABC):
 
     @property
     def steps(self) -> Mapping[Mechanism, int]:
-        """How often each mechanism ran: a copy of the state that the answers depend on."""
+        """The number of runs of each mechanism, a copy: epsilon depends on nothing else."""
         return dict(self._steps)
 
     @final
     def compose(self, event: Event, count: int = 1) -> Self:
         """Add `count` releases of `event` and return the accountant itself.
+
+        Args:
+            event: one release.
+            count: number of releases, a whole number >= 0.
 
         Raises:
             UnsupportedEventError: a part of the event has no accounting rule under this adjacency;
@@ -131,7 +135,7 @@ class Accountant(ABC):
 
     @final
     def get_privacy_spent(self, delta: float) -> PrivacySpent:
-        """Return epsilon at `delta` and how it was found.
+        """Return epsilon at `delta` and the Rényi order behind it.
 
         Raises:
             ValueError: `delta` is not in (0, 1).
@@ -212,7 +216,7 @@ def _squared_mu(mechanism: Mechanism) -> float:
 
 
 class _RenyiAccountant(Accountant):
-    """What accountants that add RDP curves have in common."""
+    """Base of the accountants that add RDP curves."""
 
     def __init__(
         self, orders: Sequence[float], conversion: ConversionName, adjacency: Adjacency
@@ -226,7 +230,7 @@ class _RenyiAccountant(Accountant):
     def order_at_edge(self, delta: float) -> bool:
         """Whether the best order at `delta` is the smallest or largest one tried.
 
-        If so, orders beyond it may give a smaller epsilon; what is reported is a bound anyway.
+        If so, orders beyond it may give a smaller epsilon; the reported one is still a bound.
 
         Raises:
             ValueError: `delta` is not in (0, 1).
@@ -344,9 +348,9 @@ class PldAccountant(Accountant):
     """Privacy loss distribution accountant: numerically the exact composition, never below it.
 
     Guarantee: as `Accountant`; at most 1e-3 above the exact epsilon in ordinary settings (see
-    `fedsim.accountant.pld.distribution` for the method and its limits). For FixedSizeSampled the
-    composition of the dominating pairs is meant, which no real data set may attain; accounts with
-    ZCDP or RepeatAndSelect are answered by RDP.
+    `fedsim.accountant.pld.distribution` for the method and its limits). For FixedSizeSampled,
+    exact means the composition of the dominating pairs, which no real data set may attain. Accounts
+    with ZCDP or RepeatAndSelect use RDP.
     """
 
     def _epsilon(self, delta: float) -> tuple[float, float | None]:
@@ -367,6 +371,10 @@ def make_accountant(
     name: AccountantName = "pld", *, adjacency: Adjacency = "zero_out"
 ) -> Accountant:
     """Return a new accountant by its name in the experiment file.
+
+    Args:
+        name: "pld", "rdp" or "moments".
+        adjacency: as `Accountant`.
 
     Raises:
         ValueError: there is no accountant, or no adjacency, of that name.

@@ -1,4 +1,4 @@
-"""Privacy against somebody who sees only the sum of the updates: smaller, rarely claimable.
+"""Privacy against an adversary who sees only the sum of the updates: rarely claimable.
 
 Theorem B. Let every client j of a round upload u_j = a_j (sum of clipped per-example gradients +
 N(0, σ_j² C_j² I)), let the adversary see only Σ_j u_j, know everything except one example of client
@@ -8,8 +8,8 @@ round is a Gaussian mechanism, subsampled at k's own rate, with noise multiplier
     sqrt(Σ_{j in H} (a_j σ_j C_j)²) / (a_k C_k),
 
 and rounds compose. It needs exactly one noisy step in a round. With two, the client's own first
-step, weakly noised, can steer its second, and amplify itself past everybody else's noise: the gain
-of hiding among others is then false, not merely unproven.
+step, weakly noised, can steer its second and amplify itself past the noise of all others. The
+smaller epsilon is then false, not merely unproven.
 """
 
 import math
@@ -26,15 +26,15 @@ from fedsim.accountant.events import Gaussian, PoissonSampled
 
 @dataclass(frozen=True, kw_only=True)
 class UploadTerms:
-    """How client k's uploads come about: what theorem B asks about.
+    """The conditions of client k's uploads that theorem B needs.
 
     Attributes:
         local_steps: noisy steps in a round.
         optimizer: the client's optimizer.
-        sampling: how lots are drawn.
-        clipping: how gradients are clipped.
-        summed_securely: whether nobody but k sees u_k.
-        noise: "secure", or "seeded": known to whoever knows the seed.
+        sampling: the sampling scheme of the lots.
+        clipping: the clipping scheme.
+        summed_securely: whether u_k is visible to client k alone.
+        noise: "secure", or "seeded", which the seed reveals.
         participation: "fixed", or "by_value" where an update out of range stays out of the sum.
     """
 
@@ -76,7 +76,7 @@ class RoundView:
 
 @dataclass(frozen=True)
 class AggregateView:
-    """The answer: an epsilon, or why there is none.
+    """Client k's epsilon against the sums, or the reasons why none is claimed.
 
     Attributes:
         epsilon: None where nothing is claimed.
@@ -99,14 +99,14 @@ class AggregateView:
 
 
 def failed_conditions(terms: UploadTerms) -> tuple[str, ...]:
-    """Return which conditions of theorem B do not hold, in words; empty if all do."""
+    """Return a sentence for each condition of theorem B that fails; empty if all hold."""
     conditions = (
         (terms.summed_securely, "updates are seen one by one"),
         (terms.local_steps == 1, f"local_steps > 1 ({terms.local_steps} noisy steps in a round)"),
         (terms.optimizer == "sgd", f"optimizer {terms.optimizer} is not linear in the noise"),
         (terms.sampling == "poisson", f"sampling {terms.sampling} is not Poisson"),
         (terms.clipping == "flat", f"clipping {terms.clipping} is not flat"),
-        (terms.noise == "secure", "seeded noise is known to whoever knows the seed"),
+        (terms.noise == "secure", "seeded noise is known to anyone who knows the seed"),
         (terms.participation == "fixed", "range_policy: error lets values decide who is summed"),
     )
     return tuple(words for holds, words in conditions if not holds)
@@ -124,11 +124,11 @@ def aggregate_view(
     """Return client k's example-level epsilon against an adversary who sees only the sums.
 
     Guarantee: a number is returned only under every condition of theorem B; it never exceeds what
-    the same accountant says of k's own noise. The mechanism is the idealised one with real numbers:
-    clients round before the sum, so finite precision is outside the proof.
+    the same accountant computes from k's own noise. The mechanism is the idealised one with real
+    numbers: clients round before the sum, so finite precision is outside the proof.
 
     Args:
-        terms: how the uploads came about.
+        terms: the conditions of the uploads.
         rounds: every round in which client k took part, with the noise that was really summed.
         sampling_rate: k's own rate.
         delta: in (0, 1).

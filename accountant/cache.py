@@ -59,5 +59,10 @@ class CachedByBytes(Generic[Arguments, Value]):
 def cached_by_bytes(
     limit: int, size_of: Callable[[Value], int]
 ) -> Callable[[Callable[Arguments, Value]], CachedByBytes[Arguments, Value]]:
-    """Return a decorator that makes a function a `CachedByBytes`."""
+    """Return a decorator that makes a function a `CachedByBytes`.
+
+    Args:
+        limit: largest total size of the kept results, in bytes.
+        size_of: size of one result, in bytes.
+    """
     return lambda function: CachedByBytes(function, limit, size_of)

@@ -1,4 +1,7 @@
-"""Checks of arguments: each returns the value in its plain Python type or says what is wrong."""
+"""Checks of arguments: each returns the value in its plain Python type or raises ValueError.
+
+`name` is the name of the argument in the message, `value` what the caller passed.
+"""
 
 import math
 from typing import SupportsFloat

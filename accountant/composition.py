@@ -1,8 +1,7 @@
-"""Events broken down into the mechanisms that accountants know how to add up.
+"""Events broken down into the mechanisms that accountants compose.
 
-A mechanism has one dominating pair of distributions or one RDP curve. What an event costs depends
-on the adjacency: here is the one place where that is decided. Combinations without a proof are
-refused.
+A mechanism has one dominating pair of distributions or one RDP curve. The cost of an event depends
+on the adjacency, and only this module decides it. Combinations without a proof are refused.
 """
 
 import math
@@ -31,7 +30,7 @@ from fedsim.core.errors import FedsimError
 
 
 class UnsupportedEventError(FedsimError, ValueError):
-    """The event, or a part of it, is one for which the accountant has no proof."""
+    """An event, or a part of it, for which the accountant has no proof."""
 
 
 class SampledGaussian(NamedTuple):
@@ -113,7 +112,7 @@ Mechanism = (
 
 
 def sort_steps(steps: Mapping[Mechanism, int]) -> tuple[tuple[Mechanism, int], ...]:
-    """Return the steps in an order that depends on the steps only, to serve as a key."""
+    """Return the steps in an order that depends on the steps alone, as a key for caches."""
     return tuple(sorted(steps.items(), key=_sort_key))
 
 
@@ -128,10 +127,10 @@ def _sort_key(item: tuple[Mechanism, int]) -> tuple[str, tuple[float, ...], str]
 
 @dataclass
 class Breakdown:
-    """What an event adds to an account.
+    """The mechanisms that an event adds to an account.
 
     Attributes:
-        steps: how often each mechanism runs.
+        steps: number of runs of each mechanism.
         non_private: whether something was released without any guarantee.
     """
 
@@ -145,6 +144,11 @@ def break_down(event: Event, count: int = 1, adjacency: Adjacency = "zero_out") 
     Several Gaussians about one and the same sample are one Gaussian with
     z = (sum of z_i^-2)^(-1/2) (McMahan et al. 2018, arXiv:1812.06210, section 3); counting them as
     separately sampled steps would under-report.
+
+    Args:
+        event: what was released.
+        count: number of releases, a whole number >= 0.
+        adjacency: "zero_out", "add_remove" or "replace_one".
 
     Raises:
         UnsupportedEventError: names the sub-event that has no rule here, or none under this

@@ -1,4 +1,4 @@
-"""Privacy events: what was released, said without any mathematics.
+"""Privacy events: descriptions of what was released, without the mathematics.
 
 An event is an immutable, hashable value. Accountants turn events into epsilon; ledgers store
 them. The meaning of an event never changes: a new mechanism is a new class.
@@ -15,7 +15,7 @@ from typing import Any, SupportsFloat
 
 from fedsim.accountant import checks
 
-SCHEMA_VERSION = 1  # of the JSON form; goes up when a reader of the old form would misread a record
+SCHEMA_VERSION = 1  # of the JSON form; raised when a reader of the old form would misread a record
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class JointGaussian(Event):
 
     @property
     def noise_multiplier(self) -> float:
-        """Z of the one Gaussian that this is: (sum of z_m^-2)^(-1/2)."""
+        """Noise multiplier of the equivalent single Gaussian: (sum of z_m^-2)^(-1/2)."""
         least = min(self.noise_multipliers)  # taken out of the sum: no square over- or underflows
         if least == 0.0:
             return 0.0
@@ -182,7 +182,7 @@ class ZCDP(Event):
     """A release that is rho-zero-concentrated DP (Bun, Steinke 2016, arXiv:1605.02065).
 
     That is (alpha, rho alpha)-RDP for every alpha > 1, under the adjacency of the accountant that
-    composes it: whoever records the event vouches for it.
+    composes it: the code that records the event vouches for it.
 
     Attributes:
         rho: >= 0, finite.
@@ -199,9 +199,9 @@ class ZCDP(Event):
 
 @dataclass(frozen=True)
 class EpsilonDelta(Event):
-    """A release that is (epsilon, delta)-DP, of which nothing else is known.
+    """A release known to be (epsilon, delta)-DP, and nothing more.
 
-    It is so under the adjacency of the accountant that composes it: whoever records the event
+    It holds under the adjacency of the accountant that composes it: the code that records the event
     vouches for it.
 
     Attributes:
@@ -272,7 +272,7 @@ class SelfComposed(Event):
 
 @dataclass(frozen=True)
 class Composed(Event):
-    """All of `events` released, each with its own randomness; later ones may look at earlier ones.
+    """All of `events` released, each with its own randomness; later ones may use earlier ones.
 
     Attributes:
         events: the events, in order; kept as a tuple. An empty one releases nothing.
@@ -353,7 +353,13 @@ def event_from_dict(record: Mapping[str, Any]) -> Event:
 
 
 def append_event(runs: list[tuple[Event, int]], event: Event, count: int) -> None:
-    """Append `count` times `event` to a run-length list; equal neighbours become one run."""
+    """Append `count` times `event` to a run-length list, in place; equal neighbours are merged.
+
+    Args:
+        runs: pairs (event, number of releases), in order.
+        event: one release.
+        count: number of releases, >= 0; 0 appends nothing.
+    """
     if count == 0:
         return
     if runs and runs[-1][0] == event:

@@ -1,4 +1,4 @@
-"""Privacy filters: may this step still be taken?"""
+"""Privacy filters: whether the budget affords the next release."""
 
 import warnings
 from typing import Literal, get_args
@@ -14,11 +14,11 @@ FilterMode = Literal["fixed_schedule", "adaptive"]
 
 
 class PrivacyFilter:
-    """Grants releases for as long as everything granted is (target_epsilon, delta)-DP together.
+    """A filter that grants releases while all of them together are (target_epsilon, delta)-DP.
 
     - mode "fixed_schedule": the sampling rates and noise multipliers of all releases, and their
-      order, must be settled before anything is released; the filter then only cuts the schedule
-      off. Any accountant will do. The cut depends on the schedule alone, so it reveals nothing.
+      order, must be fixed before anything is released; the filter then only cuts the schedule
+      off. All accountants are allowed. The cut depends on the schedule alone and reveals nothing.
     - mode "adaptive": the next event may be chosen after looking at all releases so far. The
       rule is then a Rényi filter at ONE order, which is fixed here: releases are granted while the
       sum of their RDP at that order is at most B = epsilon - log((a-1)/a) + log(delta a)/(a-1),
@@ -28,18 +28,18 @@ class PrivacyFilter:
     A filter on the composed privacy loss distribution is refused in adaptive mode: it looks natural
     and is wrong (arXiv:2602.06756).
 
-    Asking about the same event again costs about a microsecond: the answer for all counts is found
-    once per event and only counted down afterwards.
+    A second request for the same event takes about a microsecond: the largest count is computed
+    once per event and counted down afterwards.
 
-    Guarantee: whatever is asked, in whatever order, what was granted never exceeds the target,
-    under the stated adjacency. Releases that `record` adds count, too.
+    Guarantee: for every sequence of requests, the releases granted never exceed the target under
+    the stated adjacency. Releases that `record` adds count, too.
 
     Args:
         target_epsilon: > 0.
         delta: in (0, 1).
         mode: "fixed_schedule" or "adaptive".
         accountant: "pld", "rdp", ...; by default "pld", and "rdp" in adaptive mode.
-        order: Rényi order > 1 of the adaptive filter. By default the one that has room for most
+        order: Rényi order > 1 of the adaptive filter. By default the one that allows most
             Gaussian releases, which depends on epsilon and delta only; for sampled ones the best
             order of an `RdpAccountant` on the schedule one expects is better.
         adjacency: as of the accountants.
@@ -121,7 +121,7 @@ class PrivacyFilter:
         return self.is_affordable(event, count)
 
     def max_count(self, event: Event) -> int:
-        """Return how many more releases of `event` fit; 10^12 stands for any number.
+        """Return the number of further releases of `event` that fit; 10^12 means any number.
 
         Raises:
             UnsupportedEventError: the event has no accounting rule.
@@ -135,7 +135,11 @@ class PrivacyFilter:
         return self._left
 
     def request(self, event: Event, count: int = 1) -> int:
-        """Charge as many of `count` releases of `event` as fit, and return how many that is.
+        """Charge as many of `count` releases of `event` as fit, and return that number.
+
+        Args:
+            event: one release.
+            count: number of releases wanted, a whole number >= 0.
 
         Raises:
             UnsupportedEventError: the event has no accounting rule; nothing was charged.
@@ -150,6 +154,10 @@ class PrivacyFilter:
 
     def record(self, event: Event, count: int = 1) -> None:
         """Charge releases that have happened already, such as those of an interrupted run.
+
+        Args:
+            event: one release.
+            count: number of releases, a whole number >= 0; charged even beyond the target.
 
         Raises:
             UnsupportedEventError: the event has no accounting rule; nothing was charged.

@@ -17,12 +17,12 @@ from fedsim.accountant.search import largest_count
 
 
 class Budget(Protocol):
-    """What may be spent; the rules of `filter.PrivacyFilter`."""
+    """The rule of a `filter.PrivacyFilter`: what it grants and what it has spent."""
 
-    order: float | None  # the one Rényi order that counts, if there is one
+    order: float | None  # the Rényi order of the filter, if it has one
 
     def max_count(self, event: Event) -> int:
-        """Return how many more of `event` fit."""
+        """Return the number of further releases of `event` that fit."""
         ...
 
     def charge(self, event: Event, count: int) -> None:
@@ -49,8 +49,8 @@ class FixedSchedule:
         self._account(name)  # refuses unknown names
 
     def max_count(self, event: Event) -> int:
-        """Return how many more of `event` fit."""
-        # Rényi DP is cheap and never far above: a good guess for the search by another accountant.
+        """Return the number of further releases of `event` that fit."""
+        # Rényi DP is cheap and never far above: a good start for the search by another accountant.
         guess = 1
         if self._name == "pld":
             guess = largest_count(lambda n: self._cost("rdp", event, n), self._target)
@@ -102,7 +102,7 @@ class RenyiFilter:
         self._costs: dict[Event, float] = {}
 
     def max_count(self, event: Event) -> int:
-        """Return how many more of `event` fit."""
+        """Return the number of further releases of `event` that fit."""
         cost, used = self._cost(event), self._used()
         return largest_count(lambda n: used + n * cost, self._limit)
 

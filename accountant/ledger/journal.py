@@ -37,10 +37,10 @@ class JournalError(FedsimError, ValueError):
 
 @dataclass(frozen=True)
 class Charge:
-    """What one client spends in one round.
+    """The spend of one client in one round.
 
-    `steps` are those that the charge pays for; with lots of an epoch, which are charged for when
-    the epoch starts, they are not the sum of the counts.
+    `steps` is the number of steps that the charge pays for. Lots of an epoch are charged when the
+    epoch starts, so there it differs from the sum of the counts.
     """
 
     client: int
@@ -72,6 +72,10 @@ class Charge:
     def from_line(cls, line: str, *, where: str) -> Self:
         """Read a record back and check its hash.
 
+        Args:
+            line: one line of JSON with its line feed, as `to_line` wrote it.
+            where: the place of the line, for error messages.
+
         Raises:
             JournalError: not a record, or its hash does not fit its content.
         """
@@ -94,7 +98,7 @@ class Charge:
         return charge
 
     def _check_types(self) -> None:
-        """Check what was read; a list in the place of a number would be nobody's record.
+        """Check the types of the fields, which JSON does not.
 
         Raises:
             TypeError: a field has another type.
@@ -112,16 +116,16 @@ class Charge:
 
 @lru_cache(maxsize=1024)
 def _json_of(entries: tuple[tuple[Event, int], ...]) -> tuple[str, str]:
-    """Return what `to_list` gives of a ledger as JSON, plain and with sorted keys.
+    """Return the records of a ledger as JSON, plain and with sorted keys.
 
-    The clients of a federation mostly spend the same: what many records contain is spelled once.
+    The clients of a federation mostly spend the same, so the text is made once for many records.
     """
     content = records_of(entries)
     return _COMPACT.encode(content), _SORTED.encode(content)
 
 
 def total_of(charges: Iterable[Charge]) -> PrivacyLedger:
-    """Return everything that the charges of one client add up to."""
+    """Return the ledger of all charges of one client together."""
     total = PrivacyLedger()
     for charge in charges:
         total.merge(charge.ledger)
@@ -129,10 +133,10 @@ def total_of(charges: Iterable[Charge]) -> PrivacyLedger:
 
 
 class Journal(Protocol):
-    """Where clients write what they spend, before they release anything."""
+    """The durable ledger in which clients write each charge before they release anything."""
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
-        """Return the charges of a client after its first `after` ones, oldest first."""
+        """Return the charges of a client, oldest first, without the first `after` of them."""
         ...
 
     def append(self, charge: Charge) -> None:
@@ -146,7 +150,7 @@ class Journal(Protocol):
 
 @dataclass
 class _Chain:
-    """Where the records of one client begin in the file, and the hash of the last one."""
+    """The positions of one client's records in the file, and the hash of the last one."""
 
     head: str = GENESIS
     places: "array[int]" = field(default_factory=lambda: array("q"))
@@ -155,11 +159,11 @@ class _Chain:
 class FileJournal:
     """A journal in one append-only file, shared by any number of processes of one machine.
 
-    In memory it keeps eight bytes for each record, and its client's last hash: a history is read
-    from the file when somebody asks.
+    In memory it keeps eight bytes for each record and the last hash of each client; a history is
+    read from the file on request.
 
-    Guarantee: when `append` returns, its records are on disk. What a crash cut short was never
-    followed by a release; the next `append` removes its remains.
+    Guarantee: when `append` returns, its records are on disk. A record that a crash cut short was
+    never followed by a release; the next `append` removes its remains.
 
     Raises:
         JournalError: on reading, a record that was changed or does not continue its client's chain.
@@ -171,7 +175,7 @@ class FileJournal:
         self._chains: dict[int, _Chain] = {}
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
-        """Return the charges of a client after its first `after` ones, oldest first."""
+        """Return the charges of a client, oldest first, without the first `after` of them."""
         self._refresh()
         chain = self._chains.get(client)
         if chain is None or len(chain.places) <= after:
@@ -185,7 +189,7 @@ class FileJournal:
         return tuple(charges)
 
     def head(self, client: int) -> str:
-        """Return the hash of a client's last record, as its next one must name it."""
+        """Return the hash of a client's last record, the `previous` of its next one."""
         self._refresh()
         chain = self._chains.get(client)
         return GENESIS if chain is None else chain.head

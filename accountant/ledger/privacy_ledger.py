@@ -39,6 +39,10 @@ class PrivacyLedger:
     def record(self, event: Event, count: int = 1) -> Self:
         """Append `count` releases of `event` and return the ledger itself.
 
+        Args:
+            event: one release.
+            count: number of releases, a whole number >= 0.
+
         Raises:
             ValueError: `event` is not an event, or `count` is negative or not whole.
         """
@@ -94,6 +98,11 @@ class PrivacyLedger:
         adjacency: Adjacency = "zero_out",
     ) -> float:
         """Return epsilon at `delta` of everything recorded.
+
+        Args:
+            delta: in (0, 1).
+            accountant: "pld", "rdp" or "moments".
+            adjacency: "zero_out", "add_remove" or "replace_one".
 
         Raises:
             ValueError: `delta` is not in (0, 1), the accountant or adjacency is unknown, or an

@@ -8,17 +8,17 @@ Everything that could lower delta is added back: the mass beyond the window and 
 grid, and the rounding noise of the FFT. So the answers are upper bounds. They exceed the exact
 ones by about T h^2 (s + 1) / 12 in epsilon (h the grid's spacing, s + 1 the best Rényi order),
 since rounding adds variance h^2/6 to each loss; `_grid` chooses h to keep that near 1e-4. Where the
-next finer grid begins, the pmfs on the two grids are mixed in shifting shares, which is a bound
-too; so epsilon does not fall when a step is added, but for rounding (1e-9 relative).
+next finer grid begins, the pmfs on the two grids are mixed with gradually changing weights, which
+is a bound too. So epsilon does not fall when a step is added, up to rounding (1e-9 relative).
 
 Mechanisms without a dominating pair on the line:
 
-- `Concentrated` (zCDP) and `Selection` have an RDP curve only: an account that contains one is
-  answered by RDP.
+- `Concentrated` (zCDP) and `Selection` have an RDP curve only: an account with one of them uses
+  RDP.
 - `AllocatedGaussian`: the least of RDP with amplification, and of PLD without.
 
 Limits: where delta is below what the FFT resolves (about 1e-13 for hundreds of steps), or the grid
-would have to be coarser than 1/8, the answer is the one of Rényi DP, which is also an upper bound.
+would have to be coarser than 1/8, the result is that of Rényi DP, which is also an upper bound.
 """
 
 import math
@@ -78,23 +78,23 @@ def pld_epsilon(steps: Mapping[Mechanism, int], delta: float) -> float:
     were broken down.
 
     Args:
-        steps: how often each mechanism runs; not empty, counts >= 1.
+        steps: number of runs of each mechanism; not empty, counts >= 1.
         delta: in (0, 1).
     """
-    return _epsilon(_normalised(steps), delta)
+    return _epsilon(_normalise(steps), delta)
 
 
 def pld_delta(steps: Mapping[Mechanism, int], epsilon: float) -> float:
     """Return delta at `epsilon` of all steps together; guarantee and steps as `pld_epsilon`.
 
     Args:
-        steps: how often each mechanism runs; not empty, counts >= 1.
+        steps: number of runs of each mechanism; not empty, counts >= 1.
         epsilon: finite, >= 0.
     """
-    return _delta(_normalised(steps), epsilon)
+    return _delta(_normalise(steps), epsilon)
 
 
-def _normalised(steps: Mapping[Mechanism, int]) -> _Counts:
+def _normalise(steps: Mapping[Mechanism, int]) -> _Counts:
     """Return the steps in order, with all plain Gaussians joined into the one they equal."""
     plain: Counter[float] = Counter()
     rest: Counter[Mechanism] = Counter()
@@ -169,7 +169,7 @@ def _dominated(counts: _Counts) -> _Steps | None:
                 plain[SampledGaussian(1.0, mechanism.noise_multiplier)] += count
             else:
                 plain[mechanism] += count
-        return _dominated(_normalised(plain))
+        return _dominated(_normalise(plain))
     steps: list[tuple[Dominated, int]] = []
     for mechanism, count in counts:
         if isinstance(mechanism, (AllocatedGaussian, Concentrated, Selection)):
@@ -206,7 +206,7 @@ def _composed(steps: _Steps) -> PrivacyProfile | None:
                 windows = [_window(steps, 2.0 * spacing, direction) for direction in (0, 1)]
                 coarse = _profile(steps, 2.0 * spacing, windows)
                 return PrivacyProfile(
-                    _curves([f.mixed(c, share) for f, c in zip(fine, coarse, strict=True)])
+                    _curves([f.mix(c, share) for f, c in zip(fine, coarse, strict=True)])
                 )
         spacing, share = 2.0 * spacing, 0.0
     return None
@@ -290,7 +290,7 @@ class _Tail(NamedTuple):
     mass: Floats
     missing: float
 
-    def mixed(self, coarse: "_Tail", share: float) -> "_Tail":
+    def mix(self, coarse: "_Tail", share: float) -> "_Tail":
         """Return the mixture with `share` of a loss on the grid of twice the spacing.
 
         delta is linear in the masses, so a mixture of bounds is a bound.

@@ -72,7 +72,13 @@ class LossPmf:
 
     @classmethod
     def of(cls, first: int, mass: Floats, infinite: float) -> Self:
-        """Return the pmf, with the last rounding error in its total removed."""
+        """Return the pmf with its total made exactly 1.
+
+        Args:
+            first: grid index of the first mass.
+            mass: P[L = (first + j) spacing], float64 (cells,); normalised in place.
+            infinite: P[L = infinity].
+        """
         mass *= (1.0 - infinite) / mass.sum()
         mass.setflags(write=False)
         with np.errstate(divide="ignore"):
@@ -80,13 +86,23 @@ class LossPmf:
 
 
 def loss_range(q: float, z: float) -> tuple[float, float]:
-    """Return the losses of "remove" beyond which a step has less than 1e-20 of its mass."""
+    """Return the least and largest loss of "remove": beyond lies less than 1e-20 of the mass.
+
+    Args:
+        q: sampling rate in (0, 1].
+        z: noise multiplier > 0.
+    """
     return _loss(float(q == 1.0) - _REACH * z, q, z), _loss(1.0 + _REACH * z, q, z)
 
 
 @lru_cache(maxsize=4096)
 def loss_variance(q: float, z: float) -> float:
-    """Return the variance of the "remove" loss, to a few digits: it only steers the grid."""
+    """Return the variance of the "remove" loss to a few digits, enough to choose the grid.
+
+    Args:
+        q: sampling rate in (0, 1].
+        z: noise multiplier > 0.
+    """
     x = np.linspace(-_REACH * z, 1.0 + _REACH * z, 2001)
     if z < 1e-3:  # two narrow bumps that the grid would miss
         return 1.0 / z / z
@@ -146,7 +162,7 @@ Dominated = SampledGaussian | ReplacedGaussian | FixedSizeGaussian | Approximate
 
 
 def mechanism_range(mechanism: Dominated) -> tuple[float, float]:
-    """Return the losses beyond which a mechanism has less than 1e-20 of its mass."""
+    """Return the least and largest loss: beyond lies less than 1e-20 of the mass."""
     match mechanism:
         case SampledGaussian():
             return loss_range(*mechanism)
@@ -162,7 +178,7 @@ def mechanism_range(mechanism: Dominated) -> tuple[float, float]:
 
 
 def mechanism_variance(mechanism: Dominated) -> float:
-    """Return the variance of the loss, roughly: it only steers the grid."""
+    """Return the variance of the loss, roughly, enough to choose the grid."""
     match mechanism:
         case SampledGaussian():
             return loss_variance(*mechanism)
@@ -176,7 +192,14 @@ def mechanism_variance(mechanism: Dominated) -> float:
 
 
 def mechanism_pmfs(mechanism: Dominated, spacing: float) -> tuple[LossPmf, LossPmf]:
-    """Return the loss in both directions; guarantee and `spacing` as `step_pmfs`."""
+    """Return the pmfs of the loss in the directions "remove" and "add".
+
+    Guarantee: as `step_pmfs`.
+
+    Args:
+        mechanism: one run of it.
+        spacing: the grid's spacing h > 0.
+    """
     if isinstance(mechanism, SampledGaussian):
         return step_pmfs(*mechanism, spacing)
     pmf = _mirrored_pmf(mechanism, spacing)

@@ -34,10 +34,17 @@ class DeltaCurve:
 
     @classmethod
     def of(cls, first: int, spacing: float, pmf: Floats, missing: float) -> Self:
-        """Return the curve of the loss with P[L = (first + j) * spacing] = pmf[j] >= 0."""
+        """Return the curve of the loss with P[L = (first + j) * spacing] = pmf[j] >= 0.
+
+        Args:
+            first: grid index of the first mass.
+            spacing: the grid's spacing h > 0.
+            pmf: the masses, float64 (cells,).
+            missing: mass outside the grid, added to every delta.
+        """
         backwards = pmf[::-1]
         mass = np.cumsum(backwards)[::-1]  # from the tail: the small numbers first
-        discounted = _discounted(backwards, spacing)[::-1]
+        discounted = _discount(backwards, spacing)[::-1]
         at_points = np.maximum(mass - discounted, 0.0)
         # Rounding must not break the order that the search in `epsilon` relies on.
         at_points = np.maximum.accumulate(at_points[::-1])[::-1]
@@ -71,7 +78,7 @@ class DeltaCurve:
         return max(0.0, min(upper, max(lower, crossing)))
 
 
-def _discounted(values: Floats, spacing: float) -> Floats:
+def _discount(values: Floats, spacing: float) -> Floats:
     """Return y with y[j] = values[j] + e^-spacing y[j - 1], for values >= 0.
 
     A run of values is a cumulative sum of e^(j spacing) values[j], scaled back. All terms are
@@ -81,7 +88,7 @@ def _discounted(values: Floats, spacing: float) -> Floats:
     run = max(1, min(values.size, _MOST, int(_SPAN / spacing)))
     growth = np.exp(spacing * np.arange(run))
     result = np.empty(values.size)
-    before = 0.0  # what the values before the run come to at its first place
+    before = 0.0  # the discounted sum of all earlier values at the first place of the run
     for start in range(0, values.size, run):
         own = result[start : start + run]
         scale = growth[: own.size]

@@ -24,7 +24,12 @@ from fedsim.accountant.rdp.without_replacement import rdp_without_replacement
 
 
 def total_rdp(steps: Iterable[tuple[Mechanism, int]], orders: tuple[float, ...]) -> Floats:
-    """Return the RDP of all steps together; what `leak` says is not covered by it."""
+    """Return the RDP of all steps together, float64 (orders,); `leak` is a separate cost.
+
+    Args:
+        steps: pairs (mechanism, number of runs).
+        orders: Rényi orders, each in (1, 65536].
+    """
     total = np.zeros(len(orders))
     for mechanism, count in steps:
         total += count * mechanism_rdp(mechanism, orders)
@@ -47,7 +52,12 @@ def leak(steps: Iterable[tuple[Mechanism, int]]) -> float:
 
 
 def mechanism_rdp(mechanism: Mechanism, orders: tuple[float, ...]) -> Floats:
-    """Return the RDP of one mechanism, read-only, one value per order (checked already)."""
+    """Return the RDP of one mechanism, read-only float64 (orders,).
+
+    Args:
+        mechanism: one run of it.
+        orders: Rényi orders in (1, 65536]; not checked again.
+    """
     match mechanism:
         case SampledGaussian():
             return rdp_sampled_gaussian(*mechanism, orders)

@@ -29,9 +29,15 @@ _TERMS = 14  # ... with this many terms: the first one left out is 1e-16 of the 
 
 
 def is_supported(rates: Floats, noises: Floats, orders: Sequence[float]) -> NDArray[np.bool_]:
-    """Return for which mechanisms `rdp_curves` is valid: 0 < q < 1 and no product overflows.
+    """Whether `rdp_curves` is valid for each mechanism, bool (mechanisms,).
 
-    With the default orders this is every z between 0.5 and 1e6.
+    It is for 0 < q < 1 where no product overflows: with the default orders, every z between 0.5
+    and 1e6.
+
+    Args:
+        rates: sampling rates q, float64 (mechanisms,).
+        noises: noise multipliers z, float64 (mechanisms,).
+        orders: Rényi orders > 1.
     """
     fractional = [order for order in orders if order != math.floor(order)]
     reach = max(fractional, default=2.0)
@@ -44,13 +50,13 @@ def is_supported(rates: Floats, noises: Floats, orders: Sequence[float]) -> NDAr
 
 
 def rdp_curves(rates: Floats, noises: Floats, orders: Sequence[float]) -> Floats:
-    """Return the RDP of Poisson-sampled Gaussians, one row per mechanism, one column per order.
+    """Return the RDP of Poisson-sampled Gaussians, float64 (mechanisms, orders).
 
     Guarantee: as `rdp.rdp_sampled_gaussian`; the values agree to 1e-12 relative.
 
     Args:
-        rates: sampling rates q.
-        noises: noise multipliers z, as many; `is_supported` must be true for all pairs.
+        rates: sampling rates q, float64 (mechanisms,).
+        noises: noise multipliers z, float64 (mechanisms,); `is_supported` for every pair.
         orders: Rényi orders > 1.
     """
     alphas = np.asarray(orders, dtype=np.float64)

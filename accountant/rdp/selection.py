@@ -55,6 +55,10 @@ def log_inverse_gamma(mean: float, shape: float) -> float:
 
     With y = log(1/gamma), E[K] = eta (e^y - 1) / (1 - e^(-eta y)), and (e^y - 1) / y for eta = 0
     (Definition 1); it rises with y. A larger y only raises the RDP bound.
+
+    Args:
+        mean: E[K] >= 1, the expected number of runs.
+        shape: eta >= 0.
     """
     if mean == 1.0:
         return 0.0

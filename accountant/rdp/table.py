@@ -11,9 +11,13 @@ from fedsim.accountant.rdp.poisson_batch import is_supported, rdp_curves
 
 
 def rdp_table(mechanisms: Sequence[Mechanism], orders: tuple[float, ...]) -> Floats:
-    """Return the RDP of each mechanism, a row per mechanism, a column per order.
+    """Return the RDP of each mechanism, float64 (mechanisms, orders).
 
     Guarantee and values are those of `curves.mechanism_rdp`, to 1e-12 relative.
+
+    Args:
+        mechanisms: one run of each.
+        orders: Rényi orders, each in (1, 65536].
     """
     table = np.empty((len(mechanisms), len(orders)))
     sampled = [i for i, kind in enumerate(mechanisms) if isinstance(kind, SampledGaussian)]
@@ -36,7 +40,7 @@ def epsilons_from_rdp(
         orders: Rényi orders, each > 1.
         rdp: RDP at each order, a row per client, >= 0; infinity is allowed.
         delta: in (0, 1).
-        leaks: the part of delta that each client has spent outright, in [0, 1]; by default none.
+        leaks: the part of delta that each client has spent already, in [0, 1]; by default none.
     """
     alphas = np.asarray(orders, dtype=np.float64)
     spent = np.zeros(rdp.shape[0]) if leaks is None else leaks

@@ -86,6 +86,10 @@ def basic_composition(epsilons: Sequence[float], deltas: Sequence[float]) -> tup
 
     Guarantee: adaptive releases, each (epsilons[i], deltas[i])-DP, are jointly so.
 
+    Args:
+        epsilons: epsilon of each release, >= 0.
+        deltas: delta of each release, in [0, 1]; as many.
+
     Raises:
         ValueError: the lists differ in length, or a value is outside its range (epsilons >= 0,
             deltas in [0, 1]).

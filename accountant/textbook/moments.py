@@ -95,7 +95,12 @@ def moments_epsilon(orders: Sequence[float], moments: Floats, delta: float) -> t
 def moments_delta(orders: Sequence[float], moments: Floats, epsilon: float) -> tuple[float, float]:
     """Return (delta, the order that gave it), delta = min exp(K - (order - 1) epsilon), at most 1.
 
-    Guarantee, arguments and errors: as `moments_epsilon`, whose inverse it is; `epsilon` >= 0.
+    Guarantee and errors: as `moments_epsilon`, whose inverse it is.
+
+    Args:
+        orders: lambda + 1, each > 1.
+        moments: total log moment K at each order, >= 0; infinity is allowed.
+        epsilon: finite, >= 0.
     """
     alphas, values = _aligned(orders, moments)
     epsilon = checks.non_negative("epsilon", epsilon)

@@ -66,7 +66,14 @@ def gnmax_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Floats:
 def threshold_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Floats:
     """Return the data-independent RDP of one noisy threshold check, order / (2 sigma^2).
 
-    The largest count moves by at most 1. Arguments and errors: as `gnmax_rdp`.
+    The largest count moves by at most 1.
+
+    Args:
+        sigma: > 0, standard deviation of the noise on the largest count.
+        orders: each in (1, 65536].
+
+    Raises:
+        ValueError: an argument is outside its range.
     """
     return 0.5 * gnmax_rdp(sigma, orders)
 

@@ -110,7 +110,12 @@ def gaussian_loss_log_mgf(moment: float, noise_multiplier: float) -> float:
 def gaussian_loss_mgf(moment: float, noise_multiplier: float) -> float:
     """Return E[exp(moment L)]; 1, not 0, at moment 0; infinity where it exceeds the floats.
 
-    Arguments and errors: as `gaussian_loss_log_mgf`.
+    Args:
+        moment: any finite number.
+        noise_multiplier: z > 0.
+
+    Raises:
+        ValueError: an argument is outside its range.
     """
     log_mgf = gaussian_loss_log_mgf(moment, noise_multiplier)
     return math.exp(log_mgf) if log_mgf < 709.0 else math.inf

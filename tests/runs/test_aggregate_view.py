@@ -82,7 +82,7 @@ def test_a_lost_update_hides_behind_its_own_noise_only(tmp_path: Path) -> None:
     ("key", "value", "reason"),
     [
         ("local__steps", 2, "local_steps > 1 (2 noisy steps in a round)"),
-        ("privacy__noise", "seeded", "seeded noise is known to whoever knows the seed"),
+        ("privacy__noise", "seeded", "seeded noise is known to anyone who knows the seed"),
         ("privacy__clipping", "per_layer", "clipping per_layer is not flat"),
         ("local__optimizer", {"name": "adam", "lr": 0.01}, "optimizer adam is not linear"),
         ("secure_aggregation__range_policy", "error", "values decide who is summed"),
