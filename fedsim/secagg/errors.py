@@ -85,7 +85,14 @@ class ShareMismatchError(SecureAggregationError):
 
 
 class ThresholdError(SecureAggregationError):
-    """Fewer shares than the threshold of the secret sharing."""
+    """Fewer shares than the threshold of the secret sharing.
+
+    Args:
+        message: text of the error.
+        have: number of shares.
+        need: the threshold.
+        where: `round_number` and `client`, as in the base class.
+    """
 
     def __init__(self, message: str, *, have: int, need: int, **where: int | None) -> None:
         super().__init__(

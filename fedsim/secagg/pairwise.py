@@ -77,10 +77,21 @@ def commitment(context: RoundContext, client: int, seed: bytes) -> bytes:
 
 
 def secret_share_info(context: RoundContext, sender: int, receiver: int) -> bytes:
-    """Return the `info` of the secret shares that `sender` seals to `receiver`."""
+    """Return the `info` of sealed secret shares.
+
+    Args:
+        context: context of the round.
+        sender: number of the client that owns the secrets.
+        receiver: number of the client that holds the shares.
+    """
     return context.info(purpose="secret shares", sender=sender, receiver=receiver)
 
 
 def masked_info(context: RoundContext, client: int) -> bytes:
-    """Return the `info` of the masked payload of `client`."""
+    """Return the `info` of a masked payload.
+
+    Args:
+        context: context of the round.
+        client: number of the client that sends it.
+    """
     return context.info(purpose="masked payload", sender=client, receiver=0)

@@ -18,12 +18,22 @@ def empty_run(run_id: int) -> Any:
 
 
 def set_message_id(message: Message, message_id: str) -> None:
-    """Set the id of a message, which Flower's link sets in a deployment."""
+    """Set the id of a message, which Flower's link sets in a deployment.
+
+    Args:
+        message: the message, changed in place.
+        message_id: an id that is unique in the run.
+    """
     message.metadata.__dict__["_message_id"] = message_id
 
 
 def replace_content(message: Message, content: RecordDict) -> Message:
-    """Return the message with other content and the same metadata."""
+    """Return a message with other content and the same metadata.
+
+    Args:
+        message: the message, left unchanged.
+        content: records of the new message.
+    """
     copied = Message.__new__(Message)  # its constructor checks a dozen arguments
     copied.__dict__.update(_metadata=message.metadata, _content=content, _error=None)
     return copied

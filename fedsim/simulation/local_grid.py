@@ -32,7 +32,13 @@ logger = logging.getLogger(__name__)
 
 
 class LocalGrid(VirtualGrid):
-    """A grid of `num_clients` virtual nodes, each with a persistent `Context`."""
+    """A grid of virtual nodes in this process, each with a persistent `Context`.
+
+    Args:
+        client_app: the app of every node.
+        num_clients: number of nodes.
+        run_id: Flower's id of the run.
+    """
 
     def __init__(self, client_app: ClientApp, num_clients: int, *, run_id: int = 1) -> None:
         super().__init__(num_clients, run_id=run_id)

@@ -12,7 +12,12 @@ class ShareArchive(Protocol):
     """Stores each client's share, ring elements (d,)."""
 
     def keep(self, client: int, share: Ring) -> None:
-        """Store the share of a client."""
+        """Store the share of a client.
+
+        Args:
+            client: number of the client.
+            share: ring elements (d,).
+        """
         ...
 
     def recall(self, client: int) -> Ring:

@@ -1,4 +1,4 @@
-"""Numbers as people read them: never rounded to the side that flatters."""
+"""Numbers as text: privacy figures are never rounded in a flattering direction."""
 
 import pytest
 from hypothesis import given

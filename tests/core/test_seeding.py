@@ -1,4 +1,4 @@
-"""Seeds of many keys at once are numpy's, word by word."""
+"""Vectorised seeds equal numpy's, word by word."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Live arrays are arrays like any other, for everybody and for reading only."""
+"""Live arrays behave like Flower's arrays, shared and read-only."""
 
 import pickle
 
@@ -32,7 +32,7 @@ def test_they_say_what_serialized_arrays_say() -> None:
     assert not is_live(plain)
 
 
-def test_nobody_can_change_one() -> None:
+def test_a_live_array_cannot_be_changed() -> None:
     array = LiveArray(np.zeros(3))
     with pytest.raises(ValueError, match="read-only"):
         array.numpy()[0] = 1

@@ -189,7 +189,7 @@ def _said(aggregate: DecodedSum) -> dict[str, Any]:
 
 
 def make_parties(clients: int = 6, **settings: Any) -> Parties:
-    """The parties of a federation; `shapes` are those of the model, the rest are settings."""
+    """Return the parties of a federation; `shapes` are the tensor shapes, the rest are settings."""
     shapes = settings.pop("shapes", None)
     more = {} if shapes is None else {"shapes": shapes}
     return Parties(SecureAggregationSettings(**settings), clients=clients, **more)

@@ -1,4 +1,4 @@
-"""Hiding: shares are uniform whatever they hide, and tests that see when they are not."""
+"""Shares are uniform for every secret; the tests detect shares that are not."""
 
 import itertools
 import os
@@ -19,7 +19,7 @@ FALSE_ALARM = 1e-6  # of each byte position, for a share that is uniform
 
 
 class RingOfEight(SeedExpander):
-    """A keystream of one element of Z_2^3: the number that the seed stands for."""
+    """A keystream of one element of Z_2^3, given by the seed."""
 
     def __init__(self, values: int = 8) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class RingOfEight(SeedExpander):
 
 
 def _views(secret: int, values: int) -> dict[tuple[int, ...], Counter[tuple[int, ...]]]:
-    """How often each pair of shares occurs, over all seeds, for each choice of two of three."""
+    """Counts of each pair of shares over all seeds, for each choice of two of three shares."""
     views = {pair: Counter() for pair in itertools.combinations(range(3), 2)}
     for seeds in itertools.product(range(values), repeat=2):
         draws: Iterator[bytes] = iter(bytes([seed]) * 32 for seed in seeds)
@@ -141,10 +141,10 @@ def test_every_seed_is_32_fresh_bytes_of_the_operating_system(
 
 
 def test_runs_differ_in_every_share_and_not_in_the_sum(secure_parties: Any, same_bits: Any) -> None:
-    """All other generators are seeded alike; only the shares draw from elsewhere."""
+    """All other generators have equal seeds; only the shares draw from the operating system."""
     results, shares = [], []
     for _ in range(2):
-        np.random.seed(0)  # noqa: NPY002  # what must not matter
+        np.random.seed(0)  # noqa: NPY002  # must not change the result
         scene = secure_parties()
         leader = scene.leader()
         uploads = [scene.upload(leader, client) for client in range(6)]
@@ -158,7 +158,7 @@ def test_runs_differ_in_every_share_and_not_in_the_sum(secure_parties: Any, same
 
 
 def test_the_leader_cannot_tell_two_sets_of_updates_with_one_sum(secure_parties: Any) -> None:
-    """Its whole view: shares of each client. Chi-square of both views; false alarm 1e-6 a byte."""
+    """Its view is the shares of all clients. Chi-square of two views; false alarm 1e-6 a byte."""
     size = 1 << 14
     for scale in (0.0, 1.0):
         scene = secure_parties(clients=4, shapes={"w": (size,)})

@@ -1,4 +1,4 @@
-"""A context names one secret: any other field gives other bytes."""
+"""The `info` of a secret differs if any field of its context differs."""
 
 from dataclasses import replace
 

@@ -28,7 +28,7 @@ def test_length_and_context_count() -> None:
     for info, other in ((b"b", tag), (b"a", tag[:-1]), (b"a", bytes(16))):
         with pytest.raises(ShareMismatchError, match="client 3: it does not match"):
             verify_and_add(total, vector, info, other, what="it", client=3)
-    assert total.tolist() == [9, 10, 11]  # what was not genuine left no trace
+    assert total.tolist() == [9, 10, 11]  # refused vectors change nothing
     assert (
         len({vector_tag(v, b"a") for v in (vector, vector[:2], np.append(vector, vector[:1]))}) == 3
     )

@@ -1,4 +1,4 @@
-"""Fixed point: exact sums, the error bound, the capacity to the last integer."""
+"""Fixed point: exact sums, the error bound, and the capacity exact to one unit."""
 
 import math
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""The graph of SecAgg+: the published degrees, and no guarantee below them."""
+"""The graph of SecAgg+: the published degrees are reached, and smaller ones are not safe."""
 
 import math
 from typing import Any

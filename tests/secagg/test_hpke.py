@@ -1,4 +1,4 @@
-"""Envelopes: RFC 9180 by an implementation of its own, and nothing opens in another context."""
+"""Envelopes: equal to a second implementation of RFC 9180, and closed in other contexts."""
 
 import hashlib
 import hmac
@@ -152,7 +152,7 @@ def test_both_sides_agree_on_a_secret() -> None:
 def test_without_hpke_plain_runs_go_on_and_secure_ones_say_in_one_line_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As under cryptography 46, whose module `hpke` cannot be imported."""
+    """Simulates cryptography 46, which has no module `hpke`."""
     monkeypatch.setattr(hpke, "_SUITE", None)
     with pytest.raises(HpkeMissingError):
         check_hpke()

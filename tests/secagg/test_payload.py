@@ -1,4 +1,4 @@
-"""The payload: what goes in comes out of the sum, and a wrong sum does not come out at all."""
+"""The payload: sums decode to the weighted mean, and wrong sums are refused."""
 
 import math
 from fractions import Fraction
@@ -110,7 +110,7 @@ def test_a_doubled_share_is_seen_by_the_count(secure_parties: Any) -> None:
 
 
 def test_an_in_range_poisoned_vector_is_accepted(secure_parties: Any) -> None:
-    """What this does not protect from: a lie within the bounds looks like the truth."""
+    """A limit of the protocol: a false vector within the bounds is not detected."""
     scene = secure_parties()
     scene.updates[5] = {n: np.asarray(v + 7.5, np.float32) for n, v in scene.reference.items()}
     scene.weights[5] = 100_000

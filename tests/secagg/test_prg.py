@@ -1,4 +1,4 @@
-"""The keystream: the standards' own numbers, every bit of the seed, every element once."""
+"""The keystream: test vectors of the standards; it depends on every bit of the seed."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,4 @@
-"""Settings refuse what would not be read, and say what to do instead."""
+"""Settings refuse keys that the protocol does not read, and name the way out."""
 
 from typing import Any
 

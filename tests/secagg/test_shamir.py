@@ -1,4 +1,4 @@
-"""Secret sharing: any t recover, t - 1 know nothing."""
+"""Secret sharing: any t shares recover the secret, t - 1 are independent of it."""
 
 from collections import Counter
 from itertools import product

@@ -1,4 +1,4 @@
-"""The wire format: what is frozen stays readable, and what is wrong is refused by name."""
+"""The wire format: recorded messages stay readable, wrong ones raise a named error."""
 
 import json
 from pathlib import Path

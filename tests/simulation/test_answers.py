@@ -1,4 +1,4 @@
-"""Answers on their way: in their order, all of them, none kept back while others are made."""
+"""Chunks of answers: all answers, in order, none delayed by the computation of later ones."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from fedsim.simulation.answers import chunk_by_time
 
 
 class Clock:
-    """Goes on only where somebody works."""
+    """A clock that advances only during work."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -24,7 +24,7 @@ class Clock:
             yield group
 
 
-def test_a_part_leaves_with_its_group_before_the_next_one_is_begun() -> None:
+def test_a_chunk_ends_with_its_group_before_the_next_group_begins() -> None:
     clock = Clock()
     groups = clock.working([(0.3, [1, 2, 3]), (0.25, [4, 5]), (0.1, [6]), (0.1, [7])])
     sent = [
@@ -33,7 +33,7 @@ def test_a_part_leaves_with_its_group_before_the_next_one_is_begun() -> None:
     assert sent == [([1, 2, 3], 0.3), ([4, 5], 0.55), ([6, 7], 0.75)]
 
 
-def test_the_last_part_does_not_wait_for_its_time() -> None:
+def test_the_last_chunk_does_not_wait_for_its_time() -> None:
     clock = Clock()
     groups = clock.working([(0.1, [1]), (0.05, [2])])
     ((found, seconds),) = chunk_by_time(groups, 2, chunk_seconds=0.2, clock=clock)

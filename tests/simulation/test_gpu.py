@@ -1,4 +1,4 @@
-"""`device: auto` trains on the GPU where there is one; the result is the CPU's but for rounding."""
+"""`device: auto` trains on a GPU if there is one; the result equals the CPU's within rounding."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Flower's own pieces, unchanged, on the in-process grid."""
+"""Unchanged parts of Flower run on the in-process grid."""
 
 import random
 from collections.abc import Callable

@@ -28,7 +28,7 @@ print(mallinfo().hblks - before)
 @pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc"
     or tuple(map(int, platform.libc_ver()[1].split("."))) < (2, 33),
-    reason="asks glibc's allocator, which tells since version 2.33",
+    reason="reads the state of glibc's allocator, available since version 2.33",
 )
 @pytest.mark.parametrize(("keep", "given_back"), [(False, 1), (True, 0)])
 def test_large_blocks_stay_in_the_process(keep: bool, given_back: int) -> None:

@@ -22,6 +22,10 @@ class RayGrid(VirtualGrid):
     """A grid whose nodes live in the workers of a pool.
 
     It holds the recorded context of each client, as of the client's last reply.
+
+    Args:
+        num_clients: number of nodes.
+        run_id: Flower's id of the run.
     """
 
     def __init__(self, num_clients: int, *, run_id: int) -> None:

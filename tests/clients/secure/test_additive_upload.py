@@ -1,4 +1,4 @@
-"""A client's upload: nothing leaves for a server that asks for less secrecy than agreed."""
+"""A client uploads nothing to a server that announces weaker settings."""
 
 from dataclasses import replace
 from typing import Any
@@ -102,7 +102,7 @@ def test_only_the_clients_own_settings_allow_an_upload_in_clear() -> None:
 
 
 def test_a_key_that_is_not_the_pinned_one_is_refused() -> None:
-    """Not another key, nor one signed for another run, number or settings, nor by another."""
+    """Refused: another key, another signer, or a signature for another run, number or settings."""
     genuine, other = IdentityKey.generate(), IdentityKey.generate()
     one = uploader(helper_key_fingerprints=[genuine.fingerprint])
     about = {"run_id": "run", "helper": 1, "params": one.settings.digest()}

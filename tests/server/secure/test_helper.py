@@ -1,4 +1,4 @@
-"""The helper: at most one sum a round, of enough clients, whatever it is asked."""
+"""The helper releases at most one sum a round, of enough clients, for any requests."""
 
 from dataclasses import replace
 from typing import Any
@@ -148,7 +148,7 @@ def test_a_new_run_has_a_new_key_and_other_settings_are_refused(secure_parties: 
 
 
 def test_a_lasting_key_does_not_bring_back_the_answers_of_a_run(secure_parties: Any) -> None:
-    """Its fingerprint can be pinned; forgetting and asking again must not give a second sum."""
+    """A helper with a pinned key that lost its state must not release a second sum."""
     scene = secure_parties()
     identity = IdentityKey.generate()
     helper = Helper(helper=1, settings=scene.settings, identity=identity)
@@ -281,7 +281,7 @@ def test_no_sequence_of_requests_gets_two_sums_of_a_round(secure_parties: Any) -
 
 
 def test_the_fuzzer_finds_a_helper_that_forgets(secure_parties: Any) -> None:
-    """A negative control: without the memory of its answer the invariant must break."""
+    """A negative control: a helper that forgets its answer must break the invariant."""
 
     class Forgetful(Helper):
         def combine(self, request: CombineRequest) -> CombineReply:

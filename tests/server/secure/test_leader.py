@@ -64,7 +64,7 @@ def test_the_control_arm_is_the_same_code_without_shares(
 def test_dropouts(
     secure_parties: Any, same_bits: Any, aggregators: int, moment: str, dropped: int
 ) -> None:
-    """Six clients, min_clients 3: the exact sum of whoever uploaded, or TooFewClientsError."""
+    """Six clients, min_clients 3: the exact sum of the clients that uploaded, or an error."""
     scene = secure_parties(aggregators=aggregators)
     leader = scene.leader()
     early = moment in ("before train", "in train")
@@ -137,7 +137,7 @@ def test_a_rejection_after_another_helper_answered_loses_the_round(secure_partie
         leader.take(late)
 
 
-def test_nobody_is_summed_twice_or_unasked(secure_parties: Any, same_bits: Any) -> None:
+def test_no_client_is_summed_twice_or_uninvited(secure_parties: Any, same_bits: Any) -> None:
     scene = secure_parties()
     leader = scene.leader()
     for client in range(5):
@@ -199,7 +199,7 @@ def test_every_flipped_bit_of_an_aggregate_is_seen(secure_parties: Any) -> None:
 
 
 def test_a_wrong_seed_never_becomes_a_model(secure_parties: Any) -> None:
-    """Helper and leader agree on everything but one seed: the ring itself tells."""
+    """Helper and leader agree on everything but one seed: the range check finds it."""
     scene = secure_parties()
     leader = scene.leader()
     uploads = [scene.upload(leader, client) for client in range(4)]
@@ -224,7 +224,7 @@ def test_a_silent_helper_leaves_no_model_and_may_answer_later(
     leader.take(scene.helpers[1].combine(leader.requests()[1]))
     with pytest.raises(AggregatorUnavailableError, match=r"helpers \[2\]"):
         leader.open(reference=scene.reference)
-    lost = scene.helpers[2].combine(leader.requests()[2])  # the answer was lost on the way
+    lost = scene.helpers[2].combine(leader.requests()[2])  # this reply is lost in transit
     again = scene.helpers[2].combine(leader.requests()[2])
     np.testing.assert_array_equal(lost.total, again.total)
     leader.take(again)
@@ -260,4 +260,4 @@ def test_the_leader_needs_memory_for_one_vector_not_for_all(secure_parties: Any)
         leader.add(scene.upload(leader, client))
     kept = tracemalloc.get_traced_memory()[0] - base
     tracemalloc.stop()
-    assert kept < 8 * size / 2  # the running sum was there before; nothing of d stays
+    assert kept < 8 * size / 2  # the running sum existed before; no further vector stays

@@ -1,4 +1,4 @@
-"""SecAgg and SecAgg+: the exact sum through dropouts in every stage, and nothing else."""
+"""SecAgg and SecAgg+: the exact sum with dropouts in every stage."""
 
 from dataclasses import replace
 from typing import Any

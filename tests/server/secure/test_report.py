@@ -1,4 +1,4 @@
-"""The report says what ran, and nothing nicer."""
+"""The report states exactly what ran."""
 
 import json
 from typing import Any

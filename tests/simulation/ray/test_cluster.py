@@ -69,7 +69,7 @@ def test_a_machine_that_goes_takes_its_clients_along_until_there_is_room(machine
         answered = dict.fromkeys(first, 1)
 
         def rounds_until(failing: set[int]) -> dict[int, Message]:
-            while True:  # a machine that goes may still answer for some of its clients
+            while True:  # a machine that shuts down may still answer for some of its clients
                 replies = round_of(grid)
                 for node, reply in replies.items():
                     answered[node] += not reply.has_error()

@@ -183,7 +183,7 @@ def test_a_worker_killed_in_mid_round_is_replaced_and_loses_nothing(tmp_path: Pa
             time.sleep(0.01)
         os.kill(victim, signal.SIGKILL)
         busy.unlink()
-        (tmp_path / "busy").mkdir()  # so that the client, asked again, waits no more: it raises
+        (tmp_path / "busy").mkdir()  # on the second request the client raises instead of waiting
         rest = by_client(replies)
         assert {partition(other), *rest} == {0, 1, 2, 3}
         (tmp_path / "busy").rmdir()
@@ -207,7 +207,7 @@ def test_a_client_that_kills_its_worker_is_named_and_the_others_answer() -> None
         assert reason.startswith("its worker died 3 times while answering")
         assert not replies[0].has_error()
         assert not replies[2].has_error()
-        assert len(by_client(iter(grid.send_and_receive(messages(grid))))) == 3, "life goes on"
+        assert len(by_client(iter(grid.send_and_receive(messages(grid))))) == 3
 
     serve(main, strange_client(), 3, workers=1)
 
@@ -234,7 +234,7 @@ def test_a_worker_that_goes_on_answering_does_not_put_off_the_timeout(
 
 
 def test_the_garbage_collector_leaves_out_what_was_there_before() -> None:
-    """A full collection walks through all objects of torch and Flower, for nothing."""
+    """A full collection would visit all objects of torch and Flower in vain."""
 
     def main(grid: Grid) -> None:
         assert gc.get_freeze_count() > 10_000
@@ -259,7 +259,7 @@ def test_too_many_workers_and_unstartable_clients_are_refused() -> None:
 
 
 def test_quick_clients_are_asked_in_groups_and_a_killer_in_a_group_is_found() -> None:
-    """One call for many clients; after a death each is asked alone, and only one is to blame."""
+    """One call for many clients; after a death each gets its own call, and one is the cause."""
     calls: list[int] = []
 
     def main(grid: Grid) -> None:
@@ -405,7 +405,7 @@ def test_any_number_of_workers_gives_the_local_result_also_with_a_kill(
     private: bool,
     workers: tuple[int, ...],
 ) -> None:
-    """kill -9 falls after the charge and before the reply: the worst moment there is."""
+    """kill -9 after the charge and before the reply, the worst moment."""
     monkeypatch.chdir(tmp_path)
     armed = tmp_path / "armed"
     settings = experiment(tmp_path, armed, **({} if private else {"privacy": None}))
@@ -447,7 +447,7 @@ def alive(pid: int) -> bool:
 
 
 class KillKeeperAfterRound1:
-    """An observer that ends the one process that writes the ledger."""
+    """An observer that kills the process that writes the ledger."""
 
     def started(self, federation: object, path: Path) -> None: ...
 
@@ -512,7 +512,7 @@ def test_nothing_is_left_running(tmp_path: Path, end: signal.Signals | None) -> 
         if end is None:
             (tmp_path / "fail").touch()
         elif end == signal.SIGINT:
-            os.killpg(process.pid, end)  # as a terminal does: everybody in the group gets it
+            os.killpg(process.pid, end)  # a terminal signals the whole process group
         else:
             process.kill()
         process.wait(timeout=PATIENCE)
@@ -559,7 +559,7 @@ def test_a_cluster_that_is_not_there_is_named() -> None:
 
 
 def test_local_and_ray_grids_answer_alike() -> None:
-    """The same messages: the same records and the same reasons, whatever the engine."""
+    """The same messages give the same records and reasons on every engine."""
     found: dict[str, dict[int, Any]] = {}
 
     def ask(name: str) -> Callable[[Grid], None]:

@@ -1,4 +1,4 @@
-"""What crosses Ray arrives as it was, large arrays without a copy."""
+"""Values cross Ray unchanged, large arrays without a copy."""
 
 import pickle
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("ray", reason="packing is for the extra `ray`")
+pytest.importorskip("ray", reason="needs the extra `ray`")
 
 from ray import cloudpickle
 

@@ -1,4 +1,4 @@
-"""The ledger's one writer, and the worker's side of it: on disk first, released second."""
+"""The ledger's only writer and the journal of a worker: on disk first, released second."""
 
 import pickle
 from pathlib import Path
@@ -18,7 +18,7 @@ def charge(round_number: int, previous: str = GENESIS, client: int = 1) -> Charg
 
 
 class Line:
-    """The way to the actor; it can be cut before or after the actor heard."""
+    """The connection to the actor; it can break before or after the actor's work."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -42,8 +42,8 @@ def test_what_a_worker_appends_is_in_the_file(tmp_path: Path) -> None:
     journal.append(first)
     second = charge(2, first.hash)
     journal.append(second)
-    assert journal.history(1, after=2) == (), "it knows that there are two"
-    assert line.calls == ["history", "append_all", "append_all"], "and asked for them once"
+    assert journal.history(1, after=2) == (), "it knows the number of charges"
+    assert line.calls == ["history", "append_all", "append_all"], "histories are read once"
     assert [c.hash for c in journal.history(1)] == [first.hash, second.hash]
     assert [c.hash for c in FileJournal(tmp_path / "ledger.jsonl").history(1)] == [
         first.hash,
@@ -52,7 +52,7 @@ def test_what_a_worker_appends_is_in_the_file(tmp_path: Path) -> None:
 
 
 def test_a_worker_keeps_no_charges(tmp_path: Path) -> None:
-    """Over many rounds they would be more than the clients' data."""
+    """Over many rounds charges would outgrow the clients' data."""
     journal = RemoteJournal(JournalActor(tmp_path / "ledger.jsonl"), Line(), clients=[1])
     previous = GENESIS
     for round_number in range(1, 30):
@@ -67,7 +67,7 @@ LINKS = ("_journal_actor", "_call")
 
 
 def test_the_same_charge_again_is_written_once(tmp_path: Path) -> None:
-    """Ray asks again when a actor died before it could answer."""
+    """Ray repeats a call if the actor died before its reply."""
     path = tmp_path / "ledger.jsonl"
     JournalActor(path).append(charge(1))
     JournalActor(path).append(charge(1))
@@ -89,7 +89,7 @@ def test_after_a_cut_line_the_worker_asks_what_is_true(tmp_path: Path, cut: str)
 
 
 def test_a_worker_whose_client_was_charged_elsewhere_is_refused(tmp_path: Path) -> None:
-    """Two processes that both believe to hold a client cannot both release something new."""
+    """Two processes that both hold a client cannot both release a new update."""
     actor = JournalActor(tmp_path / "ledger.jsonl")
     stale, fresh = RemoteJournal(actor, Line()), RemoteJournal(actor, Line())
     assert stale.history(1) == ()
@@ -113,7 +113,7 @@ def test_histories_of_a_workers_clients_are_asked_for_together(tmp_path: Path) -
 def test_a_charge_that_goes_on_costs_no_look_at_what_was_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else every round would read all rounds before it."""
+    """Otherwise every round would read all earlier rounds."""
     actor, one = JournalActor(tmp_path / "ledger.jsonl"), charge(1)
     asked: list[int] = []
     history = FileJournal.history

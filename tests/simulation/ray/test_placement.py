@@ -1,4 +1,4 @@
-"""Clients divided among workers: all of them, once, evenly."""
+"""Placement: every client on exactly one worker, evenly."""
 
 from itertools import product
 
@@ -17,7 +17,7 @@ def busiest(work: list[float], shares: tuple[tuple[int, ...], ...]) -> float:
 
 @given(works, st.integers(1, 3))
 def test_the_busiest_worker_is_near_the_best_possible(work: list[float], workers: int) -> None:
-    """Graham's bound, against every placement there is."""
+    """Graham's bound, compared with all possible placements."""
     best = min(
         max(sum(w for w, at in zip(work, places, strict=True) if at == m) for m in range(workers))
         for places in product(range(workers), repeat=len(work))
