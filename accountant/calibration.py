@@ -1,7 +1,7 @@
 """Calibration: the noise, the number of steps or the sampling rate that a target epsilon affords.
 
-All three are searched for with the accountant that will later be asked, so that what is returned
-never exceeds the target by that accountant.
+The search uses the accountant that later computes epsilon, so the result never exceeds the target
+by that accountant.
 """
 
 import math
@@ -14,7 +14,7 @@ from fedsim.accountant.adjacency import Adjacency, check_adjacency
 from fedsim.accountant.events import Gaussian, PoissonSampled
 from fedsim.accountant.search import MOST, Point, largest_count, solve_falling
 
-_LEAST, _MOST = 1e-2, 1e6  # noise multipliers outside protect nobody, or leave no signal
+_LEAST, _MOST = 1e-2, 1e6  # noise multipliers below give no protection, above leave no signal
 _LEAST_RATE = 1e-12  # below, an example is never sampled in any run
 
 
@@ -28,12 +28,12 @@ def calibrate_noise_multiplier(
     adjacency: Adjacency = "zero_out",
     tolerance: float = 1e-4,
 ) -> float:
-    """Returns a noise multiplier z at which the schedule spends at most `target_epsilon`.
+    """Return a noise multiplier z at which the schedule spends at most `target_epsilon`.
 
     Guarantee: `steps` Poisson-sampled Gaussian steps with the returned z have
     get_epsilon(delta) <= target_epsilon by the same accountant, and at least
     target_epsilon - tolerance. The second half can fail, towards more noise, where the PLD
-    accountant has to coarsen its grid (epsilon in the hundreds) or answers by RDP instead.
+    accountant has to coarsen its grid (epsilon in the hundreds) or uses RDP instead.
 
     The result depends on the arguments only, and is remembered.
 
@@ -79,7 +79,7 @@ def calibrate_steps(
     accountant: AccountantName = "pld",
     adjacency: Adjacency = "zero_out",
 ) -> int:
-    """Returns the largest number of steps that spends at most `target_epsilon`.
+    """Return the largest number of steps that spends at most `target_epsilon`.
 
     Guarantee: by the same accountant that many Poisson-sampled Gaussian steps have
     get_epsilon(delta) <= target_epsilon, and one more has a larger one.
@@ -131,7 +131,7 @@ def calibrate_sampling_rate(
     adjacency: Adjacency = "zero_out",
     tolerance: float = 1e-4,
 ) -> float:
-    """Returns the largest sampling rate, up to `tolerance`, that spends at most `target_epsilon`.
+    """Return the largest sampling rate, up to `tolerance`, that spends at most `target_epsilon`.
 
     Guarantee: by the same accountant `steps` Poisson-sampled Gaussian steps at the returned rate
     have get_epsilon(delta) <= target_epsilon, and at least target_epsilon - tolerance, with the
@@ -239,7 +239,7 @@ def _sampling_rate(
 
 
 def _bracket(epsilon: Callable[[float], float], target: float, what: str) -> tuple[Point, Point]:
-    """Returns points with epsilon above the target (less noise) and at or below it (more)."""
+    """Return points with epsilon above the target (less noise) and at or below it (more)."""
     noise = 1.0
     point = (noise, epsilon(noise))
     above = point[1] > target

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 Point = tuple[float, float]  # (x, its epsilon)
 
-MOST = 10**12  # stands for "any number": no schedule is longer
+MOST = 10**12  # means "any number": no schedule is longer
 
 
 def largest_count(cost: Callable[[int], float], limit: float, start: int = 1) -> int:
-    """Returns n in [0, `MOST`] with cost(n) <= limit < cost(n + 1).
+    """Return n in [0, `MOST`] with cost(n) <= limit < cost(n + 1).
 
     n is 0 if even cost(1) is above the limit, and `MOST` if cost(MOST) is not. Where cost does not
     grow everywhere there may be several such n; this is one of them.
@@ -38,9 +38,9 @@ def largest_count(cost: Callable[[int], float], limit: float, start: int = 1) ->
 
 
 def _between(low: tuple[int, float], high: tuple[int, float], limit: float, *, bisect: bool) -> int:
-    """Returns a count strictly between; by interpolation, as cost is about a power of the count.
+    """Return a count strictly between, by interpolation: cost is about a power of the count.
 
-    Bisection now and then makes the bracket shrink whatever the curve.
+    Occasional bisection makes the bracket shrink for every curve.
     """
     share = 0.5
     if not bisect and 0.0 < low[1] < limit < high[1] < math.inf:
@@ -53,7 +53,7 @@ def _between(low: tuple[int, float], high: tuple[int, float], limit: float, *, b
 def solve_falling(
     epsilon: Callable[[float], float], target: float, tolerance: float, low: Point, high: Point
 ) -> float:
-    """Returns x between `low` and `high` whose epsilon is in [target - tolerance, target].
+    """Return x between `low` and `high` whose epsilon is in [target - tolerance, target].
 
     Edge cases: where epsilon jumps over that range, x right above the jump (to 1e-12 relative).
 
@@ -71,7 +71,7 @@ def solve_falling(
             break
         x = math.sqrt(low[0] * high[0])
         # Between two finite points epsilon is close to a power of x: interpolate its logarithm.
-        # Every third step is a plain bisection, so the bracket shrinks whatever the curve.
+        # Every third step is a plain bisection, so the bracket shrinks for every curve.
         if iteration % 3 != 2 and high[1] > 0.0 and math.isfinite(low[1]):
             share = math.log(low[1] / aim) / math.log(low[1] / high[1])
             x = low[0] * (high[0] / low[0]) ** min(max(share, 0.01), 0.99)

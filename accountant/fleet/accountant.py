@@ -1,4 +1,4 @@
-"""The account of every client of a federation, computed for all of them at once."""
+"""The accounts of all clients of a federation, computed together."""
 
 import math
 from collections import Counter
@@ -28,16 +28,15 @@ class FleetAccountant:
     A client's epsilon is the one of a single accountant of the same name that composed the same
     events: by "rdp" to 1e-12 relative, by "pld" to 2e-4 (both never below the exact value; the
     fleet chooses its grids for the delta in question). (Sampled) Gaussians are fast: their curves
-    are computed together, as arrays. Other mechanisms are computed one by one. A client that
-    composed nothing since the last question is not computed again, and equal accounts are computed
-    once.
+    are computed together, as arrays. Other mechanisms are computed one by one. The epsilon
+    of a client that composed nothing since is kept, and equal accounts are computed once.
 
     Guarantee: client k's releases are (get_epsilon(delta)[k], delta)-DP per example of client k.
     Where no person has data in two clients, the federation's guarantee is the largest of these
     (parallel composition), never the mean.
 
     Args:
-        accountant: "rdp", "pld", or any other accountant's name (those run one by one).
+        accountant: "rdp", "pld", or another accountant's name; others are computed one by one.
         adjacency: as of the single accountants.
 
     Raises:
@@ -69,11 +68,16 @@ class FleetAccountant:
         return tuple(self._counts)
 
     def events(self, client: Client) -> Mapping[Event, int]:
-        """Returns how often `client` released each event; empty for one that never did."""
+        """Return the number of releases of each event by `client`; empty for an unknown client."""
         return dict(self._counts.get(client, {}))
 
     def compose(self, client: Client, event: Event, count: int = 1) -> Self:
-        """Adds `count` releases of `event` to the account of `client`; returns the fleet itself.
+        """Add `count` releases of `event` to the account of `client` and return the fleet itself.
+
+        Args:
+            client: name or number.
+            event: one release.
+            count: number of releases, a whole number >= 0.
 
         Raises:
             UnsupportedEventError: the accountant has no rule for the event; nothing was added.
@@ -89,7 +93,7 @@ class FleetAccountant:
         return self
 
     def check(self, event: Event) -> None:
-        """Checks that the accountant has a rule for an event.
+        """Check that the accountant has a rule for an event.
 
         Raises:
             UnsupportedEventError: it has none.
@@ -98,11 +102,11 @@ class FleetAccountant:
         self._learn(event)
 
     def get_epsilon(self, delta: float | Mapping[Client, float]) -> dict[Client, float]:
-        """Returns the epsilon of clients, by client.
+        """Return the epsilon of clients, by client.
 
         Args:
-            delta: one for all clients; or one for each client that is to be answered, where a
-                client that composed nothing has epsilon 0.
+            delta: one for all clients, or one for each client wanted; a client that composed
+                nothing has epsilon 0.
 
         Raises:
             ValueError: a delta is not in (0, 1).
@@ -117,7 +121,7 @@ class FleetAccountant:
         return {client: self._answers[client][1] for client in delta}
 
     def get_own_epsilon(self, client: Client, delta: float) -> float:
-        """Returns the epsilon of one client by an accountant of its own.
+        """Return the epsilon of one client by an accountant of its own.
 
         Args:
             client: name or number; epsilon is 0 for one that composed nothing.
@@ -132,7 +136,7 @@ class FleetAccountant:
         return accountant.get_epsilon(delta)
 
     def get_epsilons(self, delta: float) -> Floats:
-        """Returns the epsilons at `delta` as an array, in the order of `clients`.
+        """Return the epsilons at `delta` as an array, in the order of `clients`.
 
         Raises:
             ValueError: `delta` is not in (0, 1).
@@ -141,7 +145,7 @@ class FleetAccountant:
         return np.array([self._answers[client][1] for client in self._counts])
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the whole state as JSON values."""
+        """Return the whole state as JSON values."""
         numbers = {event: i for i, event in enumerate(self._breakdowns)}
         return {
             "schema_version": SCHEMA_VERSION,
@@ -155,7 +159,7 @@ class FleetAccountant:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Self:
-        """Replaces everything by the state that `state_dict` wrote; returns the fleet itself.
+        """Replace everything by the state that `state_dict` wrote and return the fleet itself.
 
         Raises:
             ValueError: the state is of another version, accountant or adjacency, or is malformed;
@@ -189,7 +193,7 @@ class FleetAccountant:
         return make_accountant(self._name, adjacency=self._adjacency)
 
     def _learn(self, event: Event) -> None:
-        """Breaks down an event that is new to the fleet, once; raises if there is no rule."""
+        """Break down an event that is new to the fleet; raise if there is no rule for it."""
         if not isinstance(event, Event):
             raise ValueError(f"event must be a privacy event such as Gaussian(1.0), got {event!r}")
         if event not in self._breakdowns:
@@ -197,7 +201,7 @@ class FleetAccountant:
             self._breakdowns[event] = break_down(event, 1, self._adjacency)
 
     def _answer(self, clients: Iterable[Client], delta: float) -> None:
-        """Computes the epsilon of those of the clients whose answer is not known."""
+        """Compute the epsilon at `delta` of the clients for which it is not kept."""
         together: dict[Client, Counter[Mechanism]] = {}
         for client in clients:
             known = self._answers.get(client)
@@ -223,7 +227,7 @@ class FleetAccountant:
                 self._answers[client] = delta, epsilon
 
     def _steps(self, counts: Mapping[Event, int]) -> Counter[Mechanism] | None:
-        """Returns all mechanisms of a client; None after a release without any guarantee."""
+        """Return all mechanisms of a client; None after a release without any guarantee."""
         steps: Counter[Mechanism] = Counter()
         for event, count in counts.items():
             breakdown = self._breakdowns[event]
@@ -234,7 +238,7 @@ class FleetAccountant:
         return steps
 
     def _rdp_epsilons(self, clients: Sequence[Counter[Mechanism]], delta: float) -> Floats:
-        """Returns all epsilons from one product: (clients x mechanisms) times their curves."""
+        """Return all epsilons from one product: (clients x mechanisms) times their curves."""
         kinds = dict.fromkeys(kind for steps in clients for kind in steps)
         new = [kind for kind in kinds if kind not in self._rdp_curves]
         self._rdp_curves.update(zip(new, rdp_table(new, DEFAULT_ORDERS), strict=True))

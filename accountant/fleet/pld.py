@@ -1,4 +1,4 @@
-"""Epsilons of many compositions by privacy loss distributions, each answered for one delta.
+"""Epsilons of many compositions at one delta, by privacy loss distributions.
 
 The method and its guarantee are those of `pld`. Knowing delta beforehand makes it several times
 faster: the Rényi curves, which a fleet has anyway, give the grid's spacing, the window and a lower
@@ -43,18 +43,18 @@ class MechanismCurves:
         self._add: dict[SampledGaussian, Floats] = {}
 
     def compute(self, kinds: Iterable[SampledGaussian]) -> None:
-        """Computes the curves of the mechanisms that are new."""
+        """Compute the curves of the mechanisms that are new."""
         new = sorted(set(kinds) - self._rdp.keys())
         if new:
             self._rdp.update(zip(new, rdp_table(new, DEFAULT_ORDERS), strict=True))
             self._add.update(zip(new, _add_curves(new), strict=True))
 
     def total_rdp(self, steps: _Steps) -> Floats:
-        """Returns the RDP of a composition at `_ORDERS`."""
+        """Return the RDP of a composition at `_ORDERS`."""
         return _counts(steps) @ np.stack([self._rdp[kind] for kind, _ in steps])
 
     def total_add(self, steps: _Steps) -> Floats:
-        """Returns the log moments of the "add" loss of a composition at `_SLOPES`."""
+        """Return the log moments of the "add" loss of a composition at `_SLOPES`."""
         return _counts(steps) @ np.stack([self._add[kind] for kind, _ in steps])
 
 
@@ -72,14 +72,14 @@ def pld_epsilons(
     delta: float,
     curves: MechanismCurves | None = None,
 ) -> Floats:
-    """Returns epsilon at `delta` of each composition.
+    """Return epsilon at `delta` of each composition.
 
     Guarantee: as `pld.pld_epsilon`: never below the exact value. The grids differ from those of
     `pld`, so the two upper bounds may differ, by up to 2e-4.
 
     Args:
-        compositions: for each client how often each mechanism runs; not empty, counts >= 1. Those
-            with other mechanisms than (sampled) Gaussians are left to `pld.pld_epsilon`.
+        compositions: for each client the number of runs of each mechanism; not empty, counts >= 1.
+            Those with other mechanisms than (sampled) Gaussians go to `pld.pld_epsilon`.
         delta: in (0, 1).
         curves: of earlier calls; new mechanisms are added to them.
     """
@@ -97,7 +97,7 @@ def pld_epsilons(
 
 
 def _normalised(steps: Mapping[Mechanism, int]) -> _Steps | None:
-    """Returns the steps sorted, with all plain Gaussians joined into the one they equal.
+    """Return the steps sorted, with all plain Gaussians joined into the one they equal.
 
     None if there are other mechanisms, or ones so extreme that `pld` gives them special treatment.
     """
@@ -131,7 +131,7 @@ def _add_curves(kinds: Sequence[SampledGaussian]) -> Floats:
 
 
 def _add_moments(rates: Floats, noises: Floats) -> Floats:
-    """Returns log E_mu0[r^-s] at `_SLOPES`; infinity, which proves nothing, where it is unsafe."""
+    """Return log E_mu0[r^-s] at `_SLOPES`; infinity, which proves nothing, where it is unsafe."""
     result = np.full((rates.size, _SLOPES.size), math.inf)
     safe = (rates >= 1e-6) & (rates <= 0.9) & (noises >= 0.3) & (noises <= 1e3)
     if safe.any():
@@ -165,7 +165,7 @@ def _by_pld(steps: _Steps, delta: float) -> float:
 
 
 def _add_is_smaller(add: Floats, epsilon: float, delta: float) -> bool:
-    """Returns whether "add" surely has delta(epsilon) <= delta.
+    """Whether "add" surely has delta(epsilon) <= delta.
 
     (1 - e^-x)_+ <= e^(s x) s^s / (s + 1)^(s + 1) for all x, so the moment generating function at
     any s bounds delta. The moments are good to 1e-8; the margin is a thousand times that.
@@ -176,7 +176,7 @@ def _add_is_smaller(add: Floats, epsilon: float, delta: float) -> bool:
 
 
 def grid_spacing(steps: _Steps, slope: float) -> float:
-    """Returns the grid's spacing h: epsilon's excess is about T h^2 (s + 1) / 12, see `pld`.
+    """Return the grid's spacing h: epsilon's excess is about T h^2 (s + 1) / 12, see `pld`.
 
     It is a power of 2^(1/4), so that clients with the same mechanism share its pmf.
     """
@@ -190,7 +190,7 @@ def grid_spacing(steps: _Steps, slope: float) -> float:
 def _one_direction(
     steps: _Steps, spacing: float, direction: int, rdp: Floats, upper: float, delta: float
 ) -> _Answer | None:
-    """Returns epsilon of "remove" (0) or "add" (1); None where this grid cannot answer.
+    """Return epsilon of "remove" (0) or "add" (1); None where this grid cannot answer.
 
     Args:
         steps: the composition.
@@ -225,7 +225,7 @@ def _one_direction(
 def _window(
     pmfs: Sequence[tuple[LossPmf, int]], spacing: float, rdp: Floats, delta: float
 ) -> tuple[int, int]:
-    """Returns grid indices beyond which at most e^-20 delta lies, on each side (Chernoff)."""
+    """Return grid indices beyond which at most e^-20 delta lies, on each side (Chernoff)."""
     lowest = sum(count * pmf.first for pmf, count in pmfs)
     highest = sum(count * (pmf.first + pmf.mass.size - 1) for pmf, count in pmfs)
     tail = _BEYOND - math.log(delta)
@@ -238,7 +238,7 @@ def _window(
 
 
 def _low_reach(pmfs: Sequence[tuple[LossPmf, int]], tail: float, slope: float) -> float:
-    """Returns x with P[L / spacing < -x] <= e^-tail, by Chernoff's bound at `slope` or near it."""
+    """Return x with P[L / spacing < -x] <= e^-tail, by Chernoff's bound at `slope` or near it."""
 
     def bound(slope: float) -> float:
         return (_log_mgf(pmfs, -slope) + tail) / slope
@@ -252,7 +252,7 @@ def _low_reach(pmfs: Sequence[tuple[LossPmf, int]], tail: float, slope: float) -
 
 
 def _log_mgf(pmfs: Sequence[tuple[LossPmf, int]], slope: float) -> float:
-    """Returns log E[exp(slope * L / spacing); L finite] of the composition."""
+    """Return log E[exp(slope * L / spacing); L finite] of the composition."""
     total = 0.0
     for pmf, count in pmfs:
         exponent = pmf.log_mass + slope * np.arange(pmf.first, pmf.first + pmf.mass.size)
@@ -268,7 +268,7 @@ def _variance(pmf: LossPmf) -> float:
 
 
 def _circle(pmfs: Sequence[tuple[LossPmf, int]], points: int) -> tuple[Floats, float]:
-    """Returns the composed pmf on a circle of at least `points` and a bound on its rounding."""
+    """Return the composed pmf on a circle of at least `points` and a bound on its rounding."""
     size = fft_size(points)
     spectra = []
     for pmf, count in pmfs:
