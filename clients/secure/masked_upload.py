@@ -29,7 +29,7 @@ from fedsim.secagg.messages import (
     UnmaskRequest,
 )
 from fedsim.secagg.pairwise import (
-    PairwiseMasking,
+    PairwiseMasks,
     commitment,
     masked_info,
     secret_share_info,
@@ -42,7 +42,7 @@ _NEW, _KEYS, _SHARES, _MASKED, _DONE = range(5)
 _NEXT_STEPS = ("begin", "share", "mask", "unmask", "nothing more")
 
 
-def _empty() -> Ring:
+def _empty_vector() -> Ring:
     return np.empty(0, np.uint64)
 
 
@@ -70,7 +70,7 @@ class MaskingState:
     masking_keys: tuple[bytes, ...] = ()
     holders: tuple[int, ...] = ()
     held: tuple[bytes, ...] = ()
-    payload: Ring = field(default_factory=_empty)
+    payload: Ring = field(default_factory=_empty_vector)
 
     @property
     def context(self) -> RoundContext:
@@ -217,7 +217,7 @@ class MaskedUpload:
             stage=_MASKED,
             holders=tuple(holders),
             held=tuple(held),
-            payload=_empty(),
+            payload=_empty_vector(),
             seed=b"",
             masking_private=b"",
         )
@@ -328,7 +328,7 @@ class MaskedUpload:
     def _apply_masks(self, vector: Ring, peers: tuple[int, ...]) -> None:
         state = self.state
         keys = dict(zip(state.peers, state.masking_keys, strict=True))
-        masking = PairwiseMasking(state.context, SeedExpander(self._settings.prg))
+        masking = PairwiseMasks(state.context, SeedExpander(self._settings.prg))
         masking.add_self_mask(self.client, state.seed)
         for peer in peers:
             masking.add_pairwise_mask(self.client, state.masking_private, peer, keys[peer])

@@ -107,6 +107,7 @@ _NAME_MOVES = (
     ("server.secure_aggregation.identity", "secagg.identity", "fingerprint=key_fingerprint"),
     ("server.secure_aggregation.layout", "secagg.layout", "Arrays=NamedArrays"),
     ("server.secure_aggregation.leader", "secagg.additive_info", "share_info=leader_share_info"),
+    ("server.secure_aggregation.pairwise", "secagg.pairwise", "PairwiseMasking=PairwiseMasks"),
     ("server.secure_aggregation.pairwise", "secagg.pairwise", "share_info=secret_share_info"),
     ("server.secure_aggregation.payload", "secagg.payload", "Aggregate=DecodedSum"),
     ("server.secure_aggregation.wire", "secagg.wire", "Record=WireRecord refuse=to_refusal"),

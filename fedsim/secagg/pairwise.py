@@ -17,7 +17,7 @@ from fedsim.secagg.prg import SeedExpander, derive_key
 
 
 @dataclass
-class PairwiseMasking:
+class PairwiseMasks:
     """Collects the masks of one round and applies all of them in two passes over the vector.
 
     Args:

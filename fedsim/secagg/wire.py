@@ -82,7 +82,7 @@ def from_record(
         source = arrays if what is np.ndarray else config
         if name not in source:
             raise WireError(f"{kind.__name__} lacks the field {name!r}")
-        values[name] = _checked(f"{kind.__name__}.{name}", source[name], what)
+        values[name] = _check_value(f"{kind.__name__}.{name}", source[name], what)
     return kind(**values)
 
 
@@ -102,7 +102,7 @@ def _plain(hint: Any) -> Any:
     return np.ndarray if get_origin(branches[0]) is np.ndarray else hint
 
 
-def _checked(name: str, value: object, kind: Any) -> object:
+def _check_value(name: str, value: object, kind: Any) -> object:
     if kind is np.ndarray:
         if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind != "u":
             raise ShareMismatchError(f"{name} must be a one-dimensional array of ring elements")

@@ -74,7 +74,7 @@ class Leader:
         self._codec = codec
         self._context = context
         self._helpers = tuple(helpers)
-        self._invited = set(clients)
+        self._invited_clients = set(clients)
         self._min_clients = min_clients
         self._archive = MemoryArchive() if archive is None else archive
         self._total: Ring = np.zeros(codec.length, codec.encoder.dtype)
@@ -210,7 +210,7 @@ class Leader:
         where = {"round_number": context.server_round, "client": client}
         if client in self._envelopes:
             raise DuplicateClientError("it has uploaded before; the first upload counts", **where)
-        if client not in self._invited:
+        if client not in self._invited_clients:
             raise ContextMismatchError("it was not asked in this round", **where)
         if upload.round_nonce != context.round_nonce:
             raise ReplayError("the upload is of another round or attempt", **where)

@@ -71,12 +71,12 @@ class MaskedSum:
         self._codec = codec
         self._context = context
         self._settings = settings
-        self._invited = set(clients)
+        self._invited_clients = set(clients)
         self._stage = _KEYS
         self._keys: dict[int, KeysReply] = {}
         self._shares: dict[int, SharesReply] = {}
         self._mask_peers: dict[int, tuple[int, ...]] = {}
-        self._summed: set[int] = set()
+        self._summed_clients: set[int] = set()
         self._unmask_replies: dict[int, UnmaskReply] = {}
         self._total: Ring = np.zeros(codec.length, codec.encoder.dtype)
         self._graph: NeighbourGraph | None = None
@@ -84,7 +84,7 @@ class MaskedSum:
     @property
     def clients(self) -> list[int]:
         """The clients in the sum, in ascending order."""
-        return sorted(self._summed)
+        return sorted(self._summed_clients)
 
     @property
     def graph(self) -> NeighbourGraph:
@@ -116,7 +116,7 @@ class MaskedSum:
             ContextMismatchError: the client was not asked in this stage.
             ProtocolOrderError: the round is at another stage.
         """
-        self._check_turn(reply.client, _KEYS, self._invited, self._keys)
+        self._check_turn(reply.client, _KEYS, self._invited_clients, self._keys)
         load_public_key(reply.sealing_key, owner=reply.client)
         load_public_key(reply.masking_key, owner=reply.client)
         known = [
@@ -178,7 +178,7 @@ class MaskedSum:
             LayoutMismatchError, ShareMismatchError: malformed or damaged.
             DuplicateClientError, ContextMismatchError, ProtocolOrderError: as `take_keys`.
         """
-        self._check_turn(reply.client, _MASKED, self._mask_peers, self._summed)
+        self._check_turn(reply.client, _MASKED, self._mask_peers, self._summed_clients)
         if reply.masked.shape != self._total.shape or reply.masked.dtype != self._total.dtype:
             raise LayoutMismatchError(
                 f"expected {self._total.dtype}[{len(self._total)}], "
@@ -194,7 +194,7 @@ class MaskedSum:
             what="the masked payload",
             client=reply.client,
         )
-        self._summed.add(reply.client)
+        self._summed_clients.add(reply.client)
 
     def unmask_requests(self) -> dict[int, UnmaskRequest]:
         """End the stage of payloads and return each client's request for unmasking shares.
@@ -204,7 +204,7 @@ class MaskedSum:
             ThresholdError: a secret has fewer holders in the sum than the threshold.
         """
         self._close_stage(_MASKED)
-        self._check_enough(len(self._summed))
+        self._check_enough(len(self._summed_clients))
         self._recovery().check_holders()
         return {client: self._unmask_request(client) for client in self.clients}
 
@@ -215,7 +215,7 @@ class MaskedSum:
             WireError: the reply does not match the request.
             DuplicateClientError, ContextMismatchError, ProtocolOrderError: as `take_keys`.
         """
-        self._check_turn(reply.client, _UNMASK, self._summed, self._unmask_replies)
+        self._check_turn(reply.client, _UNMASK, self._summed_clients, self._unmask_replies)
         asked = self._unmask_request(reply.client)
         answered = (reply.active, reply.dead, len(reply.seed_shares), len(reply.key_shares))
         if answered != (asked.active, asked.dead, len(asked.active), len(asked.dead)):
@@ -243,7 +243,7 @@ class MaskedSum:
             )
         total = self._total.copy()
         self._recovery().remove_masks(total, self._unmask_replies)
-        return self._codec.decode(total, num_clients=len(self._summed), reference=reference)
+        return self._codec.decode(total, num_clients=len(self._summed_clients), reference=reference)
 
     def _recovery(self) -> Recovery:
         return Recovery(
@@ -253,7 +253,7 @@ class MaskedSum:
             keys=self._keys,
             shares=self._shares,
             mask_peers=self._mask_peers,
-            summed=self._summed,
+            summed_clients=self._summed_clients,
         )
 
     def _roster(self, graph: NeighbourGraph, client: int) -> Roster:
@@ -297,8 +297,8 @@ class MaskedSum:
         own = (client,) if self.graph.complete else ()
         known = sorted((*self._mask_peers[client], *own))
         return UnmaskRequest(
-            active=tuple(peer for peer in known if peer in self._summed),
-            dead=tuple(peer for peer in known if peer not in self._summed),
+            active=tuple(peer for peer in known if peer in self._summed_clients),
+            dead=tuple(peer for peer in known if peer not in self._summed_clients),
         )
 
     def _check_turn(

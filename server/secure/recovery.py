@@ -13,7 +13,7 @@ from fedsim.secagg.errors import (
 from fedsim.secagg.graph import NeighbourGraph
 from fedsim.secagg.hpke import SealingKey
 from fedsim.secagg.messages import KeysReply, SharesReply, UnmaskReply
-from fedsim.secagg.pairwise import PairwiseMasking, commitment
+from fedsim.secagg.pairwise import PairwiseMasks, commitment
 from fedsim.secagg.prg import SeedExpander
 from fedsim.secagg.shamir import ShamirSharing
 
@@ -35,7 +35,7 @@ class Recovery:
         keys: public keys of every client.
         shares: commitments of every client.
         mask_peers: for each client of the masking stage, the clients it shares masks with.
-        summed: the clients in the sum.
+        summed_clients: the clients in the sum.
     """
 
     context: RoundContext
@@ -44,7 +44,7 @@ class Recovery:
     keys: Mapping[int, KeysReply]
     shares: Mapping[int, SharesReply]
     mask_peers: Mapping[int, tuple[int, ...]]
-    summed: Collection[int]
+    summed_clients: Collection[int]
 
     def check_holders(self) -> None:
         """Check that every needed secret has enough holders among the summed clients.
@@ -52,7 +52,7 @@ class Recovery:
         Raises:
             ThresholdError: a secret has fewer holders than the threshold.
         """
-        alive = set(self.summed)
+        alive = set(self.summed_clients)
         for owner in sorted(alive | self._dropped_in_sum()):
             have = len(alive & set(self.graph.holders(owner)))
             if have < self.graph.threshold:
@@ -70,25 +70,25 @@ class Recovery:
             ShareMismatchError: a recovered secret is not its owner's.
         """
         seeds, private_keys = self._recover_secrets(replies)
-        masking = PairwiseMasking(self.context, self.expander)
+        masking = PairwiseMasks(self.context, self.expander)
         for client, seed in seeds.items():
             masking.add_self_mask(client, seed, remove=True)
         for dead, private in private_keys.items():
             for peer in self.mask_peers[dead]:
-                if peer in self.summed:
+                if peer in self.summed_clients:
                     masking.add_pairwise_mask(dead, private, peer, self.keys[peer].masking_key)
         masking.apply(total)
 
     def _dropped_in_sum(self) -> set[int]:
         """Return the dropped clients whose masks are in the sum."""
-        alive = set(self.summed)
+        alive = set(self.summed_clients)
         return {one for one in set(self.mask_peers) - alive if alive & set(self.mask_peers[one])}
 
     def _recover_secrets(
         self, replies: Mapping[int, UnmaskReply]
     ) -> tuple[dict[int, bytes], dict[int, bytes]]:
         """Return the seeds of the summed clients and the masking keys of the dropped ones."""
-        seed_shares: dict[int, dict[int, bytes]] = {client: {} for client in self.summed}
+        seed_shares: dict[int, dict[int, bytes]] = {client: {} for client in self.summed_clients}
         key_shares: dict[int, dict[int, bytes]] = {client: {} for client in self._dropped_in_sum()}
         for holder, reply in sorted(replies.items()):
             point = self.graph.point(holder)

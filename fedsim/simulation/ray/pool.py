@@ -61,8 +61,8 @@ class Worker:
     contexts: Sequence[Context]
     make_actor: ActorFactory
     actor: Any = None
-    waiting: deque[_Job] = field(default_factory=deque)
-    running: dict[Any, deque[_Job]] = field(default_factory=dict)  # by call, in order of execution
+    queue: deque[_Job] = field(default_factory=deque)
+    jobs_by_call: dict[Any, deque[_Job]] = field(default_factory=dict)  # in order of execution
     shared: Mapping[str, Any] = field(default_factory=dict)  # records of the requests, by key
     group: dict[str, int] = field(default_factory=dict)  # requests in a call, by kind of message
     deaths: int = 0
@@ -90,26 +90,26 @@ class Worker:
         A process that has not started gets no requests: its replies could come after the round.
         """
         if not self.is_up:
-            return [self.startup_call] if self.waiting else []
-        while self.waiting and len(self.running) < _MAX_OPEN_CALLS:
+            return [self.startup_call] if self.queue else []
+        while self.queue and len(self.jobs_by_call) < _MAX_OPEN_CALLS:
             jobs = self._next_jobs()
             requests = [job.request for job in jobs]
             shared = {key: self.shared[key] for p in requests for key in p.shared.values()}
             answer = self.actor.answer.options(num_returns="streaming")
-            self.running[answer.remote(FastPickle(requests), shared)] = jobs
-        return list(self.running)
+            self.jobs_by_call[answer.remote(FastPickle(requests), shared)] = jobs
+        return list(self.jobs_by_call)
 
     def pop_answered(self, call: Any, number: int, seconds: float) -> list[_Job]:
         """Return the next answered requests of a call, and adapt the group size to their time.
 
         Args:
-            call: a key of `running`; removed when all of its requests are answered.
+            call: a key of `jobs_by_call`; removed when all of its requests are answered.
             number: number of requests answered now, ≥ 1.
             seconds: time of these answers.
         """
-        jobs = [self.running[call].popleft() for _ in range(number)]
-        if not self.running[call]:
-            del self.running[call]
+        jobs = [self.jobs_by_call[call].popleft() for _ in range(number)]
+        if not self.jobs_by_call[call]:
+            del self.jobs_by_call[call]
         self.deaths = 0
         each = max(seconds / number, _TARGET_CALL_SECONDS / _MAX_REQUESTS_PER_CALL)
         self.group[jobs[0].kind] = max(1, int(_TARGET_CALL_SECONDS / each))
@@ -117,25 +117,25 @@ class Worker:
 
     def _next_jobs(self) -> deque[_Job]:
         """Take the next requests of one kind; a request that was in a dead worker goes alone."""
-        jobs = deque([self.waiting.popleft()])
+        jobs = deque([self.queue.popleft()])
         kind = jobs[0].kind
         most = 1 if jobs[0].attempts else self.group.get(kind, 1)
-        while len(jobs) < most and self.waiting:
-            if self.waiting[0].kind != kind or self.waiting[0].attempts:
+        while len(jobs) < most and self.queue:
+            if self.queue[0].kind != kind or self.queue[0].attempts:
                 break
-            jobs.append(self.waiting.popleft())
+            jobs.append(self.queue.popleft())
         return jobs
 
     def requeue(self, jobs: Sequence[_Job]) -> None:
         """Put requests of a dead worker first; each is sent alone, since it may be the cause."""
         for job in jobs:
             job.attempts += 1
-        self.waiting.extendleft(reversed(jobs))
+        self.queue.extendleft(reversed(jobs))
 
     def clear_requests(self) -> None:
         """Drop all open requests."""
-        self.waiting.clear()
-        self.running.clear()
+        self.queue.clear()
+        self.jobs_by_call.clear()
         self.shared = {}
 
 
@@ -172,7 +172,7 @@ class WorkerPool:
         for worker in self._workers:
             worker.shared = shared
         for request in requests:
-            self._workers_by_node[request.node][0].waiting.append(_Job(request))
+            self._workers_by_node[request.node][0].queue.append(_Job(request))
         try:
             while owners := self._submit_requests():
                 left = _POLL_SECONDS if deadline is None else deadline - time.monotonic()
@@ -204,7 +204,7 @@ class WorkerPool:
                 return
             chunk: Any = ray.get(next(ready))
         except RayTaskError as error:  # the worker lives, but could not read a request
-            jobs = worker.running.pop(ready)
+            jobs = worker.jobs_by_call.pop(ready)
             if len(jobs) == 1:
                 reason = f"{type(error.cause).__name__}: {error.cause}"
                 yield failure(jobs[0].request.envelope, reason)
@@ -222,12 +222,12 @@ class WorkerPool:
     def _replace(self, worker: Worker, reason: str) -> Iterator[Message]:
         """Start a new process; fail requests whose processes died too often."""
         worker.deaths += 1
-        calls = list(worker.running.values())
-        worker.running.clear()
+        calls = list(worker.jobs_by_call.values())
+        worker.jobs_by_call.clear()
         for jobs in reversed(calls[1:]):
-            worker.waiting.extendleft(reversed(jobs))
-        at_work = calls[0] if calls else []
-        worker.requeue(at_work)
+            worker.queue.extendleft(reversed(jobs))
+        first_jobs = calls[0] if calls else []
+        worker.requeue(first_jobs)
         logger.warning(
             "worker %d died and is replaced; its clients resume from their recorded states: %s",
             worker.number,
@@ -237,20 +237,20 @@ class WorkerPool:
         if worker.deaths > _MAX_DEATHS_IN_A_ROW:
             what = f"its worker died {worker.deaths} times without an answer: {reason}"
             worker.deaths = 0
-            while worker.waiting:
-                yield failure(worker.waiting.popleft().request.envelope, what)
-        elif at_work and at_work[0].attempts >= _MAX_ATTEMPTS:
+            while worker.queue:
+                yield failure(worker.queue.popleft().request.envelope, what)
+        elif first_jobs and first_jobs[0].attempts >= _MAX_ATTEMPTS:
             what = f"its worker died {_MAX_ATTEMPTS} times while answering: {reason}"
-            yield failure(worker.waiting.popleft().request.envelope, what)
+            yield failure(worker.queue.popleft().request.envelope, what)
 
     def _fail_requests(self, worker: Worker) -> Iterator[Message]:
         """Yield errors for the requests of a worker that could not be replaced."""
         what = f"its worker {worker.number} died and there was no room for another one"
-        while worker.waiting:
-            yield failure(worker.waiting.popleft().request.envelope, what)
+        while worker.queue:
+            yield failure(worker.queue.popleft().request.envelope, what)
 
     def _log_missing(self, timeout: float | None) -> None:
-        jobs = [job for w in self._workers for job in (*chain(*w.running.values()), *w.waiting)]
+        jobs = [job for w in self._workers for job in (*chain(*w.jobs_by_call.values()), *w.queue)]
         nodes = sorted(
             self._workers_by_node[job.request.node][1].node_config["partition-id"] for job in jobs
         )
