@@ -18,3 +18,7 @@ def __getattr__(name: str) -> object:
     if name in _public:
         return getattr(_import_module(_public[name]), name)
     raise AttributeError(f"module 'fedsim.clients' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

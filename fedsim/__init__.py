@@ -11,8 +11,8 @@ _checkout = _Path(__file__).resolve().parent.parent
 if (_checkout / "pyproject.toml").is_file() and (_checkout / "accountant").is_dir():
     __path__.append(str(_checkout))
 
-# Dependencies read these when they are imported, and fedsim itself must not reach for the
-# network; whoever wants the telemetry sets the variable before importing fedsim.
+# Dependencies read these when they are imported, and fedsim itself must not access the network.
+# To have the telemetry, set the variable before importing fedsim.
 for _name, _value in (
     ("FLWR_TELEMETRY_ENABLED", "0"),
     ("FLWR_DISABLE_UPDATE_CHECK", "1"),
@@ -48,3 +48,7 @@ def __getattr__(name: str) -> object:
     if name in _public:
         return getattr(_import_module(_public[name]), name)
     raise AttributeError(f"module 'fedsim' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""The Python interface: run an experiment, compare variants, load a model."""
+"""The Python interface: run an experiment, compare variants."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,11 +28,11 @@ def run(
         source: path of an experiment file, or its content as a mapping.
         overrides: `{"key.path": value}` or `["key.path=value", ...]`, applied before validation.
         out: the run directory; must be new or empty. Default: `runs/<name>-<time>`.
-        resume: continue the run in `out` after its last finished round. The result is the one of
-            an uninterrupted run, to the bit; what an interrupted round spent stays spent.
-        base: directory that relative paths of the experiment start at; see `load_experiment`.
+        resume: continue the run in `out` after its last finished round. The result equals that of
+            an uninterrupted run to the bit; the charges of an interrupted round remain.
+        base: base directory of relative paths in the experiment; see `load_experiment`.
         observer: receives every round.
-        engine: executes the federation in place of the engine that `runtime` names.
+        engine: executes the federation instead of the engine in `runtime`.
 
     Raises:
         ExperimentError: the experiment is wrong; it lists every mistake with its place.

@@ -1,4 +1,4 @@
-"""Every built-in name that an experiment file may use, each with one line."""
+"""All built-in names of experiment files, with one line of description each."""
 
 from fedsim.data.catalog import DATASETS, PARTITIONS
 from fedsim.models.catalog import LOSSES, MODELS

@@ -1,4 +1,4 @@
-"""The `fedsim` command. Data goes to stdout, talk to stderr.
+"""The `fedsim` command. Data goes to stdout, messages to stderr.
 
 Nothing heavy is imported before a command needs it: `--help` answers at once.
 """
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 EXIT_CODES = {
     ExitCode.DONE: "done",
-    ExitCode.FAILED: "failed: a run, a run of a comparison, or what `verify` or `audit` checked",
+    ExitCode.FAILED: "failed: a run, a run of a comparison, or a check of `verify` or `audit`",
     ExitCode.WRONG_INPUT: "the command or the file is wrong; nothing was run",
     ExitCode.BUDGET_FORBIDS: "a privacy budget forbids it",
-    ExitCode.INTERRUPTED: "interrupted; the same command continues a comparison, `--resume` a run",
+    ExitCode.INTERRUPTED: "interrupted; to continue, repeat `compare`, or `run` with `--resume`",
 }
 
 _overrides = click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,19 +36,19 @@ def cli() -> None:
     """Federated learning with local differential privacy, simulated from one YAML file."""
 
 
-@cli.command()
+@cli.command("run")
 @click.argument("file", type=click.Path())
 @_overrides
 @click.option(
-    "--out", type=click.Path(), help="Run directory; new or empty. Default: runs/NAME-TIME."
+    "--out", type=click.Path(), help="Run directory, new or empty. Default: runs/NAME-TIME."
 )
 @click.option("--resume", is_flag=True, help="Continue the run in --out after its last round.")
-@click.option("--quiet", "-q", is_flag=True, help="No progress, only the result.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the result, no progress.")
 @click.option(
-    "--profile", type=click.Path(), help="Write where the time went, for speedscope.app (JSON)."
+    "--profile", type=click.Path(), help="Write a time profile for speedscope.app (JSON)."
 )
 @_as_json
-def run(
+def run_command(
     file: str,
     overrides: tuple[str, ...],
     out: str | None,
@@ -61,20 +61,18 @@ def run(
 
     KEY.PATH=VALUE replaces a key of the file: fedsim run exp.yaml federation.rounds=5 privacy=null
     """
-    from fedsim.api import run as run_and_report
-    from fedsim.profiling import profiled
+    from fedsim.api import run
+    from fedsim.profiling import profile_to
     from fedsim.report.terminal import ProgressObserver, print_result
     from fedsim.runs.directory import RunDirectory
     from fedsim.runs.runner import RunFailedError
 
     observer = None if quiet else ProgressObserver()
     try:
-        with profiled(None if profile is None else Path(profile), name=file):
-            result = run_and_report(
-                file, overrides=overrides, out=out, resume=resume, observer=observer
-            )
+        with profile_to(None if profile is None else Path(profile), name=file):
+            result = run(file, overrides=overrides, out=out, resume=resume, observer=observer)
     except RunFailedError as error:
-        _fail(f"{error}\nwhat there is of the run: {error.result.path}", ExitCode.FAILED)
+        _fail(f"{error}\nfiles of the run: {error.result.path}", ExitCode.FAILED)
     if as_json:
         summary = RunDirectory(result.path).read_json("summary.json")
         _print_json({**summary, "path": str(result.path)})
@@ -90,9 +88,9 @@ def run(
 @click.option("--plot", type=click.Path(), help="Write ε over the rounds to a .svg or .png file.")
 @_as_json
 def plan(file: str, overrides: tuple[str, ...], plot: str | None, as_json: bool) -> None:
-    """Say what FILE would spend, and what noise it needs, without training.
+    """Show the privacy spend and the noise of FILE, without training.
 
-    Exit code 3 where a privacy budget would not let it run.
+    Exit code 3 if a privacy budget forbids the run.
     """
     from fedsim.experiment import load_experiment
     from fedsim.planning.projection import plan_experiment
@@ -115,9 +113,9 @@ def plan(file: str, overrides: tuple[str, ...], plot: str | None, as_json: bool)
 @click.argument("directory", metavar="RUN", type=click.Path())
 @_as_json
 def report(directory: str, as_json: bool) -> None:
-    """Print the result of the run directory RUN and write its report.html anew.
+    """Print the result of the run directory RUN and rewrite its report.html.
 
-    A run of another version of fedsim is worded as this version does.
+    The report of an older run has the wording of this version of fedsim.
     """
     from fedsim.report.html import write_report
     from fedsim.report.terminal import print_result
@@ -129,8 +127,8 @@ def report(directory: str, as_json: bool) -> None:
     if not origin.is_this_version:
         click.echo(
             f"{directory}: written by fedsim {origin.version} (run schema {origin.schema}); the "
-            f"privacy statement in report.html has the words of fedsim {fedsim.__version__}, and "
-            "fedsim verify says what can be checked",
+            f"privacy statement in report.html has the wording of fedsim {fedsim.__version__}; "
+            "`fedsim verify` shows what can be checked",
             err=True,
         )
     if as_json:
@@ -148,9 +146,9 @@ def report(directory: str, as_json: bool) -> None:
 @click.argument("directory", metavar="RUN", type=click.Path())
 @_as_json
 def verify(directory: str, as_json: bool) -> None:
-    """Recompute every ε of the run directory RUN from its ledger, and check the ledger's chain.
+    """Recompute every ε of the run directory RUN from its ledger, and check the ledger's hashes.
 
-    Exit code 1 and one line for each thing that does not fit.
+    Exit code 1 and one line per mismatch if a check fails.
     """
     from fedsim.core.formatting import epsilon_text
     from fedsim.runs.directory import RunDirectory
@@ -173,8 +171,8 @@ def verify(directory: str, as_json: bool) -> None:
         click.echo(f"{directory}: sound ({len(found.clients)} clients recomputed, {text})")
     else:
         click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
-    for what in found.unchecked:
-        click.echo(f"{directory}: not checked: {what}", err=True)
+    for item in found.unchecked:
+        click.echo(f"{directory}: not checked: {item}", err=True)
     if found.problems:
         sys.exit(ExitCode.FAILED)
 
@@ -182,12 +180,12 @@ def verify(directory: str, as_json: bool) -> None:
 @cli.command()
 @click.argument("file", type=click.Path())
 @_overrides
-@click.option("--out", type=click.Path(), required=True, help="The app's directory; new or empty.")
+@click.option("--out", type=click.Path(), required=True, help="The app's directory, new or empty.")
 @_as_json
 def deploy(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> None:
     """Write FILE as a Flower app for `flwr run`, on a SuperLink and SuperNodes.
 
-    docs/deployment.md goes through it step by step.
+    docs/deployment.md describes every step.
     """
     from fedsim.deployment.flower_app import write_app
     from fedsim.experiment import load_experiment
@@ -199,17 +197,18 @@ def deploy(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> No
         return
     click.echo(f"{app.path}: a Flower app for {app.clients} SuperNodes; see docs/deployment.md")
     if data is not None:
-        click.echo(f"not in it: {data}, which must be at this path on every node", err=True)
+        click.echo(f"not in the app: {data}; copy it to this path on every node", err=True)
 
 
 @cli.command("helper-key")
 @click.argument("file", type=click.Path())
 @_as_json
 def helper_key(file: str, as_json: bool) -> None:
-    """Make the lasting key of a helper of secure aggregation in FILE, and print its fingerprint.
+    """Create the lasting key of a helper of secure aggregation in FILE and print its fingerprint.
 
-    Of a key that is there already, only the fingerprint is printed. The file stays with the helper;
-    the fingerprint goes into secure_aggregation.helper_key_fingerprints, for clients to pin.
+    If FILE exists, only the fingerprint of its key is printed. Keep the file on the helper's
+    machine, and put the fingerprint into secure_aggregation.helper_key_fingerprints, so that
+    clients can pin the key.
     """
     from fedsim.federation.helper_keys import make_helper_key, read_helper_key
     from fedsim.secagg.errors import PublicKeyError
@@ -233,9 +232,9 @@ def helper_key(file: str, as_json: bool) -> None:
 @_overrides
 @_as_json
 def validate(file: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Check the experiment in FILE without running it; nothing it names is imported.
+    """Check the experiment in FILE without running it or importing its plug-ins.
 
-    Says which code it would run and which files it would read.
+    Lists the code that a run would execute and the files that it would read.
     """
     from fedsim.experiment import load_experiment
     from fedsim.planning.footprint import footprint
@@ -280,7 +279,7 @@ cli.add_command(compare_command)
 
 
 def main() -> None:
-    """Entry point of the `fedsim` command: every mistake of a person becomes one clear message."""
+    """Entry point of the `fedsim` command: each user error becomes one clear message."""
     try:
         cli.main(standalone_mode=False)
     except click.ClickException as error:
@@ -293,14 +292,14 @@ def main() -> None:
 
 
 def _privacy_in_words(experiment: "Experiment") -> str:
-    """Say what protects the clients: an empty `privacy:` turns it off, which must be seen."""
+    """Return the privacy of an experiment in words; `privacy: null` must be visible here."""
     if experiment.privacy is None:
         return "no differential privacy"
     target = experiment.privacy.target_epsilon
     if target is None:
         return f"DP-SGD with noise multiplier {experiment.privacy.noise_multiplier:g}"
     delta = experiment.privacy.delta
-    at = "a δ for its size" if delta == "auto" else f"δ = {delta:g}"
+    at = "a δ by client size" if delta == "auto" else f"δ = {delta:g}"
     return f"DP-SGD with target ε = {target:g} at {at}"
 
 

@@ -1,4 +1,4 @@
-"""A sampling profiler that writes what people can open: speedscope's JSON."""
+"""A sampling profiler that writes the JSON format of https://www.speedscope.app."""
 
 import json
 import sys
@@ -16,29 +16,29 @@ Stack = tuple[
 ]  # (function, file, line of its definition), outermost first
 
 
-class Sampler:
-    """Looks at the stack of the thread that makes it, every few milliseconds, from another thread.
+class StackSampler:
+    """Samples the stack of the creating thread every few milliseconds, from another thread.
 
-    Time that torch or the disk takes counts towards the Python function that called it. Looking
-    costs about a hundredth of the time.
+    Time in torch or on the disk counts towards the Python function that called it. The overhead is
+    about 1 % of the time.
 
     Args:
-        interval: seconds between two looks.
+        interval_seconds: time between two samples.
     """
 
-    def __init__(self, interval: float = 0.005) -> None:
-        self._interval = interval
+    def __init__(self, interval_seconds: float = 0.005) -> None:
+        self._interval_seconds = interval_seconds
         self._watched = threading.get_ident()
         self._samples: list[tuple[Stack, float]] = []
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="fedsim-profile", daemon=True)
+        self._thread = threading.Thread(target=self._sample, name="fedsim-profile", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the sampling."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the sampling."""
         self._done.set()
         self._thread.join()
 
@@ -67,9 +67,9 @@ class Sampler:
             ],
         }
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         before = time.perf_counter()
-        while not self._done.wait(self._interval):
+        while not self._done.wait(self._interval_seconds):
             frame = sys._current_frames().get(self._watched)
             now = time.perf_counter()
             self._samples.append((_stack(frame), now - before))
@@ -77,12 +77,17 @@ class Sampler:
 
 
 @contextmanager
-def profiled(path: Path | None, *, name: str) -> Iterator[None]:
-    """Profile what runs inside and write it to `path`, whatever happens; None: do nothing."""
+def profile_to(path: Path | None, *, name: str) -> Iterator[None]:
+    """Profile the body of the `with` statement and write the profile, even after an exception.
+
+    Args:
+        path: the JSON file to write; None: do nothing.
+        name: name of the profile in the viewer.
+    """
     if path is None:
         yield
         return
-    sampler = Sampler()
+    sampler = StackSampler()
     sampler.start()
     try:
         yield

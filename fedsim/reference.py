@@ -1,9 +1,9 @@
-"""Writes docs/reference.md, read off the code: keys, commands, files, exit codes.
+"""Generates docs/reference.md from the code: keys, commands, files, exit codes.
 
     python -m fedsim.reference > docs/reference.md
 
 Keys come from the settings classes, commands from the command line, and the keys of output files
-from a small run and a small comparison: nothing is listed that is not there.
+from a small run and a small comparison.
 """
 
 import json
@@ -20,18 +20,18 @@ from fedsim.comparison.settings import ComparisonSettings
 from fedsim.experiment import Experiment
 from fedsim.models.catalog import MODELS
 from fedsim.runs.directory import CLIENT_COLUMNS
-from fedsim.setting_tables import Row, rows_of
+from fedsim.setting_tables import SettingRow, rows_of
 
 _HEAD = """\
 # Reference
 
-Every key, command, output file and exit code. This page is generated from the code, and a test
-compares: `python -m fedsim.reference > docs/reference.md` writes it anew. What things are for is
-explained in [experiment_file.md](experiment_file.md), [comparison.md](comparison.md) and
-[outputs.md](outputs.md). Rules that join several keys are told by `fedsim validate`, each with its
-fix. `NAME` stands for names of your own, `[]` for the elements of a list."""
+All keys, commands, output files and exit codes. This page is generated from the code by
+`python -m fedsim.reference > docs/reference.md`, and a test compares it. Explanations are in
+[experiment_file.md](experiment_file.md), [comparison.md](comparison.md) and
+[outputs.md](outputs.md). `fedsim validate` reports violated rules between several keys, each with
+its fix. `NAME` stands for names of your own, `[]` for the elements of a list."""
 
-# With a lost update and a client that leaves, so that their keys occur, too.
+# A lost update and a withdrawal put their keys into the files.
 _SAMPLE: dict[str, Any] = {
     "name": "sample",
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},
@@ -53,12 +53,12 @@ _COMPARISON: dict[str, Any] = {
     "client_metrics": True,
     "variants": {"plain": {"privacy": None}, "private": {}},
 }
-# Mappings whose keys are names of something, not part of the format.
+# Mappings whose keys are data, not part of the format.
 _NAMES = frozenset({"packages", "timeline", "differences", "changes"})
 
 
 def reference() -> str:
-    """Return the page. It takes seconds: a run and a comparison are made in passing."""
+    """Return the page. This takes seconds: it makes a run and a comparison."""
     return "\n".join([_HEAD, *_settings(), *_commands(), *_files(), *_codes()]) + "\n"
 
 
@@ -70,7 +70,7 @@ def _settings() -> Iterator[str]:
     yield from _section("Keys of a comparison file", _key_table(rows_of(ComparisonSettings)))
 
 
-def _key_table(rows: Iterable[Row]) -> Iterator[str]:
+def _key_table(rows: Iterable[SettingRow]) -> Iterator[str]:
     table = []
     for row in rows:
         only = f"; only with `{'`, `'.join(row.only_with)}`" if row.only_with else ""
@@ -109,7 +109,7 @@ def _files() -> Iterator[str]:
         one = compared / "runs" / "plain" / "seed-0"
         new = {path.name for path in one.iterdir()} - {path.name for path in run.iterdir()}
         rows = [(f"`{name}`", _keys_of(one / name)) for name in sorted(new)]
-        title = "What a comparison adds to each of its runs"
+        title = "Files that a comparison adds to each of its runs"
         yield from _section(title, _table(("file", "keys"), rows), level=3)
 
 

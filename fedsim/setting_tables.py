@@ -1,4 +1,4 @@
-"""The keys of a settings class as rows: key, values, default, meaning. Read off its JSON Schema."""
+"""The keys of a settings class as table rows (key, values, default, meaning), from its schema."""
 
 import json
 from collections.abc import Iterator
@@ -29,15 +29,15 @@ _BOUNDS = (
 
 
 @dataclass(frozen=True)
-class Row:
+class SettingRow:
     """One key.
 
     Attributes:
-        key: its path, `privacy.clients.NAME.delta`; `[]` is an element of a list.
-        values: its type and range.
-        default: as YAML; "required" where there is none.
-        meaning: what it is for.
-        only_with: the choice that it belongs to, `scheme: dirichlet`; empty for all.
+        key: path of the key, `privacy.clients.NAME.delta`; `[]` is an element of a list.
+        values: type and range.
+        default: the default as YAML; "required" without one.
+        meaning: description of the key.
+        only_with: the choices that have the key, `scheme: dirichlet`; empty for all.
     """
 
     key: str
@@ -47,17 +47,22 @@ class Row:
     only_with: tuple[str, ...] = ()
 
 
-def rows_of(settings: type[Settings], path: str = "") -> list[Row]:
-    """Return every key of a settings class, those of its sections included."""
+def rows_of(settings: type[Settings], path: str = "") -> list[SettingRow]:
+    """Return all keys of a settings class, those of its sections included.
+
+    Args:
+        settings: the settings class.
+        path: prefix of all keys; empty for a whole file.
+    """
     schema = settings.model_json_schema()
     return list(_properties(schema, schema.get("$defs", {}), path))
 
 
-def _properties(schema: Schema, definitions: Schema, path: str) -> Iterator[Row]:
+def _properties(schema: Schema, definitions: Schema, path: str) -> Iterator[SettingRow]:
     required = schema.get("required", ())
     for name, one in schema.get("properties", {}).items():
         key = f"{path}.{name}" if path else name
-        yield Row(
+        yield SettingRow(
             key=key,
             values=_values(one, definitions),
             default="required" if name in required else _default(one),
@@ -68,10 +73,10 @@ def _properties(schema: Schema, definitions: Schema, path: str) -> Iterator[Row]
 
 def _which(schema: Schema) -> str:
     chosen = schema.get("discriminator", {}).get("propertyName")
-    return "" if chosen is None else f"which one is said by `{chosen}`"
+    return "" if chosen is None else f"`{chosen}` selects the kind"
 
 
-def _inside(schema: Schema, definitions: Schema, key: str) -> Iterator[Row]:
+def _inside(schema: Schema, definitions: Schema, key: str) -> Iterator[SettingRow]:
     """Yield the keys below a key: of a section, a choice of sections, a list or a mapping."""
     schema = _resolved(schema, definitions)
     if "discriminator" in schema:
@@ -86,11 +91,11 @@ def _inside(schema: Schema, definitions: Schema, key: str) -> Iterator[Row]:
     yield from _properties(schema, definitions, key)
 
 
-def _choices(schema: Schema, definitions: Schema, key: str) -> Iterator[Row]:
-    """Yield the keys of sections of which one is chosen, equal ones once."""
+def _choices(schema: Schema, definitions: Schema, key: str) -> Iterator[SettingRow]:
+    """Yield the keys of alternative sections, equal keys once."""
     name = schema["discriminator"]["propertyName"]
     sections = [_resolved(one, definitions) for one in schema["oneOf"]]
-    found: dict[Row, list[str]] = {}
+    found: dict[SettingRow, list[str]] = {}
     for section in sections:
         values = section["properties"][name]
         chosen = values.get("enum", [values.get("const")])

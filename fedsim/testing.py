@@ -1,11 +1,11 @@
-"""Checks that authors of models and losses run in their own tests, before any federation does.
+"""Checks of models and losses for their authors' own tests, without a federation.
 
     from fedsim.testing import check_model
 
     def test_my_model_keeps_the_contract():
         check_model(build, features, targets, loss=my_loss)
 
-Every check of a run that a model or a loss can fail is here, and all that is wrong is reported at
+They include all checks of a run that a model or a loss can fail. All failures are reported at
 once, each with its fix.
 """
 
@@ -33,28 +33,28 @@ from fedsim.models.losses import PerExampleLoss, resolve_loss
 from fedsim.models.metrics import evaluating, task_for
 from fedsim.models.preflight import preflight
 
-Outcome = Literal["ok", "failed", "skipped"]
+CheckStatus = Literal["ok", "failed", "skipped"]
 
 _LOCAL = LocalSettings(steps=2, batch_size=8, optimizer=SgdSettings(name="sgd", lr=0.1))
-_WAYS = {
-    "BookKeeping": "by book-keeping, the fast way",
+_GRADIENT_METHODS = {
+    "BookKeeping": "by book-keeping, the fast method",
     "VmapGradients": "by vmap; layers that book-keeping knows would be faster",
-    "LoopGradients": "one example at a time, the slow way: torch.func cannot run the model",
+    "LoopGradients": "one example at a time, slow: torch.func cannot run the model",
 }
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was tried: what it is called, how it went, and the detail or the fix."""
+    """One check: its name, its outcome, and a detail or the fix."""
 
     name: str
-    outcome: Outcome
+    outcome: CheckStatus
     detail: str
 
 
 @dataclass(frozen=True)
 class Contract:
-    """All checks of a model; as text, a table to read."""
+    """All checks of a model; `str` gives a table."""
 
     checks: tuple[Check, ...]
 
@@ -69,7 +69,7 @@ class Contract:
 
 
 class ContractError(AssertionError):
-    """A model or a loss that a run would refuse; the message has every check with its fix."""
+    """A model or a loss that a run would refuse; the message has all checks with their fixes."""
 
     def __init__(self, contract: Contract) -> None:
         failed = sum(check.outcome == "failed" for check in contract.checks)
@@ -90,25 +90,25 @@ def check_model(
 ) -> Contract:
     """Check that a model and a loss keep the contract of an experiment file.
 
-    A few examples are enough, made up ones will do; they should differ and hold every class. It
-    takes seconds, and nothing is downloaded or written.
+    A few made-up examples are enough; they should differ and contain every class. The checks take
+    seconds; nothing is downloaded or written.
 
     Args:
-        build: what `model.name` would name: called with `args`, it returns an `nn.Module`.
-        features: (n, ...) array, tensor or list; at least 4 examples show the most.
-        targets: their targets, as a dataset function would return them.
-        loss: a built-in name, or what `model.loss` would name.
+        build: the function that `model.name` names: called with `args`, it returns an `nn.Module`.
+        features: (n, ...) array, tensor or list; at least 4 examples make the checks effective.
+        targets: (n,) or (n, ...) targets, as a dataset function returns them.
+        loss: a built-in name, or the function that `model.loss` names.
         args: `model.args` of the experiment.
-        num_classes: classes in all of the data; None: those in `targets`.
-        private: whether the model is to run with `privacy:`, which asks for more.
-        seed: of the initial weights, lots and noise.
+        num_classes: number of classes in all data; None: those in `targets`.
+        private: whether the experiment has `privacy:`, which requires more of the model.
+        seed: seed of the initial weights, lots and noise.
 
     Returns:
         The checks, all of them kept.
 
     Raises:
-        ContractError: some check failed; its message names each with the fix.
-        ValueError: features and targets are no data (`DataError`), or there is no such loss.
+        ContractError: a check failed; the message names each failure with its fix.
+        ValueError: features and targets are not valid data (`DataError`), or the loss is unknown.
 
     Example:
         >>> from torch import nn
@@ -126,10 +126,10 @@ def check_model(
     checks.run("fits data and loss", lambda: trial.fits(name, num_classes))
     checks.run("same input, same output", trial.repeats_itself)
     if private:
-        checks.run("keeps nothing of a batch", trial.keeps_no_statistics)
-        checks.run("keeps examples apart", trial.keeps_examples_apart)
-        checks.run("has gradients by example", trial.has_gradients)
-    checks.run("trains, and the same again", lambda: trial.trains(private=private))
+        checks.run("keeps no batch statistics", trial.keeps_no_statistics)
+        checks.run("keeps examples independent", trial.keeps_examples_apart)
+        checks.run("has per-example gradients", trial.has_gradients)
+    checks.run("trains reproducibly", lambda: trial.trains(private=private))
     contract = Contract(tuple(checks.found))
     if not contract.kept:
         raise ContractError(contract)
@@ -137,7 +137,7 @@ def check_model(
 
 
 class _Checks:
-    """Runs checks one after another; without a module that fits there is nothing more to try."""
+    """Runs checks one after another; skips the rest without a module that fits the data."""
 
     _NEEDED = ("builds a module", "fits data and loss")
 
@@ -145,21 +145,21 @@ class _Checks:
         self.found: list[Check] = []
 
     def run(self, name: str, action: Callable[[], str]) -> None:
-        """Run one check and note how it went; a plug-in may raise whatever it likes."""
+        """Run one check and record its outcome; a plug-in may raise any exception."""
         missing = [c.name for c in self.found if c.outcome == "failed" and c.name in self._NEEDED]
         if missing:
             self.found.append(Check(name, "skipped", f"needs: {missing[0]}"))
             return
         try:
             self.found.append(Check(name, "ok", action()))
-        except Exception as error:  # noqa: BLE001 - every failure of a plug-in is an answer
+        except Exception as error:  # noqa: BLE001 - every failure of a plug-in is a result
             text = str(error) or "no message"
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             self.found.append(Check(name, "failed", kind + " ".join(text.split())))
 
 
 class _Trial:
-    """The model under test, built anew for every check that may leave a trace."""
+    """The model under test, rebuilt for every check that may change it."""
 
     def __init__(
         self,
@@ -221,8 +221,8 @@ class _Trial:
 
     def has_gradients(self) -> str:
         found = gradients_for(self._new(), self._loss, self._features, self._targets)
-        way = type(found).__name__
-        return _WAYS.get(way, way)
+        method = type(found).__name__
+        return _GRADIENT_METHODS.get(method, method)
 
     def trains(self, *, private: bool) -> str:
         before = self._new().state_dict()

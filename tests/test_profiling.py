@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.profiling import profiled
+from fedsim.profiling import profile_to
 
 
 def busy(seconds: float) -> None:
@@ -20,7 +20,7 @@ def work() -> None:
 
 
 def test_it_finds_who_took_the_time(tmp_path: Path) -> None:
-    with profiled(tmp_path / "p.json", name="test"):
+    with profile_to(tmp_path / "p.json", name="test"):
         work()
     content = json.loads((tmp_path / "p.json").read_text())
     frames, (profile,) = content["shared"]["frames"], content["profiles"]
@@ -38,7 +38,7 @@ def test_it_finds_who_took_the_time(tmp_path: Path) -> None:
 
 def test_it_is_written_when_the_run_fails(tmp_path: Path) -> None:
     def failing() -> None:
-        with profiled(tmp_path / "p.json", name="test"):
+        with profile_to(tmp_path / "p.json", name="test"):
             busy(0.05)
             raise ValueError("no")
 
@@ -48,5 +48,5 @@ def test_it_is_written_when_the_run_fails(tmp_path: Path) -> None:
 
 
 def test_nothing_happens_unless_asked() -> None:
-    with profiled(None, name="test"):
+    with profile_to(None, name="test"):
         busy(0.01)

@@ -55,7 +55,7 @@ class TestGoodModels:
 
     def test_the_way_to_gradients_is_told(self):
         text = str(check_model(mlp, FEATURES, TARGETS))
-        assert "by book-keeping, the fast way" in text
+        assert "by book-keeping, the fast method" in text
 
     def test_dropout_and_recurrent_layers_are_welcome(self):
         def build() -> nn.Module:
@@ -73,7 +73,7 @@ class TestGoodModels:
             return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
 
         assert check_model(build, FEATURES, TARGETS, private=False).kept
-        assert outcomes(refused(build))["keeps nothing of a batch"] == "failed"
+        assert outcomes(refused(build))["keeps no batch statistics"] == "failed"
 
     def test_random_generators_are_as_before(self):
         torch.manual_seed(3)
@@ -127,7 +127,7 @@ class TestWhatIsRefused:
             return out - out.mean(0) if len(out) > 3 else out
 
         error = refused(lambda: Forward(couple))
-        assert outcomes(error)["keeps examples apart"] == "failed"
+        assert outcomes(error)["keeps examples independent"] == "failed"
 
     def test_noise_in_eval_mode(self):
         error = refused(lambda: Forward(lambda _, out: out + torch.rand(())))
@@ -139,11 +139,11 @@ class TestWhatIsRefused:
             return out * (1.0 + random.random()) if module.training else out
 
         error = refused(lambda: Forward(jitter), private=False)
-        assert outcomes(error)["trains, and the same again"] == "failed"
+        assert outcomes(error)["trains reproducibly"] == "failed"
 
     def test_a_cut_graph(self):
         error = refused(lambda: Forward(lambda _, out: out.detach()), private=False)
-        assert outcomes(error)["trains, and the same again"] == "failed"
+        assert outcomes(error)["trains reproducibly"] == "failed"
 
     def test_all_that_is_wrong_is_told_at_once(self):
         def build() -> nn.Module:
