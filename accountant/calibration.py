@@ -5,16 +5,20 @@ by that accountant.
 """
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 
 from fedsim.accountant import checks
 from fedsim.accountant.accountants import AccountantName, make_accountant
 from fedsim.accountant.adjacency import Adjacency, check_adjacency
 from fedsim.accountant.events import Gaussian, PoissonSampled
-from fedsim.accountant.search import MOST, Point, largest_count, solve_falling
+from fedsim.accountant.search import (
+    MOST,
+    NOISE_TOLERANCE,
+    largest_count,
+    least_noise,
+    solve_falling,
+)
 
-_LEAST, _MOST = 1e-2, 1e6  # noise multipliers below give no protection, above leave no signal
 _LEAST_RATE = 1e-12  # below, an example is never sampled in any run
 
 
@@ -26,7 +30,7 @@ def calibrate_noise_multiplier(
     steps: int,
     accountant: AccountantName = "pld",
     adjacency: Adjacency = "zero_out",
-    tolerance: float = 1e-4,
+    tolerance: float = NOISE_TOLERANCE,
 ) -> float:
     """Return a noise multiplier z at which the schedule spends at most `target_epsilon`.
 
@@ -129,7 +133,7 @@ def calibrate_sampling_rate(
     steps: int,
     accountant: AccountantName = "pld",
     adjacency: Adjacency = "zero_out",
-    tolerance: float = 1e-4,
+    tolerance: float = NOISE_TOLERANCE,
 ) -> float:
     """Return the largest sampling rate, up to `tolerance`, that spends at most `target_epsilon`.
 
@@ -190,8 +194,7 @@ def _noise_multiplier(
         return _epsilon(name, adjacency, delta, rate, noise, steps)
 
     what = f"target_epsilon={target!r} at delta={delta!r}, sampling_rate={rate!r}, steps={steps!r}"
-    low, high = _bracket(epsilon, target, what)
-    return solve_falling(epsilon, target, tolerance, low, high)
+    return least_noise(epsilon, target, tolerance=tolerance, schedule=what)
 
 
 @lru_cache(maxsize=4096)
@@ -236,25 +239,3 @@ def _sampling_rate(
     if low == high:
         return 1.0
     return 1.0 / solve_falling(epsilon, target, tolerance, low, high)
-
-
-def _bracket(epsilon: Callable[[float], float], target: float, what: str) -> tuple[Point, Point]:
-    """Return points with epsilon above the target (less noise) and at or below it (more)."""
-    noise = 1.0
-    point = (noise, epsilon(noise))
-    above = point[1] > target
-    while True:
-        noise = noise * 2.0 if above else noise / 2.0
-        if noise > _MOST:
-            raise ValueError(
-                f"{what} cannot be met: even noise_multiplier={point[0]:g} spends epsilon "
-                f"{point[1]:.3g}; raise target_epsilon or delta, or lower sampling_rate or steps"
-            )
-        if noise < _LEAST:
-            raise ValueError(
-                f"{what} needs no noise to speak of: noise_multiplier={point[0]:g} spends epsilon "
-                f"{point[1]:.3g}; lower target_epsilon or delta"
-            )
-        previous, point = point, (noise, epsilon(noise))
-        if (point[1] > target) != above:
-            return (previous, point) if above else (point, previous)

@@ -3,9 +3,14 @@
 import math
 from collections.abc import Callable
 
+from fedsim.accountant import checks
+
 Point = tuple[float, float]  # (x, its epsilon)
 
 MOST = 10**12  # means "any number": no schedule is longer
+# Noise multipliers below give no protection, above leave no signal.
+LEAST_NOISE, MOST_NOISE = 1e-2, 1e6
+NOISE_TOLERANCE = 1e-4  # in epsilon
 
 
 def largest_count(cost: Callable[[int], float], limit: float, start: int = 1) -> int:
@@ -50,8 +55,67 @@ def _between(low: tuple[int, float], high: tuple[int, float], limit: float, *, b
     return min(max(n, low[0] + 1), high[0] - 1)
 
 
+def least_noise(
+    epsilon: Callable[[float], float],
+    target: float,
+    *,
+    tolerance: float = NOISE_TOLERANCE,
+    interpolate: bool = True,
+    schedule: str = "the target",
+) -> float:
+    """Return a noise multiplier z with target - tolerance <= epsilon(z) <= target.
+
+    Edge cases: where epsilon jumps over that range, z right above the jump.
+
+    Args:
+        epsilon: of z > 0; falls with z.
+        target: > 0.
+        tolerance: as `solve_falling`.
+        interpolate: as `solve_falling`. Ledgers hold every digit of z, so each caller keeps its
+            own choice.
+        schedule: what the messages call the target and its schedule.
+
+    Raises:
+        ValueError: the target is not > 0, even the most noise spends too much, or even the least
+            stays below the target.
+    """
+    target = checks.positive("target_epsilon", target)
+    low, high = _noise_bracket(epsilon, target, schedule)
+    return solve_falling(epsilon, target, tolerance, low, high, interpolate=interpolate)
+
+
+def _noise_bracket(
+    epsilon: Callable[[float], float], target: float, schedule: str
+) -> tuple[Point, Point]:
+    """Return points a factor 2 apart, with epsilon above the target and at or below it."""
+    noise = 1.0
+    point = (noise, epsilon(noise))
+    above = point[1] > target
+    while True:
+        noise = noise * 2.0 if above else noise / 2.0
+        if noise > MOST_NOISE:
+            raise ValueError(
+                f"{schedule} cannot be met: even noise_multiplier={point[0]:g} spends epsilon "
+                f"{point[1]:.3g}; raise target_epsilon or delta, or lower sampling_rate or steps"
+            )
+        if noise < LEAST_NOISE:
+            raise ValueError(
+                f"{schedule} needs no noise to speak of: noise_multiplier={point[0]:g} spends "
+                f"epsilon {point[1]:.3g}; lower target_epsilon or delta"
+            )
+        previous, point = point, (noise, epsilon(noise))
+        if (point[1] > target) != above:
+            return (previous, point) if above else (point, previous)
+
+
 def solve_falling(
-    epsilon: Callable[[float], float], target: float, tolerance: float, low: Point, high: Point
+    epsilon: Callable[[float], float],
+    target: float,
+    tolerance: float,
+    low: Point,
+    high: Point,
+    *,
+    interpolate: bool = True,
 ) -> float:
     """Return x between `low` and `high` whose epsilon is in [target - tolerance, target].
 
@@ -60,19 +124,22 @@ def solve_falling(
     Args:
         epsilon: of x > 0; falls with x.
         target: > 0.
-        tolerance: > 0; at most 1 % of the target is used, which keeps small targets meaningful.
+        tolerance: > 0. Interpolation uses at most 1 % of the target, which keeps small targets
+            meaningful.
         low: a point with epsilon above the target.
         high: a point with epsilon at or below it; its x is larger.
+        interpolate: whether to interpolate, in fewer steps; otherwise every step is a bisection.
     """
-    tolerance = min(tolerance, 0.01 * target)
+    if interpolate:
+        tolerance = min(tolerance, 0.01 * target)
     aim = target - 0.5 * tolerance
     for iteration in range(200):
         if high[1] >= target - tolerance or high[0] / low[0] < 1.0 + 1e-12:
             break
         x = math.sqrt(low[0] * high[0])
         # Between two finite points epsilon is close to a power of x: interpolate its logarithm.
-        # Every third step is a plain bisection, so the bracket shrinks for every curve.
-        if iteration % 3 != 2 and high[1] > 0.0 and math.isfinite(low[1]):
+        # Every third step is a plain bisection, so the bracket shrinks whatever the curve.
+        if interpolate and iteration % 3 != 2 and high[1] > 0.0 and math.isfinite(low[1]):
             share = math.log(low[1] / aim) / math.log(low[1] / high[1])
             x = low[0] * (high[0] / low[0]) ** min(max(share, 0.01), 0.99)
         point = (x, epsilon(x))

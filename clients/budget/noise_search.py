@@ -1,52 +1,58 @@
-"""The least noise at which a client's planned releases stay within a target ε."""
+"""The noise of a client: the least at which its planned steps stay within a target ε."""
 
-import math
-from collections.abc import Callable
+from functools import lru_cache
 
-TOLERANCE = 1e-4  # how far below the target ε may stay
+from fedsim.accountant import calibrate_noise_multiplier
+from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.search import least_noise
+from fedsim.clients.budget.affordable_steps import epsilon_of_steps
+from fedsim.clients.dp_sgd.clipping import FlatClipping
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.dp_sgd.sampling import PoissonSampling, Sampling
 
-_LEAST, MOST_NOISE = 1e-2, 1e6  # outside, noise protects nobody, or leaves no signal
 
+@lru_cache(maxsize=4096)  # clients of one size share a plan
+def calibrate_noise(
+    sampling: Sampling,
+    steps: int,
+    *,
+    target_epsilon: float,
+    delta: float,
+    accountant: AccountantName,
+    adjacency: Adjacency,
+    interpolate: bool = False,
+) -> float:
+    """Return the least noise multiplier at which `steps` steps spend at most the target.
 
-def least_noise(epsilon: Callable[[float], float], target: float) -> float:
-    """Return a noise multiplier z with target − `TOLERANCE` ≤ epsilon(z) ≤ target.
-
-    The lower bound fails, towards more noise, where epsilon jumps over the interval.
+    Guarantee: ε of the steps at δ is at most `target_epsilon` by the accountant.
 
     Args:
-        epsilon: ε as a function of z; falling.
-        target: > 0.
+        sampling: how lots are drawn.
+        steps: all planned steps, ≥ 1.
+        target_epsilon: > 0.
+        delta: in (0, 1).
+        accountant: the accountant of the target.
+        adjacency: what the guarantee protects against.
+        interpolate: how lots of an epoch are searched for, see `least_noise`.
 
     Raises:
-        ValueError: not even the most noise is enough, or the least is more than enough.
+        ValueError: no noise multiplier meets the target.
     """
-    low, high, spent = _bracket(epsilon, target)
-    while spent < target - TOLERANCE and high / low > 1.0 + 1e-12:
-        middle = math.sqrt(low * high)
-        found = epsilon(middle)
-        if found > target:
-            low = middle
-        else:
-            high, spent = middle, found
-    return high
+    if isinstance(sampling, PoissonSampling):
+        return calibrate_noise_multiplier(
+            target_epsilon=target_epsilon,
+            delta=delta,
+            sampling_rate=sampling.rate,
+            steps=steps,
+            accountant=accountant,
+            adjacency=adjacency,
+        )
 
+    def epsilon(noise: float) -> float:
+        step = DpSgdMechanism(sampling, FlatClipping(1.0), noise, 1.0)
+        return epsilon_of_steps(
+            step, steps, delta=delta, accountant=accountant, adjacency=adjacency
+        )
 
-def _bracket(epsilon: Callable[[float], float], target: float) -> tuple[float, float, float]:
-    """Return too little noise, enough noise, and the ε of the latter; a factor 2 apart."""
-    high = 1.0
-    while (spent := epsilon(high)) > target:
-        high *= 2.0
-        if high > MOST_NOISE:
-            raise ValueError(
-                f"even noise_multiplier={high / 2:g} spends epsilon {spent:.3g}; raise "
-                "target_epsilon or delta, or take fewer steps or smaller lots"
-            )
-    low = high / 2.0
-    while (found := epsilon(low)) <= target:
-        low, high, spent = low / 2.0, low, found
-        if low < _LEAST:
-            raise ValueError(
-                f"noise_multiplier={high:g}, which is no noise to speak of, spends epsilon "
-                f"{spent:.3g}; lower target_epsilon or delta"
-            )
-    return low, high, spent
+    return least_noise(epsilon, target_epsilon, interpolate=interpolate)

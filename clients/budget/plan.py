@@ -2,20 +2,17 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from fedsim.accountant import (
     Gaussian,
     PrivacyLedger,
     UnsupportedEventError,
-    calibrate_noise_multiplier,
     make_accountant,
 )
-from fedsim.accountant.accountants import AccountantName
-from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.ledger.journal import GENESIS
-from fedsim.clients.budget.affordable_steps import affordable_steps, epsilon_of_steps
-from fedsim.clients.budget.noise_search import MOST_NOISE, least_noise
+from fedsim.accountant.search import MOST_NOISE
+from fedsim.clients.budget.affordable_steps import affordable_steps
+from fedsim.clients.budget.noise_search import calibrate_noise
 from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
 from fedsim.clients.dp_sgd.clipping import (
     AutomaticClipping,
@@ -25,7 +22,7 @@ from fedsim.clients.dp_sgd.clipping import (
 )
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.sampling import SAMPLINGS, PoissonSampling, Sampling
+from fedsim.clients.dp_sgd.sampling import SAMPLINGS, Sampling
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.errors import ExitCode, InputError
 from fedsim.protocol.client_spend import ClientSpend
@@ -225,10 +222,10 @@ def _noise_multiplier(
     if privacy.target_epsilon is None:
         raise PrivacyPlanError("privacy needs target_epsilon or noise_multiplier")
     try:
-        return _calibrated(
+        return calibrate_noise(
             sampling,
             steps,
-            target=privacy.target_epsilon,
+            target_epsilon=privacy.target_epsilon,
             delta=delta,
             accountant=privacy.accountant,
             adjacency=privacy.adjacency,
@@ -250,32 +247,3 @@ def _noise_multiplier(
                 f"{fit} steps fit, which is {fit // local_steps} rounds"
             ) from error
         raise PrivacyPlanError(f"privacy.target_epsilon cannot be met: {error}") from error
-
-
-@lru_cache(maxsize=4096)  # clients of one size share a plan
-def _calibrated(
-    sampling: Sampling,
-    steps: int,
-    *,
-    target: float,
-    delta: float,
-    accountant: AccountantName,
-    adjacency: Adjacency,
-) -> float:
-    if isinstance(sampling, PoissonSampling):
-        return calibrate_noise_multiplier(
-            target_epsilon=target,
-            delta=delta,
-            sampling_rate=sampling.rate,
-            steps=steps,
-            accountant=accountant,
-            adjacency=adjacency,
-        )
-
-    def epsilon(noise: float) -> float:
-        step = DpSgdMechanism(sampling, FlatClipping(1.0), noise, 1.0)
-        return epsilon_of_steps(
-            step, steps, delta=delta, accountant=accountant, adjacency=adjacency
-        )
-
-    return least_noise(epsilon, target)

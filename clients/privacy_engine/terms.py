@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from glob import escape
 from typing import Literal, get_args
 
-from fedsim.accountant import calibrate_noise_multiplier, make_accountant
+from fedsim.accountant import make_accountant
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
+from fedsim.clients.budget.noise_search import calibrate_noise
 from fedsim.clients.dp_sgd.clipping import Clipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.sampling import SAMPLINGS, Sampling, ShuffledEpochs
+from fedsim.clients.dp_sgd.sampling import SAMPLINGS, Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +110,15 @@ def privacy_terms(
     if target_epsilon is None or planned is None:
         noise = _noise_multiplier(noise_multiplier)
     else:
-        noise = _calibrate(drawn, planned, target_epsilon, target_delta, accountant, adjacency)
+        noise = calibrate_noise(
+            drawn,
+            planned,
+            target_epsilon=target_epsilon,
+            delta=target_delta,
+            accountant=accountant,
+            adjacency=adjacency,
+            interpolate=True,
+        )
     return PrivacyTerms(
         batch_size=batch_size,
         sample_size=sample_size,
@@ -195,26 +204,6 @@ def _make_sampling(
             f"only, got adjacency={adjacency!r}; use sampling='poisson'"
         )
     return drawn
-
-
-def _calibrate(
-    drawn: Sampling,
-    steps: int,
-    target_epsilon: float,
-    target_delta: float,
-    accountant: AccountantName,
-    adjacency: Adjacency,
-) -> float:
-    # Shuffled lots are not amplified: an epoch costs one release about a known lot.
-    by_epoch = isinstance(drawn, ShuffledEpochs)
-    return calibrate_noise_multiplier(
-        target_epsilon=target_epsilon,
-        delta=target_delta,
-        sampling_rate=1.0 if by_epoch else drawn.sampling_rate,
-        steps=math.ceil(steps / drawn.batches) if by_epoch else steps,
-        accountant=accountant,
-        adjacency=adjacency,
-    )
 
 
 def _planned_steps(

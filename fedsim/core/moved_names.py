@@ -78,6 +78,8 @@ _NAME_MOVES = (
     ("clients.faults", "clients.faults.injection", "SpoiledUpload=CorruptUpload Straggler"),
     ("clients.many", "clients.batch_app", "ManyAnswers=BatchAnswers Turn=ClientRound"),
     ("clients.many", "clients.batch_app", "ManyClientsApp=BatchClientApp"),
+    ("clients.noise_search", "accountant.search", "MOST_NOISE TOLERANCE=NOISE_TOLERANCE"),
+    ("clients.noise_search", "accountant.search", "least_noise"),
     ("clients.training", "clients.training.local_training", "StreamKey train_plain train_private"),
     ("clients.workbench", "clients.training.shared_model", "Workbench=SharedModel"),
     ("runs.running", "api", "run"),

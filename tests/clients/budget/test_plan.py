@@ -18,7 +18,7 @@ from fedsim.accountant import (
     RandomAllocation,
     calibrate_noise_multiplier,
 )
-from fedsim.clients.budget.noise_search import TOLERANCE, least_noise
+from fedsim.accountant.search import NOISE_TOLERANCE
 from fedsim.clients.budget.plan import PrivacyPlan, PrivacyPlanError, plan_privacy
 from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
 from fedsim.clients.dp_sgd.clipping import AutomaticClipping, FlatClipping, GroupClipping
@@ -150,7 +150,7 @@ def test_the_planned_run_spends_the_target_and_no_more(
         for event, count in found.step.charges(5 * number, 5):
             ledger.record(event, count)
     spent = ledger.epsilon(found.delta, given.accountant, given.adjacency)
-    assert 3.0 - 2 * TOLERANCE <= spent <= 3.0
+    assert 3.0 - 2 * NOISE_TOLERANCE <= spent <= 3.0
 
 
 def test_poisson_noise_is_the_calibrated_one() -> None:
@@ -234,16 +234,3 @@ def test_a_pair_that_the_accountant_cannot_add_up_is_refused(
     unproved = settings.model_copy(update={"sampling": "fixed_size"})
     with pytest.raises(PrivacyPlanError, match="cannot account for sampling fixed_size under"):
         plan_privacy(unproved, LOCAL, examples=300, planned_rounds=1)
-
-
-@pytest.mark.parametrize("target", [0.03, 1.0, 40.0])
-def test_least_noise_meets_the_target(target: float) -> None:
-    noise = least_noise(lambda z: 2.0 / z, target)
-    assert target - TOLERANCE <= 2.0 / noise <= target
-
-
-def test_least_noise_says_when_there_is_none() -> None:
-    with pytest.raises(ValueError, match=r"even noise_multiplier=.* raise target_epsilon"):
-        least_noise(lambda z: 5.0, 1.0)
-    with pytest.raises(ValueError, match=r"no noise to speak of.* lower target_epsilon"):
-        least_noise(lambda z: 0.5, 1.0)
