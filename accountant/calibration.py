@@ -39,7 +39,7 @@ def calibrate_noise_multiplier(
     target_epsilon - tolerance. The second half can fail, towards more noise, where the PLD
     accountant has to coarsen its grid (epsilon in the hundreds) or uses RDP instead.
 
-    The result depends on the arguments only, and is remembered.
+    The result depends on the arguments alone and is cached.
 
     Args:
         target_epsilon: > 0.
@@ -88,7 +88,7 @@ def calibrate_steps(
     Guarantee: by the same accountant that many Poisson-sampled Gaussian steps have
     get_epsilon(delta) <= target_epsilon, and one more has a larger one.
 
-    The result depends on the arguments only, and is remembered.
+    The result depends on the arguments alone and is cached.
 
     Args:
         target_epsilon: > 0.
@@ -143,7 +143,7 @@ def calibrate_sampling_rate(
 
     Edge cases: 1 where even that stays below the target.
 
-    The result depends on the arguments only, and is remembered.
+    The result depends on the arguments alone and is cached.
 
     Args:
         target_epsilon: > 0.

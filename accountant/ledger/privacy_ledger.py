@@ -67,7 +67,7 @@ class PrivacyLedger:
         return same_event and self._runs[: len(before)] == before
 
     def entries_after(self, prefix: "PrivacyLedger") -> tuple[tuple[Event, int], ...]:
-        """Returns the (event, count) recorded after those of `prefix`.
+        """Return the (event, count) recorded after those of `prefix`.
 
         Raises:
             ValueError: this ledger does not start with `prefix`.
