@@ -89,8 +89,8 @@ class MaskedUpload:
     """One client's side of SecAgg and SecAgg+.
 
     Guarantee: the client answers each stage of a round once. It never gives shares of both secrets
-    of one peer, never unmasks for fewer than the threshold, and never for a set of peers other than
-    the one it masked with. Keys and seeds are fresh from the operating system in every round.
+    of one peer. It never unmasks for fewer than the threshold, nor for other peers than
+    those it masked with. Keys and seeds are fresh from the operating system in every round.
 
     A server that follows the protocol learns only the sum. These checks catch a server that
     deviates, with one exception: it can show different sets to different clients (there is no

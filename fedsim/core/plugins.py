@@ -1,8 +1,8 @@
 """Plug-ins of an experiment file: `package.module:callable` or `./file.py:callable`.
 
-A file is executed once for each content. Its module name is a digest of its path and its bytes, so
-an edited file is a new module, and objects of an older version keep their module. `sys.modules` is
-the only registry.
+A file is executed once for each content. Its module name is a digest of its path and its bytes. An
+edited file is therefore a new module, and objects of an older version keep their module.
+`sys.modules` is the only registry.
 """
 
 import hashlib

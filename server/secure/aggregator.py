@@ -40,10 +40,10 @@ from fedsim.server.secure.rounds import (
 class SecureAggregator(Aggregator[SealedReply]):
     """The weighted mean of updates of which the server sees only the sum.
 
-    Guarantee: a round ends with the exact mean over the clients in the sum, or it is aborted with
-    the name of the error and leaves the model unchanged. Every run, a resumed one too, has its own
-    id, and every attempt at a round its own nonce, so no share is used twice. All attempts at a
-    round open the sum of the same client set (`opened_sums`).
+    Guarantee: a round ends with the exact mean over the clients in the sum, or it is aborted. An
+    aborted round names its error and leaves the model unchanged. Every run, a resumed one too, has
+    its own id, and every attempt at a round its own nonce, so no share is used twice. All attempts
+    at a round open the sum of the same client set (`opened_sums`).
 
     Args:
         settings: settings of the protocol.
