@@ -60,7 +60,7 @@ def test_data_stay_where_they_are(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 0, result.output
     assert "a Flower app for 2 SuperNodes" in result.output
-    assert f"{tmp_path / 'table.csv'}, which must be at this path on every node" in result.output
+    assert f"{tmp_path / 'table.csv'}; copy it to this path on every node" in result.output
     assert not list((tmp_path / "app").rglob("*.csv"))
     again = CliRunner().invoke(cli, arguments)
     assert isinstance(again.exception, DeploymentError)
