@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -190,7 +190,7 @@ class RunDirectory:
         *lines, _unfinished = self.rounds.read_text(encoding="utf-8").split("\n")
         return [json.loads(line) for line in lines]
 
-    def write_clients(self, rows: list[dict[str, Any]]) -> None:
+    def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write `clients.csv` from the clients of `privacy.json`."""
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")

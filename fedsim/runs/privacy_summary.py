@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import fedsim
 from fedsim.accountant.accountants import AccountantName
@@ -16,6 +16,7 @@ from fedsim.protocol.client_spend import ClientSpend
 from fedsim.runs.schema import PRIVACY_SCHEMA
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.statement import read_facts, to_json
+from fedsim.statement.privacy_file import LedgerEntry, PrivacyFile, PrivateClientRow
 from fedsim.statement.recorded_facts import ledger_digest
 
 
@@ -72,7 +73,7 @@ class PrivacySummary:
         """The guarantee in words, as `fedsim.statement` allows them."""
         return self.to_json()["statement"]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> PrivacyFile:
         """Return the content of `privacy.json`; an infinite ε is null."""
         clients = [_client_json(spend) for spend in self.clients]
         return _with_statement(
@@ -96,7 +97,7 @@ class PrivacySummary:
 
 def not_private(
     sizes: Sequence[int], secure_aggregation: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+) -> PrivacyFile:
     """Return the content of `privacy.json` for a federation without differential privacy."""
     return _with_statement(
         {
@@ -120,11 +121,11 @@ def not_private(
     )
 
 
-def _with_statement(content: dict[str, Any]) -> dict[str, Any]:
+def _with_statement(content: dict[str, Any]) -> PrivacyFile:
     """Return the content with what may be said of it, in words and in figures."""
     clients = content.pop("clients")  # last, so that a reader of the file meets the words first
     statement = to_json(read_facts({**content, "clients": clients}))
-    return {**content, **statement, "clients": clients}
+    return cast(PrivacyFile, {**content, **statement, "clients": clients})
 
 
 def summarise_privacy(
@@ -191,7 +192,8 @@ def _epsilons(
     return ledgers.epsilons()
 
 
-def _client_json(spend: ClientSummary) -> dict[str, Any]:
+def _client_json(spend: ClientSummary) -> PrivateClientRow:
+    ledger = cast(list[LedgerEntry], spend.ledger.to_list())
     return {
         "client": spend.client,
         "examples": spend.examples,
@@ -207,6 +209,6 @@ def _client_json(spend: ClientSummary) -> dict[str, Any]:
         "group": spend.group,
         "withdrawn_round": spend.withdrawn_round,
         "clip_norm": spend.clip_norm,
-        "ledger": spend.ledger.to_list(),
+        "ledger": ledger,
         "ledger_head": spend.head,
     }

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import fedsim
 from fedsim.accountant import FleetAccountant, PrivacyLedger
@@ -21,6 +21,7 @@ from fedsim.accountant.ledger.journal import GENESIS, FileJournal, JournalError,
 from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
 from fedsim.runs.directory import RunDirectory
 from fedsim.statement import read_facts, to_json
+from fedsim.statement.privacy_file import PrivacyFile, PrivateClientRow
 from fedsim.statement.recorded_facts import ledger_digest
 
 _METHODS: tuple[AccountantName, ...] = ("pld", "rdp")
@@ -72,21 +73,22 @@ def verify_run(directory: RunDirectory) -> Verification:
         RunDirectoryError: the run has no `privacy.json` yet, or a file was damaged.
         SchemaError: a newer fedsim wrote the run.
     """
-    privacy = directory.read_json("privacy.json")
+    privacy = cast(PrivacyFile, directory.read_json("privacy.json"))
     found = _verified(directory, privacy)
     return replace(found, unchecked=tuple(_unchecked(directory, privacy)))
 
 
-def _verified(directory: RunDirectory, privacy: dict[str, Any]) -> Verification:
+def _verified(directory: RunDirectory, privacy: PrivacyFile) -> Verification:
     try:
         journal = _whole(directory.ledger)
     except JournalError as error:
         return Verification((), (str(error),))
-    if privacy["accountant"] is None:
+    accountant, adjacency = privacy["accountant"], privacy["adjacency"]
+    if accountant is None or adjacency is None:
         extra = ["a run without privacy has a ledger"] if journal.clients() else []
         return Verification((), (*extra, *_words(privacy)))
     problems, checked = [], []
-    rows, accountant, adjacency = privacy["clients"], privacy["accountant"], privacy["adjacency"]
+    rows = cast(list[PrivateClientRow], privacy["clients"])
     largest = max((_number(row["epsilon"]) for row in rows), default=0.0)
     for row, bounds in zip(rows, _bounds(rows, accountant, adjacency), strict=True):
         problems += [f"client {row['client']}: {what}" for what in _against_ledger(row, journal)]
@@ -115,7 +117,7 @@ def _whole(path: Path) -> FileJournal:
     return journal
 
 
-def _against_ledger(row: dict[str, Any], journal: FileJournal) -> Iterator[str]:
+def _against_ledger(row: PrivateClientRow, journal: FileJournal) -> Iterator[str]:
     history = journal.history(row["client"])
     total = total_of(history)
     if total.to_list() != row["ledger"]:
@@ -134,7 +136,7 @@ def _against_ledger(row: dict[str, Any], journal: FileJournal) -> Iterator[str]:
 
 
 def _bounds(
-    rows: list[dict[str, Any]], accountant: AccountantName, adjacency: Adjacency
+    rows: list[PrivateClientRow], accountant: AccountantName, adjacency: Adjacency
 ) -> list[dict[AccountantName, float]]:
     """Return ε of every row by every method, computed for all rows together."""
     bounds: list[dict[AccountantName, float]] = [{} for _ in rows]
@@ -150,7 +152,7 @@ def _bounds(
 
 
 def _recomputed(
-    row: dict[str, Any],
+    row: PrivateClientRow,
     by: dict[AccountantName, float],
     accountant: AccountantName,
     adjacency: Adjacency,
@@ -193,7 +195,7 @@ def _recomputed(
     return result, problems
 
 
-def _figures(directory: RunDirectory, privacy: dict[str, Any]) -> Iterator[str]:
+def _figures(directory: RunDirectory, privacy: PrivacyFile) -> Iterator[str]:
     largest = max(_number(row["epsilon"]) for row in privacy["clients"])
     if not _same(_number(privacy["system_epsilon"]), largest):
         yield f"system_epsilon is not the largest ε of any client, {largest:.6g}"
@@ -209,7 +211,7 @@ def _figures(directory: RunDirectory, privacy: dict[str, Any]) -> Iterator[str]:
         yield "clients.csv and privacy.json disagree"
 
 
-def _unchecked(directory: RunDirectory, privacy: dict[str, Any]) -> Iterator[str]:
+def _unchecked(directory: RunDirectory, privacy: PrivacyFile) -> Iterator[str]:
     """Yield what this version cannot check in a run that another version ended."""
     if privacy.get("version") != fedsim.__version__:
         origin = directory.origin
@@ -220,7 +222,7 @@ def _unchecked(directory: RunDirectory, privacy: dict[str, Any]) -> Iterator[str
         )
 
 
-def _words(privacy: dict[str, Any]) -> Iterator[str]:
+def _words(privacy: PrivacyFile) -> Iterator[str]:
     """Yield where the statement says other than what follows from the recorded facts."""
     if privacy.get("ledger_digest") != ledger_digest(privacy["clients"]):
         yield "ledger_digest is not that of the clients' ledgers"

@@ -13,6 +13,7 @@ from fedsim.statement.facts import (
     MechanismFacts,
     RunFacts,
 )
+from fedsim.statement.privacy_file import ClientRow
 from fedsim.statement.profile import Profile, profile_of
 
 
@@ -35,7 +36,7 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
             sampling=privacy.get("sampling"),
             clipping=privacy.get("clipping"),
         )
-    rows = privacy["clients"]
+    rows: list[ClientRow] = privacy["clients"]
     return Facts(
         clients=tuple(_client(row) for row in rows),
         mechanism=mechanism,
@@ -61,7 +62,7 @@ def ledger_digest(rows: Iterable[Mapping[str, Any]]) -> str | None:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _client(row: Mapping[str, Any]) -> ClientFacts:
+def _client(row: ClientRow) -> ClientFacts:
     return ClientFacts(
         client=row["client"],
         examples=row["examples"],
