@@ -82,7 +82,7 @@ def run_command(
         sys.exit(ExitCode.INTERRUPTED)
 
 
-@cli.command()
+@cli.command(short_help="Show the privacy spend and noise of FILE, without training.")
 @click.argument("file", type=click.Path())
 @_overrides
 @click.option("--plot", type=click.Path(), help="Write ε over the rounds to a .svg or .png file.")
@@ -109,7 +109,7 @@ def plan(file: str, overrides: tuple[str, ...], plot: str | None, as_json: bool)
         _fail(planned.refusal, ExitCode.BUDGET_FORBIDS)
 
 
-@cli.command()
+@cli.command(short_help="Print the result of RUN and rewrite its report.html.")
 @click.argument("directory", metavar="RUN", type=click.Path())
 @_as_json
 def report(directory: str, as_json: bool) -> None:
@@ -142,7 +142,7 @@ def report(directory: str, as_json: bool) -> None:
         print_result(run_directory)
 
 
-@cli.command()
+@cli.command(short_help="Recompute every ε of RUN and check its ledger.")
 @click.argument("directory", metavar="RUN", type=click.Path())
 @_as_json
 def verify(directory: str, as_json: bool) -> None:
@@ -177,7 +177,7 @@ def verify(directory: str, as_json: bool) -> None:
         sys.exit(ExitCode.FAILED)
 
 
-@cli.command()
+@cli.command(short_help="Write FILE as a Flower app for SuperNodes.")
 @click.argument("file", type=click.Path())
 @_overrides
 @click.option("--out", type=click.Path(), required=True, help="The app's directory, new or empty.")
@@ -200,7 +200,7 @@ def deploy(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> No
         click.echo(f"not in the app: {data}; copy it to this path on every node", err=True)
 
 
-@cli.command("helper-key")
+@cli.command("helper-key", short_help="Create a helper's key and print its fingerprint.")
 @click.argument("file", type=click.Path())
 @_as_json
 def helper_key(file: str, as_json: bool) -> None:
@@ -227,7 +227,7 @@ def helper_key(file: str, as_json: bool) -> None:
         click.echo(f"{path}: a new key; keep it on the machine of the helper", err=True)
 
 
-@cli.command()
+@cli.command(short_help="Check the experiment in FILE without running it.")
 @click.argument("file", type=click.Path())
 @_overrides
 @_as_json
@@ -257,7 +257,7 @@ def schema() -> None:
     _print_json(json_schema())
 
 
-@cli.command(name="list")
+@cli.command(name="list", short_help="List the built-in names of experiment files.")
 @_as_json
 def list_names(as_json: bool) -> None:
     """List the built-in datasets, partitions, models, losses and strategies."""

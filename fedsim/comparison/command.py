@@ -8,7 +8,7 @@ import click
 from fedsim.core.errors import ExitCode
 
 
-@click.command("compare")
+@click.command("compare", short_help="Run the variants in FILE with every seed; compare them.")
 @click.argument("file", type=click.Path())
 @click.option(
     "--out",

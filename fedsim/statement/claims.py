@@ -230,7 +230,7 @@ class AttackBoundSentence(Sentence):
         first, *rest = (
             (f"{100 * rate:.4g}%", f"at most {percent_text(bound)}") for rate, bound in self._attack
         )
-        others = ", ".join(f"at {rate}, {top}" for rate, top in rest)
+        others = "; ".join(f"at {rate}, {top}" for rate, top in rest)
         return (
             "An attacker sees all updates of the client with the largest ε, client "
             f"{self.facts.worst.client}, and guesses whether one given example was in its training "
