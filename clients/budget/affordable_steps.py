@@ -30,11 +30,11 @@ def affordable_steps(
     adjacency; unless `most` was the limit, one step more exceeds it.
 
     Args:
-        step: what is released in each step.
-        most: no schedule is longer, ≥ 0.
+        step: the mechanism of each step.
+        most: the largest answer, ≥ 0.
         target_epsilon: > 0.
         delta: in (0, 1).
-        accountant: whose bound counts.
+        accountant: the accountant of the target.
         adjacency: what the guarantee protects against.
     """
 
@@ -56,7 +56,15 @@ def epsilon_of_steps(
     accountant: AccountantName,
     adjacency: Adjacency,
 ) -> float:
-    """Return ε of a client's first `steps` steps; 0 for none."""
+    """Return ε of a client's first `steps` steps; 0 for none.
+
+    Args:
+        step: the mechanism of each step.
+        steps: ≥ 0.
+        delta: in (0, 1).
+        accountant: the accountant that computes ε.
+        adjacency: what ε protects against.
+    """
     if steps == 0:
         return 0.0
     account = make_accountant(accountant, adjacency=adjacency)

@@ -1,4 +1,4 @@
-"""Whose privacy settings are which: the entries of `privacy.clients` resolved for every client."""
+"""Privacy settings of every client: the entries of `privacy.clients`, resolved."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Table = Mapping[int, OwnPrivacySettings]  # the lines of a csv file, by client
 
 @dataclass(frozen=True)
 class ClientPrivacy:
-    """The privacy settings of one client, and the group that some of them are from."""
+    """The privacy settings of one client, and its group in `privacy.clients`."""
 
     privacy: PrivacySettings
     group: str | None = None
@@ -22,11 +22,11 @@ class ClientPrivacy:
 def resolve_client_privacy(
     privacy: PrivacySettings, *, num_clients: int, seed: int, tables: Mapping[str, Table]
 ) -> tuple[ClientPrivacy, ...]:
-    """Return the terms of clients 0 ... num_clients − 1.
+    """Return the settings of clients 0 ... num_clients − 1.
 
-    A client's own entry counts before its group's, and a group's before everybody's. Shares are
-    drawn from the clients that no number, member list or table names, in the order of the entries;
-    the draw depends on the seed alone.
+    A client's own entry precedes its group's, and a group's precedes the settings of all clients.
+    Shares are drawn, in the order of the entries, from the clients that no number, member list or
+    table names. The draw depends on the seed alone.
 
     Args:
         privacy: the `privacy` section.

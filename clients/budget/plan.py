@@ -40,7 +40,7 @@ class PrivacyBudgetError(PrivacyPlanError):
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """What one client does in each step, and what it may spend in all.
+    """One client's mechanism and its budget for the whole run.
 
     Attributes:
         step: the DP-SGD step, the same in every round.

@@ -1,4 +1,4 @@
-"""Whether a federation's plan stays within its clients' budgets, and when each one leaves."""
+"""Checks that a federation's plan stays within the privacy budgets of its clients."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Overdrawn:
 
 
 def overdrawn_clients(federation: Federation) -> tuple[Overdrawn, ...]:
-    """Return the clients whose budget does not afford every step that is planned for them."""
+    """Return the clients whose budget does not afford all their planned steps."""
     return tuple(
         Overdrawn(client, plan, last_round(federation, client))
         for client, plan in enumerate(federation.plans or ())
@@ -34,7 +34,7 @@ def overdrawn_clients(federation: Federation) -> tuple[Overdrawn, ...]:
 
 
 def last_round(federation: Federation, client: int) -> int:
-    """Return the last round in which a client takes a step if nothing fails; 0 for none."""
+    """Return the last round in which a client takes a step, without failures; 0 for none."""
     plans = federation.plans
     steps = federation.experiment.local.steps
     scheduled = federation.participation.rounds_of(client)
@@ -43,13 +43,13 @@ def last_round(federation: Federation, client: int) -> int:
 
 
 def refuse_overspending(federation: Federation) -> None:
-    """Check, before anything is trained, that budgets and plan go together.
+    """Check, before training, that the clients' budgets afford the plan.
 
-    With `on_exhausted: refuse` every client's budget must afford its whole plan; otherwise somebody
-    must be able to take a step.
+    With `on_exhausted: refuse` every client's budget must afford its whole plan. Otherwise at least
+    one client must be able to take a step.
 
     Raises:
-        PrivacyBudgetError: they do not; the message says how many rounds would fit.
+        PrivacyBudgetError: the budgets do not; the message says how many rounds would fit.
     """
     privacy = federation.experiment.privacy
     overdrawn = overdrawn_clients(federation)

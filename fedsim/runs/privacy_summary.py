@@ -158,7 +158,11 @@ def summarise_privacy(
         raise ValueError("a private federation needs a ledger to summarise")
     recorded = RecordedSpend(plans, journal)
     spends = [recorded.of(client) for client in range(len(plans))]
-    epsilons = _epsilons(spends, settings.accountant, settings.adjacency)
+    # By each client's own accountant: a run spends what its plan said, to the last digit.
+    epsilons = [
+        spend.ledger.epsilon(spend.delta, settings.accountant, settings.adjacency)
+        for spend in spends
+    ]
     by_rdp = _epsilons(spends, "rdp", settings.adjacency)
     clients = [
         ClientSummary(

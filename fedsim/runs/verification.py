@@ -64,10 +64,9 @@ def verify_run(directory: RunDirectory) -> Verification:
     what two accountants find (an equal one by the run's own; looser bounds are larger ones), and
     that `summary.json` and `clients.csv` repeat them.
 
-    The ε of all clients are computed together, and this is as independent as one by one: each is a
-    function of the ledger in the file alone, by two methods, and nothing that the run computed
-    enters. Where a reported ε is not the one of the batch, and always for the largest, the
-    client's own accountant recomputes it by other code.
+    Each client's own accountant recomputes its ε by the run's method. The other methods compute all
+    clients together, which is as independent: each ε is a function of the ledger in the file
+    alone, and nothing that the run computed enters.
 
     Raises:
         RunDirectoryError: the run has no `privacy.json` yet, or a file was damaged.
@@ -89,11 +88,9 @@ def _verified(directory: RunDirectory, privacy: PrivacyFile) -> Verification:
         return Verification((), (*extra, *_words(privacy)))
     problems, checked = [], []
     rows = cast(list[PrivateClientRow], privacy["clients"])
-    largest = max((_number(row["epsilon"]) for row in rows), default=0.0)
     for row, bounds in zip(rows, _bounds(rows, accountant, adjacency), strict=True):
         problems += [f"client {row['client']}: {what}" for what in _against_ledger(row, journal)]
-        is_largest = _number(row["epsilon"]) == largest
-        result, found = _recomputed(row, bounds, accountant, adjacency, is_largest=is_largest)
+        result, found = _recomputed(row, bounds, accountant, adjacency)
         checked.append(result)
         problems += [f"client {row['client']}: {what}" for what in found]
     unknown = set(journal.clients()) - {row["client"] for row in privacy["clients"]}
@@ -138,9 +135,16 @@ def _against_ledger(row: PrivateClientRow, journal: FileJournal) -> Iterator[str
 def _bounds(
     rows: list[PrivateClientRow], accountant: AccountantName, adjacency: Adjacency
 ) -> list[dict[AccountantName, float]]:
-    """Return ε of every row by every method, computed for all rows together."""
+    """Return ε of every row by each method, computed for all rows together.
+
+    The run's own method is left at ∞: the client's own accountant computes it.
+    """
     bounds: list[dict[AccountantName, float]] = [{} for _ in rows]
     for name in dict.fromkeys((*_METHODS, accountant)):
+        if name == accountant:
+            for found in bounds:
+                found[name] = math.inf
+            continue
         fleet = FleetAccountant(name, adjacency=adjacency)
         for place, row in enumerate(rows):
             for event, count in PrivacyLedger.from_list(row["ledger"]).entries:
@@ -156,35 +160,29 @@ def _recomputed(
     by: dict[AccountantName, float],
     accountant: AccountantName,
     adjacency: Adjacency,
-    *,
-    is_largest: bool,
 ) -> tuple[Checked, list[str]]:
     """Compare a row with its recomputed ε.
 
-    The fleet's bound and that of the client's own accountant both hold, so a report may state
-    either. Nothing between them, and nothing else, passes. For the largest ε, which is the
-    federation's, only the own accountant counts.
+    The client's own accountant recomputes the ε of the run's method; the fleet's bounds by the
+    other methods are the second opinion.
 
     Args:
         row: a client of `privacy.json`.
-        by: the fleet's ε by method; replaced where the own accountant decides.
+        by: the fleet's ε by method; the own accountant replaces that of the run's method.
         accountant: the run's.
         adjacency: the run's.
-        is_largest: whether no client reports a larger ε.
     """
+    ledger = PrivacyLedger.from_list(row["ledger"])
+    by[accountant] = ledger.epsilon(row["delta"], accountant, adjacency)
     reported: dict[AccountantName, float] = {
         accountant: _number(row["epsilon"]),
         "rdp": _number(row["epsilon_rdp"]),
     }
-    problems = []
-    for name, value in reported.items():
-        if is_largest or not _same(value, by[name]):
-            ledger = PrivacyLedger.from_list(row["ledger"])
-            by[name] = ledger.epsilon(row["delta"], name, adjacency)
-        if not _same(value, by[name]):
-            problems.append(
-                f"ε by {name} is reported as {value:.6g} and recomputed as {by[name]:.6g}"
-            )
+    problems = [
+        f"ε by {name} is reported as {value:.6g} and recomputed as {by[name]:.6g}"
+        for name, value in reported.items()
+        if not _same(value, by[name])
+    ]
     for tight, loose in pairwise(by):
         if by[tight] > by[loose] + _BEYOND:
             problems.append(
