@@ -3,6 +3,8 @@
 import tomllib
 from pathlib import Path
 
+from sphinx.application import Sphinx
+
 _PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 
 project = "fedsim"
@@ -23,3 +25,30 @@ html_theme = "furo"  # system fonts, nothing from the network
 html_title = f"fedsim {release}"
 html_copy_source = False
 html_show_copyright = False
+
+
+def _tables(
+    app: object, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """Rewrite the Markdown tables of a docstring as list tables of reStructuredText."""
+    text: list[str] = []
+    inside = False
+    for line in lines:
+        row = line.strip()
+        if not row.startswith("|"):
+            text.append(line)
+            inside = False
+            continue
+        if not inside:
+            text += ["", ".. list-table::", "   :header-rows: 1", ""]
+            inside = True
+        cells = [cell.strip() for cell in row.strip("|").split(" | ")]
+        if set(row) <= set("|-: "):
+            continue
+        text += [f"   {'* -' if not place else '  -'} {cell}" for place, cell in enumerate(cells)]
+    lines[:] = text
+
+
+def setup(app: Sphinx) -> None:
+    """Register the hook."""
+    app.connect("autodoc-process-docstring", _tables, priority=400)
