@@ -30,7 +30,7 @@ from fedsim.clients.training.local_training import StreamKey, train_plain, train
 from fedsim.data.conversion import to_dataset
 from fedsim.data.examples import Examples
 from fedsim.models.losses import PerExampleLoss, resolve_loss
-from fedsim.models.metrics import evaluating, task_for
+from fedsim.models.metrics import eval_mode, task_for
 from fedsim.models.preflight import preflight
 
 CheckStatus = Literal["ok", "failed", "skipped"]
@@ -202,7 +202,7 @@ class _Trial:
 
     def repeats_itself(self) -> str:
         model = self._new()
-        with evaluating(model), torch.no_grad():
+        with eval_mode(model), torch.no_grad():
             first, second = model(self._features), model(self._features)
         if not torch.equal(first, second):
             raise ValueError(

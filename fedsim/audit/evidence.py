@@ -40,7 +40,7 @@ def rate_interval(hits: int, trials: int, *, miss: float) -> Interval:
     return Interval(hits / trials, low, high)
 
 
-def least_distinction(wrong_alarms: Interval, misses: Interval) -> float:
+def gdp_lower_bound(wrong_alarms: Interval, misses: Interval) -> float:
     """Return μ that the error rates of an attack prove: the release is not μ'-GDP for μ' < μ.
 
     A release that is μ-GDP lets no attack do better than telling N(0, 1) from N(μ, 1), for which
@@ -61,7 +61,7 @@ def deviation_interval(values: Floats, *, miss: float) -> Interval:
     return Interval(found, found * (1.0 - room), found * (1.0 + room))
 
 
-def mean_interval(values: Floats, deviation: float, *, miss: float) -> Interval:
+def known_deviation_mean_interval(values: Floats, deviation: float, *, miss: float) -> Interval:
     """Return the mean of values of a known standard deviation."""
     if values.size == 0:
         return Interval(math.nan, -math.inf, math.inf)

@@ -14,8 +14,8 @@ from fedsim.audit.evidence import (
     Interval,
     correlation_interval,
     deviation_interval,
-    least_distinction,
-    mean_interval,
+    gdp_lower_bound,
+    known_deviation_mean_interval,
     rate_interval,
 )
 from fedsim.audit.observation import Observations
@@ -90,7 +90,7 @@ def findings(seen: Observations, claim: Claim, *, round_steps: int, miss: float)
     """
     inside = seen.inside
     found, missed = seen.released[~inside], seen.released[inside]
-    mu = least_distinction(
+    mu = gdp_lower_bound(
         rate_interval(int((found > _BETWEEN).sum()), found.size, miss=miss),
         rate_interval(int((missed <= _BETWEEN).sum()), missed.size, miss=miss),
     )
@@ -100,7 +100,7 @@ def findings(seen: Observations, claim: Claim, *, round_steps: int, miss: float)
     return Findings(
         epsilon=_spent_at_least(claim, mu, rate.low),
         noise=_scaled(deviation, claim.noise),
-        contribution=mean_interval(missed, deviation.estimate, miss=miss),
+        contribution=known_deviation_mean_interval(missed, deviation.estimate, miss=miss),
         rate=_scaled(rate, claim.sampling.sampling_rate),
         spread=_spread(seen, claim.sampling, miss=miss),
         repeated=(

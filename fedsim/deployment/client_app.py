@@ -17,7 +17,7 @@ from fedsim.simulation.virtual_grid import failure
 
 logger = logging.getLogger("flwr")
 
-EXPERIMENT = "experiment.yaml"
+EXPERIMENT_FILE = "experiment.yaml"
 
 
 class NodeClient(ClientApp):
@@ -43,7 +43,7 @@ class NodeClient(ClientApp):
             return failure(message, f"{type(error).__name__}: {error}")
 
     def _answer(self, message: Message, context: Context) -> Message:
-        loaded = load_experiment(self._directory / EXPERIMENT)
+        loaded = load_experiment(self._directory / EXPERIMENT_FILE)
         client = _node_number(loaded, context)
         if client >= loaded.experiment.data.partition.num_clients:
             return _helper(loaded, message, context)

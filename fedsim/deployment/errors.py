@@ -1,7 +1,7 @@
-"""What a person can get wrong when deploying."""
+"""Errors of a deployment."""
 
 from fedsim.core.errors import InputError
 
 
 class DeploymentError(InputError):
-    """Something about a deployment does not fit; one line that says what, and how to mend it."""
+    """A deployment cannot start or continue; the message is one line with the fix."""

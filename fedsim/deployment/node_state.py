@@ -19,7 +19,7 @@ from fedsim.experiment import Experiment
 from fedsim.runs.resume import differences
 from fedsim.runs.schema import NODE_STATE_SCHEMA, Origin, refuse_other_version
 
-STATE = "state"  # key of a SuperNode's --node-config
+STATE_KEY = "state"  # key of a SuperNode's --node-config
 STATE_VARIABLE = "FEDSIM_STATE"
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -33,7 +33,7 @@ def state_directory(node_config: Mapping[str, object]) -> Path:
             where a person thinks it is.
     """
     for name, value in (
-        (f"{STATE} in --node-config", node_config.get(STATE)),
+        (f"{STATE_KEY} in --node-config", node_config.get(STATE_KEY)),
         (STATE_VARIABLE, os.environ.get(STATE_VARIABLE)),
     ):
         if value:

@@ -9,7 +9,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedsim.deployment.client_app import EXPERIMENT
+from fedsim.deployment.client_app import EXPERIMENT_FILE
 from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.ledgers import collect_ledgers
 from fedsim.deployment.node_state import state_directory
@@ -23,7 +23,7 @@ from fedsim.simulation.shardable_app import ShardableApp
 
 logger = logging.getLogger("flwr")
 
-OUT = "out"  # key of the app's run config
+OUT_KEY = "out"  # key of the app's run config
 
 
 class DeployedEngine(Engine):
@@ -58,17 +58,17 @@ def deployed_server(directory: Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        experiment = load_experiment(directory / EXPERIMENT)
+        experiment = load_experiment(directory / EXPERIMENT_FILE)
         out = _run_directory(context.run_config, experiment.experiment.name, context.run_id)
         resume = (out / "experiment.yaml").is_file()
         if resume and _finished(out, experiment.experiment.federation.rounds):
             raise DeploymentError(
                 f"{out} holds a finished run; name a new directory: "
-                f"flwr run . -c '{OUT}=\"/absolute/path\"'"
+                f"flwr run . -c '{OUT_KEY}=\"/absolute/path\"'"
             )
         logger.info("run directory: %s%s", out, " (continued)" if resume else "")
         result = run_experiment(
-            directory / EXPERIMENT,
+            directory / EXPERIMENT_FILE,
             out=out,
             resume=resume,
             observer=_Log(experiment.experiment.federation.rounds),
@@ -103,13 +103,13 @@ class _Log:
 
 
 def _run_directory(run_config: Mapping[str, object], name: str, run_id: int) -> Path:
-    given = run_config.get(OUT)
+    given = run_config.get(OUT_KEY)
     if not given:
         return state_directory({}) / "runs" / f"{name}-{run_id}"
     path = Path(str(given)).expanduser()
     if not path.is_absolute():
         raise DeploymentError(
-            f"{OUT}: must be an absolute path on the machine of the SuperLink, got {given!r}"
+            f"{OUT_KEY}: must be an absolute path on the machine of the SuperLink, got {given!r}"
         )
     return path
 

@@ -58,7 +58,7 @@ def mse(outputs: Tensor, targets: Tensor) -> Tensor:
     Raises:
         ModelError: if an example has not as many outputs as targets; they are never broadcast.
     """
-    outputs, targets = columns(outputs, targets, "mse")
+    outputs, targets = to_columns(outputs, targets, "mse")
     return (outputs - targets).square().mean(dim=1)
 
 
@@ -68,12 +68,12 @@ def bce(outputs: Tensor, targets: Tensor) -> Tensor:
     Raises:
         ModelError: if an example has not as many outputs as targets; they are never broadcast.
     """
-    outputs, targets = columns(outputs, targets, "bce")
+    outputs, targets = to_columns(outputs, targets, "bce")
     return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(dim=1)
 
 
-def columns(outputs: Tensor, targets: Tensor, what: str) -> tuple[Tensor, Tensor]:
-    """Return both as (batch, k) in the outputs' type; a flat tensor is one column.
+def to_columns(outputs: Tensor, targets: Tensor, what: str) -> tuple[Tensor, Tensor]:
+    """Return outputs and targets as (batch, k) in the outputs' type; (batch,) is one column.
 
     Raises:
         ModelError: naming `what`, if the two have not the same number of columns.
@@ -131,7 +131,7 @@ def check_loss(
         name: what the messages call the loss.
 
     Raises:
-        ModelError: with one line that says what came back and how to mend the loss.
+        ModelError: with one line with the mistake and the fix.
     """
     outputs = outputs.detach().requires_grad_()
     together = _losses(loss, outputs, targets, name)

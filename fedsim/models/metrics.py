@@ -44,7 +44,7 @@ def evaluate(
         model.to(where)
     total = torch.zeros((), dtype=torch.float64, device=where)
     scores = torch.zeros(1, dtype=torch.float64, device=where)
-    with evaluating(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         for start in range(0, len(examples), batch_size):
             rows = slice(start, start + batch_size)
             inputs = torch.from_numpy(examples.features[rows]).to(where)
@@ -59,7 +59,7 @@ def evaluate(
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Put a model in eval mode and give every module its own mode back afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

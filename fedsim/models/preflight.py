@@ -8,10 +8,10 @@ from fedsim.core.plugins import describe_error, source_file
 from fedsim.data.examples import Examples
 from fedsim.models.errors import ModelError
 from fedsim.models.losses import PerExampleLoss, check_loss
-from fedsim.models.metrics import evaluating
+from fedsim.models.metrics import eval_mode
 from fedsim.models.tasks import Task
 
-_TRIED = 3
+_NUM_CHECK_EXAMPLES = 3
 
 
 def preflight(
@@ -37,11 +37,11 @@ def preflight(
         ModelError: with one line that names the shapes and the fix.
     """
     task.check(examples.targets)
-    few = examples.take(np.arange(min(_TRIED, len(examples))))
+    few = examples.take(np.arange(min(_NUM_CHECK_EXAMPLES, len(examples))))
     inputs, targets = torch.from_numpy(few.features), torch.from_numpy(few.targets)
     device = next((parameter.device for parameter in model.parameters()), None)
     inputs, targets = inputs.to(device), targets.to(device)
-    with evaluating(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         outputs = _outputs(model, inputs)
         _outputs(model, inputs[:1])
     task.check_outputs(outputs)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.models.catalog import LOSSES
 from fedsim.models.errors import ModelError
-from fedsim.models.losses import columns
+from fedsim.models.losses import to_columns
 
 Targets = NDArray[np.int64] | NDArray[np.float32]
 
@@ -98,7 +98,7 @@ class Labels:
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return [labels predicted right]."""
-        logits, labels = columns(outputs, targets, "accuracy")
+        logits, labels = to_columns(outputs, targets, "accuracy")
         return ((logits > 0) == (labels > 0.5)).sum(dtype=torch.float64)[None]
 
     def metrics(self, scores: Tensor, targets: Targets) -> dict[str, float]:
@@ -121,7 +121,7 @@ class Regression:
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the squared error of every column, summed over the batch."""
-        predicted, actual = columns(outputs.double(), targets, "mse")
+        predicted, actual = to_columns(outputs.double(), targets, "mse")
         return (predicted - actual).square().sum(dim=0)
 
     def metrics(self, scores: Tensor, targets: Targets) -> dict[str, float]:

@@ -33,7 +33,7 @@ from fedsim.simulation.engines import (
     LocalEngine,
     engine_for,
 )
-from fedsim.tracking.observer import RunObserver, with_trackers
+from fedsim.tracking.observer import RunObserver, add_trackers
 
 Status = Literal["completed", "stopped", "interrupted", "failed"]
 
@@ -85,7 +85,7 @@ def run_experiment(
     Args and errors: as `fedsim.run`.
     """
     loaded = load_experiment(source, overrides, base=base)
-    observer = with_trackers(loaded.experiment.runtime.trackers, observer)
+    observer = add_trackers(loaded.experiment.runtime.trackers, observer)
     engine = engine or engine_for(loaded.experiment.runtime)
     if resume:
         return _resume(loaded, out, observer, engine)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedsim.tracking.protocol import TrackedRun
 
-_LONGEST = 500  # characters of a parameter; MLflow refuses longer ones
+_MAX_VALUE_CHARS = 500  # characters of a parameter; MLflow refuses longer ones
 
 
 class MlflowTracker:
@@ -40,7 +40,7 @@ class MlflowTracker:
         self._run_id = self._client.create_run(experiment, run_name=run.name).info.run_id
         remembered.write_text(self._run_id + "\n", encoding="utf-8")
         for key, value in run.settings.items():
-            self._client.log_param(self._run_id, key, str(value)[:_LONGEST])
+            self._client.log_param(self._run_id, key, str(value)[:_MAX_VALUE_CHARS])
 
     def log(self, round_number: int, figures: Mapping[str, float]) -> None:
         """Log the figures of a round."""

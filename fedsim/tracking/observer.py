@@ -48,7 +48,7 @@ class RunObserver(Protocol):
         ...
 
 
-def with_trackers(names: Sequence[str], observer: RunObserver | None) -> RunObserver | None:
+def add_trackers(names: Sequence[str], observer: RunObserver | None) -> RunObserver | None:
     """Return an observer that also tells the named trackers; the given one where there are none.
 
     Raises:
@@ -62,10 +62,10 @@ def with_trackers(names: Sequence[str], observer: RunObserver | None) -> RunObse
                 f"runtime.trackers: {name} is not installed; install the extra with "
                 f"pip install 'fedsim-dp[{name}]', or leave {name} out"
             )
-    return _Tracking({name: TRACKERS[name]() for name in names}, observer)
+    return _TrackingObserver({name: TRACKERS[name]() for name in names}, observer)
 
 
-class _Tracking:
+class _TrackingObserver:
     """Tells several trackers and another observer; a tracker that fails is told no more."""
 
     def __init__(self, trackers: dict[str, Tracker], observer: RunObserver | None) -> None:

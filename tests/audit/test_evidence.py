@@ -11,8 +11,8 @@ from scipy.stats import beta
 from fedsim.audit.evidence import (
     correlation_interval,
     deviation_interval,
-    least_distinction,
-    mean_interval,
+    gdp_lower_bound,
+    known_deviation_mean_interval,
     rate_interval,
 )
 
@@ -33,8 +33,8 @@ def test_rates_have_the_ends_of_clopper_and_pearson(trials: int, share: float, m
 def test_of_no_trials_nothing_is_known() -> None:
     nothing = rate_interval(0, 0, miss=MISS)
     assert (nothing.low, nothing.high) == (0.0, 1.0)
-    assert least_distinction(nothing, nothing) == 0.0
-    assert mean_interval(np.empty(0), 1.0, miss=MISS).high == math.inf
+    assert gdp_lower_bound(nothing, nothing) == 0.0
+    assert known_deviation_mean_interval(np.empty(0), 1.0, miss=MISS).high == math.inf
     assert deviation_interval(np.empty(0), miss=MISS).high == math.inf
     assert correlation_interval(np.empty(0), np.empty(0), miss=MISS).low == -1.0
 
@@ -47,7 +47,7 @@ def test_the_proven_mu_is_below_the_true_one_and_close(mu: float) -> None:
         outside, inside = rng.normal(size=20_000), rng.normal(size=20_000) + mu
         alarms = rate_interval(int((outside > mu / 2).sum()), outside.size, miss=MISS)
         misses = rate_interval(int((inside <= mu / 2).sum()), inside.size, miss=MISS)
-        proven.append(least_distinction(alarms, misses))
+        proven.append(gdp_lower_bound(alarms, misses))
     assert sum(one > mu for one in proven) < 5
     assert np.median(proven) > mu - 0.08
 

@@ -15,7 +15,7 @@ import pytest
 import fedsim
 from fedsim.runs.runner import run_experiment
 from fedsim.tracking import observer as observing
-from fedsim.tracking.observer import TrackerError, with_trackers
+from fedsim.tracking.observer import TrackerError, add_trackers
 from fedsim.tracking.protocol import TrackedRun, Tracker
 
 EXPERIMENT = {
@@ -117,7 +117,7 @@ def test_one_that_is_not_installed_is_refused_before_anything_runs(
 
 
 def test_no_trackers_leave_the_observer_alone() -> None:
-    assert with_trackers([], None) is None
+    assert add_trackers([], None) is None
 
 
 def test_an_unknown_one_is_a_located_mistake() -> None:
