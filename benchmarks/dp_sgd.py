@@ -129,9 +129,7 @@ def opacus_step(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
         GradSampleModuleFastGradientClipping,
     )
     from opacus.optimizers import DPOptimizer
-    from opacus.optimizers.optimizer_fast_gradient_clipping import (
-        DPOptimizerFastGradientClipping,
-    )
+    from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
     options = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": len(x)}

@@ -19,10 +19,7 @@ from flwr.client.mod.secure_aggregation.secaggplus_mod import (
 )
 from flwr.common import ndarrays_to_parameters
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import (
-    encrypt,
-    generate_shared_key,
-)
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import encrypt, generate_shared_key
 from flwr.common.secure_aggregation.ndarrays_arithmetic import (
     parameters_addition,
     parameters_mod,

@@ -28,12 +28,7 @@ from fedsim.protocol.messages import (
     TrainRequest,
     Withdrawal,
 )
-from fedsim.protocol.roll_call import (
-    PARTITION,
-    ROLL_CALL,
-    NodeIdentity,
-    roll_call_reply,
-)
+from fedsim.protocol.roll_call import PARTITION, ROLL_CALL, NodeIdentity, roll_call_reply
 
 # Scores a model on the client's held-out examples: their number, and metrics by name.
 Evaluate = Callable[[ArrayRecord], tuple[int, Mapping[str, float]]]

@@ -13,10 +13,7 @@ from flwr.serverapp import Grid
 
 from fedsim.core.streams import Purpose, stream
 from fedsim.protocol.errors import ProtocolError
-from fedsim.protocol.messages import (
-    EvaluateReply,
-    EvaluateRequest,
-)
+from fedsim.protocol.messages import EvaluateReply, EvaluateRequest
 from fedsim.server.settings import EvaluationSettings
 
 

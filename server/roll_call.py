@@ -6,11 +6,7 @@ from dataclasses import dataclass, field
 
 from flwr.serverapp import Grid
 
-from fedsim.protocol.roll_call import (
-    NodeIdentity,
-    identity_of,
-    roll_call_message,
-)
+from fedsim.protocol.roll_call import NodeIdentity, identity_of, roll_call_message
 from fedsim.server.errors import FederationError
 
 _GONE = {3, 4, 5}  # Flower's error codes for a message or a node that is no longer there

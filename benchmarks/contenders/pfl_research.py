@@ -10,17 +10,12 @@ from typing import Any
 import torch
 from pfl.aggregate.simulate import SimulatedBackend  # pyright: ignore[reportMissingImports]
 from pfl.algorithm.base import NNAlgorithmParams  # pyright: ignore[reportMissingImports]
-from pfl.algorithm.federated_averaging import (  # pyright: ignore[reportMissingImports]
-    FederatedAveraging,
-)
+from pfl.algorithm.federated_averaging import FederatedAveraging  # pyright: ignore[reportMissingImports]
 from pfl.callback.base import TrainingProcessCallback  # pyright: ignore[reportMissingImports]
 from pfl.data.dataset import Dataset  # pyright: ignore[reportMissingImports]
 from pfl.data.federated_dataset import FederatedDataset  # pyright: ignore[reportMissingImports]
 from pfl.data.sampling import get_user_sampler  # pyright: ignore[reportMissingImports]
-from pfl.hyperparam import (  # pyright: ignore[reportMissingImports]
-    NNEvalHyperParams,
-    NNTrainHyperParams,
-)
+from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams  # pyright: ignore[reportMissingImports]
 from pfl.metrics import Metrics  # pyright: ignore[reportMissingImports]
 from pfl.model.pytorch import PyTorchModel  # pyright: ignore[reportMissingImports]
 from torch import nn

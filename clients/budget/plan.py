@@ -3,23 +3,13 @@
 import math
 from dataclasses import dataclass, replace
 
-from fedsim.accountant import (
-    Gaussian,
-    PrivacyLedger,
-    UnsupportedEventError,
-    make_accountant,
-)
+from fedsim.accountant import Gaussian, PrivacyLedger, UnsupportedEventError, make_accountant
 from fedsim.accountant.ledger.journal import GENESIS
 from fedsim.accountant.search import MOST_NOISE
 from fedsim.clients.budget.affordable_steps import affordable_steps
 from fedsim.clients.budget.noise_search import calibrate_noise
 from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
-from fedsim.clients.dp_sgd.clipping import (
-    AutomaticClipping,
-    Clipping,
-    FlatClipping,
-    GroupClipping,
-)
+from fedsim.clients.dp_sgd.clipping import AutomaticClipping, Clipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.sampling import SAMPLINGS, Sampling

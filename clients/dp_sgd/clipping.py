@@ -22,11 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedsim.accountant.groups import (
-    dimension_clip_norms,
-    equal_clip_norms,
-    explicit_clip_norms,
-)
+from fedsim.accountant.groups import dimension_clip_norms, equal_clip_norms, explicit_clip_norms
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 
 # Rounding in float32 may lift a norm by a few units in the last place.

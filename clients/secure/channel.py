@@ -16,10 +16,7 @@ from fedsim.clients.secure.masked_upload import MaskedUpload, MaskingState
 from fedsim.core.streams import Purpose, stream
 from fedsim.protocol.arrays import to_numpy
 from fedsim.protocol.live_arrays import is_live
-from fedsim.protocol.messages import (
-    TrainReply,
-    TrainRequest,
-)
+from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.protocol.secure import (
     MASKED,
     SECAGG,
@@ -36,12 +33,7 @@ from fedsim.secagg.errors import (
     SecureAggregationError,
     ValueOutOfRangeError,
 )
-from fedsim.secagg.messages import (
-    MaskRequest,
-    Roster,
-    RoundOffer,
-    UnmaskRequest,
-)
+from fedsim.secagg.messages import MaskRequest, Roster, RoundOffer, UnmaskRequest
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.secagg.wire import to_refusal

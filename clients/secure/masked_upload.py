@@ -28,12 +28,7 @@ from fedsim.secagg.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
-from fedsim.secagg.pairwise import (
-    PairwiseMasks,
-    commitment,
-    masked_info,
-    secret_share_info,
-)
+from fedsim.secagg.pairwise import PairwiseMasks, commitment, masked_info, secret_share_info
 from fedsim.secagg.prg import SeedExpander, new_seed
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.secagg.shamir import SHARE_BYTES, ShamirSharing

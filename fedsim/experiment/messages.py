@@ -21,14 +21,7 @@ from fedsim.experiment.shapes import (
     locate_error,
     sections_with_key,
 )
-from fedsim.experiment.text import (
-    KeyPath,
-    any_of,
-    closest,
-    did_you_mean,
-    path_text,
-    value_text,
-)
+from fedsim.experiment.text import KeyPath, any_of, closest, did_you_mean, path_text, value_text
 
 PathMessage = tuple[KeyPath, str]
 

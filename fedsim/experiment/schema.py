@@ -10,10 +10,7 @@ from fedsim.data.settings import DataSettings
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.server.settings import (
-    EvaluationSettings,
-    FederationSettings,
-)
+from fedsim.server.settings import EvaluationSettings, FederationSettings
 from fedsim.simulation.settings import RuntimeSettings
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"

@@ -15,10 +15,7 @@ from fedsim.protocol.arrays import to_arrays
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ProtocolError
 from fedsim.protocol.live_arrays import live_record
-from fedsim.protocol.messages import (
-    read_side_records,
-    side_records,
-)
+from fedsim.protocol.messages import read_side_records, side_records
 from fedsim.secagg import wire
 from fedsim.secagg.messages import KeysReply, Upload
 

@@ -16,11 +16,7 @@ from fedsim.protocol.arrays import to_numpy
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.environment import describe_environment
 from fedsim.runs.inputs import fingerprint, refuse_other_inputs
-from fedsim.runs.privacy_summary import (
-    PrivacySummary,
-    not_private,
-    summarise_privacy,
-)
+from fedsim.runs.privacy_summary import PrivacySummary, not_private, summarise_privacy
 from fedsim.runs.resume import refuse_changes
 from fedsim.runs.secure_summary import secure_summary
 from fedsim.server.app import RoundError
@@ -29,10 +25,7 @@ from fedsim.server.round_report import RoundReport, RoundRow, withdrawal_rounds
 from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.server.state import ServerState
 from fedsim.simulation.engine import Engine
-from fedsim.simulation.engines import (
-    LocalEngine,
-    engine_for,
-)
+from fedsim.simulation.engines import LocalEngine, engine_for
 from fedsim.tracking.observer import RunObserver, add_trackers
 
 Status = Literal["completed", "stopped", "interrupted", "failed"]

@@ -5,15 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
 
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Error,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.simulation.flower_internals import CLIENT_RAISED, empty_run, set_message_id

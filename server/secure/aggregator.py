@@ -7,18 +7,10 @@ from contextlib import contextmanager
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fedsim.protocol.arrays import (
-    digest,
-    to_arrays,
-    to_numpy,
-)
+from fedsim.protocol.arrays import digest, to_arrays, to_numpy
 from fedsim.protocol.secure import HELLO, SECAGG, SealedReply, to_records
 from fedsim.secagg.context import NONCE_BYTES, RoundContext
-from fedsim.secagg.errors import (
-    ContextMismatchError,
-    SecureAggregationError,
-    TooFewClientsError,
-)
+from fedsim.secagg.errors import ContextMismatchError, SecureAggregationError, TooFewClientsError
 from fedsim.secagg.layout import NamedArrays
 from fedsim.secagg.messages import Hello, HelloReply
 from fedsim.secagg.payload import PayloadCodec

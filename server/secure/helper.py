@@ -27,12 +27,7 @@ from fedsim.secagg.errors import (
 )
 from fedsim.secagg.hpke import SealingKey
 from fedsim.secagg.identity import IdentityKey
-from fedsim.secagg.messages import (
-    CombineReply,
-    CombineRequest,
-    Hello,
-    HelloReply,
-)
+from fedsim.secagg.messages import CombineReply, CombineRequest, Hello, HelloReply
 from fedsim.secagg.prg import SEED_BYTES, SeedExpander
 from fedsim.secagg.settings import SecureAggregationSettings
 

@@ -5,11 +5,7 @@ from collections.abc import Callable
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from fedsim.protocol.roll_call import (
-    ROLL_CALL,
-    NodeIdentity,
-    roll_call_reply,
-)
+from fedsim.protocol.roll_call import ROLL_CALL, NodeIdentity, roll_call_reply
 from fedsim.protocol.secure import COMBINE, HELLO, from_records, make_reply
 from fedsim.secagg import wire
 from fedsim.secagg.errors import SecureAggregationError

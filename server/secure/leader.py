@@ -30,13 +30,7 @@ from fedsim.secagg.errors import (
     WireError,
 )
 from fedsim.secagg.layout import NamedArrays
-from fedsim.secagg.messages import (
-    CombineReply,
-    CombineRequest,
-    HelloReply,
-    RoundOffer,
-    Upload,
-)
+from fedsim.secagg.messages import CombineReply, CombineRequest, HelloReply, RoundOffer, Upload
 from fedsim.secagg.payload import DecodedSum, PayloadCodec
 from fedsim.server.secure.archive import MemoryArchive, ShareArchive
 

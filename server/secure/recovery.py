@@ -5,11 +5,7 @@ from dataclasses import dataclass
 
 from fedsim.secagg.context import RoundContext
 from fedsim.secagg.encoding import Ring
-from fedsim.secagg.errors import (
-    SecureAggregationError,
-    ShareMismatchError,
-    ThresholdError,
-)
+from fedsim.secagg.errors import SecureAggregationError, ShareMismatchError, ThresholdError
 from fedsim.secagg.graph import NeighbourGraph
 from fedsim.secagg.hpke import SealingKey
 from fedsim.secagg.messages import KeysReply, SharesReply, UnmaskReply

@@ -6,12 +6,7 @@ import pytest
 
 from fedsim.comparison.load import LoadedComparison, load_comparison
 from fedsim.comparison.outcomes import RunOutcome
-from fedsim.comparison.results import (
-    ComparisonError,
-    NothingFinishedError,
-    Results,
-    summarise,
-)
+from fedsim.comparison.results import ComparisonError, NothingFinishedError, Results, summarise
 
 PAIRING = {"data": "a", "initial_model": "b", "participants": "c"}
 

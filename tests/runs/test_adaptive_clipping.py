@@ -16,10 +16,7 @@ from fedsim.clients.failure_text import ClientFailureError
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.protocol.arrays import digest
-from fedsim.protocol.messages import (
-    TrainReply,
-    TrainRequest,
-)
+from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run

@@ -4,10 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.protocol.arrays import (
-    digest,
-    to_arrays,
-)
+from fedsim.protocol.arrays import digest, to_arrays
 from fedsim.runs.directory import RunDirectory
 from fedsim.server.state import ServerState
 

@@ -16,13 +16,7 @@ from fedsim.deployment.node_state import client_ledger
 from fedsim.experiment import load_experiment
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
-from fedsim.runs.schema import (
-    CHECKPOINT_SCHEMA,
-    NODE_STATE_SCHEMA,
-    RUN_SCHEMA,
-    Origin,
-    SchemaError,
-)
+from fedsim.runs.schema import CHECKPOINT_SCHEMA, NODE_STATE_SCHEMA, RUN_SCHEMA, Origin, SchemaError
 from fedsim.runs.verification import verify_run
 
 FROZEN = Path(__file__).parent / "frozen" / "0.1.0"

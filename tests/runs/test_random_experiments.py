@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 import fedsim
 from fedsim.core.errors import FedsimError
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.runner import (
-    RunResult,
-)
+from fedsim.runs.runner import RunResult
 from fedsim.runs.verification import verify_run
 from fedsim.tracking.observer import RunObserver
 

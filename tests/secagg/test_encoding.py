@@ -9,11 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.secagg.encoding import (
-    BLOCK_VALUES,
-    FixedPointEncoder,
-    largest_frac_bits,
-)
+from fedsim.secagg.encoding import BLOCK_VALUES, FixedPointEncoder, largest_frac_bits
 from fedsim.secagg.errors import (
     CapacityError,
     InvalidWeightError,

@@ -7,11 +7,7 @@ import pytest
 from scipy.stats import hypergeom
 
 from fedsim.secagg.errors import ThresholdError
-from fedsim.secagg.graph import (
-    NeighbourGraph,
-    smallest_threshold,
-    sparse_neighbourhood,
-)
+from fedsim.secagg.graph import NeighbourGraph, smallest_threshold, sparse_neighbourhood
 from fedsim.secagg.settings import SecureAggregationSettings
 
 # (n, γ, δ) -> smallest (degree, threshold) by the tails of Bell et al. 2020, 40 and 30 bits.

@@ -9,11 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.protocol.errors import ProtocolError
-from fedsim.protocol.messages import (
-    EvaluateReply,
-    EvaluateRequest,
-    TrainReply,
-)
+from fedsim.protocol.messages import EvaluateReply, EvaluateRequest, TrainReply
 from fedsim.server.evaluation import ClientEvaluation, EvaluationResult
 from fedsim.server.settings import EvaluationSettings
 from fedsim.simulation.flower_internals import server_identity

@@ -10,11 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fedsim.protocol.arrays import to_arrays, to_numpy
-from fedsim.protocol.messages import (
-    TrainReply,
-    TrainRequest,
-    Withdrawal,
-)
+from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
 from fedsim.server.aggregation.aggregator import AggregationResult, PlainAggregator
 from fedsim.server.aggregation.aggregator import RoundAbortedError as Aborted
 from fedsim.server.aggregation.strategies import FedAvg

@@ -9,11 +9,7 @@ from dp_accounting.pld import privacy_loss_distribution as oracle
 from fedsim.accountant.composition import SampledGaussian
 from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
 from fedsim.accountant.pld.distribution import pld_epsilon
-from fedsim.accountant.pld.saddle_point import (
-    InversionError,
-    near_exact_delta,
-    near_exact_epsilon,
-)
+from fedsim.accountant.pld.saddle_point import InversionError, near_exact_delta, near_exact_epsilon
 
 Steps = dict[SampledGaussian, int]
 

@@ -31,11 +31,7 @@ from fedsim.clients.dp_sgd.per_example.clipped_sum import (
     PerExampleGradients,
     VmapGradients,
 )
-from fedsim.clients.dp_sgd.sampling import (
-    FixedSizeSampling,
-    PoissonSampling,
-    ShuffledEpochs,
-)
+from fedsim.clients.dp_sgd.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
 
 Z, C, LOT = 1.3, 0.5, 8.0
 FIRST, SECOND = 300_000, 200_000  # dimensions of the two layers of `Pair`

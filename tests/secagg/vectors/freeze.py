@@ -22,10 +22,7 @@ from fedsim.secagg.messages import CombineRequest, RoundOffer
 from fedsim.secagg.prg import SeedExpander
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.secagg.wire import WIRE_VERSION, to_record
-from fedsim.server.secure.helper import (
-    Helper,
-    HelperState,
-)
+from fedsim.server.secure.helper import Helper, HelperState
 
 HERE = Path(__file__).parent
 PAYLOADS = {2: [5, -5, 50, 7, 1], 5: [4, -4, 40, 6, 1], 8: [6, -6, 60, 8, 1]}

@@ -7,12 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.clipping import (
-    AutomaticClipping,
-    Clipping,
-    FlatClipping,
-    GroupClipping,
-)
+from fedsim.clients.dp_sgd.clipping import AutomaticClipping, Clipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.cohort import Cohort, Member, PlainCohort, PrivateCohort, base
 from fedsim.clients.dp_sgd.cohort.ragged import Apart, Ragged, Together
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
