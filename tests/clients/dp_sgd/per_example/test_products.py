@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -21,7 +21,13 @@ from fedsim.clients.dp_sgd.per_example.products import (
 )
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.settings import LocalSettings, SgdSettings
-from fedsim.clients.training.cohorts import cohorts_agree
+from fedsim.clients.training.cohorts import (
+    CohortMember,
+    cohorts_agree,
+    train_alone,
+    train_together,
+)
+from fedsim.clients.training.local_training import StreamKey
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.models.losses import cross_entropy
 
@@ -77,38 +83,80 @@ def test_small_products_and_other_types_are_left_to_torch() -> None:
 @example(count=7, m=8, k=64, n=32)
 @example(count=7, m=9, k=32, n=10)  # results that begin anywhere
 @example(count=7, m=31, k=10, n=128)
-def test_batched_products_are_those_alone_to_the_bit(count: int, m: int, k: int, n: int) -> None:
+def test_batched_products_are_those_alone_within_rounding(
+    count: int, m: int, k: int, n: int
+) -> None:
+    """Whether to the bit is up to the library and the processor; federations check it."""
     assume(m * k * n >= FEWEST_IN_BATCH)
     rows = aligned(m)
     x, out = matrix(count * rows, k).view(count, rows, k), torch.zeros(count, rows, n)
     w, shift = stacked(count, n, k), matrix(count, n, seed=2)
     products.products(x[:, :m], w.transpose(1, 2), out[:, :m])
     for own, own_x, own_w in zip(out, x, w, strict=True):
-        assert torch.equal(own[:m], product(own_x[:m].clone(), own_w.clone().t()))
+        close(own[:m], own_x[:m].double() @ own_w.double().t())
     products.shifted_products(shift.unsqueeze(1), x[:, :m], w.transpose(1, 2), out[:, :m])
     for own, own_x, own_w, own_shift in zip(out, x, w, shift, strict=True):
-        assert torch.equal(own[:m], affine(own_x[:m].clone(), own_w.clone(), own_shift.clone()))
+        close(own[:m], own_x[:m].double() @ own_w.double().t() + own_shift)
     assert (out[:, m:] == 0).all()
     back = torch.zeros(count, rows, k)
     products.products(out[:, :m], w, back[:, :m])
     for own, own_out, own_w in zip(back, out, w, strict=True):
-        assert torch.equal(own[:m], product(own_out[:m].clone(), own_w.clone()))
+        close(own[:m], own_out[:m].double() @ own_w.double())
 
 
 @given(count=st.integers(1, 9), m=st.integers(1, 40), k=st.integers(1, 70), n=st.integers(2, 70))
 @example(count=7, m=8, k=64, n=32)
 @example(count=7, m=9, k=32, n=10)
-def test_batched_products_add_up_as_those_alone_to_the_bit(
+def test_batched_products_add_up_as_those_alone_within_rounding(
     count: int, m: int, k: int, n: int
 ) -> None:
     assume(m * k * n >= FEWEST_IN_BATCH)
     rows = aligned(m)
     x, g = (matrix(count * rows, of).view(count, rows, of)[:, :m] for of in (k, n))
-    into, alone = stacked(count, n, k), stacked(count, n, k)
+    into, before = stacked(count, n, k), stacked(count, n, k).double()
     products.add_products(into, g.transpose(1, 2), x)
-    for own, own_alone, own_g, own_x in zip(into, alone, g, x, strict=True):
-        add_product(own_alone, own_g.t(), own_x)
-        assert torch.equal(own, own_alone)
+    for own, own_before, own_g, own_x in zip(into, before, g, x, strict=True):
+        close(own, own_before + own_g.double().t() @ own_x.double())
+
+
+@given(
+    count=st.integers(1, 9),
+    batch=st.integers(1, 20),
+    k=st.integers(1, 70),
+    n=st.integers(2, 70),
+    private=st.booleans(),
+)
+@example(count=7, batch=8, k=64, n=32, private=True)
+@example(count=7, batch=9, k=32, n=10, private=True)
+@example(count=9, batch=20, k=70, n=2, private=False)
+@settings(max_examples=25, deadline=None)
+def test_where_the_check_finds_the_same_bits_every_cohort_has_them(
+    count: int, batch: int, k: int, n: int, private: bool
+) -> None:
+    """Where it does not, as on some processors, a federation trains its clients one by one."""
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(k, n), matrix(40, k), torch.arange(40) % n
+    gradients = gradients_for(model, cross_entropy, x[:4], y[:4]) if private else None
+    bench = SharedModel(model, parameters=None if gradients is None else gradients.parameters)
+    step = DpSgdMechanism(PoissonSampling(0.5), FlatClipping(0.7), 1.0, batch) if private else None
+    optimizer = SgdSettings(name="sgd", lr=0.1)
+    local = LocalSettings(steps=2, batch_size=batch, optimizer=optimizer)
+    if not cohorts_agree(bench, cross_entropy, gradients, local, x, y, step):
+        return
+    members = [
+        CohortMember(
+            matrix(2 * batch - number % 2, k, seed=number),
+            torch.arange(2 * batch - number % 2) % n,
+            StreamKey(7, number, 1),
+            range(2),
+            step,
+        )
+        for number in range(count)
+    ]
+    together = train_together(bench, cross_entropy, local, members)
+    for row, member in zip(together.values, members, strict=True):
+        train_alone(bench, cross_entropy, gradients, local, member)
+        assert torch.equal(row, bench.parameters.data)
 
 
 def stacked(count: int, n: int, k: int) -> Tensor:
