@@ -1,27 +1,47 @@
 """The profile says where the time went, in the format of speedscope."""
 
 import json
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import fedsim.profiling
 from fedsim.profiling import profile_to
 
 
-def busy(seconds: float) -> None:
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
+class Clock:
+    """Time that passes by a hundredth of a second whenever somebody looks at it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 0.01
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The profiler's clock; only the profiler looks at it."""
+    clock = Clock()
+    monkeypatch.setattr(fedsim.profiling, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+    return clock
+
+
+def busy(clock: Clock, seconds: float) -> None:
+    end = clock.now + seconds
+    while clock.now < end:
         pass
 
 
-def work() -> None:
-    busy(0.4)
+def work(clock: Clock) -> None:
+    busy(clock, 0.4)
 
 
-def test_it_finds_who_took_the_time(tmp_path: Path) -> None:
+def test_it_finds_who_took_the_time(tmp_path: Path, clock: Clock) -> None:
     with profile_to(tmp_path / "p.json", name="test"):
-        work()
+        work(clock)
     content = json.loads((tmp_path / "p.json").read_text())
     frames, (profile,) = content["shared"]["frames"], content["profiles"]
     assert profile["type"] == "sampled"
@@ -36,10 +56,10 @@ def test_it_finds_who_took_the_time(tmp_path: Path) -> None:
     assert inside > 0.3
 
 
-def test_it_is_written_when_the_run_fails(tmp_path: Path) -> None:
+def test_it_is_written_when_the_run_fails(tmp_path: Path, clock: Clock) -> None:
     def failing() -> None:
         with profile_to(tmp_path / "p.json", name="test"):
-            busy(0.05)
+            busy(clock, 0.05)
             raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
@@ -47,6 +67,7 @@ def test_it_is_written_when_the_run_fails(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "p.json").read_text())["profiles"][0]["samples"]
 
 
-def test_nothing_happens_unless_asked() -> None:
+def test_nothing_happens_unless_asked(clock: Clock) -> None:
     with profile_to(None, name="test"):
-        busy(0.01)
+        pass
+    assert clock.now == 0.0

@@ -118,11 +118,12 @@ def test_without_client_metrics_none_are_expected(directory: Path) -> None:
     assert list((directory / "out").rglob("client_metrics.json")) == []
 
 
-def test_a_second_call_runs_nothing_and_says_the_same(compared: ComparisonResult) -> None:
+def test_a_second_call_runs_nothing_and_says_the_same(
+    compared: ComparisonResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)  # no worker can start
     before = {path: path.stat().st_mtime_ns for path in compared.path.glob("runs/*/*/*")}
-    started = time.monotonic()
     again = fedsim.compare(source_of(compared), out=compared.path)
-    assert time.monotonic() - started < 5
     assert all(outcome.reused for outcome in again.results.outcomes)
     assert before == {path: path.stat().st_mtime_ns for path in compared.path.glob("runs/*/*/*")}
     first, second = (

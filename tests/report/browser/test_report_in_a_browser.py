@@ -119,10 +119,10 @@ def test_filters_by_number_epsilon_and_note(make_run, page_of, private_client):
     assert column(page, 11) == ["withdrew in round 3"]
 
 
-def test_ten_thousand_clients_open_fast_and_turn_pages(make_run, page_of, browser):
+@pytest.mark.long  # measures the machine
+def test_ten_thousand_clients_open_fast(make_run, page_of, browser):
     directory = make_run(clients=COUNT)
     write_report(directory)
-    assert directory.report.stat().st_size < 5_000_000
     page = page_of(directory, width=1100)
     start = time.monotonic()
     page.open(directory.report)
@@ -130,8 +130,19 @@ def test_ten_thousand_clients_open_fast_and_turn_pages(make_run, page_of, browse
     assert time.monotonic() - start < 3.0
     start = time.monotonic()
     page.click("#clients th[data-key=examples] button")
-    sizes = [int(text) for text in column(page, 2)]
+    assert len(column(page, 2)) == 50
     assert time.monotonic() - start < 1.0
+
+
+def test_ten_thousand_clients_turn_pages(make_run, page_of, browser):
+    directory = make_run(clients=COUNT)
+    write_report(directory)
+    assert directory.report.stat().st_size < 5_000_000
+    page = page_of(directory, width=1100)
+    page.open(directory.report)
+    assert column(page, 1)  # scripts have run
+    page.click("#clients th[data-key=examples] button")
+    sizes = [int(text) for text in column(page, 2)]
     assert sizes == sorted(sizes, reverse=True)
     assert len(sizes) == 50
     page.click("[data-go=last]")

@@ -214,6 +214,7 @@ def test_a_client_that_kills_its_worker_is_named_and_the_others_answer() -> None
 
 def test_after_the_timeout_the_others_replies_are_there(caplog: pytest.LogCaptureFixture) -> None:
     def main(grid: Grid) -> None:
+        list(grid.send_and_receive(messages(grid)))  # both workers are at work
         replies = by_client(iter(grid.send_and_receive(messages(grid, sleep=0), timeout=3)))
         assert sorted(replies) == [1]
 
