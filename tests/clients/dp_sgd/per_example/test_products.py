@@ -21,12 +21,7 @@ from fedsim.clients.dp_sgd.per_example.products import (
 )
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.settings import LocalSettings, SgdSettings
-from fedsim.clients.training.cohorts import (
-    CohortMember,
-    cohorts_agree,
-    train_alone,
-    train_together,
-)
+from fedsim.clients.training.cohorts import CohortMember, cohorts_agree, train_alone, train_together
 from fedsim.clients.training.local_training import StreamKey
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.models.losses import cross_entropy
