@@ -70,8 +70,8 @@ class ClientRound:
     """One client in one round: task, request, charge and result.
 
     Attributes:
-        account: with the charge, once it is committed; None without privacy.
-        charge: the cost of the round; None without privacy, or where it was charged before.
+        account: the client's account, with the charge once committed; None without privacy.
+        charge: the cost of the round; None without privacy or for an earlier charge.
         trained_values: flat trained parameters (size,); None until the client's cohort has trained.
         adapted_clip_norm: clipping bound after the round; None where it is fixed.
     """
@@ -99,7 +99,7 @@ class ClientRound:
 
     @property
     def kind(self) -> Hashable:
-        """Key that is equal for clients that can train together."""
+        """Key of a cohort: equal for clients that can train together."""
         task, member = self.task, self.member
         clipping = None if member.step is None else member.step.clipping.kind
         shape = (member.features.shape[1:], member.features.dtype)

@@ -18,7 +18,7 @@ OwnSetting = Literal[
 
 
 class OwnPrivacySettings(Settings):
-    """Settings that a client may have of its own; null: everybody's."""
+    """Settings that one client may have of its own; null: those of all clients."""
 
     target_epsilon: float | None = Field(
         default=None, gt=0, description="budget ε, never exceeded; sets the noise if none is given"
@@ -58,7 +58,7 @@ class ClientPrivacySettings(OwnPrivacySettings):
         """Check that the name or exactly one key gives the clients of the entry.
 
         Raises:
-            ValueError: neither does, or several do.
+            ValueError: there is no such key, or there are several.
         """
         ways = {"members": self.members, "share": self.share, "csv": self.csv}
         given = [key for key, value in ways.items() if value is not None]

@@ -1,8 +1,8 @@
 """A client's budget: how many of its planned steps its target ε affords.
 
 The schedule of a client (its mechanism, lots and rounds) is fixed before the run and depends on
-nothing private. So the answers of its privacy filter are known beforehand: the first
-`affordable_steps` steps are granted, and no other.
+nothing private. So the decisions of its privacy filter are known beforehand: it grants the first
+`affordable_steps` steps and refuses all later ones.
 """
 
 from functools import lru_cache
@@ -24,10 +24,10 @@ def affordable_steps(
     accountant: AccountantName,
     adjacency: Adjacency,
 ) -> int:
-    """Return how many steps a target affords, at most `most`.
+    """Return the number of steps that a target affords, at most `most`.
 
     Guarantee: that many steps have ε(delta) ≤ `target_epsilon` by the accountant, under the
-    adjacency; unless `most` was the limit, one step more exceeds it.
+    adjacency. Below `most`, one more step exceeds the target.
 
     Args:
         step: the mechanism of each step.

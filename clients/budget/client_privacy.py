@@ -25,18 +25,18 @@ def resolve_client_privacy(
     """Return the settings of clients 0 ... num_clients − 1.
 
     A client's own entry precedes its group's, and a group's precedes the settings of all clients.
-    Shares are drawn, in the order of the entries, from the clients that no number, member list or
-    table names. The draw depends on the seed alone.
+    Shares are drawn, in the order of the entries, from the clients that no other entry names. The
+    draw depends on the seed alone.
 
     Args:
         privacy: the `privacy` section.
-        num_clients: clients of the federation.
-        seed: the experiment's.
-        tables: the csv file of each entry that has one, by the entry's name.
+        num_clients: number of clients in the federation.
+        seed: seed of the experiment.
+        tables: content of the csv files, by the name of the entry.
 
     Raises:
-        PrivacyPlanError: a client that does not exist or is in two groups, or shares that ask for
-            more clients than are left.
+        PrivacyPlanError: a client does not exist or is in two groups, or the shares need more
+            clients than are left.
     """
     groups = _Groups(num_clients)
     for name, entry in privacy.clients.items():
@@ -54,7 +54,7 @@ def resolve_client_privacy(
 
 
 class _Groups:
-    """Which group each client is in."""
+    """Group of each client."""
 
     def __init__(self, num_clients: int) -> None:
         self.num_clients = num_clients

@@ -23,7 +23,7 @@ class PrivacyPlanError(InputError):
 
 
 class PrivacyBudgetError(PrivacyPlanError):
-    """A privacy budget forbids what was planned; the message says what it would afford."""
+    """A privacy budget forbids the plan; the message names what it affords."""
 
     exit_code = ExitCode.BUDGET_FORBIDS
 
@@ -36,10 +36,10 @@ class PrivacyPlan:
         step: the DP-SGD step, the same in every round.
         examples: the public client size that set the sampling rate.
         delta: δ of the client's guarantee.
-        target_epsilon: ε that is never exceeded; None where there is no budget.
+        target_epsilon: ε that is never exceeded; None without a budget.
         planned_steps: steps over all rounds the client is scheduled for.
-        affordable_steps: how many steps the target affords, at most `planned_steps`; None without
-            a target. Fewer than planned only where the noise was given.
+        affordable_steps: number of steps that the target affords, at most `planned_steps`; None
+            without a target. Fewer than planned only under a given noise multiplier.
         secure_noise: lots and noise come from the operating system instead of the seed.
     """
 
@@ -83,15 +83,15 @@ def plan_privacy(
 ) -> PrivacyPlan:
     """Return the plan of a client with `examples` examples that takes part in `planned_rounds`.
 
-    Where the client's size is public (zero-out, replace-one) it sets the sampling rate and the
-    expected lot; under add/remove it is private, and the declared size takes its place.
+    Under zero-out and replace-one, the client's public size sets the sampling rate and the expected
+    lot. Under add-remove the size is private, and the declared size takes its place.
 
     Args:
         privacy: the `privacy` section.
         local: the `local` section.
         examples: the client's number of examples.
         planned_rounds: rounds that the client is scheduled for.
-        parameters: the model's; with them, groups of parameters are told apart in the ledger.
+        parameters: the model's; with them, the ledger records each group of parameters.
 
     Raises:
         PrivacyPlanError: no noise reaches the target ε, the accountant has no rule for the
@@ -163,7 +163,7 @@ def _adaptive(privacy: PrivacySettings, expected_lot: float) -> AdaptiveClipping
 
 
 def _check_accountable(privacy: PrivacySettings, sampling: Sampling) -> None:
-    """Refuse what the accountant cannot add up, before anything is released."""
+    """Refuse a sampling that the accountant cannot compose, before any release."""
     if privacy.adjacency not in sampling.scheme.adjacencies:
         raise PrivacyPlanError(sampling.scheme.refusal(privacy.adjacency))
     accountant = make_accountant(privacy.accountant, adjacency=privacy.adjacency)
@@ -179,8 +179,7 @@ def _check_accountable(privacy: PrivacySettings, sampling: Sampling) -> None:
 def delta_of(privacy: PrivacySettings, public_size: int) -> float:
     """Return δ: the given one, or for `auto` a power of ten that is at most 1 / (10 · size).
 
-    δ bounds the probability of a failure that may publish an example, so it has to be well below
-    1 / size, at which publishing one random example would already be (0, δ)-private.
+    δ must be well below 1 / size. At 1 / size, publishing one random example is (0, δ)-private.
     """
     if privacy.delta != "auto":
         return privacy.delta

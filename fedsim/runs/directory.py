@@ -61,7 +61,7 @@ class RunDirectory:
         """Check that the directory is new or empty.
 
         Raises:
-            RunDirectoryError: it is not; a run is never overwritten.
+            RunDirectoryError: the directory has content; a run is never overwritten.
         """
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise RunDirectoryError(
@@ -72,7 +72,7 @@ class RunDirectory:
     def create(
         self, *, experiment: str, environment: Mapping[str, object], inputs: Mapping[str, str]
     ) -> None:
-        """Create the directory, whole or not at all, so that each directory can be resumed.
+        """Create the directory, whole or not at all, so that every directory can be resumed.
 
         Args:
             experiment: content of `experiment.yaml`.
@@ -112,11 +112,11 @@ class RunDirectory:
 
     @property
     def origin(self) -> Origin:
-        """The fedsim that began the run.
+        """Version and schema of the fedsim that began the run.
 
         Raises:
-            RunDirectoryError: `environment.json` was damaged.
-            SchemaError: it names no version.
+            RunDirectoryError: `environment.json` is damaged.
+            SchemaError: `environment.json` names no version.
         """
         name = "environment.json"
         return Origin.from_json(self.read_json(name) if (self.path / name).is_file() else {})
@@ -138,7 +138,7 @@ class RunDirectory:
 
     @property
     def rounds(self) -> Path:
-        """One JSON object a round."""
+        """One JSON object for each finished round."""
         return self.path / "rounds.jsonl"
 
     @property
@@ -186,7 +186,7 @@ class RunDirectory:
             file.write(json.dumps(row, allow_nan=False) + "\n")
 
     def read_rounds(self) -> list[RoundRow]:
-        """Return the finished rounds; a line that a crash cut short is not one."""
+        """Return the finished rounds, without a line that a crash cut short."""
         *lines, _unfinished = self.rounds.read_text(encoding="utf-8").split("\n")
         return [json.loads(line) for line in lines]
 
@@ -205,8 +205,8 @@ class RunDirectory:
     def write_checkpoint(self, state: ServerState) -> None:
         """Replace the checkpoint by this state.
 
-        One file, so no crash leaves its parts at odds. safetensors sorts names, and the order of
-        a model's names is part of its digest: the metadata keep it.
+        The checkpoint is one file, so a crash leaves no mixture of two states. safetensors sorts
+        names, but a model's digest depends on their order. The metadata keep the order.
         """
         arrays = to_numpy(state.arrays)
         metadata = {
@@ -254,7 +254,7 @@ class RunDirectory:
         )
 
     def write_opening(self, opening: OpenedSum) -> None:
-        """Record the client set of the next secure sum, in place of the previous round's."""
+        """Record the client set of the next secure sum; it replaces the previous record."""
         self.write_json(_OPENING, {"round": opening.round_number, "clients": list(opening.clients)})
 
     def read_opening(self) -> OpenedSum | None:
@@ -269,7 +269,7 @@ class RunDirectory:
         return OpenedSum(int(found["round"]), tuple(int(client) for client in found["clients"]))
 
     def forget_rounds_after(self, round_number: int) -> list[RoundRow]:
-        """Drop the lines of rounds that were not checkpointed, and return the others."""
+        """Drop the rounds after the last checkpoint, and return the others."""
         rows = [row for row in self.read_rounds() if row["round"] <= round_number]
         self.write_text(
             "rounds.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
@@ -282,7 +282,7 @@ def _safetensors(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | No
 
 
 def _sync_directory(path: Path) -> None:
-    """Make new file names durable where the platform can (a ledger must not vanish whole)."""
+    """Make new file names durable where the platform can, so that no crash loses a ledger."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

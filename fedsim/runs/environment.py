@@ -1,4 +1,4 @@
-"""What a run was made with: versions, platform, commit."""
+"""Environment of a run: versions, platform, commit."""
 
 import platform
 import subprocess
@@ -32,7 +32,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit(directory: Path) -> str | None:
-    """Return the commit of the checkout that fedsim runs from, or None for an installed one."""
+    """Return the commit of the checkout that fedsim runs from; None for an installed fedsim."""
     if not (directory / ".git").exists():
         return None
     try:

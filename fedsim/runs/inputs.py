@@ -1,6 +1,6 @@
-"""What a run was made from, as digests: so that it is continued from the same, or not at all.
+"""Digests of a run's inputs: a run resumes from the same inputs, or not at all.
 
-An experiment file names data, plug-ins and tables by path, and what is there may change. A resumed
+An experiment file names data, plug-ins and tables by path, and those files may change. A resumed
 run with other data would keep charges for examples that it no longer trains on.
 """
 
@@ -23,7 +23,7 @@ _WHAT = {
 def fingerprint(federation: Federation) -> dict[str, str]:
     """Return the digests of the data, the initial model and every client's mechanism.
 
-    How many rounds are planned is no part of them.
+    The number of planned rounds is not part of them.
     """
     data = federation.data
     examples = chain([data.test], data.clients, data.held_out or ())
@@ -38,16 +38,20 @@ def fingerprint(federation: Federation) -> dict[str, str]:
 
 
 def refuse_other_inputs(before: Mapping[str, str], federation: Federation) -> None:
-    """Check that a run is continued with what it was begun with.
+    """Check that a run resumes with the inputs that it began with.
+
+    Args:
+        before: the digests in `checkpoint/inputs.json`.
+        federation: the federation to resume.
 
     Raises:
-        RunDirectoryError: something differs; the message names it.
+        RunDirectoryError: an input differs; the message names it.
     """
     for name, now in fingerprint(federation).items():
         if before.get(name) != now:
             raise RunDirectoryError(
-                f"{_WHAT[name]} changed since the run began, though the experiment names the same: "
-                "a run is continued as it was; start a new one in another --out"
+                f"{_WHAT[name]} changed since the run began, though the experiment did not: "
+                "restore the original to resume, or start a new run in another --out"
             )
 
 

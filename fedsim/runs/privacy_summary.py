@@ -1,4 +1,4 @@
-"""What every client spent: the figures behind `privacy.json`, `clients.csv` and the report."""
+"""Spend of every client: the figures behind `privacy.json`, `clients.csv` and the report."""
 
 import math
 import statistics
@@ -22,15 +22,15 @@ from fedsim.statement.recorded_facts import ledger_digest
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSummary(ClientSpend):
-    """What one client spent, with its ε and what else a report shows of it.
+    """One client's spend, with its ε and the other figures of a report.
 
     Attributes:
-        epsilon: at its δ, by the run's accountant; ∞ where the client added no noise.
+        epsilon: ε at the client's δ, by the run's accountant; ∞ for a client without noise.
         epsilon_rdp: the same by Rényi DP.
-        max_grad_norm: the clipping bound of its settings.
-        group: the entry of `privacy.clients` that it belongs to; None without.
-        withdrawn_round: the round in which it withdrew; None if it did not.
-        clip_norm: the bound that its clipping adapted to; None without adaptive clipping.
+        max_grad_norm: clipping bound of the settings.
+        group: the client's entry of `privacy.clients`; None without one.
+        withdrawn_round: round of withdrawal; None for a client that stayed.
+        clip_norm: adapted clipping bound; None without adaptive clipping.
     """
 
     epsilon: float
@@ -122,7 +122,7 @@ def not_private(
 
 
 def _with_statement(content: dict[str, Any]) -> PrivacyFile:
-    """Return the content with what may be said of it, in words and in figures."""
+    """Return the content with its privacy statement, in words and in figures."""
     clients = content.pop("clients")  # last, so that a reader of the file meets the words first
     statement = to_json(read_facts({**content, "clients": clients}))
     return cast(PrivacyFile, {**content, **statement, "clients": clients})
@@ -135,16 +135,15 @@ def summarise_privacy(
     clip_norms: Mapping[int, float] | None = None,
     secure_aggregation: Mapping[str, Any] | None = None,
 ) -> PrivacySummary | None:
-    """Return what every client spent according to the durable ledger; None without privacy.
+    """Return every client's spend by the durable ledger; None without privacy.
 
-    The ledger is read rather than the server's book: a charge whose update never arrived is spent
-    all the same.
+    The server's records do not suffice: a charge counts even if its update never arrived.
 
     Args:
-        federation: with its ledger.
-        withdrawn: the round in which each client that withdrew did so.
-        clip_norms: the bound that each client's clipping has learnt, where it has.
-        secure_aggregation: what there is to say of it.
+        federation: the federation, with its ledger.
+        withdrawn: round of withdrawal of each client that withdrew.
+        clip_norms: adapted clipping bound of each client that has one.
+        secure_aggregation: content of that key in `privacy.json`.
 
     Raises:
         JournalError: the ledger was changed.
@@ -158,7 +157,7 @@ def summarise_privacy(
         raise ValueError("a private federation needs a ledger to summarise")
     recorded = RecordedSpend(plans, journal)
     spends = [recorded.of(client) for client in range(len(plans))]
-    # By each client's own accountant: a run spends what its plan said, to the last digit.
+    # Each client's own accountant makes a run's ε equal to its plan's, to the last digit.
     epsilons = [
         spend.ledger.epsilon(spend.delta, settings.accountant, settings.adjacency)
         for spend in spends

@@ -1,4 +1,4 @@
-"""What may change between a run and its continuation."""
+"""Changes of an experiment that a resumed run allows."""
 
 from typing import Any
 
@@ -10,13 +10,17 @@ _MAY_CHANGE = ("runtime.", "secure_aggregation.on_abort", "secure_aggregation.co
 
 
 def refuse_changes(before: Experiment, after: Experiment) -> None:
-    """Check that a run may be continued as another experiment.
+    """Check that a run may resume with a changed experiment.
 
-    `runtime` may change, since it changes no result, so may what is done where a secure sum cannot
-    be opened, and `federation.rounds` may grow where the noise does not depend on it.
+    `runtime` may change, since it changes no result. `secure_aggregation.on_abort` and
+    `combine_...` may change. `federation.rounds` may grow under a given `noise_multiplier`.
+
+    Args:
+        before: the experiment of the run.
+        after: the experiment to resume with.
 
     Raises:
-        RunDirectoryError: another key differs; it is named with both values.
+        RunDirectoryError: another key differs; the message names it with both values.
     """
     found = differences(before.model_dump(mode="json"), after.model_dump(mode="json"), "")
     for key, (old, new) in found.items():
@@ -26,8 +30,8 @@ def refuse_changes(before: Experiment, after: Experiment) -> None:
             _check_rounds(after, old, new)
             continue
         raise RunDirectoryError(
-            f"{key} was {old} in the run and is {new} now: a run is continued as it was; "
-            "start a new one in another --out"
+            f"{key} was {old} in the run and is {new} now, and cannot change on resume: set it "
+            "back, or start a new run in another --out"
         )
 
 

@@ -1,4 +1,4 @@
-"""Runs an experiment: from a file to a finished run directory, but for its report."""
+"""Runs an experiment: from a file to a finished run directory without its report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ Status = Literal["completed", "stopped", "interrupted", "failed"]
 
 
 class RunFailedError(FedsimError, RuntimeError):
-    """A run that failed; `result` holds its rounds so far."""
+    """A failed run; `result` holds its rounds so far."""
 
     def __init__(self, message: str, result: "RunResult") -> None:
         super().__init__(message)
@@ -41,15 +41,15 @@ class RunFailedError(FedsimError, RuntimeError):
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run that ended.
+    """Result of a run.
 
     Attributes:
         path: the run directory.
         status: completed; stopped because privacy budgets are spent; interrupted by the user.
-        reason: why it ended early; None if it completed.
+        reason: why the run ended early; None for a completed run.
         metrics: final metrics of the global model, on the test set (such as `test_accuracy`) and,
             with `evaluation:`, on the clients' held-out examples (`clients_accuracy`).
-        privacy: what every client spent; None in a federation without privacy.
+        privacy: spend of every client; None in a federation without privacy.
         rounds: one mapping for each finished round, as in `rounds.jsonl`.
         seconds: wall-clock time of the rounds.
     """
@@ -73,7 +73,7 @@ def run_experiment(
     observer: RunObserver | None = None,
     engine: Engine | None = None,
 ) -> RunResult:
-    """Run an experiment, write its run directory but for the report, and return its result.
+    """Run an experiment, write its run directory without the report, and return its result.
 
     Args and errors: as `fedsim.run`.
     """
@@ -142,7 +142,7 @@ class _Recorder:
         self._stopped: str | None = None
 
     def run(self) -> RunResult:
-        """Execute the federation and write the run directory, also when it fails."""
+        """Execute the federation and write the run directory, also after a failure."""
         if self._observer is not None:
             self._observer.started(self._federation, self._directory.path)
         status: Status = "completed"

@@ -1,15 +1,15 @@
-"""Schema numbers of what fedsim writes to disk, and the refusal of what this version cannot use.
+"""Schema numbers of fedsim's files, and the refusal of files that this version cannot use.
 
 | number | stands in | goes up when |
 |---|---|---|
 | RUN_SCHEMA | `environment.json` | any file of a run directory changes its meaning |
-| CHECKPOINT_SCHEMA | metadata of `checkpoint/model.safetensors` | `--resume` needs something else |
+| CHECKPOINT_SCHEMA | metadata of `checkpoint/model.safetensors` | `--resume` needs other content |
 | PRIVACY_SCHEMA | `privacy.json` | an older reader would misread it |
 | NODE_STATE_SCHEMA | `experiment.json` of a node's client | the state of a SuperNode changes |
 | COMPARISON_SCHEMA | the JSON files that a comparison adds | an older reader would misread them |
 
-Older runs and comparisons stay readable. A run is resumed, and a node continued, only by the
-version that began it: another one may draw or charge differently.
+Older runs and comparisons stay readable. Only the version that began a run or a node can resume
+it: another version may draw or charge differently.
 """
 
 from collections.abc import Mapping
@@ -35,11 +35,11 @@ class SchemaError(InputError):
 
 @dataclass(frozen=True)
 class Origin:
-    """The writer of something on disk.
+    """The fedsim that wrote a file.
 
     Attributes:
         version: the version of fedsim.
-        schema: the schema number of what it wrote.
+        schema: the schema number of the file.
     """
 
     version: str
@@ -47,7 +47,7 @@ class Origin:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Origin":
-        """Read `fedsim` and `schema`; fedsim 0.1.0 is the version that wrote no schema number.
+        """Read `fedsim` and `schema`; a file without a schema number is of fedsim 0.1.0.
 
         Raises:
             SchemaError: a value is of the wrong type.
@@ -60,21 +60,21 @@ class Origin:
 
     @property
     def is_this_version(self) -> bool:
-        """Whether this version of fedsim wrote it."""
+        """Whether this version of fedsim wrote the file."""
         return self.version == fedsim.__version__
 
 
 def refuse_newer_schema(path: Path, origin: Origin, *, kind: str, newest: int) -> None:
-    """Check that something on disk can be read.
+    """Check that this version can read a file or directory.
 
     Args:
-        path: what was read.
+        path: the file or directory.
         origin: its writer.
         kind: the word before "schema" in the message, such as "run".
         newest: the highest number that this version reads.
 
     Raises:
-        SchemaError: the number is higher.
+        SchemaError: the schema number is higher.
     """
     if origin.schema > newest:
         raise SchemaError(
@@ -87,17 +87,17 @@ def refuse_newer_schema(path: Path, origin: Origin, *, kind: str, newest: int) -
 def refuse_other_version(
     path: Path, origin: Origin, *, kind: str, schema: int, way_out: str
 ) -> None:
-    """Check that this version of fedsim wrote what it is about to continue.
+    """Check that this version of fedsim wrote the run or node that it will resume.
 
     Args:
-        path: what was read.
+        path: the file or directory.
         origin: its writer.
         kind: the word before "schema" in the message, such as "checkpoint".
         schema: the number that this version writes.
-        way_out: what the user can do, as the end of the message; `{version}` is the writer.
+        way_out: advice at the end of the message; `{version}` stands for the writer's version.
 
     Raises:
-        SchemaError: the version or the number differs.
+        SchemaError: the version or the schema number differs.
     """
     if not origin.is_this_version or origin.schema != schema:
         raise SchemaError(

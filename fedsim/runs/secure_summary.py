@@ -1,4 +1,4 @@
-"""What a run may say of its secure aggregation: the facts behind `privacy.json` and the report."""
+"""Facts of a run's secure aggregation, for `privacy.json` and the report."""
 
 import math
 from collections import Counter
@@ -31,7 +31,7 @@ def secure_summary(
     """Return `secure_aggregation` of `privacy.json`; None where updates were sent in clear.
 
     Args:
-        federation: as it ran.
+        federation: the federation that ran.
         rows: the lines of `rounds.jsonl`.
         one_operator: whether all parties ran in one simulation.
     """
@@ -84,11 +84,11 @@ def upload_terms(federation: "Federation") -> UploadTerms:
 def _aggregate_view(
     federation: "Federation", plans: Sequence[PrivacyPlan], rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the largest ε of any client against whoever sees sums only, or why there is none."""
+    """Return the largest ε of any client against an observer of sums, or why there is none."""
     terms, privacy = upload_terms(federation), federation.experiment.privacy
     if privacy is None:
         raise ValueError("a federation without privacy has no aggregate view")
-    # A sum of clipped values is not what theorem B speaks of.
+    # Theorem B does not cover a sum of clipped values.
     if any(row["secure_aggregation"]["clipped"] for row in rows):
         reasons = (*failed_conditions(terms), "values were clipped to value_bound")
         refused = AggregateView(None, reasons).to_dict()
@@ -126,7 +126,7 @@ def _aggregate_view(
 
 
 def _scale(federation: "Federation", client: int) -> float:
-    """Return a_k C_k: what one example can change in the client's summed upload."""
+    """Return a_k C_k, the sensitivity of the client's summed upload to one example."""
     experiment = federation.experiment
     weighted = experiment.federation.weighting == "examples"
     terms, plans = federation.client_privacy, federation.plans
@@ -143,8 +143,8 @@ def _views(
 ) -> list[list[RoundView]]:
     """Return each client's rounds, with the noise that was really in the sum.
 
-    A charge that is in no recorded sum, of a lost update or a round that a crash cut off, counts as
-    seen alone: then it hides behind its own noise only.
+    A lost update, or a round that a crash cut off, leaves a charge in no recorded sum. Such an
+    upload counts as seen alone, protected by the client's own noise only.
     """
     plans, journal = federation.plans, federation.journal
     if plans is None or journal is None:

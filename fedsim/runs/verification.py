@@ -1,8 +1,7 @@
 """Checks a run directory against its ledger: every ε recomputed, every record chained.
 
-The ledger is the root of trust: each client's records form a hash chain whose head stands in
-`privacy.json`. Whoever keeps a copy of `privacy.json` can tell whether any byte of the ledger
-changed since.
+The ledger is the root of trust: each client's records form a hash chain with its head in
+`privacy.json`. A copy of `privacy.json` shows whether any byte of the ledger changed since.
 """
 
 import math
@@ -28,7 +27,7 @@ _METHODS: tuple[AccountantName, ...] = ("pld", "rdp")
 # Events that pay for all steps of an epoch at once.
 _EPOCH_EVENTS = {scheme.event for scheme in SAMPLING_SCHEMES.values() if scheme.by_epoch}
 _SAME = 1e-9  # relative: the same method on the same ledger, on another machine
-_BEYOND = 1e-3  # absolute: how far the bounds of two methods may lie in the wrong order
+_BEYOND = 1e-3  # absolute: largest excess of a tighter method's bound over a looser one's
 
 
 @dataclass(frozen=True)
@@ -43,12 +42,12 @@ class Checked:
 
 @dataclass(frozen=True)
 class Verification:
-    """What the check found.
+    """Result of a check.
 
     Attributes:
-        clients: every client that could be recomputed.
-        problems: everything that does not fit, one line each; empty for a sound run.
-        unchecked: everything that could not be checked in a run of another version, one line each.
+        clients: every client whose ε could be recomputed.
+        problems: one line for each discrepancy; empty for a sound run.
+        unchecked: one line for each fact of another version's run that could not be checked.
     """
 
     clients: tuple[Checked, ...]
@@ -57,19 +56,18 @@ class Verification:
 
 
 def verify_run(directory: RunDirectory) -> Verification:
-    """Recompute everything that a run says of its privacy.
+    """Recompute every privacy figure of a run.
 
-    Guarantee: a sound result means that the records of every client form an unbroken chain up to
-    the head in `privacy.json`, that the ledgers there are their sums, that every reported ε is
-    what two accountants find (an equal one by the run's own; looser bounds are larger ones), and
-    that `summary.json` and `clients.csv` repeat them.
+    Guarantee: in a sound result the records of every client form an unbroken chain up to the head
+    in `privacy.json`, and the ledgers there are their sums. Two accountants confirm every reported
+    ε: the run's own to equality, the looser one by a larger bound. `summary.json` and
+    `clients.csv` repeat these ε.
 
     Each client's own accountant recomputes its ε by the run's method. The other methods compute all
-    clients together, which is as independent: each ε is a function of the ledger in the file
-    alone, and nothing that the run computed enters.
+    clients together. Both are independent of the run: they read the ledger in the file alone.
 
     Raises:
-        RunDirectoryError: the run has no `privacy.json` yet, or a file was damaged.
+        RunDirectoryError: the run has no `privacy.json` yet, or a file is damaged.
         SchemaError: a newer fedsim wrote the run.
     """
     privacy = cast(PrivacyFile, directory.read_json("privacy.json"))
@@ -104,7 +102,7 @@ def _whole(path: Path) -> FileJournal:
     """Return the journal of a file that holds whole, chained records and nothing else.
 
     Raises:
-        JournalError: it does not; the message names the record.
+        JournalError: a record is cut short or changed; the message names it.
     """
     journal = FileJournal(path)
     records = sum(len(journal.history(client)) for client in journal.clients())
@@ -168,9 +166,9 @@ def _recomputed(
 
     Args:
         row: a client of `privacy.json`.
-        by: the fleet's ε by method; the own accountant replaces that of the run's method.
-        accountant: the run's.
-        adjacency: the run's.
+        by: the fleet's ε by method; the entry of the run's method is replaced.
+        accountant: the run's accountant.
+        adjacency: the run's adjacency.
     """
     ledger = PrivacyLedger.from_list(row["ledger"])
     by[accountant] = ledger.epsilon(row["delta"], accountant, adjacency)
@@ -210,7 +208,7 @@ def _figures(directory: RunDirectory, privacy: PrivacyFile) -> Iterator[str]:
 
 
 def _unchecked(directory: RunDirectory, privacy: PrivacyFile) -> Iterator[str]:
-    """Yield what this version cannot check in a run that another version ended."""
+    """Yield the facts of another version's run that this version cannot check."""
     if privacy.get("version") != fedsim.__version__:
         origin = directory.origin
         yield (
@@ -221,11 +219,11 @@ def _unchecked(directory: RunDirectory, privacy: PrivacyFile) -> Iterator[str]:
 
 
 def _words(privacy: PrivacyFile) -> Iterator[str]:
-    """Yield where the statement says other than what follows from the recorded facts."""
+    """Yield the differences between the statement and the recorded facts."""
     if privacy.get("ledger_digest") != ledger_digest(privacy["clients"]):
         yield "ledger_digest is not that of the clients' ledgers"
     if privacy.get("version") != fedsim.__version__:
-        return  # another version may say the same in other words
+        return  # another version may word the same facts differently
     expected = to_json(read_facts(privacy))
     if [point["text"] for point in privacy.get("statement_points", [])] != [
         point["text"] for point in expected["statement_points"]
