@@ -1,1 +1,1 @@
-"""What an attacker can really tell: measured leakage of every client, beside the claimed ε."""
+"""Empirical privacy audit: the measured leakage of each client, beside its claimed ε."""

@@ -1,9 +1,9 @@
-"""Audits an experiment: clients' own mechanisms under attack, with canaries among their examples.
+"""Privacy audit of an experiment: each client's own mechanism is attacked with canaries.
 
-The clients are those of the experiment: its data, model, loss, plans and random streams. What they
-release is looked at as the server would, which knows everything but whether an example took part.
-A lower bound of ε above the claim, noise below the charged one, or noise that repeats shows a bug,
-up to the confidence; their absence is evidence, no proof. docs/howto/attack.md has the limits.
+The audit uses the experiment's data, model, loss, plans and random streams. The attacker is the
+server: it knows everything except whether an example was in the lot. A violation shows a bug, up to
+the confidence: a lower bound of ε above the claim, less noise than charged, or repeated noise.
+An audit without violations is evidence, not proof. docs/howto/attack.md has the limits.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedsim.audit.canaries import CanaryModel, with_canary
-from fedsim.audit.findings import LOOKS, Claim, findings, noise_correlation
+from fedsim.audit.canaries import CanaryModel, add_canary_loss
+from fedsim.audit.findings import NUM_INTERVAL_ENDS, Claim, measure_leakage, noise_correlation
 from fedsim.audit.observation import charged_noise, observe
 from fedsim.audit.results import Audit, ClientAudit
 from fedsim.clients.app import one_thread
@@ -40,27 +40,27 @@ def audit_experiment(
     confidence: float = 0.999,
     on_client: Callable[[int, int], None] = lambda done, of: None,
 ) -> Audit:
-    """Plant canaries in the data of clients, train them privately and see what shows.
+    """Add canaries to clients' examples, train the clients privately and measure the leakage.
 
     Args:
         loaded: an experiment with privacy.
-        clients: how many to audit: those that claim to spend the most.
-        steps: that each of them takes, at least; more steps give tighter bounds.
-        confidence: that a sound federation passes.
-        on_client: told how many clients are done, and of how many.
+        clients: maximum number of clients to audit, those with the largest claimed ε first.
+        steps: minimum number of steps of each client; more steps give tighter bounds.
+        confidence: probability that a correct federation passes, in (0, 1).
+        on_client: callback after each client: number of audited clients, number to audit.
 
     Raises:
         PrivacyPlanError: the experiment has no privacy, or no client with a claim.
         ValueError: the experiment cannot be assembled (see `assemble`).
     """
     federation = assemble(loaded, ledger=None)
-    chosen = _chosen(federation, clients)
-    looks = LOOKS * len(chosen) + 2 * (len(chosen) - 1)
-    miss = (1.0 - confidence) / looks
+    chosen = _choose_clients(federation, clients)
+    interval_ends = NUM_INTERVAL_ENDS * len(chosen) + 2 * (len(chosen) - 1)
+    miss = (1.0 - confidence) / interval_ends
     audited: list[ClientAudit] = []
     with one_thread():
         for client, epsilon in chosen:
-            audited.append(_audit(federation, client, epsilon, steps=steps, miss=miss))
+            audited.append(_audit_client(federation, client, epsilon, steps=steps, miss=miss))
             on_client(len(audited), len(chosen))
     return Audit(
         name=loaded.experiment.name,
@@ -68,12 +68,12 @@ def audit_experiment(
         num_clients=federation.num_clients,
         steps=len(audited[0].findings.noise_rows),
         confidence=confidence,
-        shared=tuple(_shared(audited, miss=miss)),
+        shared_noise=tuple(_shared_noise(audited, miss=miss)),
     )
 
 
-def _chosen(federation: Federation, most: int) -> list[tuple[int, float]]:
-    """Return the clients of the largest finite claims, with these."""
+def _choose_clients(federation: Federation, most: int) -> list[tuple[int, float]]:
+    """Return the clients with the largest claimed ε, as pairs (client, ε)."""
     privacy = federation.experiment.privacy
     if privacy is None or federation.plans is None:
         raise PrivacyPlanError("there is nothing to audit: the experiment has no privacy section")
@@ -98,22 +98,22 @@ def _chosen(federation: Federation, most: int) -> list[tuple[int, float]]:
     return sorted(claims, key=lambda claim: -claim[1])[:most]
 
 
-def _audit(
+def _audit_client(
     federation: Federation, client: int, epsilon: float, *, steps: int, miss: float
 ) -> ClientAudit:
     experiment, plans, terms = federation.experiment, federation.plans, federation.client_privacy
     if plans is None or terms is None or experiment.privacy is None:
         raise ValueError("an audit needs plans")
     plan, size = plans[client], federation.data.clients.size(client)
-    planted = _planted(experiment.seed, client, size)
-    gradients, targets = _with_canaries(
-        federation, client, planted, bound=terms[client].privacy.max_grad_norm
+    has_canary = _choose_canaries(experiment.seed, client, size)
+    gradients, targets = _canary_gradients(
+        federation, client, has_canary, bound=terms[client].privacy.max_grad_norm
     )
     step = replace(plan.step, bound_groups=None).for_model(gradients.parameters)
     seen = observe(
         gradients,
         targets,
-        planted,
+        has_canary,
         step=step,
         local=experiment.local,
         seed=experiment.seed,
@@ -130,22 +130,22 @@ def _audit(
         accountant=experiment.privacy.accountant,
         adjacency=experiment.privacy.adjacency,
     )
-    found = findings(seen, claim, round_steps=experiment.local.steps, miss=miss)
-    return ClientAudit(client, size, claim, found)
+    findings = measure_leakage(seen, claim, round_steps=experiment.local.steps, miss=miss)
+    return ClientAudit(client, size, claim, findings)
 
 
-def _planted(seed: int, client: int, size: int) -> NDArray[np.bool_]:
-    """Return which examples carry their canary: half of them, at random."""
+def _choose_canaries(seed: int, client: int, size: int) -> NDArray[np.bool_]:
+    """Return a random mask (size,): half of the examples have a canary."""
     order = stream(seed, Purpose.CANARIES, client=client).permutation(size)
     return order < (size + 1) // 2
 
 
-def _with_canaries(
-    federation: Federation, client: int, planted: NDArray[np.bool_], *, bound: float
+def _canary_gradients(
+    federation: Federation, client: int, has_canary: NDArray[np.bool_], *, bound: float
 ) -> tuple[PerExampleGradients, torch.Tensor]:
-    """Return the gradients of the client's model with canaries, and its targets.
+    """Return the per-example gradients of the client's model with canaries, and its targets.
 
-    The way to the gradients is chosen on public examples, as in a run: they stand behind the
+    As in a run, public examples decide how the gradients are computed. These examples follow the
     client's own and are never drawn.
     """
     own = federation.data.clients[client]
@@ -153,19 +153,19 @@ def _with_canaries(
     public = public_examples(federation.data, NUM_CHECK_EXAMPLES)
     check_features, check_targets = to_tensors(public, federation.device)
     carries = torch.zeros(len(features) + len(check_features), device=federation.device)
-    carries[: len(features)] = torch.from_numpy(planted)
+    carries[: len(features)] = torch.from_numpy(has_canary)
     network = deepcopy(federation.model)
     with preserve_state(network), torch.no_grad():
         shape = network(check_features[:1]).shape[1:]
     model = CanaryModel(network, torch.cat([features, check_features]), carries, bound)
     model = model.to(federation.device)
     checks = torch.arange(len(features), len(carries), device=federation.device)
-    loss = with_canary(federation.loss, shape)
+    loss = add_canary_loss(federation.loss, shape)
     return gradients_for(model, loss, checks, check_targets), targets
 
 
-def _shared(audited: list[ClientAudit], *, miss: float) -> list[str]:
-    """Return the neighbours whose noise is correlated: clients must not share a stream."""
+def _shared_noise(audited: list[ClientAudit], *, miss: float) -> list[str]:
+    """Return a message for each pair of neighbouring clients with correlated noise."""
     found = []
     for one, other in pairwise(audited):
         rows, others = one.findings.noise_rows, other.findings.noise_rows

@@ -1,4 +1,4 @@
-"""The `fedsim audit` command. Nothing heavy is imported before it is called."""
+"""The `fedsim audit` command. Slow imports wait until the command runs."""
 
 import json
 import sys
@@ -16,24 +16,24 @@ from fedsim.core.errors import ExitCode
     type=click.IntRange(min=1),
     default=10,
     show_default=True,
-    help="How many to audit: those that claim to spend the most.",
+    help="Maximum number of clients to audit, largest claimed ε first.",
 )
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
     default=1000,
     show_default=True,
-    help="Steps that each of them takes; more give tighter bounds.",
+    help="Minimum number of steps per client; more steps give tighter bounds.",
 )
 @click.option(
     "--confidence",
     type=click.FloatRange(0.5, 1.0, min_open=True, max_open=True),
     default=0.999,
     show_default=True,
-    help="That a sound federation passes.",
+    help="Probability that a correct federation passes.",
 )
-@click.option("--quiet", "-q", is_flag=True, help="No progress, only the result.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the result, no progress.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def audit(
     file: str,
     overrides: tuple[str, ...],
@@ -43,31 +43,31 @@ def audit(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Attack the clients of FILE with planted examples; say what ε they spend at least.
+    """Attack the clients of FILE with canaries and measure a lower bound of their ε.
 
-    Each client's own mechanism runs on its own model and data. Exit code 1 where the noise, the
-    clipping or the sampling is not what the client is charged for; see docs/howto/attack.md.
+    Each client's own mechanism runs on its own model and data. Exit code 1 means that noise,
+    clipping or sampling differ from what the client is charged for; see docs/howto/attack.md.
     """
     from fedsim.audit.audit import audit_experiment
     from fedsim.audit.terminal import print_audit
     from fedsim.experiment import load_experiment
 
-    def told(done: int, of: int) -> None:
+    def print_progress(done: int, of: int) -> None:
         if not quiet:
             click.echo(f"client {done}/{of} audited", err=True)
 
-    found = audit_experiment(
+    result = audit_experiment(
         load_experiment(file, overrides),
         clients=clients,
         steps=steps,
         confidence=confidence,
-        on_client=told,
+        on_client=print_progress,
     )
     if as_json:
-        click.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(result.to_json(), indent=2, ensure_ascii=False))
     else:
-        print_audit(found)
-    for violation in found.violations:
+        print_audit(result)
+    for violation in result.violations:
         click.echo(violation, err=True)
-    if found.violations:
+    if result.violations:
         sys.exit(ExitCode.FAILED)

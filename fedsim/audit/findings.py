@@ -1,4 +1,4 @@
-"""What the observations of one client prove about its mechanism, and about the ε it claims."""
+"""Statistical findings on one client: its measured mechanism, beside the claimed one."""
 
 import math
 from collections.abc import Iterator
@@ -24,22 +24,22 @@ from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.sampling import PoissonSampling, Sampling
 
-LOOKS = 11  # ends of intervals that could be wrong for one client: its share of the false alarms
-_BETWEEN = 0.5  # a coordinate above half a canary is taken for one
+NUM_INTERVAL_ENDS = 11  # per client; each one may be wrong, so they share the false alarms
+_CANARY_THRESHOLD = 0.5  # in clipping bounds; the attack reports a canary above it
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a client's account says of its mechanism.
+    """The mechanism that a client is charged for.
 
     Attributes:
-        epsilon: after all its steps.
-        delta: at which.
-        noise: σ / C of the noise where the canaries are.
-        sampling: how lots are drawn.
-        steps: over the whole run.
-        accountant: what ε is computed by.
-        adjacency: what it protects against.
+        epsilon: claimed ε after all steps.
+        delta: δ of the claim.
+        noise: noise multiplier σ / C on the canaries' coordinates.
+        sampling: the sampling scheme of the lots.
+        steps: number of steps over the whole run.
+        accountant: the accountant that computes ε.
+        adjacency: the neighbouring relation of the claim.
     """
 
     epsilon: float
@@ -53,57 +53,56 @@ class Claim:
 
 @dataclass(frozen=True)
 class Findings:
-    """What was measured on one client.
+    """Measurements on one client.
 
     Attributes:
-        epsilon: of the whole run, with a Gaussian that is told apart as well as the attack proved,
-            and the sampling that it proved.
+        epsilon: lower bound of ε for the whole run, from the measured μ and sampling rate.
         noise: measured σ / C over the claimed one.
-        contribution: of a canary in the lot, in units of C; at most 1 if clipping holds.
-        rate: share of examples in a lot, over the one that was charged.
-        spread: variance of how often each example was drawn, over that of independent lots; 1 where
-            the client claims no independent ones.
-        repeated: correlation of noise between neighbouring steps, and between rounds.
-        noise_rows: the noise of each step (steps, canaries), NaN where a canary was in the lot.
+        contribution: mean of a canary in the lot, in units of C; at most 1 if clipping holds.
+        sampling_rate: measured sampling rate over the charged one.
+        count_variance: variance of how often each example was drawn, over that of independent
+            lots; 1 if the client does not claim independent lots.
+        noise_correlations: correlation of noise from step to step, and from round to round.
+        noise_rows: the noise of each step (steps, canaries), NaN for a canary in the lot.
     """
 
     epsilon: float
     noise: Interval
     contribution: Interval
-    rate: Interval
-    spread: Interval
-    repeated: tuple[Interval, Interval]
+    sampling_rate: Interval
+    count_variance: Interval
+    noise_correlations: tuple[Interval, Interval]
     noise_rows: Floats
 
 
-def findings(seen: Observations, claim: Claim, *, round_steps: int, miss: float) -> Findings:
-    """Return what observations prove.
+def measure_leakage(seen: Observations, claim: Claim, *, round_steps: int, miss: float) -> Findings:
+    """Return the findings of a client's observations.
 
-    Guarantee: each end of an interval is wrong with probability at most `miss`, and there are
-    `LOOKS` of them; a sound mechanism has `violations` no more often than that, all together.
+    Guarantee: each end of an interval is wrong with probability at most `miss`. A correct mechanism
+    has `violations` with probability at most `NUM_INTERVAL_ENDS` times `miss`.
 
     Args:
-        seen: the canaries of a client.
-        claim: its account.
-        round_steps: steps of a round.
-        miss: in (0, 1/2).
+        seen: the observed canaries of a client.
+        claim: the client's claimed mechanism.
+        round_steps: number of steps in a round.
+        miss: probability that an end is wrong, in (0, 1/2).
     """
     inside = seen.inside
-    found, missed = seen.released[~inside], seen.released[inside]
+    noise, canaries = seen.released[~inside], seen.released[inside]
     mu = gdp_lower_bound(
-        rate_interval(int((found > _BETWEEN).sum()), found.size, miss=miss),
-        rate_interval(int((missed <= _BETWEEN).sum()), missed.size, miss=miss),
+        rate_interval(int((noise > _CANARY_THRESHOLD).sum()), noise.size, miss=miss),
+        rate_interval(int((canaries <= _CANARY_THRESHOLD).sum()), canaries.size, miss=miss),
     )
-    rate = _rate(seen, miss=miss)
-    deviation = deviation_interval(found, miss=miss)
+    rate = _sampling_rate(seen, miss=miss)
+    deviation = deviation_interval(noise, miss=miss)
     rows = np.where(inside, np.nan, seen.released)
     return Findings(
-        epsilon=_spent_at_least(claim, mu, rate.low),
-        noise=_scaled(deviation, claim.noise),
-        contribution=known_deviation_mean_interval(missed, deviation.estimate, miss=miss),
-        rate=_scaled(rate, claim.sampling.sampling_rate),
-        spread=_spread(seen, claim.sampling, miss=miss),
-        repeated=(
+        epsilon=_epsilon_lower_bound(claim, mu, rate.low),
+        noise=_scale(deviation, claim.noise),
+        contribution=known_deviation_mean_interval(canaries, deviation.estimate, miss=miss),
+        sampling_rate=_scale(rate, claim.sampling.sampling_rate),
+        count_variance=_count_variance(seen, claim.sampling, miss=miss),
+        noise_correlations=(
             noise_correlation(rows[1:], rows[:-1], miss=miss),
             noise_correlation(rows[round_steps:], rows[:-round_steps], miss=miss),
         ),
@@ -112,13 +111,19 @@ def findings(seen: Observations, claim: Claim, *, round_steps: int, miss: float)
 
 
 def noise_correlation(one: Floats, other: Floats, *, miss: float) -> Interval:
-    """Return the correlation of two tables of noise where both have some."""
+    """Return the correlation of two tables of noise (steps, canaries); NaN entries do not count.
+
+    Args:
+        one: noise, in clipping bounds.
+        other: noise of the same shape.
+        miss: probability that an end is wrong, in (0, 1/2).
+    """
     both = ~(np.isnan(one) | np.isnan(other))
     return correlation_interval(one[both], other[both], miss=miss)
 
 
-def _rate(seen: Observations, *, miss: float) -> Interval:
-    """Return how often examples are drawn; the low end is that of the most exposed one."""
+def _sampling_rate(seen: Observations, *, miss: float) -> Interval:
+    """Return the sampling rate; the low end also covers the most often drawn example."""
     steps, examples = seen.drawn.shape
     pooled = rate_interval(int(seen.drawn.sum()), seen.drawn.size, miss=miss)
     most = int(seen.drawn.sum(axis=0).max(initial=0))
@@ -126,11 +131,11 @@ def _rate(seen: Observations, *, miss: float) -> Interval:
     return replace(pooled, low=max(pooled.low, exposed.low))
 
 
-def _spread(seen: Observations, sampling: Sampling, *, miss: float) -> Interval:
-    """Return how much the examples' counts vary, over Poisson sampling's binomial variance.
+def _count_variance(seen: Observations, sampling: Sampling, *, miss: float) -> Interval:
+    """Return the variance of the examples' counts, over Poisson sampling's binomial variance.
 
-    Where examples take turns, as in a shuffled epoch, they hardly do. Only the upper end counts,
-    and it is safe: the mean of squares is skewed to the right.
+    Lots of a shuffled epoch have almost no variance. Only the upper end is used. It is
+    conservative, because the mean of squares is skewed to the right.
     """
     if not isinstance(sampling, PoissonSampling) or not 0.0 < sampling.rate < 1.0:
         return Interval(1.0, 1.0, 1.0)
@@ -139,13 +144,13 @@ def _spread(seen: Observations, sampling: Sampling, *, miss: float) -> Interval:
     variance = steps * rate * (1.0 - rate)
     fourth = variance * (1.0 + 3.0 * (steps - 2) * rate * (1.0 - rate))
     squares = np.square(seen.drawn.sum(axis=0) - steps * rate)
-    room = -float(ndtri(miss)) * math.sqrt((fourth - variance**2) / examples) / variance
-    found = float(squares.mean()) / variance
-    return Interval(found, found - room, found + room)
+    margin = -float(ndtri(miss)) * math.sqrt((fourth - variance**2) / examples) / variance
+    estimate = float(squares.mean()) / variance
+    return Interval(estimate, estimate - margin, estimate + margin)
 
 
-def _spent_at_least(claim: Claim, mu: float, rate: float) -> float:
-    """Return ε of the claimed run with a Gaussian of the proven μ and the proven sampling."""
+def _epsilon_lower_bound(claim: Claim, mu: float, rate: float) -> float:
+    """Return ε of the claimed run with the measured μ and sampling rate."""
     if mu == 0.0:
         return 0.0
     sampling = claim.sampling
@@ -160,25 +165,27 @@ def _spent_at_least(claim: Claim, mu: float, rate: float) -> float:
     )
 
 
-def _scaled(interval: Interval, unit: float) -> Interval:
+def _scale(interval: Interval, unit: float) -> Interval:
     return Interval(interval.estimate / unit, interval.low / unit, interval.high / unit)
 
 
 def violations(found: Findings, claim: Claim) -> Iterator[str]:
-    """Yield what does not fit the claim, in words."""
+    """Yield a message for each finding that contradicts the claim."""
     if found.epsilon > claim.epsilon:
         yield f"at least ε = {found.epsilon:.4g} is spent, and {claim.epsilon:.4g} is claimed"
     if found.noise.high < 1.0:
         yield f"the noise is {found.noise.estimate:.3g} of what is charged"
     if found.contribution.low > 1.0:
         yield f"an example contributes {found.contribution.estimate:.3g} times the clipping bound"
-    if found.rate.low > 1.0:
-        yield f"lots hold {found.rate.low:.3g} times the share of an example's charge, or more"
-    if found.spread.high < 1.0:
+    if found.sampling_rate.low > 1.0:
+        yield f"lots hold {found.sampling_rate.low:.3g} times the charged sampling rate, or more"
+    if found.count_variance.high < 1.0:
         yield (
-            f"lots are not drawn independently: examples' counts vary {found.spread.estimate:.3g} "
-            "times as much as charged"
+            "lots are not drawn independently: examples' counts vary "
+            f"{found.count_variance.estimate:.3g} times as much as charged"
         )
-    for interval, where in zip(found.repeated, ("step to step", "round to round"), strict=True):
+    for interval, where in zip(
+        found.noise_correlations, ("step to step", "round to round"), strict=True
+    ):
         if interval.excludes(0.0):
             yield f"noise repeats from {where}: correlation {interval.estimate:.3g}"

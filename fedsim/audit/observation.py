@@ -1,4 +1,4 @@
-"""Runs a client's private training with canaries and writes down what its server would see."""
+"""Observations of a client's private training with canaries, as its server would see it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,42 +17,44 @@ from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.local_training import StreamKey, train_private
 
 Bools = NDArray[np.bool_]
-Watch = Callable[[np.ndarray, Tensor, DpSgdMechanism], None]
+ReleaseCallback = Callable[[np.ndarray, Tensor, DpSgdMechanism], None]
 
-OBSERVED = 1000  # canaries of a client: of more, the tables would fill the memory
+MAX_OBSERVED_CANARIES = 1000  # per client; it bounds the memory of the tables
 
 
 @dataclass(frozen=True)
 class Observations:
-    """What happened to each canary in each step.
+    """The released value of each canary in each step.
 
     Attributes:
-        released: its coordinate of the noisy sum (steps, canaries), in units of the bound C of the
-            step; a canary in the lot adds at most 1.
-        drawn: whether its example was in the lot.
-        planted: whether its example carried it (canaries,).
+        released: the canary's coordinate of the noisy sum (steps, canaries), in units of the
+            step's clipping bound C; a canary in the lot adds at most 1.
+        drawn: whether the example was in the lot (steps, canaries).
+        has_canary: whether the example has a canary (canaries,).
     """
 
     released: Floats
     drawn: Bools
-    planted: Bools
+    has_canary: Bools
 
     @property
     def inside(self) -> Bools:
-        """Whether a canary took part in a step."""
-        return self.drawn & self.planted
+        """Whether a canary was in the lot of a step (steps, canaries)."""
+        return self.drawn & self.has_canary
 
 
 @dataclass(frozen=True)
-class WatchedStep(DpSgdMechanism):
-    """A step that shows each lot and each release to `watch`, and else is what it was."""
+class ObservedMechanism(DpSgdMechanism):
+    """A mechanism that passes each lot and each release to `on_release`."""
 
-    watch: Watch = field(default=lambda lot, released, step: None, compare=False)
+    on_release: ReleaseCallback = field(
+        default=lambda lot, released, mechanism: None, compare=False
+    )
 
     @classmethod
-    def of(cls, step: DpSgdMechanism, watch: Watch) -> "WatchedStep":
-        """Return `step`, watched."""
-        return cls(**vars(step), watch=watch)
+    def of(cls, mechanism: DpSgdMechanism, on_release: ReleaseCallback) -> "ObservedMechanism":
+        """Return `mechanism` with a callback for its releases."""
+        return cls(**vars(mechanism), on_release=on_release)
 
     def release(
         self,
@@ -64,19 +66,19 @@ class WatchedStep(DpSgdMechanism):
         noise: NoiseSource,
         into: Tensor,
     ) -> LotStatistics:
-        """As `DpSgdMechanism.release`."""
+        """Release as `DpSgdMechanism.release` does, then call `on_release`."""
         lot = self._lot(len(features), lots)
-        found = super().release(
+        statistics = super().release(
             gradients, features, targets, lots=iter([lot]), noise=noise, into=into
         )
-        self.watch(lot, into, self)
-        return found
+        self.on_release(lot, into, self)
+        return statistics
 
 
 def observe(
     gradients: PerExampleGradients,
     targets: Tensor,
-    planted: Bools,
+    has_canary: Bools,
     *,
     step: DpSgdMechanism,
     local: LocalSettings,
@@ -85,34 +87,34 @@ def observe(
     steps: int,
     secure: bool,
 ) -> Observations:
-    """Train a client on canaries, round after round, as an engine would have it train.
+    """Train a client with canaries, round after round, as in a run, and record its releases.
 
-    The canaries of its first `OBSERVED` examples are looked at.
+    Only the canaries of the first `MAX_OBSERVED_CANARIES` examples are recorded.
 
     Args:
-        gradients: of a `CanaryModel`.
-        targets: of the client's examples.
-        planted: which examples carry their canary.
+        gradients: per-example gradients of a `CanaryModel`.
+        targets: targets of the client's examples (n, ...).
+        has_canary: which examples have a canary (n,).
         step: the client's mechanism, bound to the model.
-        local: its settings; a round has `local.steps` steps.
-        seed: of the streams that the client draws from.
-        client: its number.
-        steps: how many to take; whole rounds, so there may be a few more.
-        secure: lots and noise come from the operating system.
+        local: the client's settings; a round has `local.steps` steps.
+        seed: seed of the client's random streams.
+        client: the client's number.
+        steps: minimum number of steps; the count is rounded up to whole rounds.
+        secure: whether lots and noise come from the operating system's random source.
     """
-    count = min(planted.size, OBSERVED)
+    count = min(has_canary.size, MAX_OBSERVED_CANARIES)
     place = _canaries(gradients, count)
     rows: list[tuple[Floats, Bools]] = []
 
-    def watch(lot: np.ndarray, released: Tensor, at: DpSgdMechanism) -> None:
-        drawn = np.zeros(planted.size, dtype=bool)
+    def record(lot: np.ndarray, released: Tensor, used: DpSgdMechanism) -> None:
+        drawn = np.zeros(has_canary.size, dtype=bool)
         drawn[lot] = True
-        bound = _bound(at, gradients)
-        sums = released[place].double().cpu().numpy() * (at.expected_lot / bound)
+        bound = _bound(used, gradients)
+        sums = released[place].double().cpu().numpy() * (used.expected_lot / bound)
         rows.append((sums, drawn[:count]))
 
-    mechanism: DpSgdMechanism = WatchedStep.of(step, watch)
-    index = torch.arange(planted.size, device=targets.device)
+    mechanism: DpSgdMechanism = ObservedMechanism.of(step, record)
+    index = torch.arange(has_canary.size, device=targets.device)
     start = gradients.parameters.data.clone()
     for number, own in enumerate(_rounds(steps, local.steps), start=1):
         gradients.parameters.data.copy_(start)  # a round starts from the global model
@@ -121,16 +123,20 @@ def observe(
             gradients, index, targets, local, mechanism, key, steps=own, secure=secure
         )
     released, drawn = (np.array(column) for column in zip(*rows, strict=True))
-    return Observations(released, drawn, planted[:count])
+    return Observations(released, drawn, has_canary[:count])
 
 
 def charged_noise(step: DpSgdMechanism, gradients: PerExampleGradients) -> float:
-    """Return σ / C of the noise on a canary's coordinate, as it is charged.
+    """Return the charged noise multiplier σ / C on a canary's coordinate.
 
-    It is read off the event, not off the step that makes the noise.
+    The value comes from the charged event, not from the step that adds the noise.
+
+    Args:
+        step: the client's mechanism, bound to the model.
+        gradients: per-example gradients of a `CanaryModel`.
 
     Raises:
-        TypeError: the step is charged as something else than Gaussian noise.
+        TypeError: the charged event is not Gaussian noise.
     """
     match step.mechanism:
         case Gaussian(noise_multiplier):
@@ -152,16 +158,16 @@ def _group(step: DpSgdMechanism, gradients: PerExampleGradients) -> int:
 
 
 def _canaries(gradients: PerExampleGradients, count: int) -> slice:
-    """Return where the first `count` canaries lie in a flat tensor."""
+    """Return the place of the first `count` canaries in a flat tensor of all parameters."""
     parameters = gradients.parameters
     (place,) = parameters.slices([parameters.names.index(_CANARIES)])
     return slice(place.start, place.start + count)
 
 
-def _rounds(steps: int, each: int) -> Iterator[range]:
-    """Yield the numbers of the steps of each round, until there are `steps` of them."""
-    for start in range(0, steps, each):
-        yield range(start, start + each)
+def _rounds(steps: int, round_steps: int) -> Iterator[range]:
+    """Yield the step numbers of each round, for at least `steps` steps in whole rounds."""
+    for start in range(0, steps, round_steps):
+        yield range(start, start + round_steps)
 
 
 _CANARIES = "canaries.weight"

@@ -1,4 +1,4 @@
-"""What an audit found, client by client."""
+"""Results of an audit, client by client."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,47 +10,49 @@ from fedsim.core.json_numbers import finite_or_none
 
 @dataclass(frozen=True)
 class ClientAudit:
-    """What was found on one client, beside what it claims."""
+    """The findings on one client, beside its claim."""
 
     client: int
-    examples: int
+    num_examples: int
     claim: Claim
     findings: Findings
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """What does not fit the claim, in words."""
+        """A message for each finding that contradicts the claim."""
         return tuple(violations(self.findings, self.claim))
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for a program; what is infinite or unknown is null."""
+        """Return the JSON value; an infinite or unknown number is null."""
         found = self.findings
         return {
             "client": self.client,
-            "examples": self.examples,
+            "examples": self.num_examples,
             "delta": self.claim.delta,
             "epsilon_claimed": self.claim.epsilon,
             "epsilon_at_least": finite_or_none(found.epsilon),
-            "noise_over_charged": _interval(found.noise),
-            "contribution_over_bound": _interval(found.contribution),
-            "sampling_over_charged": _interval(found.rate),
-            "count_variance_over_charged": _interval(found.spread),
-            "noise_correlation": [_interval(interval) for interval in found.repeated],
+            "noise_over_charged": _interval_json(found.noise),
+            "contribution_over_bound": _interval_json(found.contribution),
+            "sampling_over_charged": _interval_json(found.sampling_rate),
+            "count_variance_over_charged": _interval_json(found.count_variance),
+            "noise_correlation": [
+                _interval_json(interval) for interval in found.noise_correlations
+            ],
             "violations": list(self.violations),
         }
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found on the audited clients of an experiment.
+    """The findings on the audited clients of an experiment.
 
     Attributes:
-        name: of the experiment.
-        clients: the audited ones.
-        num_clients: all there are.
-        steps: taken by each audited client.
-        confidence: that a sound federation has no violation.
-        shared: pairs of audited clients whose noise is correlated, in words.
+        name: name of the experiment.
+        clients: results of the audited clients.
+        num_clients: number of all clients of the federation.
+        steps: number of steps of each audited client.
+        confidence: probability that a correct federation has no violation.
+        shared_noise: a message for each pair of audited clients with correlated noise.
     """
 
     name: str
@@ -58,16 +60,16 @@ class Audit:
     num_clients: int
     steps: int
     confidence: float
-    shared: tuple[str, ...]
+    shared_noise: tuple[str, ...]
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """Everything that does not fit the claims, in words."""
+        """A message for each finding that contradicts a claim."""
         own = [f"client {one.client}: {text}" for one in self.clients for text in one.violations]
-        return (*own, *self.shared)
+        return (*own, *self.shared_noise)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for a program."""
+        """Return the JSON value."""
         return {
             "name": self.name,
             "steps": self.steps,
@@ -78,5 +80,5 @@ class Audit:
         }
 
 
-def _interval(interval: Interval) -> dict[str, float | None]:
+def _interval_json(interval: Interval) -> dict[str, float | None]:
     return {name: finite_or_none(value) for name, value in vars(interval).items()}

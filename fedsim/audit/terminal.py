@@ -1,4 +1,4 @@
-"""What a person sees of an audit."""
+"""Terminal output of an audit."""
 
 import math
 
@@ -13,26 +13,31 @@ from fedsim.statement.sentence import count_text
 
 
 def print_audit(audit: Audit, console: Console | None = None) -> None:
-    """Print what was measured on each client beside what it claims, and the verdict."""
+    """Print each client's measurements beside its claim, and the verdict.
+
+    Args:
+        audit: the result to print.
+        console: where to print; standard output by default.
+    """
     console = console or Console()
     table = figure_table(
-        "Measured on each client, over what is charged",
+        "Measured on each client, relative to the charge",
         ["client", "examples", "ε claimed", "ε at least", "noise", "example", "sampling"],
     )
     for one in audit.clients:
         found = one.findings
         table.add_row(
             str(one.client),
-            str(one.examples),
+            str(one.num_examples),
             epsilon_text(one.claim.epsilon),
             least_epsilon_text(found.epsilon),
-            _with_room(found.noise),
-            _with_room(found.contribution),
-            f"{found.rate.estimate:.3f}",
+            _interval_text(found.noise),
+            _interval_text(found.contribution),
+            f"{found.sampling_rate.estimate:.3f}",
         )
     notes = [
-        "ε at least: by the noise, clipping and sampling that the attack proved",
-        "noise: its deviation; example: its part in a sum; sampling: its rate",
+        "ε at least: lower bound from measured noise, clipping and sampling",
+        "noise: deviation; example: contribution to a sum; sampling: rate",
     ]
     if audit.num_clients > len(audit.clients):
         shown = len(audit.clients)
@@ -49,7 +54,7 @@ def print_audit(audit: Audit, console: Console | None = None) -> None:
     )
 
 
-def _with_room(interval: Interval) -> str:
+def _interval_text(interval: Interval) -> str:
     if math.isnan(interval.estimate):
         return "–"
     return f"{interval.estimate:.3f} ± {interval.high - interval.estimate:.3f}"

@@ -1,1 +1,1 @@
-"""What an experiment would spend, run and read, said before anything is trained."""
+"""Plan before training: the ε that an experiment spends, the code it runs, the files it reads."""

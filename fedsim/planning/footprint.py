@@ -1,7 +1,7 @@
-"""What an experiment reaches for when it runs: code that it executes and files that it reads.
+"""Footprint of an experiment: the code that it executes and the files that it reads.
 
-An experiment file may come from somebody else. Nothing of this is imported or opened here, so a
-person can look before anything happens.
+An experiment file may come from an untrusted source. Nothing is imported or opened here, so the
+user can review the footprint before the run.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from fedsim.experiment.load import LoadedExperiment
 
 @dataclass(frozen=True)
 class Footprint:
-    """What an experiment names.
+    """The code and the files that an experiment names.
 
     Attributes:
-        code: plug-ins that it runs, as they are written.
-        files: files that it reads, plug-in files included, with links resolved.
-        outside: those of `files` that are not below the experiment's directory.
+        code: plug-ins that the experiment runs, as written in it.
+        files: files that the experiment reads, including plug-in files, with links resolved.
+        outside: members of `files` that are not below the experiment's directory.
     """
 
     code: tuple[str, ...]
@@ -26,7 +26,7 @@ class Footprint:
     outside: tuple[Path, ...]
 
     def lines(self) -> list[str]:
-        """Return it in words, a line for each kind; nothing for what built-in names cover."""
+        """Return a line of text for each kind; built-in names need none."""
         kinds = (
             ("runs the code of", self.code),
             ("reads", self.files),
@@ -36,7 +36,7 @@ class Footprint:
 
 
 def footprint(loaded: LoadedExperiment) -> Footprint:
-    """Return what an experiment would execute and read."""
+    """Return the code that an experiment would execute and the files that it would read."""
     experiment = loaded.experiment
     dataset = experiment.data.dataset
     code = [name for name in (experiment.model.name, experiment.model.loss) if ":" in name]

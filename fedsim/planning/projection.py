@@ -1,4 +1,4 @@
-"""What a federation would spend, and what noise it needs, without training it."""
+"""Projection of a federation's ε and noise, without training."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,29 +20,29 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.budget_check import last_round, refuse_overspending
 from fedsim.federation.federation import Federation
 
-_POINTS = 12  # of each client's curve
-_LONGEST = 100  # times the planned run: a budget that affords more is called unlimited
+_MAX_CURVE_POINTS = 12  # of each client's curve
+_MAX_PLANNED_RUNS = 100  # a budget that affords this many runs counts as unlimited
 
 
 @dataclass(frozen=True)
 class PlannedClient:
-    """What one client will have spent.
+    """Projection of one client.
 
     Attributes:
-        client: its number.
-        examples: the public size that sets its sampling rate.
-        sampling_rate: expected share of its examples in a lot.
+        client: the client's number.
+        examples: public number of examples, which sets the sampling rate.
+        sampling_rate: expected share of the examples in a lot.
         noise_multiplier: z, given or calibrated.
-        rounds: rounds that it is scheduled for.
-        delta: its δ.
-        target_epsilon: its budget; None without one.
-        steps: steps it will take, fewer than planned where its budget affords no more.
-        affordable_rounds: whole rounds that its budget affords, however many are planned; None
-            without a budget, or where any number fits.
-        last_round: the last round in which it takes a step; 0 for none.
-        epsilon: after all its steps.
-        curve: (rounds taken part in, ε), ascending.
-        group: the group of `privacy.clients` that it is in.
+        rounds: number of rounds that the client is scheduled for.
+        delta: δ of the guarantee.
+        target_epsilon: the client's budget; None without one.
+        steps: number of steps to take, fewer than planned if the budget affords no more.
+        affordable_rounds: number of whole rounds that the budget affords; None without a budget
+            or without a limit.
+        last_round: the last round in which the client takes a step; 0 for none.
+        epsilon: ε after all steps.
+        curve: pairs (number of rounds, ε), ascending.
+        group: the client's group in `privacy.clients`.
     """
 
     client: int
@@ -62,10 +62,13 @@ class PlannedClient:
 
 @dataclass(frozen=True)
 class Variation:
-    """The same federation with one setting changed, for its median client.
+    """Projection of the median client with one setting changed.
 
-    `noise_multiplier` is what the target needs, or the given one; `steps` are those that it takes,
-    and `epsilon` is what they spend.
+    Attributes:
+        change: the changed setting.
+        noise_multiplier: z, calibrated to the target ε or given.
+        steps: number of steps to take.
+        epsilon: ε after all steps.
     """
 
     change: str
@@ -76,7 +79,7 @@ class Variation:
 
 @dataclass(frozen=True)
 class Plan:
-    """The privacy plan of a federation; `refusal` is why `fedsim run` would not start it."""
+    """The privacy plan of a federation; `refusal` is the reason why `fedsim run` refuses it."""
 
     target_epsilon: float | None
     clients: tuple[PlannedClient, ...]
@@ -95,7 +98,7 @@ class Plan:
         return max(client.epsilon for client in self.clients)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan for a program; an infinite ε is null."""
+        """Return the plan as a JSON value; an infinite ε is null."""
         return {
             "delta": self.delta,
             "target_epsilon": self.target_epsilon,
@@ -118,9 +121,9 @@ class Plan:
 
 
 def plan_experiment(loaded: LoadedExperiment) -> Plan:
-    """Return what the experiment would spend; nothing is trained and no example is looked at.
+    """Return the projected ε of each client, without training.
 
-    Data are loaded, since the clients' sizes set their sampling rates.
+    Data are loaded, because the clients' numbers of examples set their sampling rates.
 
     Raises:
         PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
@@ -132,7 +135,9 @@ def plan_experiment(loaded: LoadedExperiment) -> Plan:
     federation = assemble(loaded, ledger=None)
     rounds = federation.participation.planned_rounds()
     plans, terms = federation.plans or (), federation.client_privacy or ()
-    clients = tuple(_planned(federation, client, rounds[client]) for client in range(len(plans)))
+    clients = tuple(
+        _plan_client(federation, client, rounds[client]) for client in range(len(plans))
+    )
     middle = median_low(plan.examples for plan in plans)
     median = next(client.client for client in clients if client.examples == middle)
     return Plan(
@@ -152,10 +157,12 @@ def _refusal(federation: Federation) -> str | None:
     return None
 
 
-def _planned(federation: Federation, client: int, rounds: int) -> PlannedClient:
+def _plan_client(federation: Federation, client: int, rounds: int) -> PlannedClient:
     plans, terms = federation.plans or (), federation.client_privacy or ()
     plan, own, steps = plans[client], terms[client], federation.experiment.local.steps
-    marks = sorted({max(1, round(rounds * k / _POINTS)) for k in range(1, _POINTS + 1)})
+    marks = sorted(
+        {max(1, round(rounds * k / _MAX_CURVE_POINTS)) for k in range(1, _MAX_CURVE_POINTS + 1)}
+    )
     curve = tuple(
         (mark, _epsilon(plan, own.privacy, min(mark * steps, plan.steps_to_take)))
         for mark in marks
@@ -183,13 +190,13 @@ def _affordable_rounds(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) 
         return None
     most = affordable_steps(
         plan.step,
-        _LONGEST * max(plan.planned_steps, steps),
+        _MAX_PLANNED_RUNS * max(plan.planned_steps, steps),
         target_epsilon=plan.target_epsilon,
         delta=plan.delta,
         accountant=privacy.accountant,
         adjacency=privacy.adjacency,
     )
-    return None if most >= _LONGEST * max(plan.planned_steps, steps) else most // steps
+    return None if most >= _MAX_PLANNED_RUNS * max(plan.planned_steps, steps) else most // steps
 
 
 def _epsilon(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> float:
@@ -205,7 +212,7 @@ def _epsilon(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> float:
 def _variations(
     federation: Federation, privacy: PrivacySettings, examples: int, rounds: int
 ) -> Iterator[Variation]:
-    """Yield what the median client would need or spend with one setting changed."""
+    """Yield the projections of the median client with one setting changed each."""
     local = federation.experiment.local
     for change, other_local, other_privacy, other_rounds in _changes(local, privacy, rounds):
         try:

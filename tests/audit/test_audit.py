@@ -20,7 +20,7 @@ from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.training.local_training import StreamKey
 from fedsim.experiment import LoadedExperiment, load_experiment
 
-CONFIDENCE = 1 - 1e-6  # the seed is fixed; whoever changes what is drawn has this false-alarm rate
+CONFIDENCE = 1 - 1e-6  # the false-alarm rate of a changed draw; the seed is fixed
 
 
 def experiment(**sections: Any) -> LoadedExperiment:
@@ -154,7 +154,7 @@ def test_shuffled_data_charged_as_poisson_is_found(monkeypatch: pytest.MonkeyPat
     local = {"steps": 9, "batch_size": 32}  # whole epochs in a round
     for client in audited(local=local).clients:
         assert [text for text in client.violations if "not drawn independently" in text]
-        assert client.findings.rate.estimate == pytest.approx(1.0, abs=0.05)
+        assert client.findings.sampling_rate.estimate == pytest.approx(1.0, abs=0.05)
 
 
 def test_noise_of_one_seed_for_all_rounds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,16 +187,16 @@ def test_noise_that_clients_share_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(StreamKey, "noise", common)
     found = audited(clients=3)
-    assert len(found.shared) == 2
+    assert len(found.shared_noise) == 2
     assert all("have noise in common" in text for text in found.violations)
 
 
 def test_of_many_examples_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observing, "OBSERVED", 40)
+    monkeypatch.setattr(observing, "MAX_OBSERVED_CANARIES", 40)
     found = audited()
     assert found.violations == ()
     for client in found.clients:
-        assert client.examples > 200
+        assert client.num_examples > 200
         assert client.findings.noise_rows.shape == (400, 40)
         assert client.findings.epsilon > 0.0
 
@@ -209,7 +209,7 @@ def test_the_clients_of_the_largest_claims_are_audited() -> None:
     assert (len(found.clients), found.num_clients) == (2, 5)
 
 
-def test_whoever_claims_nothing_is_told_so() -> None:
+def test_an_experiment_without_a_claim_is_refused() -> None:
     with pytest.raises(PrivacyPlanError, match="the experiment has no privacy section"):
         audited(privacy=None)
     with pytest.raises(PrivacyPlanError, match="a noise_multiplier above 0"):
@@ -221,9 +221,9 @@ def test_the_same_audit_twice_is_the_same() -> None:
     assert one == other
 
 
-def test_who_listens_is_told_of_each_client() -> None:
-    told: list[tuple[int, int]] = []
+def test_the_callback_is_called_for_each_client() -> None:
+    calls: list[tuple[int, int]] = []
     audit_experiment(
-        experiment(), clients=3, steps=5, on_client=lambda done, of: told.append((done, of))
+        experiment(), clients=3, steps=5, on_client=lambda done, of: calls.append((done, of))
     )
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert calls == [(1, 3), (2, 3), (3, 3)]
