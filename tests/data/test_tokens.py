@@ -78,8 +78,8 @@ def test_what_is_no_token_is_refused_by_its_value(tmp_path: Path, wrong: float) 
 
 def test_built_in_models_and_data_take_no_tokens(tmp_path: Path) -> None:
     sections = experiment(tmp_path, model={"name": "mlp"})
-    with pytest.raises(ExperimentError, match=r"data.features: the built-in model 'mlp' computes"):
+    with pytest.raises(ExperimentError, match=r"the built-in model 'mlp' takes numbers"):
         load_experiment(sections, base=tmp_path)
     sections["data"]["dataset"] = "digits"
-    with pytest.raises(ExperimentError, match=r"data.features: digits has numbers and no tokens"):
+    with pytest.raises(ExperimentError, match=r"data.features: digits has numbers, no tokens"):
         load_experiment(sections, base=tmp_path)
