@@ -237,7 +237,7 @@ def validate(file: str, overrides: tuple[str, ...], as_json: bool) -> None:
     Lists the code that a run would execute and the files that it would read.
     """
     from fedsim.experiment import load_experiment
-    from fedsim.planning.footprint import footprint
+    from fedsim.planning.footprint import find_footprint
 
     loaded = load_experiment(file, overrides)
     experiment = loaded.experiment
@@ -245,7 +245,7 @@ def validate(file: str, overrides: tuple[str, ...], as_json: bool) -> None:
         _print_json(experiment.model_dump(mode="json"))
         return
     click.echo(f"{file}: ok ({experiment.name}, {_privacy_in_words(experiment)})")
-    for line in footprint(loaded).lines():
+    for line in find_footprint(loaded).lines():
         click.echo(line)
 
 

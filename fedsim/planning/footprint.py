@@ -35,7 +35,7 @@ class Footprint:
         return [f"  {what}: {', '.join(map(str, names))}" for what, names in kinds if names]
 
 
-def footprint(loaded: LoadedExperiment) -> Footprint:
+def find_footprint(loaded: LoadedExperiment) -> Footprint:
     """Return the code that an experiment would execute and the files that it would read."""
     experiment = loaded.experiment
     dataset = experiment.data.dataset

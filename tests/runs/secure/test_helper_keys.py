@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message
 from fedsim.cli import cli
 from fedsim.experiment import load_experiment
 from fedsim.federation.helper_keys import make_helper_key, read_helper_key
-from fedsim.planning.footprint import footprint
+from fedsim.planning.footprint import find_footprint
 from fedsim.runs.runner import RunFailedError
 from fedsim.secagg.errors import PublicKeyError
 from fedsim.secagg.hpke import SealingKey
@@ -106,7 +106,7 @@ def test_the_command_makes_a_key_once_and_prints_its_fingerprint(tmp_path: Path)
 def test_the_files_of_keys_are_among_those_that_an_experiment_reads(
     lab: Any, pinned: dict[str, Any]
 ) -> None:
-    read = footprint(load_experiment(lab.experiment(pinned))).files
+    read = find_footprint(load_experiment(lab.experiment(pinned))).files
     assert {str(path) for path in read} == set(pinned["helper_key_files"])
 
 
