@@ -195,7 +195,7 @@ def deploy(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> No
     if as_json:
         _print_json({"path": str(app.path), "clients": app.clients, "data_file": data})
         return
-    click.echo(f"{app.path}: a Flower app for {app.clients} SuperNodes; see docs/deployment.md")
+    click.echo(f"{app.path}: a Flower app for {app.num_nodes} SuperNodes; see docs/deployment.md")
     if data is not None:
         click.echo(f"not in the app: {data}; copy it to this path on every node", err=True)
 

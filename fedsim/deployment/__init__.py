@@ -1,5 +1,5 @@
-"""A federation outside of the simulator: the same apps under Flower's SuperLink and SuperNodes.
+"""A federation on real processes: the simulator's apps under Flower's SuperLink and SuperNodes.
 
-`flower_app` writes an experiment as a Flower app; `server_app` and `client_app` are what that app
-runs on the SuperLink's side and on every SuperNode; `node_state` is what a node keeps on disk.
+`flower_app` writes an experiment as a Flower app. That app runs `server_app` beside the SuperLink
+and `client_app` on every SuperNode. `node_state` is the state of a node on disk.
 """

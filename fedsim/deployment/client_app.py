@@ -1,4 +1,4 @@
-"""What a SuperNode runs: one client of the experiment, with its ledger on the node's disk."""
+"""The ClientApp of a SuperNode: one client, or one helper, with its ledger on the node's disk."""
 
 import logging
 from pathlib import Path
@@ -21,13 +21,13 @@ EXPERIMENT_FILE = "experiment.yaml"
 
 
 class NodeClient(ClientApp):
-    """The client that a SuperNode's `partition-id` names.
+    """The client or helper of a SuperNode, selected by its `partition-id`.
 
     Args:
-        directory: holds `experiment.yaml` and the files that it names.
+        directory: contains `experiment.yaml` and its plug-in files.
 
-    Guarantee: a round is charged in the node's ledger, on disk, before training starts; it stays
-    charged whatever happens to the SuperNode or to the run.
+    Guarantee: a round is charged in the node's ledger, on disk, before training starts. The charge
+    remains if the SuperNode or the run fails.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -35,7 +35,12 @@ class NodeClient(ClientApp):
         self._directory = directory
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message; what goes wrong here is answered in one line."""
+        """Answer a message; an error is answered in one line.
+
+        Args:
+            message: the server's request.
+            context: of Flower, with the node's configuration.
+        """
         try:
             return self._answer(message, context)
         except Exception as error:
@@ -56,17 +61,17 @@ class NodeClient(ClientApp):
 
 
 def _helper(loaded: LoadedExperiment, message: Message, context: Context) -> Message:
-    """Answer as a helper, which has no data, no model and no ledger."""
+    """Answer as a helper: it has no data, no model and no ledger."""
     if message.metadata.message_type == LEDGER_TYPE:
         return empty_ledger_reply(message)
     return make_node_app(ClientApp(), loaded.experiment, loaded.base)(message, context)
 
 
 def _node_number(loaded: LoadedExperiment, context: Context) -> int:
-    """Return the node that this is: a client, or, above those, a helper.
+    """Return the number of this node; clients come first, then helpers.
 
     Raises:
-        DeploymentError: the node's configuration names none, or one that the experiment lacks.
+        DeploymentError: the node's configuration has no number, or one that the experiment lacks.
     """
     number = context.node_config.get(PARTITION)
     clients = loaded.experiment.data.partition.num_clients

@@ -1,7 +1,7 @@
-"""Writes an experiment as a Flower app: a directory that `flwr run` takes as it is.
+"""Writes an experiment as a Flower app: a directory for `flwr run`.
 
-The app holds the experiment, the plug-in files that it names, and two modules of three lines that
-point into the installed fedsim. It holds no data: every node has, or makes, its own.
+The app contains the experiment, its plug-in files, and two modules of three lines that import the
+installed fedsim. It contains no data: every node has, or generates, its own.
 """
 
 import re
@@ -59,12 +59,12 @@ class WrittenApp:
 
     Attributes:
         path: its directory.
-        clients: SuperNodes that it waits for: the clients, and the helpers of secure aggregation.
-        data_file: the file that must be at this path on every node; None where there is none.
+        num_nodes: SuperNodes that it waits for: clients and helpers of secure aggregation.
+        data_file: absolute path of the data file on every node; None for built-in data.
     """
 
     path: Path
-    clients: int
+    num_nodes: int
     data_file: Path | None
 
 
@@ -72,12 +72,11 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
     """Write the Flower app of an experiment.
 
     Args:
-        loaded: the experiment; plug-ins are copied from its directory.
+        loaded: the experiment; its plug-ins are copied from its directory.
         out: the app's directory; must be new or empty.
 
     Raises:
-        DeploymentError: `out` is not empty, or a plug-in lies outside of the directory of the
-            experiment.
+        DeploymentError: `out` is not empty, or a plug-in is not in the experiment's directory.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DeploymentError(f"{out} exists and is not empty; choose another --out")
@@ -111,8 +110,8 @@ def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:
             path = (loaded.base / Path(location).expanduser()).resolve()
             if not path.is_relative_to(loaded.base.resolve()):
                 raise DeploymentError(
-                    f"{reference}: lies outside of {loaded.base}; an app takes along only what is "
-                    "beside its experiment: move it there, or install it as a package on every node"
+                    f"{reference}: lies outside of {loaded.base}; an app contains only files from "
+                    "there: move it there, or install it as a package on every node"
                 )
             if not path.is_file():
                 raise DeploymentError(f"{reference}: no such file: {path}")

@@ -1,7 +1,7 @@
-"""How the server of a deployment learns the clients' ledgers, which stay on their nodes.
+"""Collection of the clients' ledgers by the server of a deployment.
 
-A ledger is public: it holds mechanisms and no data. The server's copy is what the report and
-`fedsim verify` read; the original is on the node, and decides.
+A ledger is public: it contains mechanisms and no data. The report and `fedsim verify` read the
+server's copy. The original stays on the node and decides.
 """
 
 import logging
@@ -21,25 +21,35 @@ _RECORDS = "records"
 
 
 def ledger_reply(ledger: Path, request: Message) -> Message:
-    """Answer with every record of a node's ledger."""
+    """Return the reply with every record of a node's ledger.
+
+    Args:
+        ledger: the node's ledger file.
+        request: the server's message.
+    """
     lines = ledger.read_text().splitlines(keepends=True)
     return Message(RecordDict({LEDGER: ConfigRecord({_RECORDS: lines})}), reply_to=request)
 
 
 def empty_ledger_reply(request: Message) -> Message:
-    """Answer as a node that keeps no ledger."""
+    """Return the reply of a node without a ledger."""
     return Message(RecordDict({LEDGER: ConfigRecord({_RECORDS: []})}), reply_to=request)
 
 
 def collect_ledgers(grid: Grid, ledger: Path, *, timeout: float) -> None:
-    """Ask every node for its ledger and complete the server's copy.
+    """Request every node's ledger and complete the server's copy.
 
-    A node that does not answer, or whose records do not continue what the server has, is logged and
-    left out: its spend then stands in the copy as far as it was known before.
+    A node is logged and left out if it does not answer or its records do not continue the server's.
+    The copy then keeps the charges of that node that it had before.
+
+    Args:
+        grid: the connected nodes.
+        ledger: file of the server's copy.
+        timeout: seconds to wait for all replies.
     """
     journal = FileJournal(ledger)
-    asked = [Message(RecordDict(), node, LEDGER_TYPE) for node in sorted(grid.get_node_ids())]
-    for reply in grid.send_and_receive(asked, timeout=timeout):
+    requests = [Message(RecordDict(), node, LEDGER_TYPE) for node in sorted(grid.get_node_ids())]
+    for reply in grid.send_and_receive(requests, timeout=timeout):
         node = reply.metadata.src_node_id
         try:
             for charge in _charges(reply):

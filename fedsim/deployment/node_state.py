@@ -1,8 +1,8 @@
-"""What a node keeps on disk: one ledger for its client, for nobody else's eyes.
+"""State of a node on disk: its client's ledger, readable by its user alone.
 
-The directory of a client is `STATE/seed-SEED/client-NUMBER`. The seed is part of it because noise
-is keyed by seed, client and round: another experiment with the same seed would draw the same noise
-again, and the difference of two answers would carry none. Such an experiment is refused.
+A client's directory is `STATE/seed-SEED/client-NUMBER`. Noise is keyed by seed, client and round:
+another experiment with the same seed would draw the same noise again. The difference of the two
+answers would then contain no noise, so such an experiment is refused.
 """
 
 import json
@@ -26,11 +26,11 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def state_directory(node_config: Mapping[str, object]) -> Path:
-    """Return where a node keeps its state: `state` of its configuration, or FEDSIM_STATE, or home.
+    """Return a node's state directory: `state` of its configuration, FEDSIM_STATE, or the default.
 
     Raises:
-        DeploymentError: the path is not absolute; the working directory of a Flower process is not
-            where a person thinks it is.
+        DeploymentError: the path is not absolute; the working directory of a Flower process is
+            seldom the user's.
     """
     for name, value in (
         (f"{STATE_KEY} in --node-config", node_config.get(STATE_KEY)),
@@ -45,12 +45,17 @@ def state_directory(node_config: Mapping[str, object]) -> Path:
 
 
 def client_ledger(state: Path, experiment: Experiment, client: int) -> Path:
-    """Return the file of a client's ledger; made, if need be, for the user alone.
+    """Return the file of a client's ledger; it is created if it does not exist.
+
+    Args:
+        state: the node's state directory.
+        experiment: the experiment that the client is about to answer.
+        client: number of the client.
 
     Guarantee: neither the directories nor the ledger can be read by another user.
 
     Raises:
-        DeploymentError: something there is open to others or belongs to another user, or the
+        DeploymentError: a file or directory is open to other users or belongs to one, or the
             client answered a different experiment with this seed.
         SchemaError: another version of fedsim wrote the state.
     """
@@ -67,7 +72,7 @@ def _private_directory(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise DeploymentError(f"{path}: cannot be made: {error.strerror}") from error
+        raise DeploymentError(f"{path}: cannot be created: {error.strerror}") from error
     _refuse_open(path, "700")
 
 
@@ -75,12 +80,12 @@ def _private_file(path: Path) -> None:
     try:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
     except OSError as error:
-        raise DeploymentError(f"{path}: cannot be made: {error.strerror}") from error
+        raise DeploymentError(f"{path}: cannot be created: {error.strerror}") from error
     _refuse_open(path, "600")
 
 
 def _refuse_open(path: Path, wanted: str) -> None:
-    if sys.platform == "win32":  # permissions are lists of another kind there
+    if sys.platform == "win32":  # access control lists, no mode bits
         return
     found = path.stat()
     if found.st_uid != os.geteuid():
@@ -96,7 +101,7 @@ def _refuse_open(path: Path, wanted: str) -> None:
 
 
 def _check_same_experiment(path: Path, experiment: Experiment) -> None:
-    """Write the experiment down, or compare it with the one written before."""
+    """Compare the experiment with the stored one; store it if there is none."""
     if path.exists():
         _refuse_open(path, "600")
         before = _read(path)
@@ -114,7 +119,7 @@ def _check_same_experiment(path: Path, experiment: Experiment) -> None:
         "schema": NODE_STATE_SCHEMA,
         "experiment": experiment.model_dump(mode="json"),
     }
-    descriptor, new = mkstemp(prefix=f".{path.name}-", dir=path.parent)  # for the user alone
+    descriptor, new = mkstemp(prefix=f".{path.name}-", dir=path.parent)  # mode 600
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump(content, file)
     os.replace(new, path)
@@ -138,12 +143,17 @@ def _read(path: Path) -> Experiment:
 
 
 def changed_keys(before: Experiment, after: Experiment) -> list[str]:
-    """Return the keys in which two experiments differ, apart from how they are executed."""
+    """Return the keys with different values in two experiments, without those of `runtime`.
+
+    Args:
+        before: the stored experiment.
+        after: the new experiment.
+    """
     found = differences(before.model_dump(mode="json"), after.model_dump(mode="json"), "")
     return [key for key in found if not key.startswith("runtime.")]
 
 
 def _may_grow(key: str, before: Experiment) -> bool:
-    """Rounds may be added where the noise was not calibrated to their number."""
+    """Whether a key may change: rounds may, if the noise was not calibrated to their number."""
     calibrated = before.privacy is not None and before.privacy.target_epsilon is not None
     return key == "federation.rounds" and not calibrated

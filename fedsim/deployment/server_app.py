@@ -1,4 +1,4 @@
-"""What the SuperLink's side runs: the experiment's rounds, and its run directory."""
+"""The ServerApp of a deployment: runs the rounds and writes the run directory."""
 
 import logging
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ OUT_KEY = "out"  # key of the app's run config
 
 
 class DeployedEngine(Engine):
-    """Executes a federation on the grid that Flower hands to a ServerApp."""
+    """Executes a federation on the grid of Flower's ServerApp."""
 
     patience = 600.0  # a SuperNode may start a process for every message
     one_operator = False
@@ -37,9 +37,12 @@ class DeployedEngine(Engine):
         self._context = context
 
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
-        """Run `server_app` against the connected nodes, then fetch the clients' ledgers.
+        """Run `server_app` with the connected nodes, then collect the clients' ledgers.
 
-        The clients themselves run elsewhere; `client_app` says where the ledger's copy belongs.
+        Args:
+            server_app: runs the rounds.
+            client_app: not run here, since clients run on SuperNodes; names the ledger's copy.
+            num_nodes: not used; `server_app` waits for the nodes.
         """
         try:
             server_app(self._grid, self._context)
@@ -51,8 +54,8 @@ class DeployedEngine(Engine):
 def deployed_server(directory: Path) -> ServerApp:
     """Return the ServerApp of the experiment in `directory`.
 
-    The run directory is `out` of the run config, on the machine of the SuperLink. One that holds an
-    unfinished run of the experiment is continued.
+    The run directory is `out` of the run config, on the machine of the SuperLink. An unfinished run
+    in it is resumed.
     """
     app = ServerApp()
 
@@ -61,7 +64,7 @@ def deployed_server(directory: Path) -> ServerApp:
         experiment = load_experiment(directory / EXPERIMENT_FILE)
         out = _run_directory(context.run_config, experiment.experiment.name, context.run_id)
         resume = (out / "experiment.yaml").is_file()
-        if resume and _finished(out, experiment.experiment.federation.rounds):
+        if resume and _is_finished(out, experiment.experiment.federation.rounds):
             raise DeploymentError(
                 f"{out} holds a finished run; name a new directory: "
                 f"flwr run . -c '{OUT_KEY}=\"/absolute/path\"'"
@@ -71,7 +74,7 @@ def deployed_server(directory: Path) -> ServerApp:
             directory / EXPERIMENT_FILE,
             out=out,
             resume=resume,
-            observer=_Log(experiment.experiment.federation.rounds),
+            observer=_RoundLog(experiment.experiment.federation.rounds),
             engine=DeployedEngine(grid, context),
         )
         write_report(RunDirectory(result.path))
@@ -80,8 +83,8 @@ def deployed_server(directory: Path) -> ServerApp:
     return app
 
 
-class _Log:
-    """Says a line for each round in Flower's log, which `flwr run --stream` shows."""
+class _RoundLog:
+    """Logs one line per round to Flower's log, which `flwr run --stream` shows."""
 
     def __init__(self, rounds: int) -> None:
         self._rounds = rounds
@@ -90,12 +93,12 @@ class _Log:
         logger.info("waiting for %d SuperNodes", federation.num_nodes)
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
-        figures = {
+        metrics = {
             name: value
             for name, value in row.items()
             if name.startswith("test_") or name == "epsilon_max"
         }
-        logger.info("round %d of %d: %s", row["round"], self._rounds, figures)
+        logger.info("round %d of %d: %s", row["round"], self._rounds, metrics)
         for failed in row["failed"]:
             logger.warning("client %d failed: %s", failed["client"], failed["reason"])
 
@@ -114,7 +117,7 @@ def _run_directory(run_config: Mapping[str, object], name: str, run_id: int) -> 
     return path
 
 
-def _finished(out: Path, rounds: int) -> bool:
+def _is_finished(out: Path, rounds: int) -> bool:
     directory = RunDirectory.open(out)
     if not (out / "summary.json").is_file():
         return False

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedsim.models.tasks import Task as Task
     from fedsim.models.tasks import task_for as task_for
 
-# Loaded when first used: settings and catalog are imported by `fedsim --help`, without torch.
+# Imported on first use: `fedsim --help` imports settings and catalog without torch.
 _public = {
     "ModelError": "fedsim.models.errors",
     "PerExampleLoss": "fedsim.models.losses",

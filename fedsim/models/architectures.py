@@ -1,7 +1,7 @@
 """The built-in models.
 
-None has BatchNorm, which mixes the examples of a batch and so has no per-example gradient, nor
-dropout, whose random numbers would come from a global generator.
+None has BatchNorm: it mixes the examples of a batch, so there is no per-example gradient. None has
+dropout: it would draw from torch's global generator.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,17 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.
 
 
 def architecture(args: Settings, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """Return the built-in model whose settings `args` are.
+    """Return the built-in model of the settings `args`.
 
     It maps (batch, *input_shape) to (batch, num_outputs).
 
+    Args:
+        args: `model.args`; their class selects the model.
+        input_shape: shape of one example.
+        num_outputs: outputs per example.
+
     Raises:
-        ModelError: if the model does not take inputs of that shape.
+        ModelError: the model does not accept inputs of that shape.
     """
     match args:
         case LogisticArgs():
@@ -36,12 +41,24 @@ def architecture(args: Settings, input_shape: tuple[int, ...], num_outputs: int)
 
 
 def logistic(args: LogisticArgs, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """Return one linear layer on the flattened input."""
+    """Return one linear layer on the flattened input.
+
+    Args:
+        args: `model.args` of `logistic`.
+        input_shape: shape of one example.
+        num_outputs: outputs per example.
+    """
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), num_outputs, bias=args.bias))
 
 
 def mlp(args: MlpArgs, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """Return fully connected layers on the flattened input."""
+    """Return fully connected layers on the flattened input.
+
+    Args:
+        args: `model.args` of `mlp`.
+        input_shape: shape of one example.
+        num_outputs: outputs per example.
+    """
     layers: list[nn.Module] = [nn.Flatten()]
     width = prod(input_shape)
     for hidden in args.hidden:
@@ -53,8 +70,13 @@ def mlp(args: MlpArgs, input_shape: tuple[int, ...], num_outputs: int) -> nn.Mod
 def cnn(args: CnnArgs, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     """Return 3 x 3 convolutions with group norm and pooling, then one hidden layer.
 
+    Args:
+        args: `model.args` of `cnn`.
+        input_shape: shape of one example, (channels, height, width) in pixels.
+        num_outputs: outputs per example.
+
     Raises:
-        ModelError: if an input is not (channels, height, width).
+        ModelError: the input shape does not have three dimensions.
     """
     if len(input_shape) != 3:
         raise ModelError(
@@ -71,7 +93,7 @@ def cnn(args: CnnArgs, input_shape: tuple[int, ...], num_outputs: int) -> nn.Mod
             activation(),
         ]
         width = channels
-        # Stops at 2 x 2: group norm of a single pixel would leave little of the image.
+        # Pooling stops at 2 x 2: group norm of a single pixel would leave little of the image.
         if min(height_px, width_px) >= 4:
             layers.append(nn.MaxPool2d(2))
             height_px, width_px = height_px // 2, width_px // 2
@@ -85,5 +107,5 @@ def cnn(args: CnnArgs, input_shape: tuple[int, ...], num_outputs: int) -> nn.Mod
 
 
 def _groups(channels: int) -> int:
-    """Return the largest number of groups, up to 8, that divides into 4 channels or more each."""
+    """Return the largest number of equal groups, at most 8, with 4 channels or more each."""
     return max(n for n in range(1, max(1, min(8, channels // 4)) + 1) if channels % n == 0)

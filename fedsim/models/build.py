@@ -1,4 +1,4 @@
-"""Builds the model an experiment names, with initial weights that only its seed decides."""
+"""Builds the model of an experiment; its initial weights depend on the seed alone."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,30 +32,30 @@ def build_model(
 
     Args:
         settings: `model:` of the experiment.
-        input_shape: shape of one example; only built-in models are told.
-        num_outputs: outputs per example (`Task.num_outputs`); only built-in models are told.
+        input_shape: shape of one example; used by built-in models only.
+        num_outputs: outputs per example (`Task.num_outputs`); used by built-in models only.
         seed: the experiment's seed; the same seed gives the same weights.
-        base: the directory of the experiment file, which paths are relative to.
+        base: the directory of the experiment file; paths are relative to it.
 
     Guarantees:
-        torch's global generators are afterwards as they were before.
+        the states of torch's global generators are restored.
 
     Raises:
-        ModelError: with one line, if there is no such model, it cannot be built, it is not an
-            `nn.Module` or it has nothing to train.
+        ModelError: there is no such model, it cannot be built, it is not an `nn.Module`, or it has
+            no trainable parameters; one line.
     """
     build = _builder(settings, input_shape, num_outputs, base)
-    with _seeded(seed):
+    with _seed_torch(seed):
         model = build()
     _check_trainable(model, settings.name)
     return model
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def _seed_torch(seed: int) -> Iterator[None]:
     value = int(seed_sequence(seed, Purpose.MODEL).generate_state(1, "uint64")[0])
-    # Asking CUDA for the states to restore would start it, which a process that never uses the
-    # GPU should not pay for; before it has started nothing can have drawn from its generators.
+    # Reading the generators of CUDA would start it, a cost for a process without use of the GPU.
+    # Before CUDA starts, nothing can have drawn from them.
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(value)

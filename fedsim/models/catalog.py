@@ -37,7 +37,7 @@ class CnnArgs(Settings):
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A built-in model: its line in `fedsim list` and the settings it takes."""
+    """A built-in model: its line in `fedsim list` and the class of its settings."""
 
     description: str
     args: type[Settings]
@@ -55,5 +55,5 @@ LOSSES = {
     "bce": "binary or multi-label: one logit per label, targets 0 or 1",
 }
 
-# Means over examples: what can be averaged over clients (R² cannot).
+# Means over examples, which can be averaged over clients; R² cannot.
 TRAIN_METRICS = ("train_loss", "train_accuracy", "train_mse")

@@ -1,6 +1,5 @@
-"""Losses that return one value per example, as per-example clipping needs them."""
+"""Losses with one value per example, which per-example clipping needs."""
 
-from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -8,23 +7,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss as PerExampleLoss
 from fedsim.core.plugins import PluginError, describe_error, resolve, source_file
 from fedsim.models.catalog import LOSSES
 from fedsim.models.errors import ModelError
 
-PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
-"""Maps outputs (batch, ...) and targets (batch, ...) to losses (batch,)."""
-
 
 class CrossEntropy:
-    """The cross-entropy of class scores (batch, classes) and classes (batch,).
+    """Cross-entropy of class scores (batch, classes) and classes (batch,).
 
-    It knows its gradient at the scores (`KnownGradient`): that saves a backward pass of torch,
-    which for a small model takes as long as its arithmetic.
+    It computes its gradient at the scores itself (`KnownGradient`). That saves a backward pass of
+    torch, which takes as long as the arithmetic of a small model.
     """
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return one value per example."""
+        """Return the losses (batch,).
+
+        Args:
+            outputs: class scores (batch, classes).
+            targets: classes (batch,).
+        """
         return F.cross_entropy(outputs, targets, reduction="none")
 
     def output_gradient(
@@ -32,7 +34,12 @@ class CrossEntropy:
     ) -> Tensor:
         """Return the gradient of the sum of the weighted losses at the outputs.
 
-        The steps are those that torch records for its backward pass, so every bit is the same.
+        The operations are those of torch's backward pass, so every bit is the same.
+
+        Args:
+            outputs: class scores (batch, classes).
+            targets: classes (batch,).
+            weights: weight of each example's loss (batch,); None: 1 each.
         """
         if outputs.ndim != 2 or targets.ndim != 1:
             leaf = outputs.detach().requires_grad_()
@@ -53,20 +60,28 @@ cross_entropy = CrossEntropy()
 
 
 def mse(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the squared error, averaged over the outputs of an example.
+    """Return each example's squared error (batch,), averaged over its outputs.
+
+    Args:
+        outputs: predictions (batch,) or (batch, k).
+        targets: true values, as many per example.
 
     Raises:
-        ModelError: if an example has not as many outputs as targets; they are never broadcast.
+        ModelError: outputs and targets differ in number per example; they are never broadcast.
     """
     outputs, targets = to_columns(outputs, targets, "mse")
     return (outputs - targets).square().mean(dim=1)
 
 
 def bce(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the binary cross-entropy of logits, averaged over the labels of an example.
+    """Return each example's binary cross-entropy (batch,), averaged over its labels.
+
+    Args:
+        outputs: logits (batch,) or (batch, k).
+        targets: labels 0 or 1, as many per example.
 
     Raises:
-        ModelError: if an example has not as many outputs as targets; they are never broadcast.
+        ModelError: outputs and targets differ in number per example; they are never broadcast.
     """
     outputs, targets = to_columns(outputs, targets, "bce")
     return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(dim=1)
@@ -75,8 +90,13 @@ def bce(outputs: Tensor, targets: Tensor) -> Tensor:
 def to_columns(outputs: Tensor, targets: Tensor, what: str) -> tuple[Tensor, Tensor]:
     """Return outputs and targets as (batch, k) in the outputs' type; (batch,) is one column.
 
+    Args:
+        outputs: (batch,) or (batch, ...).
+        targets: (batch,) or (batch, ...).
+        what: name of the loss or metric in the message.
+
     Raises:
-        ModelError: naming `what`, if the two have not the same number of columns.
+        ModelError: the two differ in their number of columns.
     """
     flat = [t.unsqueeze(1) if t.ndim == 1 else t.flatten(1) for t in (outputs, targets)]
     if flat[0].shape != flat[1].shape:
@@ -99,7 +119,7 @@ def resolve_loss(name: str, base: Path) -> PerExampleLoss:
         base: the directory of the experiment file.
 
     Raises:
-        ModelError: if there is no such loss. A user's loss is not tried here; see `check_loss`.
+        ModelError: there is no such loss. `check_loss` tries a user's loss.
     """
     if name in _BUILT_IN:
         return _BUILT_IN[name]
@@ -120,18 +140,18 @@ def resolve_loss(name: str, base: Path) -> PerExampleLoss:
 def check_loss(
     loss: PerExampleLoss, outputs: Tensor, targets: Tensor, *, name: str = "model.loss"
 ) -> None:
-    """Try a loss on a few examples: one finite value each, which no other example changes.
+    """Check on a few examples that each has one finite loss, independent of the others.
 
     A loss that couples the examples of a batch would void the clipping bound and with it ε.
 
     Args:
         loss: the loss.
-        outputs: of the model, (batch, ...), for 2 or 3 examples.
-        targets: of the same examples, (batch, ...).
-        name: what the messages call the loss.
+        outputs: the model's outputs (batch, ...) for 2 or 3 examples.
+        targets: the same examples' targets (batch, ...).
+        name: name of the loss in the messages.
 
     Raises:
-        ModelError: with one line with the mistake and the fix.
+        ModelError: the check failed; one line with the mistake and the fix.
     """
     outputs = outputs.detach().requires_grad_()
     together = _losses(loss, outputs, targets, name)

@@ -1,4 +1,4 @@
-"""Evaluates a model: its loss and its task's metrics on a set of examples."""
+"""Evaluation of a model: its loss and its task's metrics on a set of examples."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,21 +21,21 @@ def evaluate(
     batch_size: int = 1024,
     device: torch.device | str | None = None,
 ) -> dict[str, float]:
-    """Return `loss` and the task's metrics (`accuracy`, or `mse` and `r2`).
+    """Return the mean `loss` and the task's metrics (`accuracy`, or `mse` and `r2`).
 
     Args:
-        model: evaluated in eval mode; its modes are restored.
+        model: runs in eval mode; its modes are restored.
         loss: returns one value per example.
-        task: says how outputs are scored (`task_for`).
-        examples: what to evaluate on.
+        task: scores the outputs (`task_for`).
+        examples: the evaluation set.
         batch_size: examples per forward pass; changes memory and speed only.
-        device: where to compute; the model is moved there. None: where the model is.
+        device: the model is moved there; None: the device of the model.
 
     Raises:
-        ValueError: for a batch size below 1.
+        ValueError: the batch size is below 1.
 
     Edge cases:
-        A model that diverged has a loss that is not finite; it is returned as it is.
+        The loss of a diverged model is not finite; it is returned unchanged.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -60,7 +60,7 @@ def evaluate(
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model in eval mode and give every module its own mode back afterwards."""
+    """Put a model in eval mode; afterwards restore the mode of every module."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""Tries model, loss and data together on a few examples, before anything is spent."""
+"""A trial of model, loss and data on a few examples, before any charge."""
 
 import numpy as np
 import torch
@@ -22,19 +22,19 @@ def preflight(
     *,
     name: str = "model.loss",
 ) -> None:
-    """Run the model and the loss on the first examples and check everything that comes back.
+    """Run the model and the loss on the first examples and check the results.
 
-    Nothing is changed: the model runs in eval mode without gradients, and its modes are restored.
+    The model runs in eval mode without gradients; its modes are restored.
 
     Args:
         model: the initial model.
         loss: returns one value per example.
-        task: what the outputs must be (`task_for`).
-        examples: all targets are checked, the first few examples are tried.
-        name: what the messages call the loss.
+        task: checks outputs and targets (`task_for`).
+        examples: all targets are checked; the model runs on the first few examples.
+        name: name of the loss in the messages.
 
     Raises:
-        ModelError: with one line that names the shapes and the fix.
+        ModelError: a check failed; one line with the shapes and the fix.
     """
     task.check(examples.targets)
     few = examples.take(np.arange(min(_NUM_CHECK_EXAMPLES, len(examples))))
@@ -74,5 +74,5 @@ def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _own_file(model: nn.Module) -> str | None:
-    """Return the file of the user's model class; a line of torch's own would say nothing."""
+    """Return the file of the user's model class; None for torch's own, whose lines do not help."""
     return None if type(model).__module__.startswith("torch.") else source_file(type(model))

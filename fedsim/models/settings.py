@@ -1,4 +1,4 @@
-"""Which model is trained, with which loss."""
+"""Settings of the model and its loss."""
 
 from typing import Any
 

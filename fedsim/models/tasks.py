@@ -1,4 +1,4 @@
-"""What is learned (classes, labels, numbers): the outputs, the targets and the metrics it takes."""
+"""Tasks (classification, labels, regression): checks of outputs and targets, and metrics."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +16,7 @@ Targets = NDArray[np.int64] | NDArray[np.float32]
 
 
 class Task(Protocol):
-    """How outputs are read as predictions and scored."""
+    """Meaning of a model's outputs, and their metrics."""
 
     @property
     def num_outputs(self) -> int:
@@ -24,7 +24,7 @@ class Task(Protocol):
         ...
 
     def check(self, targets: Targets) -> None:
-        """Raise ModelError if the targets are not of this task."""
+        """Raise ModelError if the targets do not fit this task."""
         ...
 
     def check_outputs(self, outputs: Tensor) -> None:
@@ -32,17 +32,27 @@ class Task(Protocol):
         ...
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return float64 sums over the batch, which add up over batches to what `metrics` takes."""
+        """Return the batch's scores, float64; their sum over batches is the input of `metrics`.
+
+        Args:
+            outputs: the model's outputs (batch, ...).
+            targets: the same examples' targets (batch, ...).
+        """
         ...
 
     def metrics(self, scores: Tensor, targets: Targets) -> dict[str, float]:
-        """Return the metrics by name, from the added scores and all targets."""
+        """Return the metrics by name.
+
+        Args:
+            scores: sum of `score` over all batches.
+            targets: targets of all examples.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Classification:
-    """One of several classes: accuracy of the largest score."""
+    """One class per example, predicted by the largest score; the metric is accuracy."""
 
     num_outputs: int
 
@@ -69,17 +79,17 @@ class Classification:
             )
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return [examples predicted right]."""
+        """Return the number of correct predictions (1,)."""
         return (outputs.argmax(dim=1) == targets).sum(dtype=torch.float64)[None]
 
     def metrics(self, scores: Tensor, targets: Targets) -> dict[str, float]:
-        """Return `accuracy`: the share of examples predicted right."""
+        """Return `accuracy`: the fraction of correct predictions."""
         return {"accuracy": scores[0].item() / len(targets)}
 
 
 @dataclass(frozen=True)
 class Labels:
-    """One or several yes-or-no labels: accuracy of logit > 0, over all labels."""
+    """Binary labels, predicted by logit > 0; the metric is accuracy over all labels."""
 
     num_outputs: int
 
@@ -97,18 +107,18 @@ class Labels:
         _check_columns(outputs, self.num_outputs, "label")
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return [labels predicted right]."""
+        """Return the number of correct labels (1,)."""
         logits, labels = to_columns(outputs, targets, "accuracy")
         return ((logits > 0) == (labels > 0.5)).sum(dtype=torch.float64)[None]
 
     def metrics(self, scores: Tensor, targets: Targets) -> dict[str, float]:
-        """Return `accuracy`: the share of labels predicted right."""
+        """Return `accuracy`: the fraction of correct labels."""
         return {"accuracy": scores[0].item() / targets.size}
 
 
 @dataclass(frozen=True)
 class Regression:
-    """One or several numbers: mean squared error and the coefficient of determination."""
+    """Real targets; the metrics are mean squared error and coefficient of determination R²."""
 
     num_outputs: int
 
@@ -120,7 +130,7 @@ class Regression:
         _check_columns(outputs, self.num_outputs, "target")
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the squared error of every column, summed over the batch."""
+        """Return each column's squared error (k,), summed over the batch."""
         predicted, actual = to_columns(outputs.double(), targets, "mse")
         return (predicted - actual).square().sum(dim=0)
 
@@ -139,19 +149,18 @@ class Regression:
 
 
 def task_for(loss_name: str, targets: Targets, *, num_classes: int | None = None) -> Task:
-    """Return the task that a loss and the targets make.
+    """Return the task of a loss and its targets.
 
-    `cross_entropy` is classification, `bce` labels, `mse` regression. A loss of the user's is
+    `cross_entropy` means classification, `bce` labels, `mse` regression. A user's own loss means
     classification for non-negative whole-number targets and regression for others.
 
     Args:
         loss_name: `model.loss`.
-        targets: any part of the data.
-        num_classes: classes in all of the data (`FederatedData.num_classes`); None: those seen in
-            `targets`.
+        targets: targets (n,) or (n, k) of any part of the data.
+        num_classes: classes in all data (`FederatedData.num_classes`); None: from `targets`.
 
     Raises:
-        ModelError: if the targets are not of that task.
+        ModelError: the targets do not fit that task.
     """
     width = targets.shape[1] if targets.ndim == 2 else 1
     task: Task

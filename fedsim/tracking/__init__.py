@@ -1,5 +1,5 @@
-"""Live logging of runs to other people's tools: `runtime.trackers`, one small protocol.
+"""Live logging of runs to external tools (`runtime.trackers`), behind one small protocol.
 
-A tracker is told what stands in `rounds.jsonl` and nothing else; that file is always written, and
-a tracker that fails is dropped with a warning: it never ends a run. Nothing here changes a result.
+A tracker receives the experiment's settings and the numbers of `rounds.jsonl`, nothing else. A
+tracker that fails is removed with a warning; it never ends a run. Trackers change no result.
 """

@@ -8,13 +8,13 @@ from typing import Any
 
 from fedsim.tracking.protocol import TrackedRun
 
-_MAX_VALUE_CHARS = 500  # characters of a parameter; MLflow refuses longer ones
+_MAX_VALUE_CHARS = 500  # MLflow refuses longer parameters
 
 
 class MlflowTracker:
-    """Logs settings as parameters and figures as metrics over the rounds.
+    """Logs settings as parameters, and metrics over the rounds.
 
-    It uses a client of its own, so MLflow's global state, which the caller may use, stays as it is.
+    It has its own client, so MLflow's global state, which the caller may use, does not change.
     """
 
     def __init__(self) -> None:
@@ -22,30 +22,30 @@ class MlflowTracker:
         self._run_id = ""
 
     def start(self, run: TrackedRun) -> None:
-        """Create the run, or go on with the one that a resumed run had."""
+        """Create the MLflow run; a resumed run continues its own."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions want a database
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer ones need a database
         client_class = import_module("mlflow.tracking").MlflowClient
         folder = run.path / "mlflow"
         folder.mkdir(exist_ok=True)
         store = os.environ.get("MLFLOW_TRACKING_URI") or (folder / "runs").absolute().as_uri()
         self._client = client_class(tracking_uri=store)
-        remembered = folder / "run_id.txt"
-        if remembered.is_file():
-            self._run_id = remembered.read_text(encoding="utf-8").strip()
+        id_file = folder / "run_id.txt"
+        if id_file.is_file():
+            self._run_id = id_file.read_text(encoding="utf-8").strip()
             self._client.update_run(self._run_id, status="RUNNING")
             return
         found = self._client.get_experiment_by_name("fedsim")
         experiment = found.experiment_id if found else self._client.create_experiment("fedsim")
         self._run_id = self._client.create_run(experiment, run_name=run.name).info.run_id
-        remembered.write_text(self._run_id + "\n", encoding="utf-8")
+        id_file.write_text(self._run_id + "\n", encoding="utf-8")
         for key, value in run.settings.items():
             self._client.log_param(self._run_id, key, str(value)[:_MAX_VALUE_CHARS])
 
-    def log(self, round_number: int, figures: Mapping[str, float]) -> None:
-        """Log the figures of a round."""
+    def log(self, round_number: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics of a round."""
         now = int(time.time() * 1000)
-        for name, value in figures.items():
+        for name, value in metrics.items():
             self._client.log_metric(self._run_id, name, value, timestamp=now, step=round_number)
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""From the names in `runtime.trackers` to an observer of the run."""
+"""Observers of a run: the trackers that `runtime.trackers` names, and the user's own observer."""
 
 import logging
 import math
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# What each one needs to be installed; the extra has the same name.
+# A key is the name of the package that must be installed, and of the extra that brings it.
 TRACKERS: dict[str, Callable[[], Tracker]] = {
     "tensorboard": TensorBoardTracker,
     "mlflow": MlflowTracker,
@@ -33,10 +33,15 @@ class TrackerError(FedsimError, RuntimeError):
 
 
 class RunObserver(Protocol):
-    """Somebody who watches a run, such as the terminal."""
+    """Callbacks of a run, such as the terminal's."""
 
     def started(self, federation: "Federation", path: Path) -> None:
-        """Called when the first round is about to start."""
+        """Called before the first round.
+
+        Args:
+            federation: the parts of the run.
+            path: the run directory.
+        """
         ...
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
@@ -44,15 +49,19 @@ class RunObserver(Protocol):
         ...
 
     def ended(self) -> None:
-        """Called once when no round will follow."""
+        """Called once, after the last round."""
         ...
 
 
 def add_trackers(names: Sequence[str], observer: RunObserver | None) -> RunObserver | None:
-    """Return an observer that also tells the named trackers; the given one where there are none.
+    """Return an observer that calls the named trackers and then `observer`.
+
+    Args:
+        names: keys of `TRACKERS`; empty: `observer` is returned unchanged.
+        observer: the user's own observer, if any.
 
     Raises:
-        TrackerError: one is not installed; nothing was started.
+        TrackerError: a tracker is not installed; none was started.
     """
     if not names:
         return observer
@@ -66,7 +75,7 @@ def add_trackers(names: Sequence[str], observer: RunObserver | None) -> RunObser
 
 
 class _TrackingObserver:
-    """Tells several trackers and another observer; a tracker that fails is told no more."""
+    """Calls several trackers, then another observer; a tracker that fails is removed."""
 
     def __init__(self, trackers: dict[str, Tracker], observer: RunObserver | None) -> None:
         self._trackers = trackers
@@ -75,50 +84,50 @@ class _TrackingObserver:
     def started(self, federation: "Federation", path: Path) -> None:
         """Start the trackers."""
         experiment = federation.experiment
-        settings = _flat(experiment.model_dump(mode="json"))
+        settings = _flatten(experiment.model_dump(mode="json"))
         run = TrackedRun(experiment.name, path, settings)
-        self._tell(lambda tracker: tracker.start(run))
+        self._call_trackers(lambda tracker: tracker.start(run))
         if self._observer is not None:
             self._observer.started(federation, path)
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
         """Log a round."""
-        figures = _figures(row)
-        self._tell(lambda tracker: tracker.log(row["round"], figures))
+        metrics = _metrics(row)
+        self._call_trackers(lambda tracker: tracker.log(row["round"], metrics))
         if self._observer is not None:
             self._observer.round_finished(row)
 
     def ended(self) -> None:
         """End the trackers."""
-        self._tell(lambda tracker: tracker.finish())
+        self._call_trackers(lambda tracker: tracker.finish())
         if self._observer is not None:
             self._observer.ended()
 
-    def _tell(self, what: Callable[[Tracker], None]) -> None:
+    def _call_trackers(self, method: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._trackers.items()):
             try:
-                what(tracker)
-            # Other people's code on other people's servers: no reason to lose a run.
+                method(tracker)
+            # External code and servers may fail in any way; the run must not fail with them.
             except Exception as error:  # noqa: BLE001
                 del self._trackers[name]
-                _log.warning("tracker %s failed and is told no more: %s", name, error)
+                _log.warning("tracker %s failed and was removed: %s", name, error)
 
 
-def _figures(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers of a line of `rounds.jsonl`, lists by their lengths."""
-    figures: dict[str, float] = {}
+def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers of a line of `rounds.jsonl`; a list counts by its length."""
+    metrics: dict[str, float] = {}
     for name, value in row.items():
         if isinstance(value, list):
-            figures[name] = float(len(value))
+            metrics[name] = float(len(value))
         elif name != "round" and isinstance(value, int | float) and math.isfinite(value):
-            figures[name] = float(value)
-    return figures
+            metrics[name] = float(value)
+    return metrics
 
 
-def _flat(value: object, path: str = "") -> dict[str, object]:
+def _flatten(value: object, path: str = "") -> dict[str, object]:
     if not isinstance(value, dict) or not value:
         return {path: value}
     found: dict[str, object] = {}
     for key, inner in value.items():
-        found |= _flat(inner, f"{path}.{key}" if path else str(key))
+        found |= _flatten(inner, f"{path}.{key}" if path else str(key))
     return found

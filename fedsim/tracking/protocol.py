@@ -1,4 +1,4 @@
-"""What a tracker is told."""
+"""The interface of a tracker."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run that is about to be tracked.
+    """Description of a run for its trackers.
 
     Attributes:
         name: the experiment's name.
-        path: the run directory; a tracker keeps its files in a folder of its own there.
-        settings: the experiment as it runs, `{"key.path": value}`, defaults included.
+        path: the run directory; each tracker has its own folder in it.
+        settings: the experiment with all defaults, `{"key.path": value}`.
     """
 
     name: str
@@ -22,16 +22,21 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Somebody who keeps the figures of a run."""
+    """A tool that records the metrics of a run."""
 
     def start(self, run: TrackedRun) -> None:
         """Called before the first round, and again when the run is resumed."""
         ...
 
-    def log(self, round_number: int, figures: Mapping[str, float]) -> None:
-        """Called after each round with its finite figures."""
+    def log(self, round_number: int, metrics: Mapping[str, float]) -> None:
+        """Called after each round.
+
+        Args:
+            round_number: counted from 1.
+            metrics: the finite numbers of the round's line of `rounds.jsonl`; lists by length.
+        """
         ...
 
     def finish(self) -> None:
-        """Called once when no round will follow."""
+        """Called once, after the last round."""
         ...

@@ -10,25 +10,25 @@ from fedsim.tracking.protocol import TrackedRun
 
 
 class WandbTracker:
-    """Logs settings and figures into an offline run; `wandb sync` uploads it if you want that."""
+    """Logs settings and metrics to an offline run; `wandb sync` uploads it."""
 
     def __init__(self) -> None:
         self._run: Any = None
 
     def start(self, run: TrackedRun) -> None:
-        """Open an offline run; a resumed run has the same id, so that both sync into one."""
+        """Open an offline run; a resumed run has the same id, so `wandb sync` joins the two."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         os.environ.setdefault("WANDB_SILENT", "true")
         wandb = import_module("wandb")
         folder = run.path / "wandb"
         folder.mkdir(exist_ok=True)
-        remembered = folder / "run_id.txt"
-        if not remembered.is_file():
-            remembered.write_text(uuid4().hex[:12] + "\n", encoding="utf-8")
+        id_file = folder / "run_id.txt"
+        if not id_file.is_file():
+            id_file.write_text(uuid4().hex[:12] + "\n", encoding="utf-8")
         self._run = wandb.init(
             project="fedsim",
             name=run.name,
-            id=remembered.read_text(encoding="utf-8").strip(),
+            id=id_file.read_text(encoding="utf-8").strip(),
             dir=str(run.path),
             config=dict(run.settings),
             mode="offline",
@@ -36,10 +36,10 @@ class WandbTracker:
             settings=wandb.Settings(console="off", disable_git=True, save_code=False),
         )
 
-    def log(self, round_number: int, figures: Mapping[str, float]) -> None:
-        """Log the figures of a round."""
-        self._run.log(dict(figures), step=round_number)
+    def log(self, round_number: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics of a round."""
+        self._run.log(dict(metrics), step=round_number)
 
     def finish(self) -> None:
-        """Write out what there is."""
+        """Write the rest to disk and close the run."""
         self._run.finish()

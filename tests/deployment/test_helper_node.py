@@ -111,4 +111,4 @@ def test_a_helpers_key_stays_out_of_the_app(directory: Path, tmp_path: Path) -> 
 
 def test_the_app_waits_for_clients_and_helpers(directory: Path, tmp_path: Path) -> None:
     loaded = load_experiment(directory / "experiment.yaml")
-    assert write_app(loaded, tmp_path / "app").clients == 5
+    assert write_app(loaded, tmp_path / "app").num_nodes == 5

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedsim.models import ModelError, build_model
-from fedsim.models.build import _seeded
+from fedsim.models.build import _seed_torch
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
 
@@ -107,7 +107,7 @@ def test_the_global_generator_is_left_alone(tmp_path):
 
 def test_seeds_over_the_whole_range_are_taken():
     for seed in (0, 2**63, 2**64 - 1):
-        with _seeded(seed):
+        with _seed_torch(seed):
             assert np.isfinite(torch.rand(1).item())
 
 

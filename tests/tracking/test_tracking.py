@@ -48,10 +48,10 @@ class Recording:
     def start(self, run: TrackedRun) -> None:
         self.runs.append(run)
 
-    def log(self, round_number: int, figures: Mapping[str, float]) -> None:
+    def log(self, round_number: int, metrics: Mapping[str, float]) -> None:
         if round_number == self._fails_in:
             raise OSError("disk full")
-        self.rounds[round_number] = dict(figures)
+        self.rounds[round_number] = dict(metrics)
 
     def finish(self) -> None:
         self.finished += 1
@@ -93,7 +93,7 @@ def test_a_tracker_that_fails_loses_no_run(
         rows = run(tmp_path / "r", "tensorboard")
     assert len(rows) == 2
     assert (tracker.rounds, tracker.finished) == ({}, 0)
-    assert "tracker tensorboard failed and is told no more: disk full" in caplog.text
+    assert "tracker tensorboard failed and was removed: disk full" in caplog.text
 
 
 def test_trackers_change_no_result(tmp_path: Path, record: Recording) -> None:

@@ -12,6 +12,7 @@ from fedsim.clients.dp_sgd.per_example.clip_factors import LotFactors, LotStatis
 from fedsim.core.errors import FedsimError
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
+"""Maps outputs (batch, ...) and targets (batch, ...) to losses (batch,)."""
 
 
 class UncoveredParameterError(FedsimError, RuntimeError):
