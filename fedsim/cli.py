@@ -193,7 +193,7 @@ def deploy(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> No
     app = write_app(load_experiment(file, overrides), Path(out))
     data = None if app.data_file is None else str(app.data_file)
     if as_json:
-        _print_json({"path": str(app.path), "clients": app.clients, "data_file": data})
+        _print_json({"path": str(app.path), "clients": app.num_nodes, "data_file": data})
         return
     click.echo(f"{app.path}: a Flower app for {app.num_nodes} SuperNodes; see docs/deployment.md")
     if data is not None:
