@@ -1,4 +1,8 @@
-"""The training part of one round: requests to clients, their replies checked and aggregated."""
+"""The training part of one round: requests to clients, their replies checked and aggregated.
+
+A client that dies, fails, or replies too late is left out of the aggregate and named in the round's
+report with the reason (`TrainRound.aggregate`). Its charge stays in its account.
+"""
 
 import logging
 from collections.abc import Iterable, Mapping
