@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.comparison.compare import compare as compare
-from fedsim.report.html import write_report
-from fedsim.runs.directory import RunDirectory
-from fedsim.runs.runner import RunFailedError, RunResult, run_experiment
+from fedsim.report.run import run_with_report
+from fedsim.runs.runner import RunResult
 from fedsim.simulation.engine import Engine
 from fedsim.tracking.observer import RunObserver
 
@@ -40,18 +39,12 @@ def run(
         PrivacyBudgetError: a privacy budget forbids the plan (a ValueError, too).
         RunFailedError: the federation failed; `result` on the error holds the rounds before.
     """
-    try:
-        result = run_experiment(
-            source,
-            overrides=overrides,
-            out=out,
-            resume=resume,
-            base=base,
-            observer=observer,
-            engine=engine,
-        )
-    except RunFailedError as error:
-        write_report(RunDirectory(error.result.path))
-        raise
-    write_report(RunDirectory(result.path))
-    return result
+    return run_with_report(
+        source,
+        overrides=overrides,
+        out=out,
+        resume=resume,
+        base=base,
+        observer=observer,
+        engine=engine,
+    )

@@ -7,6 +7,7 @@ report with the reason (`TrainRound.aggregate`). Its charge stays in its account
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,11 @@ class TrainSetup:
     steps: int | None = None
     deadline: float | None = None
 
+    @cached_property
+    def nodes(self) -> Mapping[int, int]:
+        """The node of each client, by client."""
+        return {client: node for node, client in self.clients.items()}
+
 
 class TrainRound:
     """One round of training.
@@ -84,9 +90,9 @@ class TrainRound:
     def clip_norms(self) -> dict[int, float]:
         """Adapted clipping bounds after the round; a client outside the aggregate keeps its own."""
         adapted = {
-            client: bound
-            for client, bound in self._adapted_clip_norms.items()
-            if client in self.participants
+            client: self._adapted_clip_norms[client]
+            for client in self.participants
+            if client in self._adapted_clip_norms
         }
         return dict(sorted({**self._state.clip_norms, **adapted}.items()))
 
@@ -105,11 +111,10 @@ class TrainRound:
             self._abort(error)
             return []
         self._asked = asked
-        node_of = {client: node for node, client in setup.clients.items()}
         return [
             TrainRequest(
                 self.round_number, state.arrays, offer, state.clip_norms.get(client)
-            ).to_message(node_of[client])
+            ).to_message(setup.nodes[client])
             for client in asked
         ]
 

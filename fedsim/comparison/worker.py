@@ -57,23 +57,21 @@ def _execute(job: Mapping[str, Any], send: SendMessage) -> str:
     from fedsim.comparison.client_metrics import write_client_metrics
     from fedsim.experiment import load_experiment
     from fedsim.federation.assembly import assemble
-    from fedsim.report.html import write_report
+    from fedsim.report.run import run_with_report
     from fedsim.runs.directory import RunDirectory
-    from fedsim.runs.runner import run_experiment
 
     torch.set_num_threads(1)
     path = Path(job["directory"])
     reporter = _RunReporter(job["record"], send)
     status = "completed"
     if job["action"] in ("run", "resume"):
-        status = run_experiment(
+        status = run_with_report(
             job["experiment"],
             base=job["base"],
             out=path,
             resume=job["action"] == "resume",
             observer=reporter,
         ).status
-        write_report(RunDirectory(path))
     if job["measure"] and status not in ("interrupted", "failed"):
         loaded = load_experiment(job["experiment"], base=job["base"])
         federation = reporter.federation or assemble(loaded, ledger=None)

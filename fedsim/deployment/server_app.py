@@ -15,9 +15,8 @@ from fedsim.deployment.ledgers import collect_ledgers
 from fedsim.deployment.node_state import state_directory
 from fedsim.experiment import load_experiment
 from fedsim.federation.federation import Federation
-from fedsim.report.html import write_report
+from fedsim.report.run import run_with_report
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.runner import run_experiment
 from fedsim.simulation.engine import Engine
 from fedsim.simulation.shardable_app import ShardableApp
 
@@ -70,14 +69,13 @@ def deployed_server(directory: Path) -> ServerApp:
                 f"flwr run . -c '{OUT_KEY}=\"/absolute/path\"'"
             )
         logger.info("run directory: %s%s", out, " (continued)" if resume else "")
-        result = run_experiment(
+        result = run_with_report(
             directory / EXPERIMENT_FILE,
             out=out,
             resume=resume,
             observer=_RoundLog(experiment.experiment.federation.rounds),
             engine=DeployedEngine(grid, context),
         )
-        write_report(RunDirectory(result.path))
         logger.info("%s: %s, %s", result.path, result.status, dict(result.metrics))
 
     return app

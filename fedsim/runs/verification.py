@@ -88,7 +88,7 @@ def _verified(directory: RunDirectory, privacy: PrivacyFile) -> Verification:
     rows = cast(list[PrivateClientRow], privacy["clients"])
     for row, bounds in zip(rows, _bounds(rows, accountant, adjacency), strict=True):
         problems += [f"client {row['client']}: {what}" for what in _against_ledger(row, journal)]
-        result, found = _recomputed(row, bounds, accountant, adjacency)
+        result, found = _recomputed(row, bounds, accountant)
         checked.append(result)
         problems += [f"client {row['client']}: {what}" for what in found]
     unknown = set(journal.clients()) - {row["client"] for row in privacy["clients"]}
@@ -133,19 +133,20 @@ def _against_ledger(row: PrivateClientRow, journal: FileJournal) -> Iterator[str
 def _bounds(
     rows: list[PrivateClientRow], accountant: AccountantName, adjacency: Adjacency
 ) -> list[dict[AccountantName, float]]:
-    """Return ε of every row by each method, computed for all rows together.
+    """Return ε of every row by each method.
 
-    The run's own method is left at ∞: the client's own accountant computes it.
+    Each client's own accountant computes the run's method; the others compute all rows together.
     """
     bounds: list[dict[AccountantName, float]] = [{} for _ in rows]
+    ledgers = [PrivacyLedger.from_list(row["ledger"]) for row in rows]
     for name in dict.fromkeys((*_METHODS, accountant)):
         if name == accountant:
-            for found in bounds:
-                found[name] = math.inf
+            for found, row, ledger in zip(bounds, rows, ledgers, strict=True):
+                found[name] = ledger.epsilon(row["delta"], name, adjacency)
             continue
         fleet = FleetAccountant(name, adjacency=adjacency)
-        for place, row in enumerate(rows):
-            for event, count in PrivacyLedger.from_list(row["ledger"]).entries:
+        for place, ledger in enumerate(ledgers):
+            for event, count in ledger.entries:
                 fleet.compose(place, event, count)
         deltas: dict[Client, float] = {place: row["delta"] for place, row in enumerate(rows)}
         for found, epsilon in zip(bounds, fleet.get_epsilon(deltas).values(), strict=True):
@@ -154,24 +155,9 @@ def _bounds(
 
 
 def _recomputed(
-    row: PrivateClientRow,
-    by: dict[AccountantName, float],
-    accountant: AccountantName,
-    adjacency: Adjacency,
+    row: PrivateClientRow, by: dict[AccountantName, float], accountant: AccountantName
 ) -> tuple[Checked, list[str]]:
-    """Compare a row with its recomputed ε.
-
-    The client's own accountant recomputes the ε of the run's method; the fleet's bounds by the
-    other methods are the second opinion.
-
-    Args:
-        row: a client of `privacy.json`.
-        by: the fleet's ε by method; the entry of the run's method is replaced.
-        accountant: the run's accountant.
-        adjacency: the run's adjacency.
-    """
-    ledger = PrivacyLedger.from_list(row["ledger"])
-    by[accountant] = ledger.epsilon(row["delta"], accountant, adjacency)
+    """Compare a row of `privacy.json` with its recomputed ε by each method."""
     reported: dict[AccountantName, float] = {
         accountant: _number(row["epsilon"]),
         "rdp": _number(row["epsilon_rdp"]),

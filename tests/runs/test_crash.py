@@ -132,14 +132,14 @@ NURSERY = """
 import gc, importlib, json, os, signal, sys
 from pathlib import Path
 import sklearn.datasets, torch
-import fedsim, fedsim.api, fedsim.report.html, fedsim.report.plots
+import fedsim, fedsim.report.run, fedsim.report.html, fedsim.report.plots
 torch.set_num_threads(1)
 experiment = json.load(open("experiment.json"))
 print("ready", flush=True)
 write_report = fedsim.report.html.write_report
 if sys.argv[1] == "blank":
     def write_report(directory): (directory.path / "report.html").touch()
-    fedsim.api.write_report = write_report
+    fedsim.report.run.write_report = write_report
 
 def die_at(place, when, call):
     module, name = place.split(":")
@@ -249,7 +249,7 @@ ROW = place(RunDirectory.append_round)
 CHECKPOINT = place(RunDirectory.write_checkpoint)
 MODEL = place(RunDirectory.write_model)
 CLIENTS = place(RunDirectory.write_clients)
-PAGE = "fedsim.api:write_report"
+PAGE = "fedsim.report.run:write_report"
 DEATHS: dict[str, tuple[str, str, int]] = {
     "before the run directory has its name": (RENAME, "before", 4),
     "when the run directory has its name": (RENAME, "after", 4),
