@@ -11,7 +11,7 @@ from fedsim.profiling import profile_to
 
 
 class Clock:
-    """Time that passes by a hundredth of a second whenever somebody looks at it."""
+    """A clock that advances by a hundredth of a second at every reading."""
 
     def __init__(self) -> None:
         self.now = 0.0
