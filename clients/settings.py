@@ -57,6 +57,11 @@ class LocalSettings(Settings):
         default=SgdSettings(name="sgd", lr=0.1),
         description="made anew each round, as in federated averaging",
     )
+    cohort: Literal["auto", "off"] | Annotated[int, Field(ge=1)] = Field(
+        default="auto",
+        description="most clients that train together in stacked tensors; auto: by the kind of "
+        "model; off: each alone. It changes the last bits of a model, never an ε",
+    )
 
 
 class PrivacySettings(Settings):

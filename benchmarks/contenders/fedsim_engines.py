@@ -47,11 +47,11 @@ class LocalEngine(Contender):
     """The rounds of a federation in one process.
 
     Args:
-        cohort: `runtime.cohort`.
+        cohort: `local.cohort`.
     """
 
     def __init__(self, cohort: Literal["auto", "off"] = "auto") -> None:
-        self._cohort = cohort
+        self._cohort: Literal["auto", "off"] = cohort
         self.name = "fedsim" if cohort == "auto" else "fedsim, one by one"
 
     def prepare(self, work: Work) -> None:
@@ -59,7 +59,7 @@ class LocalEngine(Contender):
         keep_freed_memory()
         self._open = ExitStack()
         folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
-        federation = federation_of(work, folder, {"cohort": self._cohort})
+        federation = federation_of(work, folder, {}, cohort=self._cohort)
         self._open.enter_context(frozen_objects())
         self._open.enter_context(server_identity(1))
         app = client_app(federation, in_process=True, ledger=None)
@@ -142,7 +142,13 @@ class _Server:
             raise RuntimeError(f"clients failed: {report.failed[0].reason}")
 
 
-def federation_of(work: Work, folder: Path, runtime: Mapping[str, object]) -> Federation:
+def federation_of(
+    work: Work,
+    folder: Path,
+    runtime: Mapping[str, object],
+    *,
+    cohort: Literal["auto", "off"] = "auto",
+) -> Federation:
     """Return the federation that does some work, with its ledger and its files in `folder`."""
     work.save_data(folder)
     (folder / "model.pickle").write_bytes(pickle.dumps(work.build()))
@@ -159,6 +165,7 @@ def federation_of(work: Work, folder: Path, runtime: Mapping[str, object]) -> Fe
             "steps": work.steps,
             "batch_size": work.batch,
             "optimizer": {"name": "sgd", "lr": work.lr},
+            "cohort": cohort,
         },
         "runtime": {"device": "cpu", **runtime},
     }

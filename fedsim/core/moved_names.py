@@ -27,7 +27,7 @@ _MODULE_MOVES = (
     ("clients", "clients", "many=batch_app failures=failure_text"),
     ("clients", "clients.dp_sgd.model_checks", "safety"),
     ("clients", "clients.budget", "client_terms=client_privacy noise_search plan"),
-    ("clients", "clients.training", "cohort_size cohort_training=cohorts optimizers"),
+    ("clients", "clients.training", "cohort_training=cohorts optimizers"),
     ("clients", "clients.training", "workbench=shared_model"),
     ("clients", "clients.secure", "masked_upload secure_channel=channel"),
     ("clients", "clients.secure", "secure_upload=additive_upload"),

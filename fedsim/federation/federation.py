@@ -17,11 +17,12 @@ from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, PerExampleLoss
 from fedsim.clients.faults.injection import FaultPlan
 from fedsim.clients.secure.channel import SecureChannel
-from fedsim.clients.training.cohort_size import Workload, cohort_size
 from fedsim.clients.training.cohorts import cohorts_agree
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.data import FederatedData
 from fedsim.experiment import Experiment
+from fedsim.federation.block_plan import BlockPlan
+from fedsim.federation.block_size import block_size
 from fedsim.federation.client_tensors import ClientTensors
 from fedsim.federation.initial_model import NUM_PROBE_EXAMPLES, public_examples, to_tensors
 from fedsim.federation.recorded_spend import RecordedSpend
@@ -204,24 +205,29 @@ class Federation:
             experiment.federation.deadline,
         )
 
-    def cohort_size(self) -> int:
-        """Return the number of clients that train together in this process.
+    @cached_property
+    def block_plan(self) -> BlockPlan:
+        """The blocks of clients that train together.
 
-        It is 1 under `max_physical_batch`: the limit on examples in memory holds for all clients
-        together, and a lot in parts is summed in another order than a whole one.
+        Clients train alone under `max_physical_batch`, whose limit holds for all examples in
+        memory, and where the model cannot train in blocks.
         """
-        if self.experiment.local.max_physical_batch is not None:
-            return 1
+        local, participation = self.experiment.local, self.participation
+        sizes = self.data.clients.sizes
+        lots = [float(min(local.batch_size, size)) for size in sizes]
+        if self.plans is not None:
+            lots = [plan.step.expected_lot for plan in self.plans]
+        size = 1
+        if local.max_physical_batch is None:
+            participants = min(participation.clients_per_round, participation.num_clients)
+            values = self.shared_model.parameters.size
+            size = block_size(self.model, values, participants, local.cohort)
+        return BlockPlan(participation, size if size > 1 and self._agree() else 1, tuple(lots))
+
+    def _agree(self) -> bool:
+        """Whether the model trains in blocks; tried on public examples."""
         features, targets = to_tensors(public_examples(self.data, NUM_PROBE_EXAMPLES), self.device)
-        lots = [plan.step.expected_lot for plan in self.plans or ()]
-        workload = Workload(
-            values=self.shared_model.parameters.size,
-            lot=max(lots, default=self.experiment.local.batch_size),
-            inputs=features[0].numel(),
-            private=self.plans is not None,
-        )
-        size = cohort_size(self.model, workload, self.experiment.runtime.cohort)
-        agree = size > 1 and cohorts_agree(
+        return cohorts_agree(
             self.shared_model,
             self.loss,
             self.gradients,
@@ -230,4 +236,3 @@ class Federation:
             targets,
             None if self.plans is None else self.plans[0].step,
         )
-        return size if agree else 1

@@ -18,6 +18,7 @@ from fedsim.core.device import choose_device
 from fedsim.data import FederatedData
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.federation.assembly import assemble
+from fedsim.federation.block_plan import BlockPlan
 from fedsim.federation.federation import Federation
 from fedsim.federation.initial_model import (
     NUM_CHECK_EXAMPLES,
@@ -43,10 +44,14 @@ def client_app(federation: Federation, *, in_process: bool, ledger: Path | None)
         ledger: file of the durable ledger; None without one.
     """
     if in_process:
-        clients = BatchClientApp(federation.client_task, cohort_size=federation.cohort_size())
-        return make_node_app(clients, federation.experiment, federation.base)
+        return _app_in_process(federation, federation.block_plan)
     source = TaskSource(federation.experiment.model_dump_json(), federation.base, ledger)
     return FederationClientApp(federation, source)
+
+
+def _app_in_process(federation: Federation, plan: BlockPlan) -> ClientApp:
+    clients = BatchClientApp(federation.client_task, cohort_size=plan.max_clients)
+    return make_node_app(clients, federation.experiment, federation.base)
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ class FederationClientApp(ClientApp):
             held_out=None if data.held_out is None else data.held_out.select(here),
             test=public_examples(data, NUM_PROBE_EXAMPLES),
         )
-        return _FederationShard(type(federation), rest, own)
+        return _FederationShard(type(federation), rest, own, federation.block_plan)
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,7 @@ class _FederationShard:
     federation_class: type[Federation]
     rest: Mapping[str, Any]
     data: FederatedData
+    plan: BlockPlan  # of all clients, so that every process has the same blocks
 
     def __call__(self, journal: Journal | None) -> ClientApp:
         """Return the app of the clients, with a federation that holds their data only."""
@@ -162,4 +168,4 @@ class _FederationShard:
             device=device,
             journal=cast("Any", journal),
         )
-        return client_app(federation, in_process=True, ledger=None)
+        return _app_in_process(federation, self.plan)

@@ -1,6 +1,6 @@
 """Settings of the execution (`runtime:`); none of them changes a result or an ε."""
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -26,11 +26,6 @@ class RuntimeSettings(Settings):
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="where clients train; auto: CUDA where there is one"
-    )
-    cohort: Literal["auto", "off"] | Annotated[int, Field(ge=1)] = Field(
-        default="auto",
-        description="clients of one process that train together in stacked tensors; auto: as many "
-        "as are faster than one by one",
     )
     trackers: list[Literal["tensorboard", "mlflow", "wandb"]] = Field(
         default=[],

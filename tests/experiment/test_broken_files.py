@@ -26,6 +26,7 @@ BROKEN = [
     ("seed: 7", "rounds: 7", "2:1: rounds: unknown key here; it belongs to federation"),
     ("  steps: 5\n", "", "14:1: local.steps: missing; optimizer steps per round"),
     ("steps: 5", "step: 5", "15:3: local.step: unknown key; did you mean 'steps'?"),
+    ("runtime: {engine: local}", "runtime: {cohort: off}", "22:11: runtime.cohort: unknown key here; it belongs to local"),
     (f"optimizer: {SGD}", "lr: 1", "17:3: local.lr: unknown key here; it belongs to local.optimizer"),
     ("max_grad_norm", "clip_norm", "21:3: privacy.clip_norm: unknown key; did you mean 'max_grad_norm'?"),
     (

@@ -129,6 +129,7 @@ local:
     lr: 1.0
     momentum: 0.0
     weight_decay: 0.0
+  cohort: auto
 privacy:
   target_epsilon: null
   noise_multiplier: 1.1
@@ -156,7 +157,6 @@ runtime:
   workers: 1
   address: null
   device: auto
-  cohort: auto
   trackers: []
 """
     )

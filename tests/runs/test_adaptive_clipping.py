@@ -111,21 +111,20 @@ def test_the_printed_script_recomputes_epsilon(whole: Path) -> None:
 @pytest.mark.parametrize("cohort", ["off", 2])
 def test_training_together_changes_no_bit(whole: Path, tmp_path: Path, cohort: object) -> None:
     """Also the clients whose lots are empty learn the same from their counts."""
-    run_experiment(experiment(), overrides={"runtime.cohort": cohort}, out=tmp_path / "r")
+    run_experiment(experiment(), overrides={"local.cohort": cohort}, out=tmp_path / "r")
     assert outcome(tmp_path / "r") == outcome(whole)
 
 
 @pytest.mark.parametrize("cohort", ["off", "auto"])
 def test_empty_lots_learn_from_noise_alone(tmp_path: Path, cohort: str) -> None:
     privacy = {**PRIVACY, "sampling_rate": 1e-4, "clip_count_noise": 2.0}
-    changed = experiment(privacy=privacy, runtime={"cohort": cohort})
-    result = run_experiment(changed, out=tmp_path / cohort)
+    changed = experiment(privacy=privacy)
+    overrides = {"local.cohort": cohort}
+    result = run_experiment(changed, overrides=overrides, out=tmp_path / cohort)
     assert result.privacy is not None
     assert all(spend.clip_norm != 0.5 for spend in result.privacy.clients)
     if cohort == "auto":
-        run_experiment(
-            experiment(privacy=privacy, runtime={"cohort": "off"}), out=tmp_path / "alone"
-        )
+        run_experiment(changed, overrides={"local.cohort": "off"}, out=tmp_path / "alone")
         assert outcome(tmp_path / "auto") == outcome(tmp_path / "alone")
 
 
@@ -153,12 +152,12 @@ def test_a_round_cut_short_is_repeated_from_the_same_bounds(
             raise KeyboardInterrupt
         return train(*arguments, **options)
 
-    alone = {"runtime.cohort": "off"}
+    alone = {"local.cohort": "off"}
     with monkeypatch.context() as patch:
         patch.setattr(app, "train_private", power_cut)
         run_experiment(experiment(), overrides=alone, out=tmp_path / "cut")
     assert len(RunDirectory(tmp_path / "cut").read_rounds()) == 2
-    run_experiment(experiment(), out=tmp_path / "cut", resume=True)
+    run_experiment(experiment(), overrides=alone, out=tmp_path / "cut", resume=True)
     assert outcome(tmp_path / "cut") == outcome(whole)
 
 

@@ -16,7 +16,6 @@ from fedsim.clients.dp_sgd.per_example.backend import gradients_for
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.clients.training import cohorts
-from fedsim.clients.training.cohort_size import Workload, cohort_size
 from fedsim.clients.training.cohorts import cohorts_agree
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.runs.runner import run_experiment
@@ -74,11 +73,11 @@ def test_the_size_of_cohorts_changes_no_bit(
 
     monkeypatch.setattr(many, "train_together", counting)
     outcomes = []
-    together: dict[str | int, list[int]] = {"off": [], "auto": [6], 2: [2, 2, 2], 4: [3, 3]}
+    together: dict[str | int, list[int]] = {"off": [], "auto": [3, 3], 2: [2, 2, 2], 4: [3, 3]}
     for cohort, expected in together.items():
         sizes.clear()
         out = tmp_path / str(cohort)
-        run_experiment(experiment(runtime={"cohort": cohort}, **sections), out=out)
+        run_experiment(experiment(**sections), overrides={"local.cohort": cohort}, out=out)
         assert sizes == 3 * expected, "in each of 3 rounds of 6 clients"
         outcomes.append(outcome(out))
     assert all(other == outcomes[0] for other in outcomes[1:])
@@ -94,9 +93,9 @@ def test_nor_does_a_cohort_whose_streams_are_seeded_at_once(
             data={"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 80}},
             federation={"rounds": 2},
             privacy=privacy,
-            runtime={"cohort": cohort},
         )
-        run_experiment(content, out=tmp_path / str(cohort))
+        overrides = {"local.cohort": cohort}
+        run_experiment(content, overrides=overrides, out=tmp_path / str(cohort))
         outcomes.append(outcome(tmp_path / str(cohort)))
     assert outcomes[0] == outcomes[1]
 
@@ -114,7 +113,7 @@ def test_answers_of_a_cohort_come_together(
             yield answers
 
     monkeypatch.setattr(local_grid, "answer_requests", looking)
-    run_experiment(experiment(runtime={"cohort": cohort}), out=tmp_path / "r")
+    run_experiment(experiment(), overrides={"local.cohort": cohort}, out=tmp_path / "r")
     questions = [1] * 7  # who is there
     assert seen == questions + 3 * groups
 
@@ -122,7 +121,7 @@ def test_answers_of_a_cohort_come_together(
 def test_a_cohort_that_breaks_costs_nobody_their_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_experiment(experiment(runtime={"cohort": "off"}), out=tmp_path / "alone")
+    run_experiment(experiment(), overrides={"local.cohort": "off"}, out=tmp_path / "alone")
 
     def broken(*arguments: Any) -> Any:
         raise RuntimeError("out of memory")
@@ -143,7 +142,7 @@ def test_every_charge_of_a_cohort_is_on_disk_before_any_of_it_trains(
 
     monkeypatch.setattr(many, "train_together", looking)
     run_experiment(experiment(), out=tmp_path / "r")
-    assert seen == [6, 12, 18]
+    assert seen == [6, 6, 12, 12, 18, 18]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -228,38 +227,3 @@ def test_a_model_that_couples_examples_trains_alone(caplog: pytest.LogCaptureFix
     assert not agree(net(coupled), private=False)
     assert not agree(net(nn.BatchNorm1d(21)), private=False)
     assert "buffers" in caplog.text
-
-
-def size_of(
-    model: nn.Module,
-    values: int,
-    setting: int | str = "auto",
-    *,
-    private: bool = True,
-    lot: float = 32,
-    inputs: int = 784,
-) -> int:
-    return cohort_size(model, Workload(values, lot, inputs, private), setting)
-
-
-def test_the_cost_model() -> None:
-    linear, recurrent = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4))
-    assert size_of(linear, 2_410) == 512
-    assert size_of(linear, 101_770) == 82
-    assert size_of(linear, 5_000_000) == 1
-    assert size_of(linear, 2_410, private=False) == 435
-    assert size_of(linear, 101_770, private=False) == 1
-    assert size_of(linear, 10, "off") == 1
-    assert size_of(recurrent, 10) == 1
-    assert size_of(recurrent, 10, 3) == 3
-
-
-def test_convolutions_of_many_clients_take_little_memory() -> None:
-    """Each client's examples' gradients are held, and images grow on their way."""
-    model = nn.Sequential(nn.Conv2d(1, 16, 8), nn.Flatten(), nn.Linear(16, 10))
-    assert size_of(model, 26_010) == 20
-    assert size_of(model, 26_010, lot=64) == 10
-    assert size_of(model, 26_010, lot=100) == 1
-    assert size_of(model, 26_010, inputs=3 * 224 * 224) == 1
-    assert size_of(model, 26_010, private=False) == 1
-    assert size_of(model, 550_000) == 1

@@ -39,9 +39,8 @@ def trained(tmp_path: Path, name: str, privacy: object, most: int | None) -> tup
         "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},
         "model": {"name": f"./{name}.py:build"},
         "federation": {"rounds": 2},
-        "local": {"steps": 3, "batch_size": 60, "max_physical_batch": most},
+        "local": {"steps": 3, "batch_size": 60, "max_physical_batch": most, "cohort": "off"},
         "privacy": privacy,
-        "runtime": {"cohort": "off"},
     }
     run_experiment(experiment, base=tmp_path, out=tmp_path / name)
     return tmp_path / name, int(log.read_text())

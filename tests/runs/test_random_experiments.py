@@ -150,7 +150,7 @@ def test_every_combination_keeps_the_promises_or_is_refused(
         event("refused")
         assert result is None, "refused, and nothing was run"
         return
-    ended(experiment, base / "alone", overrides={"runtime.cohort": "off"})
+    ended(experiment, base / "alone", overrides={"local.cohort": "off"})
     assert_same(base / "whole", base / "alone")
     if experiment["privacy"]:
         assert verify_run(RunDirectory.open(base / "whole")).problems == ()

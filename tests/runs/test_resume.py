@@ -60,7 +60,8 @@ def test_interrupted_and_resumed_equals_uninterrupted(
 def test_charges_of_an_interrupted_round_are_kept_and_not_doubled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_experiment(EXPERIMENT, out=tmp_path / "whole")
+    alone = {"local.cohort": "off"}
+    run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "whole")
     train, calls = app.train_private, []
 
     def power_cut(*arguments: Any, **options: Any) -> Any:
@@ -70,7 +71,6 @@ def test_charges_of_an_interrupted_round_are_kept_and_not_doubled(
         return train(*arguments, **options)
 
     monkeypatch.setattr(app, "train_private", power_cut)
-    alone = {"runtime.cohort": "off"}
     result = run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "cut")
     assert result.status == "interrupted"
     assert len(result.rounds) == 2
@@ -79,7 +79,7 @@ def test_charges_of_an_interrupted_round_are_kept_and_not_doubled(
     assert result.privacy is not None
     assert sum(spend.rounds for spend in result.privacy.clients) == 9, "spent and shown as spent"
     monkeypatch.setattr(app, "train_private", train)
-    run_experiment(EXPERIMENT, out=tmp_path / "cut", resume=True)
+    run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "cut", resume=True)
     assert_equal_runs(tmp_path / "whole", tmp_path / "cut")
 
 

@@ -31,10 +31,11 @@ def experiment(model: str, private: bool) -> dict[str, Any]:
 
 
 def outcome(
-    folder: Path, model: str, private: bool, **runtime: object
+    folder: Path, model: str, private: bool, **keys: object
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """The model after three rounds, and what each client spent."""
-    overrides = {f"runtime.{key}": value for key, value in runtime.items()}
+    sections = {"device": "runtime", "cohort": "local"}
+    overrides = {f"{sections[key]}.{key}": value for key, value in keys.items()}
     run = run_experiment(experiment(model, private), overrides=overrides, out=folder)
     assert all(row["failed"] == [] for row in run.rounds)
     spent = [] if run.privacy is None else [str(c.epsilon) for c in run.privacy.clients]

@@ -78,9 +78,13 @@ def test_epsilon_is_that_of_the_clients_own_noise(lab: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("cohort", ["off", 4])
-def test_clients_that_train_together_upload_the_same(lab: Any, tmp_path: Path, cohort: Any) -> None:
-    together = lab.run(tmp_path, {}, privacy=lab.privacy, runtime={"cohort": cohort})
-    lab.same_result(lab.control({}, privacy=lab.privacy), together)
+def test_secure_equals_quantized_for_any_cohort(lab: Any, tmp_path: Path, cohort: Any) -> None:
+    sections = {
+        "privacy": lab.privacy,
+        "local": {"steps": 2, "batch_size": 16, "cohort": cohort},
+        "faults": lab.faults,
+    }
+    lab.same_result(lab.run(tmp_path, {}, **sections), lab.control(lab.quantized, **sections))
 
 
 def test_secrets_are_fresh_in_a_seeded_run(lab: Any, tmp_path: Path) -> None:

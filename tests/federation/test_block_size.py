@@ -1,0 +1,37 @@
+"""The most clients of a block, by kind of model."""
+
+from torch import nn
+
+from fedsim.federation.block_size import block_size
+
+
+def size_of(model: nn.Module, num_values: int, setting: int | str = "auto", clients: int = 10_000):
+    return block_size(model, num_values, clients, setting)  # pyright: ignore[reportArgumentType]
+
+
+LINEAR = nn.Linear(4, 4)
+
+
+def test_the_kind_of_model_sets_the_size() -> None:
+    assert size_of(LINEAR, 2_410) == 128
+    assert size_of(LINEAR, 1 << 15) == 128
+    assert size_of(LINEAR, 101_770) == 16
+    assert size_of(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten()), 2_000) == 4
+    assert size_of(nn.Sequential(nn.GroupNorm(2, 4)), 2_000) == 4
+    assert size_of(nn.Sequential(LINEAR, nn.LSTM(4, 4)), 2_000) == 4
+
+
+def test_a_round_has_eight_blocks_for_the_balance_of_workers() -> None:
+    assert size_of(LINEAR, 2_410, clients=1_000) == 125
+    assert size_of(LINEAR, 101_770, clients=50) == 6
+    assert size_of(LINEAR, 101_770, clients=3) == 4
+
+
+def test_values_of_a_block_are_bounded() -> None:
+    assert size_of(LINEAR, 5_000_000) == 3
+    assert size_of(LINEAR, 50_000_000) == 1
+
+
+def test_the_file_may_set_the_size() -> None:
+    assert size_of(LINEAR, 10, "off") == 1
+    assert size_of(nn.LSTM(4, 4), 50_000_000, 37) == 37
