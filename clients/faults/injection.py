@@ -23,8 +23,8 @@ class InjectedFaultError(ClientFailureError):
 class Fault:
     """The fault of one client in one round; this base class does nothing.
 
-    Methods are called in this order: `before_charge`, `steps_to_train` after the charge,
-    `after_training`, `alter_upload`.
+    Methods are called in this order: `before_charge`, `after_charge`, `alter_upload`. A client
+    that fails in one of the first two does not train: nobody would see what it trained.
 
     Attributes:
         delay: simulated seconds by which the reply is late.
@@ -35,12 +35,8 @@ class Fault:
     def before_charge(self) -> None:
         """Fail before the client's account is touched."""
 
-    def steps_to_train(self, steps: range) -> range:
-        """Return the steps to train, of those that were charged."""
-        return steps
-
-    def after_training(self) -> None:
-        """Fail after training, before the upload."""
+    def after_charge(self) -> None:
+        """Fail after the charge, before the upload."""
 
     def alter_upload(self, upload: ArrayRecord) -> ArrayRecord:
         """Return the upload to send."""
@@ -65,23 +61,19 @@ class EmptyPartition(Fault):
 
 @dataclass(frozen=True)
 class TrainingFailure(Fault):
-    """The client is charged, takes half of its steps and fails."""
+    """The client is charged and fails in training."""
 
     reason: str
 
-    def steps_to_train(self, steps: range) -> range:
-        """Return the first half."""
-        return steps[: len(steps) // 2]
-
-    def after_training(self) -> None:
+    def after_charge(self) -> None:
         """Raise InjectedFaultError."""
         raise InjectedFaultError(self.reason)
 
 
 class DropoutAfter(Fault):
-    """The client is charged and trains, but its upload is lost."""
+    """The client is charged, but its upload is lost."""
 
-    def after_training(self) -> None:
+    def after_charge(self) -> None:
         """Raise InjectedFaultError."""
         raise InjectedFaultError("dropped out after training (injected)")
 

@@ -11,12 +11,12 @@ from flwr.serverapp import ServerApp
 from torch import nn
 
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.clients.app import ClientTask
 from fedsim.clients.budget.client_privacy import ClientPrivacy
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, PerExampleLoss
 from fedsim.clients.faults.injection import FaultPlan
 from fedsim.clients.secure.channel import SecureChannel
+from fedsim.clients.task import ClientTask
 from fedsim.clients.training.cohorts import cohorts_agree
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.data import FederatedData

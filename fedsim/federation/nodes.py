@@ -10,8 +10,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedsim.clients.app import partition_of
-from fedsim.clients.batch_app import AnswerGroup, BatchClientApp, Request
+from fedsim.clients.app import AnswerGroup, BatchClientApp, Request, partition_of
 from fedsim.experiment import Experiment
 from fedsim.federation.helper_keys import identity_of_helper
 from fedsim.secagg.identity import IdentityKey
@@ -68,10 +67,10 @@ class _BatchNodeApp(_NodeApp):
     _clients: BatchClientApp
 
     @property
-    def group_size(self) -> int:
-        """Largest number of requests in one group."""
-        return self._clients.group_size
+    def takes_batches(self) -> bool:
+        """Whether `answer_batch` may take the place of one call for each message."""
+        return self._clients.takes_batches
 
     def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
-        """Yield the clients' answers, in the order of the requests."""
+        """Yield the clients' answers, as `BatchClientApp.answer_batch` does."""
         return self._clients.answer_batch(requests)

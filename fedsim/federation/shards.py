@@ -10,9 +10,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedsim.accountant.ledger.journal import Journal
-from fedsim.clients.app import ClientTask, make_client_app
-from fedsim.clients.batch_app import BatchClientApp
+from fedsim.clients.app import BatchClientApp
 from fedsim.clients.dp_sgd.per_example.backend import gradients_for
+from fedsim.clients.task import ClientTask
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
 from fedsim.data import FederatedData
@@ -50,7 +50,7 @@ def client_app(federation: Federation, *, in_process: bool, ledger: Path | None)
 
 
 def _app_in_process(federation: Federation, plan: BlockPlan) -> ClientApp:
-    clients = BatchClientApp(federation.client_task, cohort_size=plan.max_clients)
+    clients = BatchClientApp(federation.client_task, block_of=plan.block_of)
     return make_node_app(clients, federation.experiment, federation.base)
 
 
@@ -81,7 +81,7 @@ def _assembled(source: TaskSource) -> Federation:
 
 def client_app_from_source(source: TaskSource) -> ClientApp:
     """Return an app of all nodes; the first request assembles the federation in this process."""
-    return make_node_app(make_client_app(source), source.settings, source.base)
+    return make_node_app(BatchClientApp(source), source.settings, source.base)
 
 
 class FederationClientApp(ClientApp):

@@ -7,7 +7,7 @@ from typing import TypeVar
 from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
-from fedsim.clients.batch_app import AnswerGroup, BatchAnswers
+from fedsim.clients.app import AnswerGroup, BatchAnswers
 
 _Answer = TypeVar("_Answer")
 
@@ -17,12 +17,14 @@ def answer_requests(
 ) -> Iterator[AnswerGroup]:
     """Yield groups of answers, in the order of the requests.
 
+    An app with Flower mods, and any app that is not one of fedsim, is called with each message.
+
     Args:
         app: the clients' app.
         requests: messages of one kind, each with the context of its client.
     """
     train = bool(requests) and requests[0][0].metadata.message_type == MessageType.TRAIN
-    if isinstance(app, BatchAnswers) and train:
+    if isinstance(app, BatchAnswers) and app.takes_batches and train:
         yield from app.answer_batch(requests)
         return
     for message, context in requests:

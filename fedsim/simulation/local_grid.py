@@ -8,19 +8,19 @@ Where Flower leaves the semantics open:
 - Replies come lazily, one at a time, in the order of the requests: a strategy that consumes them as
   a stream holds one at a time. `push_messages` followed by `pull_messages` works as well.
 - Each client gets its own records; their arrays are shared and read-only.
-- An app that answers groups of requests (`BatchAnswers`) gets a group when its first reply is read.
+- An app that answers many requests at once (`BatchAnswers`) gets all requests of one kind when the
+  first reply is read. An app with Flower mods is called with each message.
 - A client's `Context` keeps what the client wrote before an exception, so a recorded charge is
   never lost.
 """
 
 import logging
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, groupby
 
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
 
-from fedsim.clients.batch_app import BatchAnswers
 from fedsim.protocol.live_arrays import live_record
 from fedsim.protocol.records import record_dict
 from fedsim.simulation.answers import answer_requests
@@ -54,7 +54,8 @@ class LocalGrid(VirtualGrid):
             timeout: ignored: it cannot interrupt a client of the same process.
         """
         live = _LiveArrayCache()
-        for group in self._group_requests(messages):
+        for _, same_kind in groupby(messages, key=lambda message: message.metadata.message_type):
+            group = list(same_kind)
             for message in group:
                 self._set_id(message)
             requests = [
@@ -64,20 +65,6 @@ class LocalGrid(VirtualGrid):
             answers = chain.from_iterable(answer_requests(self._client_app, requests))
             for message, answer in zip(group, answers, strict=True):
                 yield self._reply(message, answer)
-
-    def _group_requests(self, messages: Iterable[Message]) -> Iterator[list[Message]]:
-        """Yield groups of requests of one kind, as large as the app accepts."""
-        app = self._client_app
-        max_size = app.group_size if isinstance(app, BatchAnswers) else 1
-        group: list[Message] = []
-        for message in messages:
-            full = len(group) >= max_size
-            if group and (full or message.metadata.message_type != group[0].metadata.message_type):
-                yield group
-                group = []
-            group.append(message)
-        if group:
-            yield group
 
     def _reply(self, message: Message, answer: Message | Exception) -> Message:
         if isinstance(answer, Exception):

@@ -9,7 +9,7 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.clients.app import make_client_app
+from fedsim.clients.app import BatchClientApp
 from fedsim.clients.failure_text import ClientFailureError
 from fedsim.clients.secure.channel import STAGES
 from fedsim.experiment import load_experiment
@@ -60,7 +60,7 @@ def test_a_client_alone_answers_and_is_charged_as_in_a_batch(private: bool, tmp_
         (tmp_path / kind).mkdir()
         here = federation(tmp_path / kind, private=private)
         app = (
-            make_client_app(here.client_task)
+            BatchClientApp(here.client_task)
             if kind == "alone"
             else client_app(here, in_process=True, ledger=None)
         )
@@ -75,7 +75,7 @@ def test_a_client_alone_answers_and_is_charged_as_in_a_batch(private: bool, tmp_
 
 
 def test_a_node_says_which_client_it_is(tmp_path: Path) -> None:
-    app = make_client_app(federation(tmp_path).client_task)
+    app = BatchClientApp(federation(tmp_path).client_task)
     with server_identity(1):
         requests = [roll_call_message(FIRST_NODE + client) for client in range(CLIENTS)]
     replies = ask(app, *requests)
@@ -91,7 +91,7 @@ def test_a_private_client_reports_a_failure_without_its_text(private: bool, tmp_
     def broken() -> Any:
         raise ClientFailureError("no data") if not private else ValueError("patient 17 is ill")
 
-    app = make_client_app(lambda client: replace(here.client_task(client), data=broken))
+    app = BatchClientApp(lambda client: replace(here.client_task(client), data=broken))
     replies = ask(app, *train_requests(here))
     reasons = {reply.error.reason or "" for reply in replies.values()}
     assert len(reasons) == 1
@@ -107,7 +107,7 @@ def test_a_private_client_refuses_to_evaluate(tmp_path: Path) -> None:
     task = replace(here.client_task(0), evaluate=lambda arrays: (1, {"accuracy": 1.0}))
     with server_identity(1):
         request = EvaluateRequest(1, here.initial_arrays()).to_message(FIRST_NODE)
-    reply = ask(make_client_app(lambda client: task), request)[0]
+    reply = ask(BatchClientApp(lambda client: task), request)[0]
     assert reply.has_error()
     assert "does not evaluate" in (reply.error.reason or "")
 
@@ -116,7 +116,7 @@ def test_a_private_client_refuses_to_evaluate(tmp_path: Path) -> None:
 def test_a_stage_of_secure_aggregation_is_refused_in_a_plain_experiment(
     stage: str, tmp_path: Path
 ) -> None:
-    app = make_client_app(federation(tmp_path).client_task)
+    app = BatchClientApp(federation(tmp_path).client_task)
     with server_identity(1):
         request = Message(RecordDict(), FIRST_NODE, f"{MessageType.QUERY}.{stage}")
     context = Context(1, FIRST_NODE, {"partition-id": 0}, RecordDict(), {})
@@ -125,7 +125,7 @@ def test_a_stage_of_secure_aggregation_is_refused_in_a_plain_experiment(
 
 
 def test_a_node_without_a_client_number_is_refused(tmp_path: Path) -> None:
-    app = make_client_app(federation(tmp_path).client_task)
+    app = BatchClientApp(federation(tmp_path).client_task)
     with server_identity(1):
         request = roll_call_message(FIRST_NODE)
     with pytest.raises(ValueError, match="needs a whole-numbered 'partition-id'"):

@@ -68,14 +68,12 @@ def test_nothing_to_plan_without_privacy() -> None:
 
 
 def test_nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedsim.clients import app
-    from fedsim.clients import batch_app as many
+    from fedsim.clients import client_round
 
     def train(*arguments: object, **options: object) -> None:
         raise AssertionError("a plan must not train")
 
-    monkeypatch.setattr(app, "train_private", train)
-    monkeypatch.setattr(many, "train_together", train)
+    monkeypatch.setattr(client_round, "train_block", train)
     planned()
 
 

@@ -10,9 +10,9 @@ import pytest
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 import fedsim
-from fedsim.clients import app
-from fedsim.clients.account import ChargeRefusedError
-from fedsim.clients.failure_text import ClientFailureError
+from fedsim.clients import client_round
+from fedsim.clients.app import BatchClientApp
+from fedsim.clients.task import ClientTask
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.protocol.arrays import digest
@@ -144,17 +144,17 @@ def test_a_round_cut_short_is_repeated_from_the_same_bounds(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of round 3, after all were charged: asked again, they answer the same."""
-    train, calls = app.train_private, []
+    train, calls = client_round.train_block, []
 
-    def power_cut(*arguments: Any, **options: Any) -> Any:
+    def power_cut(*arguments: Any) -> Any:
         calls.append(arguments[-1])
         if len(calls) == 11:
             raise KeyboardInterrupt
-        return train(*arguments, **options)
+        return train(*arguments)
 
     alone = {"local.cohort": "off"}
     with monkeypatch.context() as patch:
-        patch.setattr(app, "train_private", power_cut)
+        patch.setattr(client_round, "train_block", power_cut)
         run_experiment(experiment(), overrides=alone, out=tmp_path / "cut")
     assert len(RunDirectory(tmp_path / "cut").read_rounds()) == 2
     run_experiment(experiment(), overrides=alone, out=tmp_path / "cut", resume=True)
@@ -236,17 +236,14 @@ def test_each_client_reaches_the_quantile_of_its_own_gradients(
     assert np.abs(np.log(found / wanted)).max() < 0.2
 
 
-def ask(
-    task: app.ClientTask, context: Context, arrays: ArrayRecord, bound: float | None
-) -> Message:
+def ask(task: ClientTask, context: Context, arrays: ArrayRecord, bound: float | None) -> Message:
     with server_identity(1):
-        return app.answer_train_request(
-            task, TrainRequest(1, arrays, clip_norm=bound).to_message(7), context
-        )
+        message = TrainRequest(1, arrays, clip_norm=bound).to_message(7)
+        return BatchClientApp(lambda client: task)(message, context)
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> tuple[app.ClientTask, Context, ArrayRecord]:
+def asked(tmp_path: Path) -> tuple[ClientTask, Context, ArrayRecord]:
     (tmp_path / "ledger.jsonl").touch()
     federation = assemble(load_experiment(experiment()), ledger=tmp_path / "ledger.jsonl")
     context = Context(
@@ -257,7 +254,7 @@ def asked(tmp_path: Path) -> tuple[app.ClientTask, Context, ArrayRecord]:
 
 @pytest.mark.parametrize("lost", [False, True], ids=["kept", "state lost"])
 def test_a_round_is_answered_for_one_bound_only(
-    asked: tuple[app.ClientTask, Context, ArrayRecord], lost: bool
+    asked: tuple[ClientTask, Context, ArrayRecord], lost: bool
 ) -> None:
     """Two bounds would scale the same noise; the same bound gives the same answer at no cost."""
     task, context, arrays = asked
@@ -268,18 +265,18 @@ def test_a_round_is_answered_for_one_bound_only(
     assert digest(again.arrays) == digest(first.arrays)
     assert (again.clip_norm, again.spend) == (first.clip_norm, first.spend)
     for other in (None, 0.5, 0.9 + 2.0**-52):
-        with pytest.raises(ChargeRefusedError, match="would reuse its noise"):
-            ask(task, context, arrays, other)
+        refused = ask(task, context, arrays, other)
+        assert "would reuse its noise" in (refused.error.reason or "")
     assert task.journal is not None
     assert len(task.journal.history(0)) == 1
 
 
 def test_an_impossible_bound_is_refused_before_the_charge(
-    asked: tuple[app.ClientTask, Context, ArrayRecord],
+    asked: tuple[ClientTask, Context, ArrayRecord],
 ) -> None:
     task, context, arrays = asked
-    with pytest.raises(ClientFailureError, match="a learnt bound must be from"):
-        ask(task, context, arrays, 1e300)
+    refused = ask(task, context, arrays, 1e300)
+    assert "a learnt bound must be from" in (refused.error.reason or "")
     assert task.journal is not None
     assert task.journal.history(0) == ()
 

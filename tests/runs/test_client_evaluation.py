@@ -158,5 +158,5 @@ def test_a_private_client_tells_no_score_whoever_asks() -> None:
                 state=RecordDict(),
                 run_config={},
             )
-            reply = app.make_client_app(lambda _, task=task: task)(request, node)
+            reply = app.BatchClientApp(lambda _, task=task: task)(request, node)
             assert reply.has_error()

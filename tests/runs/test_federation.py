@@ -13,8 +13,7 @@ from dp_accounting.pld import PLDAccountant
 from safetensors.numpy import load_file
 
 import fedsim
-from fedsim.clients import app
-from fedsim.clients import batch_app as many
+from fedsim.clients import client_round
 from fedsim.clients.training.local_training import StreamKey
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
@@ -324,20 +323,14 @@ def test_shuffled_epochs_are_charged_once_over_rounds(tmp_path: Path) -> None:
 
 def break_training(monkeypatch: pytest.MonkeyPatch, fails: Callable[[StreamKey], bool]) -> None:
     """Let training raise for some (client, round), after the charge and before the reply."""
-    train, train_together = app.train_private, many.train_together
+    train = client_round.train_block
 
-    def faulty(*arguments: Any, **options: Any) -> Any:
-        if fails(arguments[-1]):
-            raise RuntimeError("the disk of this client is full")
-        return train(*arguments, **options)
-
-    def faulty_together(*arguments: Any) -> Any:
-        if any(fails(member.key) for member in arguments[-1]):
+    def faulty(*arguments: Any) -> Any:
+        if any(member is not None and fails(member.key) for member in arguments[-1]):
             raise RuntimeError("the disk of some client is full")
-        return train_together(*arguments)
+        return train(*arguments)
 
-    monkeypatch.setattr(app, "train_private", faulty)
-    monkeypatch.setattr(many, "train_together", faulty_together)
+    monkeypatch.setattr(client_round, "train_block", faulty)
 
 
 def test_a_failed_client_stays_charged_and_the_others_go_on(

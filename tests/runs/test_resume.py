@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.clients import app
+from fedsim.clients import client_round
 from fedsim.runs.directory import RunDirectoryError
 from fedsim.runs.runner import run_experiment
 from fedsim.tracking.observer import RunObserver
@@ -62,15 +62,15 @@ def test_charges_of_an_interrupted_round_are_kept_and_not_doubled(
 ) -> None:
     alone = {"local.cohort": "off"}
     run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "whole")
-    train, calls = app.train_private, []
+    train, calls = client_round.train_block, []
 
-    def power_cut(*arguments: Any, **options: Any) -> Any:
+    def power_cut(*arguments: Any) -> Any:
         calls.append(arguments[-1])
         if len(calls) == 8:  # in the middle of round 3, after all were charged
             raise KeyboardInterrupt
-        return train(*arguments, **options)
+        return train(*arguments)
 
-    monkeypatch.setattr(app, "train_private", power_cut)
+    monkeypatch.setattr(client_round, "train_block", power_cut)
     result = run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "cut")
     assert result.status == "interrupted"
     assert len(result.rounds) == 2
@@ -78,7 +78,7 @@ def test_charges_of_an_interrupted_round_are_kept_and_not_doubled(
     assert [record["round"] for record in charged] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert result.privacy is not None
     assert sum(spend.rounds for spend in result.privacy.clients) == 9, "spent and shown as spent"
-    monkeypatch.setattr(app, "train_private", train)
+    monkeypatch.setattr(client_round, "train_block", train)
     run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "cut", resume=True)
     assert_equal_runs(tmp_path / "whole", tmp_path / "cut")
 

@@ -1,0 +1,327 @@
+"""A round of the clients of one process: opened, charged, trained and answered in blocks.
+
+A single request is a group of one. Requests are cut into planned blocks, and blocks into chunks.
+All clients of a chunk are charged in one append to the ledger. Then each block trains, and its
+answers are yielded.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from flwr.app import Context
+
+from fedsim.accountant.ledger.journal import Charge
+from fedsim.clients.account import ClientBudgetExhaustedError, PrivacyAccount
+from fedsim.clients.faults.injection import Fault
+from fedsim.clients.secure.channel import SecureChannel
+from fedsim.clients.task import ClientTask
+from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.local_training import StreamKey
+from fedsim.protocol.client_spend import ClientSpend
+from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
+from fedsim.protocol.secure import SealedReply
+
+logger = logging.getLogger(__name__)
+
+BlockOf = Callable[[int, int], tuple[int, ...]]
+"""(round, client) -> the planned members of the client's block, ascending."""
+
+Reply = TrainReply | SealedReply | Withdrawal
+
+Answer = Reply | Exception
+"""A client's reply; in place of a reply, the exception that the client raised."""
+
+
+def alone(round_number: int, client: int) -> tuple[int, ...]:
+    """Return a block of the client alone."""
+    return (client,)
+
+
+@dataclass(frozen=True)
+class ClientRequest:
+    """A train request to one client.
+
+    Attributes:
+        task: the client.
+        request: the global model and the round.
+        context: holds the client's state.
+        block: planned members of the client's block, ascending.
+    """
+
+    task: ClientTask
+    request: TrainRequest
+    context: Context
+    block: tuple[int, ...]
+
+
+@dataclass
+class ClientRound:
+    """One client in one round, before it trains.
+
+    Attributes:
+        asked: the request.
+        fault: the fault of this round.
+        model_digest: of the request's global model.
+        account: the client's account, with the charge once committed; None without privacy.
+        charge: the cost of the round; None without privacy or for an earlier charge.
+    """
+
+    asked: ClientRequest
+    fault: Fault
+    model_digest: str
+    account: PrivacyAccount | None = None
+    charge: Charge | None = None
+
+    @property
+    def task(self) -> ClientTask:
+        """The client."""
+        return self.asked.task
+
+    @property
+    def spend(self) -> ClientSpend | None:
+        """The client's spend after the charge; None without privacy."""
+        return None if self.account is None else self.account.spend
+
+    @cached_property
+    def member(self) -> BlockMember:
+        """The client as a member of its block."""
+        task, spend = self.task, self.spend
+        key = StreamKey(task.seed, task.client, self.asked.request.round_number)
+        if task.privacy is None or spend is None:
+            return BlockMember(*task.data(), key, range(task.local.steps))
+        steps = range(spend.steps - spend.round_steps, spend.steps)
+        step = task.step(self.asked.request)
+        return BlockMember(*task.data(), key, steps, step, task.privacy.secure_noise)
+
+    @property
+    def shared(self) -> tuple[object, ...]:
+        """Key of what the members of a block that train together have in common."""
+        task = self.task
+        return id(task.shared_model), id(task.loss), task.local, self.model_digest
+
+
+@dataclass(frozen=True)
+class TrainedClient:
+    """A client after training: flat trained values (size,), and its adapted clipping bound."""
+
+    values: np.ndarray
+    adapted_clip_norm: float | None
+
+
+def answer_rounds(requests: Iterable[ClientRequest | Exception]) -> Iterator[Iterator[Answer]]:
+    """Yield the answers of one block after the other, in the order of the requests.
+
+    Answers are computed while their group is read. Read a group before asking for the next one.
+
+    Guarantee: every charge of a block is durable before the block trains. An answer depends on the
+    planned block, never on which of its members were asked.
+
+    Args:
+        requests: in ascending order of clients within a round; in place of a request, the error
+            that is its answer.
+    """
+    for chunk in _chunks(_blocks(requests)):
+        entries = iter(_charge([_open(asked) for block in chunk for asked in block]))
+        for block in chunk:
+            yield _answer_block([next(entries) for _ in block])
+
+
+def _blocks(
+    requests: Iterable[ClientRequest | Exception],
+) -> Iterator[list[ClientRequest | Exception]]:
+    """Yield the requests of one planned block after the other; an error is a block of its own."""
+    block: list[ClientRequest | Exception] = []
+    for asked in requests:
+        if block and not _continues(block[-1], asked):
+            yield block
+            block = []
+        block.append(asked)
+    if block:
+        yield block
+
+
+def _continues(last: ClientRequest | Exception, asked: ClientRequest | Exception) -> bool:
+    """Whether a request belongs to the block of the one before it; no client is in it twice."""
+    if isinstance(last, Exception) or isinstance(asked, Exception):
+        return False
+    same = last.request.round_number == asked.request.round_number and last.block == asked.block
+    return same and last.task.client < asked.task.client
+
+
+def _chunks(
+    blocks: Iterable[list[ClientRequest | Exception]],
+) -> Iterator[list[list[ClientRequest | Exception]]]:
+    """Yield chunks of whole blocks, whose clients are charged together; none is in it twice."""
+    chunk: list[list[ClientRequest | Exception]] = []
+    clients: set[int] = set()
+    size = 0
+    for block in blocks:
+        own = {asked.task.client for asked in block if isinstance(asked, ClientRequest)}
+        if chunk and (size + len(block) > MAX_CHARGED_CLIENTS or own & clients):
+            yield chunk
+            chunk, clients, size = [], set(), 0
+        chunk.append(block)
+        clients |= own
+        size += len(block)
+    if chunk:
+        yield chunk
+
+
+def _open(asked: ClientRequest | Exception) -> ClientRound | Answer:
+    """Return a client's round with its proposed charge, or the answer of one that does not train.
+
+    Nothing is charged yet.
+    """
+    if isinstance(asked, Exception):
+        return asked
+    task, request = asked.task, asked.request
+    try:
+        fault = task.faults.of(task.client, request.round_number)
+        fault.before_charge()
+        task.check_examples()
+        task.step(request)
+        client_round = ClientRound(asked, fault, task.shared_model.load(request.arrays))
+        if task.privacy is None:
+            return client_round
+        client_round.account = PrivacyAccount.restore(
+            asked.context.state, task.privacy, client=task.client, journal=task.journal
+        )
+        client_round.charge = client_round.account.propose(
+            round_number=request.round_number,
+            request=request.digest(client_round.model_digest),
+            steps=task.local.steps,
+        )
+    except ClientBudgetExhaustedError as error:
+        return Withdrawal(task.client, str(error))
+    except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
+        return task.failure(error)
+    return client_round
+
+
+def _charge(entries: list[ClientRound | Answer]) -> list[ClientRound | Answer]:
+    """Charge all rounds in one write; if it fails, no charged client trains."""
+    proposed = [
+        (entry, entry.charge, entry.account)
+        for entry in entries
+        if isinstance(entry, ClientRound) and entry.charge is not None and entry.account is not None
+    ]
+    if not proposed:
+        return [_strike(entry) for entry in entries]
+    journal = proposed[0][0].task.journal
+    try:
+        if journal is not None:
+            journal.append_all([charge for _, charge, _ in proposed])
+    except Exception as error:  # noqa: BLE001  no charge, no training
+        failed = {id(entry): entry.task.failure(error) for entry, _, _ in proposed}
+        return [failed.get(id(entry), entry) for entry in entries]
+    for entry, charge, account in proposed:
+        entry.account = account.commit(charge, entry.asked.context.state)
+    return [_strike(entry) for entry in entries]
+
+
+def _strike(entry: ClientRound | Answer) -> ClientRound | Answer:
+    """Return a charged round, or the failure of a client whose fault strikes before its upload."""
+    if isinstance(entry, ClientRound):
+        try:
+            entry.fault.after_charge()
+        except Exception as error:  # noqa: BLE001  the client's failure
+            return entry.task.failure(error)
+    return entry
+
+
+def _answer_block(entries: Sequence[ClientRound | Answer]) -> Iterator[Answer]:
+    """Yield the answers of one block, in order; a client that did not train with it trains now."""
+    rounds = [entry for entry in entries if isinstance(entry, ClientRound)]
+    trained = _train_together(rounds) if len(rounds) > 1 else {}
+    for entry in entries:
+        if isinstance(entry, ClientRound):
+            yield _answer(entry, trained.get(entry.task.client))
+        else:
+            yield entry
+
+
+def _train_together(rounds: list[ClientRound]) -> dict[int, TrainedClient]:
+    """Train members of one block, and return those that trained, by client.
+
+    Members with different models, or whose training failed, are left out: each trains in its
+    planned block with the others absent, which gives the same bits, and shows its own error.
+    """
+    groups: dict[object, list[ClientRound]] = {}
+    for each in rounds:
+        groups.setdefault(each.shared, []).append(each)
+    trained: dict[int, TrainedClient] = {}
+    for group in groups.values():
+        try:
+            results = _train(group)
+        except Exception as error:  # noqa: BLE001  alone, each client shows its own error
+            logger.info("a block failed, so its clients train alone: %s", type(error).__name__)
+            continue
+        trained.update(zip((each.task.client for each in group), results, strict=True))
+    return trained
+
+
+def _train(rounds: Sequence[ClientRound]) -> list[TrainedClient]:
+    """Train members of one block that share model, loss and settings; the others are absent."""
+    task, block = rounds[0].task, rounds[0].asked.block
+    task.shared_model.load(rounds[0].asked.request.arrays)
+    members = {each.task.client: each.member for each in rounds}
+    result = train_block(
+        task.shared_model,
+        task.loss,
+        task.gradients,
+        task.local,
+        [members.get(client) for client in block],
+    )
+    places = [block.index(client) for client in members]
+    present = result.values if len(places) == len(block) else result.values[places]
+    norms = [result.adapted_clip_norm[place] for place in places]
+    return [
+        TrainedClient(row, norm) for row, norm in zip(present.cpu().numpy(), norms, strict=True)
+    ]
+
+
+def _answer(entry: ClientRound, trained: TrainedClient | None) -> Answer:
+    task, request = entry.task, entry.asked.request
+    try:
+        if trained is None:
+            (trained,) = _train([entry])
+        private = task.privacy is not None
+        arrays = task.shared_model.upload_of(trained.values, request.arrays, private=private)
+        reply = TrainReply(
+            entry.fault.alter_upload(arrays),
+            task.examples,
+            entry.spend,
+            delay=entry.fault.delay,
+            clip_norm=trained.adapted_clip_norm,
+        )
+        return reply if task.secure is None else _seal(entry, reply, task.secure)
+    except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
+        return task.failure(error)
+
+
+def _seal(entry: ClientRound, reply: TrainReply, channel: SecureChannel) -> SealedReply:
+    """Return a client's reply in sealed form.
+
+    Raises:
+        ClientFailureError: the update cannot be sealed.
+    """
+    task, request = entry.task, entry.asked.request
+    metrics: Mapping[str, float] = {}
+    if task.measure is not None:
+        task.shared_model.load(request.arrays)
+        task.shared_model.restart()  # the model of the request, not the trained one
+        metrics = task.measure(task.shared_model.model)
+    return channel.seal(
+        task.client,
+        request,
+        reply,
+        model_digest=entry.model_digest,
+        metrics=metrics,
+        context=entry.asked.context,
+    )
+
+
+MAX_CHARGED_CLIENTS = 64  # in one append, or one block if it has more

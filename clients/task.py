@@ -1,0 +1,95 @@
+"""Everything a client needs to train: its data, the shared model, its settings."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord
+from torch import Tensor, nn
+
+from fedsim.accountant.ledger.journal import Journal
+from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, PerExampleLoss
+from fedsim.clients.failure_text import ClientFailureError, redact_error
+from fedsim.clients.faults.injection import NO_FAULTS, FaultPlan
+from fedsim.clients.secure.channel import SecureChannel
+from fedsim.clients.settings import LocalSettings
+from fedsim.clients.training.shared_model import SharedModel
+from fedsim.protocol.messages import TrainRequest
+
+# Scores a model on the client's held-out examples: their number, and metrics by name.
+Evaluate = Callable[[ArrayRecord], tuple[int, Mapping[str, float]]]
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """Everything a client needs to train: its data, the shared model, its settings.
+
+    Attributes:
+        client: its number.
+        seed: the experiment's seed.
+        size: its number of examples.
+        data: returns features and targets (n, ...); called when the client trains, so that a
+            waiting task holds no copy of them.
+        shared_model: the model of the process, filled anew for each request.
+        loss: one value per example.
+        gradients: clipped sums of per-example gradients under `loss`; None without privacy.
+        local: steps, batch size and optimizer.
+        privacy: the client's plan; None: training without differential privacy.
+        journal: the durable ledger; None: charges are kept in the client's state alone.
+        evaluate: scores a model on held-out examples; None: the client refuses to.
+        faults: faults to inject.
+        secure: seals updates; None: they are sent in clear.
+        measure: the declared metrics of a model on the client's examples; None: there are none.
+            Always None under privacy, whose noise does not cover them.
+    """
+
+    client: int
+    seed: int
+    size: int
+    data: Callable[[], tuple[Tensor, Tensor]]
+    shared_model: SharedModel
+    loss: PerExampleLoss
+    gradients: PerExampleGradients | None
+    local: LocalSettings
+    privacy: PrivacyPlan | None
+    journal: Journal | None
+    evaluate: Evaluate | None = None
+    faults: FaultPlan = NO_FAULTS
+    secure: SecureChannel | None = None
+    measure: Callable[[nn.Module], Mapping[str, float]] | None = None
+
+    def check_examples(self) -> None:
+        """Check that the public number of examples is not 0.
+
+        Where the client's size is private, an empty client trains on empty lots.
+
+        Raises:
+            ClientFailureError: the client has no examples.
+        """
+        if self.examples == 0:
+            raise ClientFailureError("has no examples")
+
+    def step(self, request: TrainRequest) -> DpSgdMechanism | None:
+        """Return the mechanism of a request, with the clipping bound in it; None without privacy.
+
+        Guarantee: its event is that of the plan, whatever the request holds.
+
+        Raises:
+            ClientFailureError: clipping cannot have adapted to the request's bound.
+        """
+        if self.privacy is None:
+            return None
+        try:
+            return self.privacy.step.resume(request.clip_norm)
+        except ValueError as error:
+            raise ClientFailureError(f"refuses the request: {error}") from error
+
+    def failure(self, error: Exception) -> Exception:
+        """Return what may be said of an error outside the client: of a private one, little."""
+        return error if self.privacy is None else redact_error(error)
+
+    @property
+    def examples(self) -> int:
+        """The public number of examples: the planned one under privacy, else `size`."""
+        return self.privacy.examples if self.privacy else self.size
