@@ -1,6 +1,6 @@
 """The accountant against dp-accounting and Opacus: times, accuracies and their ratios.
 
-    python benchmarks/accountant.py [--quick] [--json]
+    python benchmarks/accountant.py [--quick] [--json [FILE]]
 
 All contenders of a case run in turn, repetition by repetition, in one process and one thread, so
 that a busy machine slows all of them; medians are reported. Every repetition asks about slightly
@@ -14,15 +14,17 @@ import math
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import dp_accounting
 import numpy as np
 from dp_accounting.pld import PLDAccountant as OtherPldAccountant
 from dp_accounting.rdp import RdpAccountant as OtherRdpAccountant
+from records import Number, quartiles, write_record
 from threadpoolctl import threadpool_limits
 
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled, RdpAccountant
@@ -82,7 +84,7 @@ def report(title: str, contenders: Sequence[Contender]) -> dict[str, Any]:
         median = statistics.median(contender.seconds)
         # Ratios of neighbours in time: both have seen the same machine.
         pairs = zip(contender.seconds, contenders[0].seconds, strict=True)
-        ratio = statistics.median(theirs / mine for theirs, mine in pairs)
+        low, ratio, high = quartiles([theirs / mine for theirs, mine in pairs])
         goal = contender.least_ratio
         verdict = "" if goal is None else f"goal {goal:g}x: {'met' if ratio >= goal else 'MISSED'}"
         answer = "" if math.isnan(contender.answer) else f"{contender.answer:.6f}"
@@ -94,6 +96,7 @@ def report(title: str, contenders: Sequence[Contender]) -> dict[str, Any]:
                 "contender": contender.name,
                 "median_s": median,
                 "ratio": ratio,
+                "quartiles": (low, high),
                 "answer": contender.answer,
                 "goal_ratio": goal,
             }
@@ -349,7 +352,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs all cases."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON at the end")
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write a record; without FILE, print"
+    )
     options = parser.parse_args(arguments)
     logging.getLogger("absl").setLevel(logging.ERROR)  # a warning per order that fails to converge
     quick = options.quick
@@ -362,8 +367,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
             whole_fleet("pld", 10 if quick else 1000, 2 if quick else 40, 2 if quick else 5),
             training_loop(10 if quick else 2000, 2 if quick else 7),
         ]
-    if options.json:
+    if options.json == "-":
         print(json.dumps({"versions": versions(), "cases": cases}))
+    elif options.json:
+        write_record(Path(options.json), "accountant.py", numbers(cases), {"cases": cases})
+
+
+def numbers(cases: Sequence[Mapping[str, Any]]) -> list[Number]:
+    """Return the times of other libraries over fedsim's.
+
+    Args:
+        cases: what `report` returned.
+    """
+    return [
+        Number(
+            # Without the measured accuracy, so that a claim has one name in all records.
+            "other library / fedsim: " + case["title"].split(" (")[0].split(";")[0],
+            row["contender"].split(", h=")[0],
+            row["ratio"],
+            *row["quartiles"],
+            goal=row["goal_ratio"],
+            least=True,
+        )
+        for case in cases
+        for row in case["contenders"][1:]
+        if not row["contender"].startswith(("fedsim", "Privacy"))
+    ]
 
 
 if __name__ == "__main__":

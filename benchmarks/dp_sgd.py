@@ -1,9 +1,14 @@
 """What a DP-SGD step costs beside plain SGD and beside Opacus.
 
-    python benchmarks/dp_sgd.py [--quick | --cohort]
+    python benchmarks/dp_sgd.py [--quick] [--cohort] [--model MODEL] [--json FILE]
 
-One thread, contenders interleaved, processor time, ratios to plain SGD in the same run. Opacus is
-measured when it is installed (pip install opacus); its ghost mode clips in two backward passes.
+One thread, contenders in turns, processor time; ratios are medians over neighbours in time. Three
+ways to a private step: in the federation (a block of one client, by the engine that a federation
+uses), through `PrivacyEngine.attach` in a loop of one's own, and Opacus in its modes, when it is
+installed (pip install opacus); its ghost mode clips in two backward passes. All take a lot of the
+same size in each step. `--cohort` measures blocks of several clients alone: the clients of a round
+with the lots that a federation draws, K to a block, beside the bare loop of `federation.py`.
+
 A contender's turn is ten steps, as in an epoch of local training: the first one finds caches that
 the other contenders have emptied, and in turns of three it would be a third of what is measured.
 Freed memory is kept in the process for all contenders alike, as fedsim's engines do: on machines
@@ -12,31 +17,37 @@ by them.
 """
 
 import argparse
-import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import numpy as np
 import torch
-from interleaved import measure, print_ratios
+from contenders.bare import BareLoop
+from contenders.base import Work
+from contenders.fedsim_engines import federation_of, federation_of_examples
+from contenders.goals import NAMES
+from interleaved import Timing, measure, print_ratios
+from records import Number, machine_line, over_turns, pair_ratios, write_record
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.clipping import FlatClipping
-from fedsim.clients.dp_sgd.cohort import Member, PrivateCohort
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.noise import SeededNoise
-from fedsim.clients.dp_sgd.per_example.backend import gradients_for
-from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, VmapGradients
-from fedsim.clients.dp_sgd.per_example.products import add_product, affine, product
-from fedsim.clients.dp_sgd.sampling import PoissonSampling
-from fedsim.clients.settings import SgdSettings
-from fedsim.clients.training.optimizers import Sgd
-from fedsim.models.losses import cross_entropy
+from fedsim.clients import PrivacyEngine
+from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.local_training import StreamKey
+from fedsim.federation.federation import Federation
 from fedsim.simulation.memory import keep_freed_memory
 
 Step = Callable[[], object]
 
 STEPS = 10  # of a turn
+PLAIN, FEDERATION, ATTACH = "plain SGD", "fedsim, in the federation", "fedsim, attach"
+OPACUS_MODES = ("hooks", "functorch", "ghost")
+BLOCKS: Mapping[str, tuple[int, ...]] = {
+    "mlp": (1, 4, 8, 16),
+    "cnn": (1, 4, 8, 16),
+    "small": (8, 32, 128),
+}
 
 
 def mlp() -> nn.Module:
@@ -92,34 +103,54 @@ def plain_step(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     return step
 
 
-def fedsim_step(
-    make: Callable[[nn.Module, Tensor, Tensor], PerExampleGradients],
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-) -> Step:
-    """DP-SGD by fedsim: sample, clip, add noise, divide, update."""
-    gradients = make(model, x, y)
-    values = gradients.parameters.data
-    into, optimizer = torch.zeros_like(values), Sgd(SgdSettings(name="sgd", lr=0.01))
-    mechanism = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(1.0), 1.0, float(len(x)))
-    lots, noise = np.random.default_rng(0), SeededNoise(np.random.default_rng(1))
+def attach_step(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """A step of a loop of one's own with the public `PrivacyEngine`.
+
+    The loop declares a sampling rate of 1, so that every Poisson lot is all of the examples.
+    """
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    engine = PrivacyEngine(
+        model, batch_size=len(x), sample_size=len(x), noise_multiplier=1.0, max_grad_norm=1.0
+    )
+    engine.attach(optimizer)
+    index = torch.arange(len(x))
 
     def step() -> None:
-        mechanism.release(gradients, x, y, lots=lots, noise=noise, into=into)
-        optimizer.step([values], [into])
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[index]), y[index]).backward()
+        optimizer.step()
 
     return step
 
 
-def by_book_keeping(model: nn.Module, x: Tensor, y: Tensor) -> PerExampleGradients:
-    """Let fedsim choose: book-keeping for all of these models."""
-    return gradients_for(model, cross_entropy, x[:3], y[:3])
+def block_turn(federation: Federation, clients: Sequence[int], steps: int) -> Step:
+    """Steps of clients in one block, from the global model.
 
+    Args:
+        federation: holds the clients' data and plans, and the model.
+        clients: the members, ascending.
+        steps: of each member.
+    """
+    tasks = [federation.client_task(client) for client in clients]
+    examples = [task.data() for task in tasks]
+    rounds = iter(range(1, 1 << 62))  # a round's noise is never drawn twice
 
-def by_vmap(model: nn.Module, x: Tensor, y: Tensor) -> PerExampleGradients:
-    """torch.func.vmap over torch.func.grad."""
-    return VmapGradients(model, cross_entropy)
+    def turn() -> None:
+        number = next(rounds)
+        members = [
+            BlockMember(
+                features=features,
+                targets=targets,
+                key=StreamKey(task.seed, task.client, number),
+                steps=range((number - 1) * steps, number * steps),
+                step=None if task.privacy is None else task.privacy.step,
+            )
+            for task, (features, targets) in zip(tasks, examples, strict=True)
+        ]
+        task = tasks[0]
+        train_block(task.shared_model, task.loss, task.gradients, task.local, members)
+
+    return turn
 
 
 def opacus_step(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
@@ -160,139 +191,176 @@ def opacus_step(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
     return step
 
 
-def contenders(make_model: Callable[[], nn.Module], x: Tensor, y: Tensor) -> dict[str, Step]:
-    """Return every contender that this machine has."""
+def turns_of(step: Step, steps: int) -> Step:
+    """Return a turn of several steps."""
+
+    def turn() -> None:
+        for _ in range(steps):
+            step()
+
+    return turn
+
+
+def contenders(
+    make_model: Callable[[], nn.Module], x: Tensor, y: Tensor, folder: Path, steps: int
+) -> dict[str, Step]:
+    """Return a turn of every contender that this machine has.
+
+    Args:
+        make_model: builds a model with fresh values.
+        x: examples of a lot (n, 1, 28, 28).
+        y: their classes (n,).
+        folder: an empty folder for the files of a federation.
+        steps: of a turn.
+    """
+    federation = federation_of_examples(make_model(), x, y, folder)
     found = {
-        "plain SGD": plain_step(make_model(), x, y),
-        "fedsim": fedsim_step(by_book_keeping, make_model(), x, y),
-        "fedsim, vmap": fedsim_step(by_vmap, make_model(), x, y),
+        PLAIN: turns_of(plain_step(make_model(), x, y), steps),
+        FEDERATION: block_turn(federation, [0], steps),
+        ATTACH: turns_of(attach_step(make_model(), x, y), steps),
     }
-    if make_model is mlp:
-        found["noise, products alone"] = floor(len(x))
     try:
         import opacus  # noqa: F401
     except ImportError:
+        print("Opacus is left out: it is not installed")
         return found
-    for mode in ("hooks", "functorch", "ghost"):
-        found[f"Opacus, {mode}"] = opacus_step(mode, make_model(), x, y)
+    for mode in OPACUS_MODES:
+        found[f"Opacus, {mode}"] = turns_of(opacus_step(mode, make_model(), x, y), steps)
     return found
 
 
-def cohort_step(model: nn.Module, x: Tensor, y: Tensor, clients: int) -> Step:
-    """One step of several clients at once."""
-    mechanism = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(1.0), 1.0, float(len(x)))
-    members = [
-        Member(
-            mechanism,
-            x,
-            y,
-            np.random.default_rng((k, 0)),
-            SeededNoise(np.random.default_rng((k, 1))),
-        )
-        for k in range(clients)
-    ]
+def numbers_of(model: str, batch: int, timings: Mapping[str, Timing]) -> list[Number]:
+    """Return every ratio of a case, with the goals that it has.
 
-    cohort = PrivateCohort(model, cross_entropy, members)
-    optimizer = Sgd(SgdSettings(name="sgd", lr=0.01))
-
-    def step() -> None:
-        for values, gradient in cohort.gradients():
-            optimizer.step([values], [gradient])
-
-    return step
-
-
-def one_by_one(steps: list[Step]) -> Step:
-    """Several clients one after the other."""
-
-    def step() -> None:
-        for one in steps:
-            one()
-
-    return step
-
-
-def measure_cohort(*, quick: bool, clients: int = 10, batch: int = 16) -> None:
-    """Compare a cohort of MLPs with training its clients one by one, with and without privacy."""
-    x, y = torch.randn(batch, 1, 28, 28), torch.randint(0, 10, (batch,))
-    steps = {
-        "plain SGD, one by one": one_by_one([plain_step(mlp(), x, y) for _ in range(clients)]),
-        "fedsim, cohort": cohort_step(mlp(), x, y, clients),
-        "fedsim, one by one": one_by_one(
-            [fedsim_step(by_book_keeping, mlp(), x, y) for _ in range(clients)]
-        ),
-        "noise alone": noise_alone(clients * 101_770),
-        "noise, products alone": floor(batch, clients),
-    }
-    timings = measure(
-        steps, repetitions=2 if quick else 20, calls=1 if quick else STEPS, clock=time.process_time
-    )
-    title = f"{clients} clients with an MLP each, batch {batch}"
-    print_ratios(title, timings, baseline="plain SGD, one by one")
-
-
-def noise_alone(size: int) -> Step:
-    """What the noise of a step costs by itself."""
-    values, noise = torch.zeros(size), SeededNoise(np.random.default_rng(0))
-    return lambda: noise.fill_(values, 1.0)
-
-
-def floor(batch: int, clients: int = 1) -> Step:
-    """What no private step of the MLP can do without: its noise, and two products of each layer.
-
-    The first layer's inputs need no gradient, so that there are two products of it and three of the
-    other one. Nothing is clipped, gathered, activated or updated.
+    Args:
+        model: its name in `MODELS`.
+        batch: examples of a lot.
+        timings: by contender.
     """
-    noise = SeededNoise(np.random.default_rng(0))
-    parts = [
-        [
-            (torch.randn(out, width), torch.randn(batch, width), torch.randn(batch, out))
-            for width, out in ((784, 128), (128, 10))
-        ]
-        for _ in range(clients)
+    case = f"{model}, batch {batch}"
+    goals = _goals(model, batch)
+
+    def ratio(claim: str, one: str, other: str, goal: float | None, *, least: bool) -> Number:
+        pairs = pair_ratios(timings[one].turns, timings[other].turns)
+        return over_turns(claim, case, pairs, goal=goal, least=least)
+
+    found = [
+        ratio(
+            "private step in the federation / plain SGD", FEDERATION, PLAIN, goals[0], least=False
+        ),
+        ratio(
+            "private step through PrivacyEngine.attach / plain SGD",
+            ATTACH,
+            PLAIN,
+            goals[1],
+            least=False,
+        ),
     ]
-    gradients = torch.zeros(clients, 101_770)
+    modes = [name for name in timings if name.startswith("Opacus")]
+    found += [ratio(f"{name} / plain SGD", name, PLAIN, None, least=False) for name in modes]
+    if modes:
+        best = min(modes, key=lambda name: timings[name].median)
+        claim = "best mode of Opacus / PrivacyEngine.attach"
+        found.append(ratio(claim, best, ATTACH, goals[2], least=True))
+    return found
 
-    def step() -> None:
-        for layers, flat in zip(parts, gradients, strict=True):
-            noise.fill_(flat, 1.0)
-            start = 0
-            for w, x, g in layers:
-                affine(x, w, None)
-                add_product(flat[start : start + w.numel()].view(w.shape), g.t(), x)
-                start += w.numel()
-            product(layers[1][2], layers[1][0])
 
-    return step
+def _goals(model: str, batch: int) -> tuple[float | None, float | None, float | None]:
+    """Return the goals in the federation, through `attach` and of Opacus over `attach`."""
+    if batch not in (64, 256):
+        return None, None, None
+    if model != "MLP":
+        return 1.1, 1.2, 1.4
+    return (1.4, 1.6, 2.0) if batch == 64 else (1.3, 1.5, 2.0)
+
+
+def measure_steps(names: Sequence[str], *, quick: bool) -> list[Number]:
+    """Measure a private step of each model at each batch size.
+
+    Args:
+        names: of the models.
+        quick: few repetitions of one step each.
+    """
+    found: list[Number] = []
+    for name in names:
+        for batch in (16,) if quick else (16, 64, 256):
+            torch.manual_seed(0)
+            x, y = torch.randn(batch, 1, 28, 28), torch.randint(0, 10, (batch,))
+            with TemporaryDirectory() as folder:
+                timings = measure(
+                    contenders(MODELS[name], x, y, Path(folder), 1 if quick else STEPS),
+                    repetitions=2 if quick else 8 if batch > 64 else 20,
+                    calls=1,
+                    clock=time.process_time,
+                )
+            print_ratios(f"{name}, batch {batch} (a turn)", timings, baseline=PLAIN)
+            found += numbers_of(name, batch, timings)
+    return found
+
+
+def measure_blocks(*, quick: bool) -> list[Number]:
+    """Measure the clients of a round in blocks of K, beside the bare loop over them.
+
+    Args:
+        quick: few repetitions with the smallest two blocks.
+    """
+    found: list[Number] = []
+    for model, sizes in BLOCKS.items():
+        blocks = sizes[:2] if quick else sizes
+        work = Work(model, max(blocks), private=True)
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            federation, bare = federation_of(work, folder, {}), BareLoop()
+            bare.prepare(work)
+            turns: dict[str, Step] = {"bare loop": bare.round}
+            for size in blocks:
+                turns[f"blocks of {size}"] = _in_blocks(federation, work, size)
+            timings = measure(
+                turns, repetitions=2 if quick else 15, calls=1, clock=time.process_time
+            )
+        title = f"{NAMES[model]}, {work.clients} private clients, lot {work.batch}"
+        print_ratios(title, timings, baseline="bare loop")
+        for size in blocks:
+            pairs = pair_ratios(timings[f"blocks of {size}"].turns, timings["bare loop"].turns)
+            case = f"{NAMES[model]}, K = {size}"
+            found.append(over_turns("private clients, K in one block / bare loop", case, pairs))
+    return found
+
+
+def _in_blocks(federation: Federation, work: Work, size: int) -> Step:
+    """Return a turn that trains all clients, so many in one block."""
+    starts = range(0, work.clients, size)
+    parts = [
+        block_turn(federation, range(start, min(start + size, work.clients)), work.steps)
+        for start in starts
+    ]
+
+    def turn() -> None:
+        for part in parts:
+            part()
+
+    return turn
 
 
 def main() -> None:
-    """Measure every model at every batch size."""
+    """Measure every model at every batch size, and blocks of clients."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few repetitions, for a smoke test")
-    parser.add_argument("--model", choices=sorted(MODELS), help="one model only")
-    parser.add_argument("--cohort", action="store_true", help="the cohort only")
+    parser.add_argument("--model", choices=sorted(MODELS), help="one model only, without blocks")
+    parser.add_argument("--cohort", action="store_true", help="blocks of clients only")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every ratio")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
-    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, one thread")
+    print(f"{machine_line()}, one thread")
     names = [arguments.model] if arguments.model else list(MODELS)
-    if arguments.cohort:
-        names = []
-    for name in names:
-        for batch in (16,) if arguments.quick else (16, 64, 256):
-            torch.manual_seed(0)
-            x, y = torch.randn(batch, 1, 28, 28), torch.randint(0, 10, (batch,))
-            steps = contenders(MODELS[name], x, y)
-            timings = measure(
-                steps,
-                repetitions=2 if arguments.quick else 8 if batch > 64 else 20,
-                calls=1 if arguments.quick else STEPS,
-                clock=time.process_time,
-            )
-            print_ratios(f"{name}, batch {batch}", timings, baseline="plain SGD")
+    found = measure_steps([] if arguments.cohort else names, quick=arguments.quick)
     if not arguments.model:
-        measure_cohort(quick=arguments.quick)
+        found += measure_blocks(quick=arguments.quick)
+    for number in found:
+        print(number.line())
+    if arguments.json:
+        write_record(arguments.json, "dp_sgd.py", found)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the ledger on disk and the checkpoints add to a run.
 
-    python benchmarks/durability.py [--quick] [--json]
+    python benchmarks/durability.py [--quick] [--json [FILE]]
 
 The quickstart's federation (experiments/digits_dp.yaml), one thread, rounds in turns: as `fedsim
 run` does them, without the checkpoints, and with neither ledger nor checkpoints. The difference of
@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
+from records import Number, write_record
 
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
@@ -157,13 +158,19 @@ def main() -> None:
     """Print the measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it runs")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write a record; without FILE, print"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as base:
         found = measure(4 if options.quick else 60, Path(base))
-    if options.json:
+    if options.json == "-":
         print(json.dumps(found, indent=2))
         return
+    if options.json:
+        claim = "ledger and checkpoints over the quickstart's whole time"
+        number = Number(claim, "quickstart", found["overhead, ratio"], goal=GOAL)
+        write_record(Path(options.json), "durability.py", [number], {"seconds": found})
     for name, value in found.items():
         unit = f"{value:6.3f} x" if name.endswith("ratio") else f"{value * 1e3:6.2f} ms"
         print(f"{name:<32} {unit}")

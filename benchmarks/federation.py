@@ -8,30 +8,31 @@ round, so that a busy machine disturbs all alike. Wall time and processor time (
 that a contender started) are both measured, and ratios are medians over neighbours in time, against
 the bare loop. Who is not installed is left out, and said so; who would take hours does a part of
 the work, and the rest is scaled, and marked with ~. By default 10 to 10,000 clients of two models
-are measured, in about ten minutes on two cores that do nothing else.
+are measured, in about ten minutes on two cores that do nothing else. `--goals` measures the cases
+that have a goal, and no others.
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
 
 from contenders import CONTENDERS
-from contenders.base import Work
-from contenders.goals import goals
+from contenders.base import SHAPES, Work
+from contenders.goals import GOALS, goal_numbers
 from contenders.stage import LeftOutError, Stage
+from records import machine_line, pair_ratios, quartiles, write_record
 
-_LEAST_TURN = 0.1  # seconds; shorter rounds are done several at once
+LEAST_TURN_SECONDS = 0.1  # shorter rounds are done several at once
 _COPIES = 4  # of the data that a contender may hold while it gets ready
 _FEWEST_TURNS = 2
 # Rounds of more would only take longer, and their data would not fit (9 GB of 10,000 MLP clients).
-_MOST_CLIENTS = {"mlp": 300, "cnn": 100}
+_MOST_CLIENTS = {"mlp": 300, "cnn": 200, "builtin-cnn": 100}
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Row:
 
     Attributes:
         wall, processor: seconds of a client's round, medians over the turns.
-        wall_ratio, processor_ratio: the same over the bare loop's, medians over the turns.
+        wall_ratio, processor_ratio: lower quartile, median and upper quartile of the same over the
+            bare loop's, turn by turn.
         megabytes: peak memory of one process; of several, what they held together after a round.
         timed_clients: clients of the rounds that were timed; fewer than `clients` if scaled.
         wall_turns, processor_turns: seconds of a client's round in each turn.
@@ -53,8 +55,8 @@ class Row:
     name: str
     wall: float
     processor: float
-    wall_ratio: float
-    processor_ratio: float
+    wall_ratio: tuple[float, float, float]
+    processor_ratio: tuple[float, float, float]
     megabytes: float
     timed_clients: int
     wall_turns: tuple[float, ...]
@@ -64,20 +66,23 @@ class Row:
         """Return the row for people."""
         scaled = f"  ~ scaled from {self.timed_clients} clients"
         return (
-            f"  {self.name:<34} {1 / self.wall:9.0f} /s  {self.wall_ratio:8.2f} x  "
-            f"{self.processor * 1e3:9.3f} ms of processor {self.processor_ratio:8.2f} x  "
+            f"  {self.name:<34} {1 / self.wall:9.0f} /s  {self.wall_ratio[1]:8.2f} x  "
+            f"{self.processor * 1e3:9.3f} ms of processor {self.processor_ratio[1]:8.2f} x  "
             f"{self.megabytes:6.0f} MB" + (scaled if self.timed_clients < self.clients else "")
         )
 
 
 def part_of(work: Work, key: str) -> Work:
     """Return the work that a contender really does of some work."""
-    limits = CONTENDERS[key].most_clients, _MOST_CLIENTS.get(work.model)
+    entry = CONTENDERS[key]
+    limits = entry.most_clients, _MOST_CLIENTS.get(work.model) if entry.device == "cpu" else None
     most = min((limit for limit in limits if limit is not None), default=work.clients)
     return replace(work, clients=min(work.clients, most))
 
 
-def measure(work: Work, keys: list[str], turns: int, seconds: float) -> list[Row]:
+def measure(
+    work: Work, keys: Iterable[str], turns: int, seconds: float, *, base: str = "bare"
+) -> list[Row]:
     """Return a row for each contender that can take part.
 
     Args:
@@ -85,6 +90,7 @@ def measure(work: Work, keys: list[str], turns: int, seconds: float) -> list[Row
         keys: who takes part.
         turns: timed turns of each.
         seconds: after so many no further turns are begun, once there are a few.
+        base: the contender that ratios are taken to.
     """
     with ExitStack() as open_stages:
         stages: dict[str, tuple[Stage, Work, int]] = {}
@@ -109,7 +115,7 @@ def measure(work: Work, keys: list[str], turns: int, seconds: float) -> list[Row
             took = stage.rounds(1)["wall"]  # warms up
             if took < 1.0:
                 took = stage.rounds(1)["wall"]
-            stages[key] = stage, own, max(1, ceil(_LEAST_TURN / took))
+            stages[key] = stage, own, max(1, ceil(LEAST_TURN_SECONDS / took))
         seen: dict[str, list[tuple[float, float]]] = {key: [] for key in stages}
         memory = dict.fromkeys(stages, 0.0)
         begin = time.perf_counter()
@@ -121,7 +127,7 @@ def measure(work: Work, keys: list[str], turns: int, seconds: float) -> list[Row
                 done = own.clients * rounds
                 seen[key].append((took["wall"] / done, took["processor"] / done))
                 memory[key] = max(memory[key], took["megabytes"])
-    base = seen.get(next(iter(CONTENDERS)), [])
+    limit = seen.get(base, [])
     return [
         Row(
             **asdict(work),
@@ -129,8 +135,8 @@ def measure(work: Work, keys: list[str], turns: int, seconds: float) -> list[Row
             name=stage.name,
             wall=statistics.median(wall for wall, _ in seen[key]),
             processor=statistics.median(processor for _, processor in seen[key]),
-            wall_ratio=_ratio([w for w, _ in seen[key]], [w for w, _ in base]),
-            processor_ratio=_ratio([p for _, p in seen[key]], [p for _, p in base]),
+            wall_ratio=_ratio([w for w, _ in seen[key]], [w for w, _ in limit]),
+            processor_ratio=_ratio([p for _, p in seen[key]], [p for _, p in limit]),
             megabytes=memory[key],
             timed_clients=own.clients,
             wall_turns=tuple(wall for wall, _ in seen[key]),
@@ -155,10 +161,9 @@ def same(rows: list[Row], work: Work, key: str) -> Row | None:
     )
 
 
-def _ratio(values: list[float], base: list[float]) -> float:
-    """Return the median ratio of neighbours in time; NaN without a base."""
-    pairs = [value / other for value, other in zip(values, base, strict=False)]
-    return statistics.median(pairs) if pairs else float("nan")
+def _ratio(values: list[float], base: list[float]) -> tuple[float, float, float]:
+    """Return the quartiles of the ratios of neighbours in time; NaN without a base."""
+    return quartiles(pair_ratios(values, base))
 
 
 def _free_megabytes() -> float:
@@ -166,31 +171,13 @@ def _free_megabytes() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 1024
 
 
-def machine() -> dict[str, object]:
-    """Return what the numbers depend on."""
-    import torch
-
-    model = ""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.split(":", 1)[1].strip()
-            break
-    return {
-        "processor": model or platform.machine(),
-        "cores": os.cpu_count(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
 def plot(rows: list[Row], path: Path) -> None:
     """Draw client-rounds per second over the number of clients, a panel for each model and mode."""
     import matplotlib.pyplot as plt
 
-    cases = list(dict.fromkeys((row.model, row.private) for row in rows))
-    figure, panels = plt.subplots(1, len(cases), figsize=(4.2 * len(cases), 3.8), squeeze=False)
-    for panel, (model, private) in zip(panels[0], cases, strict=True):
+    kinds = list(dict.fromkeys((row.model, row.private) for row in rows))
+    figure, panels = plt.subplots(1, len(kinds), figsize=(4.2 * len(kinds), 3.8), squeeze=False)
+    for panel, (model, private) in zip(panels[0], kinds, strict=True):
         own = [row for row in rows if (row.model, row.private) == (model, private)]
         for name in dict.fromkeys(row.name for row in own):
             points = sorted((row.clients, 1 / row.wall) for row in own if row.name == name)
@@ -202,17 +189,14 @@ def plot(rows: list[Row], path: Path) -> None:
     figure.savefig(path)
 
 
-def main() -> None:
-    """Measure what the command line asks for and print it."""
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """Return the options of a script that measures rounds: turns, seconds, --quick, --json.
+
+    Args:
+        description: of the script.
+    """
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 1000, 10000])
-    parser.add_argument(
-        "--models", nargs="+", choices=["mlp", "cnn", "small"], default=["mlp", "small"]
-    )
-    parser.add_argument(
-        "--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS)
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--modes", nargs="+", choices=["private", "plain"], default=["private", "plain"]
@@ -221,34 +205,79 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="for the turns of a case, if there are a few"
     )
-    parser.add_argument("--pfl-python", help="interpreter of pfl-research (or PFL_PYTHON)")
     parser.add_argument("--quick", action="store_true", help="only show that it runs")
-    parser.add_argument("--json", type=Path, help="write the rows and the machine")
-    parser.add_argument("--plot", type=Path, help="draw the rows")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write numbers, rows and machine")
+    return parser
+
+
+def options_of_main() -> argparse.Namespace:
+    """Return the options of this script."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 1000, 10000])
+    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=["mlp", "small"])
+    names = [key for key, entry in CONTENDERS.items() if entry.device == "cpu"]
+    parser.add_argument("--contenders", nargs="+", choices=names, default=names)
+    parser.add_argument("--goals", action="store_true", help="the cases that have a goal")
+    parser.add_argument("--pfl-python", help="interpreter of pfl-research (or PFL_PYTHON)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the rows")
     options = parser.parse_args()
     if options.pfl_python:
         os.environ["PFL_PYTHON"] = options.pfl_python
     if options.quick:
         options.clients, options.models, options.turns = [3], ["small"], 1
-    print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    return options
+
+
+def cases(options: argparse.Namespace) -> dict[Work, list[str]]:
+    """Return each case and its contenders.
+
+    Args:
+        options: of the command line.
+    """
+    modes = [mode == "private" for mode in options.modes]
+    if not options.goals:
+        works = [
+            Work(model, clients, private)
+            for model in options.models
+            for clients in options.clients
+            for private in modes
+        ]
+        return {work: options.contenders for work in works}
+    found: dict[Work, set[str]] = {}
+    for goal in GOALS:
+        if goal.private in modes and goal.limit is not None:
+            work = Work(goal.model, goal.clients or 50, goal.private)
+            found.setdefault(work, set()).update((goal.one, goal.other))
+    if True in modes:
+        found[Work("small", 10_000, True)] = {"fedsim"}
+        found[Work("small", 100, True)] = {"fedsim"}
+    return {
+        work: [key for key in CONTENDERS if key in keys and key in options.contenders]
+        for work, keys in found.items()
+    }
+
+
+def main() -> None:
+    """Measure what the command line asks for and print it."""
+    options = options_of_main()
+    print(machine_line())
     rows: list[Row] = []
-    for model in options.models:
-        for clients in options.clients:
-            for private in (mode == "private" for mode in options.modes):
-                print(f"{model}, {clients} clients, {'private' if private else 'not private'}")
-                work = Work(model, clients, private)
-                known = {key: row for key in options.contenders if (row := same(rows, work, key))}
-                others = [key for key in options.contenders if key not in known]
-                found = measure(work, others, options.turns, options.seconds)
-                found += [replace(row, clients=clients) for row in known.values()]
-                rows += found
-                for row in found:
-                    print(row.line(), flush=True)
-                if options.json:
-                    content = {"machine": machine(), "rows": [asdict(row) for row in rows]}
-                    options.json.write_text(json.dumps(content, indent=1))
-    for line in goals([asdict(row) for row in rows]):
-        print(line)
+    for work, keys in cases(options).items():
+        privacy = "private" if work.private else "not private"
+        print(f"{work.model}, {work.clients} clients, {privacy}")
+        known = {key: row for key in keys if (row := same(rows, work, key))}
+        others = [key for key in keys if key not in known]
+        found = measure(work, others, options.turns, options.seconds)
+        found += [replace(row, clients=work.clients) for row in known.values()]
+        rows += found
+        for row in found:
+            print(row.line(), flush=True)
+        numbers = goal_numbers([asdict(row) for row in rows])
+        if options.json:
+            details = {"rows": [asdict(row) for row in rows]}
+            write_record(options.json, "federation.py", numbers, details)
+    for number in goal_numbers([asdict(row) for row in rows]):
+        print(number.line())
     if options.plot and rows:
         plot(rows, options.plot)
 

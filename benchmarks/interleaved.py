@@ -8,10 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one contender."""
+    """Milliseconds of one call of a contender.
+
+    Attributes:
+        median, best: over the turns.
+        turns: one value a turn.
+    """
 
     median: float
     best: float
+    turns: tuple[float, ...] = ()
 
 
 def measure(
@@ -39,7 +45,10 @@ def measure(
             for _ in range(calls):
                 contender()
             times[name].append((clock() - start) * 1e3 / calls)
-    return {name: Timing(statistics.median(values), min(values)) for name, values in times.items()}
+    return {
+        name: Timing(statistics.median(values), min(values), tuple(values))
+        for name, values in times.items()
+    }
 
 
 def print_ratios(title: str, timings: Mapping[str, Timing], *, baseline: str) -> None:

@@ -1,6 +1,6 @@
 """What secure aggregation costs: each party, beside plain averaging, beside Flower's SecAgg+.
 
-    python benchmarks/secure_aggregation.py [--quick] [--json]
+    python benchmarks/secure_aggregation.py [--quick] [--json [FILE]]
 
 One process, one thread, contenders interleaved. Freed memory is kept in the process for all alike,
 as fedsim's engines do. Times are processor time: nobody waits, and a shared machine's other work
@@ -15,12 +15,14 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from flower_secagg import flower_round
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from interleaved import Timing, measure, print_ratios
+from records import Number, write_record
 from whole_rounds import whole_rounds
 
 from fedsim.clients.secure.additive_upload import SecureUploader
@@ -55,6 +57,13 @@ class Row:
     def met(self) -> bool:
         """Whether the goal is met."""
         return self.value >= self.goal if self.at_least else self.value <= self.goal
+
+    def number(self) -> Number:
+        """Return the row for a record."""
+        claim = "whole rounds" if "round" in self.what else "processor time of parties"
+        return Number(
+            claim, self.what, self.value, unit=self.unit, goal=self.goal, least=self.at_least
+        )
 
     def show(self) -> None:
         """Print the row."""
@@ -292,7 +301,9 @@ def main() -> None:
     """Measure every case."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sizes, for a smoke test")
-    parser.add_argument("--json", action="store_true", help="a last line for programs")
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write a record; without FILE, print"
+    )
     arguments = parser.parse_args()
     keep_freed_memory()
     quick = arguments.quick
@@ -312,8 +323,12 @@ def main() -> None:
     print("\ngoals")
     for row in rows:
         row.show()
-    if arguments.json:
-        print(json.dumps({"rows": [{**vars(row), "met": row.met} for row in rows]}))
+    content = [{**vars(row), "met": row.met} for row in rows]
+    if arguments.json == "-":
+        print(json.dumps({"rows": content}))
+    elif arguments.json:
+        numbers = [row.number() for row in rows]
+        write_record(Path(arguments.json), "secure_aggregation.py", numbers, {"rows": content})
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ class Entry:
         modes: whether it takes part in private work (True), in work without privacy (False).
         most_clients: rounds of more would take hours; they are timed with so many and scaled.
         interpreter: environment variable that names the interpreter it is installed for.
+        device: cpu or cuda; `federation.py` measures the first, `gpu.py` both.
     """
 
     module: str
@@ -31,6 +32,7 @@ class Entry:
     modes: tuple[bool, ...] = (True, False)
     most_clients: int | None = None
     interpreter: str | None = None
+    device: str = "cpu"
 
     def make(self) -> "Contender":
         """Return the contender; ImportError where what it needs is not installed."""
@@ -41,7 +43,7 @@ class Entry:
         return sys.executable if self.interpreter is None else os.environ.get(self.interpreter)
 
 
-# The first is the limit that ratios are taken to.
+# Ratios are taken to the bare loop, which is the limit.
 CONTENDERS: Mapping[str, Entry] = MappingProxyType(
     {
         "bare": Entry("bare", "BareLoop"),
@@ -57,6 +59,10 @@ CONTENDERS: Mapping[str, Entry] = MappingProxyType(
         "flower-opacus-no-epsilon": Entry(
             "flower_opacus", "FlowerOpacus", {"accountant": None}, modes=(True,), most_clients=100
         ),
+        "bare-cuda": Entry(
+            "bare", "BareLoop", {"device": "cuda"}, most_clients=1000, device="cuda"
+        ),
+        "fedsim-cuda": Entry("fedsim_engines", "LocalEngine", {"device": "cuda"}, device="cuda"),
         "pfl": Entry("pfl_research", "PflResearch", modes=(False,), interpreter="PFL_PYTHON"),
     }
 )

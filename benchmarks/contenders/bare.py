@@ -3,20 +3,30 @@
 import torch
 from torch import nn
 
-from contenders.base import Contender, Work
+from contenders.base import Contender, Work, check_device
 
 
 class BareLoop(Contender):
-    """One model filled anew for each client, SGD on shuffled batches, a running sum."""
+    """One model filled anew for each client, SGD on shuffled batches, a running sum.
 
-    name = "bare loop, no privacy"
+    Args:
+        device: cpu or cuda; examples, model and sum are there.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._device = torch.device(device)
+        self.name = "bare loop, no privacy" + ("" if device == "cpu" else f", {device}")
 
     def prepare(self, work: Work) -> None:
         """Get ready for the first round; not timed."""
+        check_device(self._device.type)
         x, y = work.data()
         self._work = work
-        self._data = torch.from_numpy(x), torch.from_numpy(y)
-        self._model, self._loss = work.build(), nn.CrossEntropyLoss()
+        self._data = (
+            torch.from_numpy(x).to(self._device),
+            torch.from_numpy(y).to(self._device),
+        )
+        self._model, self._loss = work.build().to(self._device), nn.CrossEntropyLoss()
         self._parameters = list(self._model.parameters())
         self._global = [parameter.detach().clone() for parameter in self._parameters]
         self._optimizer = torch.optim.SGD(self._parameters, lr=work.lr)
@@ -30,6 +40,8 @@ class BareLoop(Contender):
                 total.add_(parameter.detach())
         for value, total in zip(self._global, sums, strict=True):
             value.copy_(total / self._work.clients)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
 
     def _train(self, client: int) -> None:
         n, batch = self._work.examples, self._work.batch
@@ -37,7 +49,7 @@ class BareLoop(Contender):
         with torch.no_grad():
             for parameter, value in zip(self._parameters, self._global, strict=True):
                 parameter.copy_(value)
-        order = torch.randperm(n)
+        order = torch.randperm(n, device=self._device)
         for step in range(self._work.steps):
             start = step * batch % n
             index = order[start : start + batch]

@@ -1,12 +1,22 @@
 """What a contender is, and the work that all of them do."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
 from torch import nn
+
+SHAPES: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {"mlp": (784,), "cnn": (1, 28, 28), "builtin-cnn": (1, 28, 28), "small": (64,)}
+)
+
+
+class MissingError(ImportError):
+    """A device that is not here: the contender is left out, as one that is not installed."""
 
 
 @dataclass(frozen=True)
@@ -14,7 +24,8 @@ class Work:
     """One federation: every client takes part in every round.
 
     Attributes:
-        model: mlp (784-128-10), cnn (two convolutions, as usual for MNIST) or small (64-32-10).
+        model: mlp (784-128-10), cnn (two convolutions, as usual for MNIST), builtin-cnn (fedsim's
+            own `cnn`, with group norm) or small (64-32-10).
         clients: how many.
         private: DP-SGD on Poisson lots, and every client's epsilon after every round; else plain
             SGD.
@@ -43,7 +54,7 @@ class Work:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one example's features."""
-        return {"mlp": (784,), "cnn": (1, 28, 28), "small": (64,)}[self.model]
+        return SHAPES[self.model]
 
     def data(self, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Return all clients' examples, client after client."""
@@ -65,6 +76,8 @@ class Work:
     def build(self) -> nn.Module:
         """Return the model."""
         torch.manual_seed(0)
+        if self.model == "builtin-cnn":
+            return _builtin_cnn(self.shape)
         if self.model == "cnn":
             return nn.Sequential(
                 nn.Conv2d(1, 16, 8, 2, padding=3),
@@ -102,3 +115,21 @@ class Contender(ABC):
     def close(self) -> None:
         """Give back what `prepare` took."""
         return None
+
+
+def _builtin_cnn(shape: tuple[int, ...]) -> nn.Module:
+    """Return fedsim's `cnn` with its default settings; ImportError where fedsim is missing."""
+    from fedsim.models.architectures import cnn
+    from fedsim.models.catalog import CnnArgs
+
+    return cnn(CnnArgs(), shape, 10)
+
+
+def check_device(device: str) -> None:
+    """Check that torch has a device.
+
+    Raises:
+        MissingError: torch finds no GPU.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise MissingError("no GPU: torch.cuda.is_available() is False")

@@ -7,10 +7,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from torch import Tensor, nn
 
-from contenders.base import Contender, Work
+from contenders.base import Contender, Work, check_device
 from contenders.turns import Turns
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
@@ -48,18 +50,25 @@ class LocalEngine(Contender):
 
     Args:
         cohort: `local.cohort`.
+        device: `runtime.device`.
     """
 
-    def __init__(self, cohort: Literal["auto", "off"] = "auto") -> None:
+    def __init__(
+        self, cohort: Literal["auto", "off"] = "auto", device: Literal["cpu", "cuda"] = "cpu"
+    ) -> None:
         self._cohort: Literal["auto", "off"] = cohort
+        self._device = device
         self.name = "fedsim" if cohort == "auto" else "fedsim, one by one"
+        self.name += "" if device == "cpu" else f", {device}"
 
     def prepare(self, work: Work) -> None:
         """Get ready for the first round; not timed."""
+        check_device(self._device)
         keep_freed_memory()
         self._open = ExitStack()
         folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
-        federation = federation_of(work, folder, {}, cohort=self._cohort)
+        runtime = {"device": self._device}
+        federation = federation_of(work, folder, runtime, cohort=self._cohort)
         self._open.enter_context(frozen_objects())
         self._open.enter_context(server_identity(1))
         app = client_app(federation, in_process=True, ledger=None)
@@ -151,29 +160,60 @@ def federation_of(
 ) -> Federation:
     """Return the federation that does some work, with its ledger and its files in `folder`."""
     work.save_data(folder)
-    (folder / "model.pickle").write_bytes(pickle.dumps(work.build()))
+    local = {"steps": work.steps, "batch_size": work.batch, "lr": work.lr, "cohort": cohort}
+    privacy = {
+        "noise_multiplier": work.noise_multiplier,
+        "delta": work.delta,
+        "max_grad_norm": work.max_grad_norm,
+    }
+    return _assemble(
+        work.build(), folder, work.clients, local, privacy if work.private else None, runtime
+    )
+
+
+def federation_of_examples(model: nn.Module, x: Tensor, y: Tensor, folder: Path) -> Federation:
+    """Return a federation of one private client whose every lot is all of its examples.
+
+    Args:
+        model: the architecture.
+        x: the client's examples (n, ...).
+        y: their classes (n,).
+        folder: an empty folder for its files.
+    """
+    for name, values in (("x", x), ("y", y)):
+        np.save(folder / f"{name}.npy", values.numpy())
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0}
+    local = {"steps": 1, "batch_size": len(x), "lr": 0.01, "cohort": "auto"}
+    return _assemble(model, folder, 1, local, privacy, {})
+
+
+def _assemble(
+    model: nn.Module,
+    folder: Path,
+    clients: int,
+    local: Mapping[str, object],
+    privacy: Mapping[str, object] | None,
+    runtime: Mapping[str, object],
+) -> Federation:
+    """Return the federation of the examples that were saved in `folder`."""
+    (folder / "model.pickle").write_bytes(pickle.dumps(model))
     (folder / "work.py").write_text(_PLUG_IN)
     content: dict[str, object] = {
         "name": "benchmark",
         "data": {
             "dataset": "./work.py:load",
-            "partition": {"scheme": "iid", "num_clients": work.clients},
+            "partition": {"scheme": "iid", "num_clients": clients},
         },
         "model": {"name": "./work.py:build"},
         "federation": {"rounds": 1000},
         "local": {
-            "steps": work.steps,
-            "batch_size": work.batch,
-            "optimizer": {"name": "sgd", "lr": work.lr},
-            "cohort": cohort,
+            "steps": local["steps"],
+            "batch_size": local["batch_size"],
+            "optimizer": {"name": "sgd", "lr": local["lr"]},
+            "cohort": local["cohort"],
         },
+        "privacy": privacy,
         "runtime": {"device": "cpu", **runtime},
     }
-    if work.private:
-        content["privacy"] = {
-            "noise_multiplier": work.noise_multiplier,
-            "delta": work.delta,
-            "max_grad_norm": work.max_grad_norm,
-        }
     loaded, here = load_experiment(content, base=folder), runtime.get("engine") != "ray"
     return assemble(loaded, ledger=folder / "ledger.jsonl", in_process=here)

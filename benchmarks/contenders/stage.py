@@ -29,24 +29,29 @@ class Stage:
     Args:
         key: its name in `CONTENDERS`.
         work: what it does in each round.
+        checkout: the root of another checkout, whose contender and fedsim run; None: this one's.
 
     Raises:
         LeftOutError: no interpreter is named that it is installed for.
     """
 
-    def __init__(self, key: str, work: Any) -> None:
+    def __init__(self, key: str, work: Any, checkout: Path | None = None) -> None:
         from contenders import CONTENDERS
 
         entry = CONTENDERS[key]
         python = entry.python()
         if python is None:
             raise LeftOutError(f"{entry.interpreter} names no interpreter that it is installed for")
+        stage, environment = Path(__file__).resolve(), dict(os.environ)
+        if checkout is not None:
+            stage = checkout.resolve() / "benchmarks" / "contenders" / "stage.py"
+            environment["PYTHONPATH"] = str(checkout.resolve())
         self._process = subprocess.Popen(
-            [python, str(Path(__file__).resolve()), key, json.dumps(asdict(work))],
+            [python, str(stage), key, json.dumps(asdict(work))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            env={**environment, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         )
         self.name = key
 

@@ -71,7 +71,7 @@ def assert_measured(rows: list[Any], printed: str, *contenders: str) -> None:
         assert row["wall"] > 0
         assert row["megabytes"] > 10
         assert len(row["wall_turns"]) == len(row["processor_turns"]) == 1
-    assert rows[0]["processor_ratio"] == rows[0]["wall_ratio"] == 1
+    assert rows[0]["processor_ratio"] == rows[0]["wall_ratio"] == [1, 1, 1]
 
 
 @pytest.mark.slow
@@ -131,46 +131,60 @@ def test_pfl_research_does_its_work(measure: Measure) -> None:
     assert row["wall"] > 0
 
 
+def test_goals_alone_are_measured_with_their_contenders(
+    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = script("federation")
+    monkeypatch.setattr(sys, "argv", ["federation.py", "--goals", "--contenders", "bare", "fedsim"])
+    found = federation.cases(federation.options_of_main())
+    work = import_module("contenders.base").Work
+    assert found[work("mlp", 200, True)] == found[work("builtin-cnn", 50, True)]
+    assert found[work("mlp", 200, True)] == ["bare", "fedsim"]
+    assert found[work("small", 10_000, True)] == ["fedsim"]
+
+
 def goals(rows: list[dict[str, Any]]) -> list[str]:
-    return import_module("contenders.goals").goals(rows)
+    return [number.line() for number in import_module("contenders.goals").goal_numbers(rows)]
 
 
 def test_a_goal_is_judged_by_the_rows() -> None:
-    row = {"model": "cnn", "private": True, "clients": 20}
+    row = {"model": "cnn", "private": True, "clients": 200}
     one = {**row, "contender": "fedsim-ray-1", "name": "one"}
     two = {**row, "contender": "fedsim-ray-2", "name": "two", "wall": 1.0}
-    for wall, verdict in ((1.6, "NOT met"), (1.8, "met")):
+    for wall, verdict in ((1.6, "missed"), (1.8, "met")):
         (line,) = goals([{**one, "wall": wall}, two])
-        assert f"one / two = {wall:.2f} of wall time (goal at least 1.7: {verdict})" in line
+        assert "private: fedsim-ray-1 / fedsim-ray-2, wall time" in line
+        assert f"benchmark CNN, 200 clients: {wall:g} (" in line
+        assert f"goal ≥ 1.7, {verdict})" in line
 
 
 def test_a_ratio_is_the_median_over_pairs_of_turns() -> None:
     """The machine has slowed down after the second turn, between two neighbours."""
-    row = {"model": "cnn", "private": True, "clients": 20, "wall": 2.0}
+    row = {"model": "cnn", "private": True, "clients": 200, "wall": 2.0}
     slow = {**row, "contender": "fedsim-ray-1", "name": "one", "wall_turns": [1.8, 1.8, 3.6]}
     fast = {**row, "contender": "fedsim-ray-2", "name": "two", "wall_turns": [1.0, 2.0, 2.0]}
-    assert "one / two = 1.80 of wall time" in goals([slow, fast])[0]
+    assert "clients: 1.8 (1.35 to 1.8; goal" in goals([slow, fast])[0]
 
 
 def test_the_machines_own_limit_is_no_goal() -> None:
     row = {"model": "cnn", "private": True, "clients": 20}
     one = {**row, "contender": "fedsim", "name": "one", "wall": 1.5}
     two = {**row, "contender": "fedsim-apart", "name": "two", "wall": 1.0}
-    assert goals([one, two])[0].endswith("= 1.50 of wall time (the machine's own limit)")
+    (line,) = goals([one, two])
+    assert "fedsim / fedsim-apart, wall time, benchmark CNN, 20 clients: 1.5" in line
+    assert "goal" not in line
 
 
 def test_many_small_clients_are_judged_by_time_memory_and_growth() -> None:
     row = {"model": "small", "private": True, "contender": "fedsim", "name": "fedsim"}
     few = {**row, "clients": 100, "wall": 1e-3, "processor": 1e-3, "megabytes": 400}
-    many = {**row, "clients": 10_000, "wall": 2e-3, "processor": 1.2e-3, "megabytes": 500}
+    many = {**row, "clients": 10_000, "wall": 2e-4, "processor": 1.2e-3, "megabytes": 500}
     time, memory, growth = goals([few, many])
-    assert "a round 20 s (goal at most 30: met)" in time
-    assert "peak memory 500 MB (goal at most 2000: met)" in memory
-    assert "with 100 clients 1.2 (goal at most 1.3: met)" in growth
-    assert (
-        "peak memory 3000 MB (goal at most 2000: NOT met)"
-        in goals([few, {**many, "megabytes": 3000}])[1]
-    )
+    assert "time: 2 s (2 to 2; goal ≤ 3, met)" in time
+    assert "peak memory: 500 MB (goal ≤ 500, met)" in memory
+    assert "among 100: 1.2 (goal ≤ 1.3, met)" in growth
+    large = goals([few, {**many, "megabytes": 3000}])[1]
+    assert "peak memory: 3000 MB (goal ≤ 500, missed)" in large
     assert goals([few]) == []
 
 
