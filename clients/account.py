@@ -3,8 +3,8 @@
 The account holds the client's spend and the position of its random streams: the last round that it
 was charged for, and the request of that round. It follows two rules:
 
-- Spend first, release second: `charge` writes to the durable journal, then to the state. Only then
-  does training start. A crash can leave a charge without an update, never the reverse.
+- Spend first, release second: a charge is written to the durable journal, then to the state. Only
+  then does training start. A crash can leave a charge without an update, never the reverse.
 - A round is charged once. Noise is keyed by (seed, client, round), so another reply in the same
   round would reuse its noise; such a request is refused. The same request again gets the same
   reply, bit for bit, and costs nothing more. Secure noise is not keyed: with it every reply is a
@@ -88,51 +88,23 @@ class PrivacyAccount:
             }
         )
 
-    def charge(
-        self,
-        *,
-        round_number: int,
-        request: str,
-        steps: int,
-        state: RecordDict,
-        journal: Journal | None,
-    ) -> Self:
-        """Charge up to `steps` steps for one round and return the account after it.
-
-        Guarantee: only steps that the budget affords are charged, and `spend.round_steps` of the
-        result says how many may be taken.
-
-        Args:
-            round_number: the round of the request.
-            request: digest of the request.
-            steps: steps that the server wants.
-            state: the client's `Context.state`.
-            journal: the durable ledger; None keeps the account in the state only.
-
-        Raises:
-            ClientBudgetExhaustedError: not even one more step fits.
-            ChargeRefusedError: the round lies in the past, or another request of it was charged.
-        """
-        charge = self.propose(round_number=round_number, request=request, steps=steps)
-        if charge is None:
-            return self
-        if journal is not None:
-            journal.append(charge)
-        return self.commit(charge, state)
-
     def propose(self, *, round_number: int, request: str, steps: int) -> Charge | None:
         """Return the charge for a round; None if the same request was charged before.
 
         Nothing is charged yet. The caller writes the charge to the journal, then calls `commit`,
         and only then releases anything. So the charges of many clients reach the disk together.
 
+        Guarantee: only steps that the budget affords are charged, and `spend.round_steps` of the
+        account after `commit` says how many may be taken.
+
         Args:
             round_number: the round of the request.
             request: digest of the request.
             steps: steps that the server wants.
 
         Raises:
-            ChargeRefusedError: as `charge`.
+            ClientBudgetExhaustedError: not even one more step fits.
+            ChargeRefusedError: the round lies in the past, or another request of it was charged.
         """
         again = round_number == self.last_round and request == self.last_request
         if again and not self.plan.secure_noise:

@@ -74,7 +74,8 @@ class BatchClientApp(ClientApp):
         super().__init__(mods=list(mods))
         self._task_of = task_of
         self._block_of = block_of
-        self.takes_batches = not mods
+        # A subclass with a `__call__` of its own must see every message, as a mod must.
+        self.takes_batches = not mods and type(self).__call__ is ClientApp.__call__
         self.query(ROLL_CALL)(_answer_roll_call)
         self.train()(self._train)
         self.evaluate()(self._evaluate)

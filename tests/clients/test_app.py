@@ -1,14 +1,19 @@
-"""One client's app: it answers as the batch app does, and a failure names no private text."""
+"""The clients' app: alone or many at once, each gives the same answer and is charged first."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 
-from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.accountant.ledger.journal import Charge, FileJournal
+from fedsim.clients import client_round
+from fedsim.clients.account import STATE
 from fedsim.clients.app import BatchClientApp
 from fedsim.clients.failure_text import ClientFailureError
 from fedsim.clients.secure.channel import STAGES
@@ -130,3 +135,136 @@ def test_a_node_without_a_client_number_is_refused(tmp_path: Path) -> None:
         request = roll_call_message(FIRST_NODE)
     with pytest.raises(ValueError, match="needs a whole-numbered 'partition-id'"):
         app(request, Context(1, FIRST_NODE, {}, RecordDict(), {}))
+
+
+def models(replies: dict[int, Message]) -> list[str]:
+    return [digest(TrainReply.from_message(replies[client]).arrays) for client in sorted(replies)]
+
+
+def whole(round_number: int, client: int) -> tuple[int, ...]:
+    return tuple(range(CLIENTS))
+
+
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize("groups", [[[0, 1, 2]], [[0, 1], [2]], [[2], [0], [1]], [[0, 2], [1]]])
+def test_an_answer_depends_on_the_planned_block_and_not_on_the_requests_at_hand(
+    groups: list[list[int]], private: bool, tmp_path: Path
+) -> None:
+    here = federation(tmp_path, private=private)
+    requests = train_requests(here)
+    app = BatchClientApp(here.client_task, block_of=whole)
+    replies: dict[int, Message] = {}
+    for group in groups:
+        replies |= ask(app, *[requests[client] for client in group])
+    (tmp_path / "other").mkdir()
+    there = federation(tmp_path / "other", private=private)
+    assert models(replies) == models(
+        ask(BatchClientApp(there.client_task, block_of=whole), *requests)
+    )
+
+
+def test_clients_that_are_asked_together_are_charged_in_one_append(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    appends: list[int] = []
+    append_all = FileJournal.append_all
+
+    def counted(journal: FileJournal, charges: Sequence[Charge]) -> None:
+        appends.append(len(charges))
+        append_all(journal, charges)
+
+    monkeypatch.setattr(FileJournal, "append_all", counted)
+    here = federation(tmp_path)
+    ask(BatchClientApp(here.client_task), *train_requests(here))
+    assert appends == [CLIENTS]
+    monkeypatch.setattr(client_round, "MAX_CHARGED_CLIENTS", 2)
+    again = federation(tmp_path)
+    requests = [request_of(again, client, round_number=2) for client in range(CLIENTS)]
+    ask(BatchClientApp(again.client_task), *requests)
+    assert appends == [CLIENTS, 2, 1]
+
+
+def request_of(of: Federation, client: int, *, round_number: int = 1) -> Message:
+    with server_identity(1):
+        return TrainRequest(round_number, of.initial_arrays()).to_message(FIRST_NODE + client)
+
+
+def test_without_a_charge_on_disk_nobody_trains_and_no_state_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(journal: FileJournal, charges: Sequence[Charge]) -> None:
+        raise OSError("disk full")
+
+    def train(*arguments: object) -> None:
+        raise AssertionError("no charge, no training")
+
+    monkeypatch.setattr(FileJournal, "append_all", full)
+    monkeypatch.setattr(client_round, "train_block", train)
+    here = federation(tmp_path)
+    context = Context(1, FIRST_NODE, {"partition-id": 0}, RecordDict(), {})
+    reply = BatchClientApp(here.client_task)(request_of(here, 0), context)
+    assert "OSError" in (reply.error.reason or "")
+    assert STATE not in context.state
+
+
+def test_a_client_that_is_asked_twice_at_once_answers_twice_for_one_charge(tmp_path: Path) -> None:
+    here = federation(tmp_path)
+    app = BatchClientApp(here.client_task, block_of=whole)
+    with server_identity(1):
+        twice = [request_of(here, client) for client in (0, 1, 1, 2)]
+        replies = list(LocalGrid(app, CLIENTS).send_and_receive(twice))
+    digests = [digest(TrainReply.from_message(reply).arrays) for reply in replies]
+    assert len(digests) == 4
+    assert digests[1] == digests[2]
+    assert len(FileJournal(tmp_path / "ledger.jsonl").history(1)) == 1
+
+
+def test_members_of_a_block_with_different_models_train_from_their_own(tmp_path: Path) -> None:
+    here = federation(tmp_path, private=False)
+    arrays = here.initial_arrays()
+    zeros = ArrayRecord([np.zeros_like(array.numpy()) for array in arrays.values()])
+    zeros = ArrayRecord(dict(zip(arrays.keys(), zeros.values(), strict=True)))
+    app = BatchClientApp(here.client_task, block_of=whole)
+    with server_identity(1):
+        requests = [
+            TrainRequest(1, zeros if client == 1 else arrays).to_message(FIRST_NODE + client)
+            for client in range(CLIENTS)
+        ]
+    mixed, alike = models(ask(app, *requests)), models(ask(app, *train_requests(here)))
+    assert [a == b for a, b in zip(mixed, alike, strict=True)] == [True, False, True]
+
+
+@pytest.mark.parametrize("mods", [True, False])
+def test_mods_act_on_every_message_of_the_local_engine(mods: bool, tmp_path: Path) -> None:
+    """With mods each message is a call; without, the same messages are answered together."""
+    here, seen = federation(tmp_path, private=False), []
+
+    def count_and_scale(
+        message: Message, context: Context, call_next: ClientAppCallable
+    ) -> Message:
+        seen.append(context.node_config["partition-id"])
+        reply = call_next(message, context)
+        metrics = reply.content["metrics"]
+        assert isinstance(metrics, MetricRecord)
+        metrics["num-examples"] = 17
+        return reply
+
+    app = BatchClientApp(here.client_task, mods=[count_and_scale] if mods else [])
+    replies = ask(app, *train_requests(here))
+    assert seen == (list(range(CLIENTS)) if mods else [])
+    examples = {TrainReply.from_message(reply).examples for reply in replies.values()}
+    assert (examples == {17}) == mods
+    assert models(replies) == models(ask(BatchClientApp(here.client_task), *train_requests(here)))
+
+
+def test_a_subclass_with_a_call_of_its_own_sees_every_message(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class Watching(BatchClientApp):
+        def __call__(self, message: Message, context: Context) -> Message:
+            seen.append(message.metadata.message_type)
+            return super().__call__(message, context)
+
+    here = federation(tmp_path)
+    ask(Watching(here.client_task), *train_requests(here))
+    assert seen == [MessageType.TRAIN] * CLIENTS
