@@ -221,7 +221,7 @@ def test_a_client_that_is_asked_twice_at_once_answers_twice_for_one_charge(tmp_p
 
 def test_members_of_a_block_with_different_models_train_from_their_own(tmp_path: Path) -> None:
     here = federation(tmp_path, private=False)
-    arrays = here.initial_arrays()
+    arrays, same = here.initial_arrays(), train_requests(here)
     zeros = ArrayRecord([np.zeros_like(array.numpy()) for array in arrays.values()])
     zeros = ArrayRecord(dict(zip(arrays.keys(), zeros.values(), strict=True)))
     app = BatchClientApp(here.client_task, block_of=whole)
@@ -230,7 +230,7 @@ def test_members_of_a_block_with_different_models_train_from_their_own(tmp_path:
             TrainRequest(1, zeros if client == 1 else arrays).to_message(FIRST_NODE + client)
             for client in range(CLIENTS)
         ]
-    mixed, alike = models(ask(app, *requests)), models(ask(app, *train_requests(here)))
+    mixed, alike = models(ask(app, *requests)), models(ask(app, *same))
     assert [a == b for a, b in zip(mixed, alike, strict=True)] == [True, False, True]
 
 
@@ -238,23 +238,22 @@ def test_members_of_a_block_with_different_models_train_from_their_own(tmp_path:
 def test_mods_act_on_every_message_of_the_local_engine(mods: bool, tmp_path: Path) -> None:
     """With mods each message is a call; without, the same messages are answered together."""
     here, seen = federation(tmp_path, private=False), []
+    requests = train_requests(here)
 
-    def count_and_scale(
-        message: Message, context: Context, call_next: ClientAppCallable
-    ) -> Message:
+    def count_and_change(message: Message, context: Context, app: ClientAppCallable) -> Message:
         seen.append(context.node_config["partition-id"])
-        reply = call_next(message, context)
+        reply = app(message, context)
         metrics = reply.content["metrics"]
         assert isinstance(metrics, MetricRecord)
         metrics["num-examples"] = 17
         return reply
 
-    app = BatchClientApp(here.client_task, mods=[count_and_scale] if mods else [])
-    replies = ask(app, *train_requests(here))
+    app = BatchClientApp(here.client_task, mods=[count_and_change] if mods else [])
+    replies = ask(app, *requests)
     assert seen == (list(range(CLIENTS)) if mods else [])
     examples = {TrainReply.from_message(reply).examples for reply in replies.values()}
     assert (examples == {17}) == mods
-    assert models(replies) == models(ask(BatchClientApp(here.client_task), *train_requests(here)))
+    assert models(replies) == models(ask(BatchClientApp(here.client_task), *requests))
 
 
 def test_a_subclass_with_a_call_of_its_own_sees_every_message(tmp_path: Path) -> None:
