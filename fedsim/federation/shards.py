@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
 from fedsim.accountant.ledger.journal import Journal
@@ -29,6 +29,7 @@ from fedsim.federation.initial_model import (
 )
 from fedsim.federation.nodes import make_node_app, num_helpers
 from fedsim.models.losses import resolve_loss
+from fedsim.protocol.messages import TrainRequest
 from fedsim.simulation.shardable_app import ShardFactory
 
 # Fields of a federation that every process builds for itself.
@@ -118,6 +119,19 @@ class FederationClientApp(ClientApp):
             for planned, size in zip(rounds, federation.data.clients.sizes, strict=True)
         ]
         return clients + [0.0] * num_helpers(federation.experiment)  # helpers compute no gradients
+
+    def ranges(self) -> list[Sequence[int]]:
+        """Return the ranges of clients that stay together, followed by each helper by itself."""
+        federation = self._federation
+        helpers = range(federation.num_clients, federation.num_nodes)
+        return [*federation.block_plan.ranges, *((helper,) for helper in helpers)]
+
+    def first_of_block(self, client: int, message: Message) -> int:
+        """Return the first client of the block that trains together; other messages have none."""
+        if message.metadata.message_type != MessageType.TRAIN:
+            return client
+        request = TrainRequest.from_message(message)
+        return self._federation.block_plan.block_of(request.round_number, client)[0]
 
     def shard(self, clients: Sequence[int]) -> ShardFactory:
         """Return the app of the given clients and helpers, to be sent to another process."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from fedsim.accountant.ledger.journal import Journal
@@ -27,6 +28,19 @@ class ShardableApp(Protocol):
         """Return the expected work of each client, in any unit."""
         ...
 
+    def ranges(self) -> Sequence[Sequence[int]]:
+        """Return the clients that stay together in one process, ascending; each client once."""
+        ...
+
+    def first_of_block(self, client: int, message: Message) -> int:
+        """Return the first client of the block that answers a message together.
+
+        Args:
+            client: the client that gets the message.
+            message: the request.
+        """
+        ...
+
     def shard(self, clients: Sequence[int]) -> ShardFactory:
         """Return the factory of the app of the given clients, for another process."""
         ...
@@ -43,6 +57,14 @@ class UnshardedApp:
     def expected_work(self) -> Sequence[float]:
         """Return equal work for each client."""
         return [1.0] * self.num_clients
+
+    def ranges(self) -> Sequence[Sequence[int]]:
+        """Return each client by itself."""
+        return [(client,) for client in range(self.num_clients)]
+
+    def first_of_block(self, client: int, message: Message) -> int:
+        """Return the client: each answers by itself."""
+        return client
 
     def shard(self, clients: Sequence[int]) -> ShardFactory:
         """Return a factory of the whole app."""

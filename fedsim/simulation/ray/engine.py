@@ -17,9 +17,11 @@ from flwr.serverapp import ServerApp
 from fedsim.simulation.engine import Engine, EngineError
 from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.memory import frozen_objects, keep_freed_memory
-from fedsim.simulation.ray.placement import longest_first
+from fedsim.simulation.ray.placement import place_ranges
 from fedsim.simulation.settings import RuntimeSettings
 from fedsim.simulation.shardable_app import ShardableApp, UnshardedApp
+
+logger = logging.getLogger(__name__)
 
 _RUN_ID = 1
 _WORKER_START_SECONDS = 180.0
@@ -78,7 +80,7 @@ class RayEngine(Engine):
         )
         from fedsim.simulation.ray.grid import RayGrid
 
-        grid = RayGrid(num_nodes, run_id=_RUN_ID)
+        grid = RayGrid(num_nodes, run_id=_RUN_ID, first_of_block=clients.first_of_block)
         server = Context(
             run_id=_RUN_ID, node_id=0, node_config={}, state=RecordDict(), run_config={}
         )
@@ -129,7 +131,15 @@ class RayEngine(Engine):
 
         from fedsim.simulation.ray.pool import WorkerPool
 
-        shares = longest_first(clients.expected_work(), self._settings.workers)
+        ranges = clients.ranges()
+        shares = place_ranges(ranges, clients.expected_work(), self._settings.workers)
+        if len(shares) < self._settings.workers:
+            logger.warning(
+                "runtime.workers: %d workers, but only %d start: clients that train together stay "
+                "on one worker, and the experiment has %d such ranges; use workers: %d, or a "
+                "smaller local.cohort",
+                *(self._settings.workers, len(shares), len(ranges), len(shares)),
+            )
         gpus = self._check_resources(len(shares))
         journal_actor = None if clients.ledger is None else _start_journal_actor(clients.ledger)
         workers = [

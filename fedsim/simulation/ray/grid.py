@@ -6,7 +6,7 @@ once.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import ray
@@ -26,10 +26,14 @@ class RayGrid(VirtualGrid):
     Args:
         num_clients: number of nodes.
         run_id: Flower's id of the run.
+        first_of_block: returns the first client of the block in which a client answers a message.
     """
 
-    def __init__(self, num_clients: int, *, run_id: int) -> None:
+    def __init__(
+        self, num_clients: int, *, run_id: int, first_of_block: Callable[[int, Message], int]
+    ) -> None:
         super().__init__(num_clients, run_id=run_id)
+        self._first_of_block = first_of_block
         self._pool = WorkerPool((), patience=0.0)
 
     def contexts(self, clients: Iterable[int]) -> list[Context]:
@@ -56,7 +60,13 @@ class RayGrid(VirtualGrid):
         for message in sent:
             self._set_id(message)
         requests, shared = _pack_requests(sent)
-        for reply in self._pool.send_and_receive(requests, shared, timeout=timeout):
+        blocks = [
+            self._first_of_block(message.metadata.dst_node_id - FIRST_NODE, message)
+            for message in sent
+        ]
+        for reply in self._pool.send_and_receive(
+            zip(requests, blocks, strict=True), shared, timeout=timeout
+        ):
             self._set_id(reply)
             yield reply
 

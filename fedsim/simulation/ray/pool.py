@@ -4,9 +4,9 @@ A worker that dies is replaced by a new process for the same clients, with their
 states. Its open requests are sent again. A client that is already charged for the round finds the
 request in the durable ledger and gives the same answer at no cost.
 
-Requests to quick clients are sent in groups: a call to a worker and its write to the ledger cost as
-much as the training of a small client. Replies stream back during the call, so the server
-aggregates while clients train.
+A call carries whole blocks: clients that train together. Quick blocks share a call, since a call
+and its write to the ledger cost as much as the training of a small client. Replies stream back
+during the call, so the server aggregates while clients train.
 """
 
 import logging
@@ -32,6 +32,7 @@ ActorFactory = Callable[[Sequence[Context]], Any]
 _MAX_OPEN_CALLS = 2  # of one worker: one in execution, and the next so that it never waits
 _TARGET_CALL_SECONDS = 1.0
 _MAX_REQUESTS_PER_CALL = 256
+_MAX_BLOCK_ATTEMPTS = 2  # of a block whose worker dies; then its clients are asked one by one
 _MAX_ATTEMPTS = 3  # of one request whose worker dies
 _MAX_DEATHS_IN_A_ROW = 4  # of one worker without a reply in between
 _POLL_SECONDS = 2.0  # between checks of workers that do not start
@@ -40,6 +41,7 @@ _POLL_SECONDS = 2.0  # between checks of workers that do not start
 @dataclass
 class _Job:
     request: PackedRequest
+    block: int  # number of its first client
     attempts: int = 0
 
     @property
@@ -116,18 +118,29 @@ class Worker:
         return jobs
 
     def _next_jobs(self) -> deque[_Job]:
-        """Take the next requests of one kind; a request that was in a dead worker goes alone."""
-        jobs = deque([self.queue.popleft()])
+        """Take the next blocks of one kind; a block that was in a dead worker goes alone."""
+        jobs = self._next_block()
         kind = jobs[0].kind
         most = 1 if jobs[0].attempts else self.group.get(kind, 1)
         while len(jobs) < most and self.queue:
             if self.queue[0].kind != kind or self.queue[0].attempts:
                 break
+            jobs += self._next_block()
+        return jobs
+
+    def _next_block(self) -> deque[_Job]:
+        """Take the requests of the next block; after two deaths, its next request alone."""
+        jobs = deque([self.queue.popleft()])
+        first = jobs[0]
+        same = (first.kind, first.block, first.attempts)
+        while self.queue and first.attempts < _MAX_BLOCK_ATTEMPTS:
+            if (self.queue[0].kind, self.queue[0].block, self.queue[0].attempts) != same:
+                break
             jobs.append(self.queue.popleft())
         return jobs
 
     def requeue(self, jobs: Sequence[_Job]) -> None:
-        """Put requests of a dead worker first; each is sent alone, since it may be the cause."""
+        """Put requests of a dead worker first; each block is sent alone, as it may be the cause."""
         for job in jobs:
             job.attempts += 1
         self.queue.extendleft(reversed(jobs))
@@ -156,7 +169,11 @@ class WorkerPool:
         }
 
     def send_and_receive(
-        self, requests: Iterable[PackedRequest], shared: Mapping[str, Any], *, timeout: float | None
+        self,
+        requests: Iterable[tuple[PackedRequest, int]],
+        shared: Mapping[str, Any],
+        *,
+        timeout: float | None,
     ) -> Iterator[Message]:
         """Yield one reply for each request, in the order in which they finish.
 
@@ -164,15 +181,15 @@ class WorkerPool:
         missing clients are logged.
 
         Args:
-            requests: the requests.
+            requests: each request with the first client of its block; those of a block adjoin.
             shared: references to the records that requests share, by key.
             timeout: seconds for all replies; None: no limit.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         for worker in self._workers:
             worker.shared = shared
-        for request in requests:
-            self._workers_by_node[request.node][0].queue.append(_Job(request))
+        for request, block in requests:
+            self._workers_by_node[request.node][0].queue.append(_Job(request, block))
         try:
             while owners := self._submit_requests():
                 left = _POLL_SECONDS if deadline is None else deadline - time.monotonic()

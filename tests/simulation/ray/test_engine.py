@@ -247,6 +247,15 @@ def test_the_garbage_collector_leaves_out_what_was_there_before() -> None:
     assert gc.get_freeze_count() == 0
 
 
+def test_workers_without_a_range_of_clients_stay_out(caplog: pytest.LogCaptureFixture) -> None:
+    def main(grid: Grid) -> None:
+        assert len(by_client(iter(grid.send_and_receive(messages(grid))))) == 1
+
+    serve(main, strange_client(), 1, workers=2)
+    assert "runtime.workers: 2 workers, but only 1 start" in caplog.text
+    assert "use workers: 1, or a smaller local.cohort" in caplog.text
+
+
 def test_too_many_workers_and_unstartable_clients_are_refused() -> None:
     with pytest.raises(EngineError, match=r"8 workers need a processor each, .* has 3"):
         serve(lambda grid: None, strange_client(), 8, workers=8)
@@ -359,11 +368,14 @@ def experiment(directory: Path, armed: Path, **sections: Any) -> dict[str, Any]:
         "name": "ray",
         "data": {
             "dataset": "./plugin.py:load",
-            "partition": {"scheme": "quantity", "num_clients": 5, "min_examples": 10},
+            "partition": {"scheme": "quantity", "num_clients": 9, "min_examples": 10},
         },
         "model": {"name": "./plugin.py:build", "loss": "./plugin.py:loss"},
-        "federation": {"rounds": 3, "clients_per_round": 4},
-        "local": {"steps": 2, "batch_size": 16, "optimizer": {"name": "sgd", "lr": 0.5}},
+        "federation": {"rounds": 3, "clients_per_round": 8},
+        "local": {
+            **{"steps": 2, "batch_size": 16, "cohort": 2},
+            "optimizer": {"name": "sgd", "lr": 0.5},
+        },
         "privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5},
         **sections,
     }
@@ -375,7 +387,8 @@ class ArmAfterRound:
     def __init__(self, round_number: int, armed: Path) -> None:
         self._round, self._armed = round_number, armed
 
-    def started(self, federation: object, path: Path) -> None: ...
+    def started(self, federation: Any, path: Path) -> None:
+        self.max_clients = federation.block_plan.max_clients
 
     def round_finished(self, row: Any) -> None:
         if row["round"] == self._round:
@@ -417,6 +430,7 @@ def test_any_number_of_workers_gives_the_local_result_also_with_a_kill(
         kill = ArmAfterRound(0 if number == 1 else 1, armed)  # one worker: no death
         run = run_experiment(settings, overrides=overrides, out=out, observer=kill)
         assert not armed.exists(), "the kill took place"
+        assert kill.max_clients == 2, "clients train together"
         assert all(row["failed"] == [] for row in run.rounds)
         assert_same_result(local.path, out)
 

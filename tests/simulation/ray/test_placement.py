@@ -1,12 +1,12 @@
-"""Placement: every client on exactly one worker, evenly."""
+"""Placement: every client on exactly one worker, with its range, evenly."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.simulation.ray.placement import longest_first
+from fedsim.simulation.ray.placement import longest_first, place_ranges
 
 works = st.lists(st.integers(0, 50).map(float), min_size=1, max_size=7)
 
@@ -36,6 +36,18 @@ def test_every_client_has_one_worker_and_every_worker_a_client(
     assert len(shares) == min(workers, len(work))
     if all(work):
         assert all(shares)
+
+
+@given(works, st.integers(1, 9), st.data())
+def test_a_range_is_on_one_worker(work: list[float], workers: int, data: st.DataObject) -> None:
+    ends = sorted(data.draw(st.sets(st.integers(1, len(work)))) | {len(work)})
+    ranges = [range(start, end) for start, end in pairwise([0, *ends])]
+    shares = place_ranges(ranges, work, workers)
+    assert sorted(client for share in shares for client in share) == list(range(len(work)))
+    for own in ranges:
+        assert sum(set(own) <= set(share) for share in shares) == 1
+    assert all(share == tuple(sorted(share)) for share in shares)
+    assert len(shares) == min(workers, len(ranges))
 
 
 def test_grahams_worst_case() -> None:
