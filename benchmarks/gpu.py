@@ -7,7 +7,7 @@ The rounds of `federation.py` (server, ledger and accounts included), with its c
 and the bare loop on cuda and on the CPU, each in a process of its own, in turns. On the CPU a part
 of the clients does the work, and the rest is scaled, as for the bare loop on cuda. 10,000 clients
 of the MLP hold 9.4 GB of examples, on the GPU and up to four times in memory: who does not fit is
-left out, and said so. Where torch finds no GPU, the CPU is measured alone.
+left out, and said so. Where torch finds no GPU, the CPU is measured alone, and the rest is named.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,14 +46,15 @@ def numbers(rows: Sequence[Row]) -> list[Number]:
 
 def _case(case: str, private: bool, by: Mapping[str, Row]) -> list[Number]:
     privacy = "private" if private else "not private"
+    rate, speed = f"{privacy}: client-rounds per second", f"{privacy}: speed of fedsim-cuda"
     found = [
-        over_turns(f"{privacy}: {key}", case, [1 / wall for wall in row.wall_turns], unit="/s")
+        over_turns(rate, f"{key}, {case}", [1 / wall for wall in row.wall_turns], unit="/s")
         for key, row in by.items()
     ]
     for other in ("bare-cuda", "fedsim"):
         if other in by and "fedsim-cuda" in by:
             ratios = turn_ratios(asdict(by[other]), asdict(by["fedsim-cuda"]), "wall")
-            found.append(over_turns(f"{privacy}: speed of fedsim-cuda over {other}", case, ratios))
+            found.append(over_turns(speed, f"over {other}, {case}", ratios))
     return found
 
 

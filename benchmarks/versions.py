@@ -78,8 +78,8 @@ def main() -> None:
         before, after = measure(work, key, (options.before, options.after), options.turns)
         for clock in ("wall", "processor") if before else ():
             pairs = [[turn[clock] for turn in turns] for turns in (after, before)]
-            claim = f"{privacy}: {key} after / before, {clock} time"
-            numbers.append(over_turns(claim, case, pair_ratios(*pairs)))
+            cell = f"{key}, {case}, {clock} time"
+            numbers.append(over_turns(f"{privacy}: after / before", cell, pair_ratios(*pairs)))
             print(numbers[-1].line(), flush=True)
         details.append({"case": f"{privacy}: {key}, {case}", "before": before, "after": after})
     if options.json:

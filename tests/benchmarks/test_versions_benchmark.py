@@ -21,9 +21,9 @@ def test_two_checkouts_take_turns(
     monkeypatch.setattr(sys, "argv", options)
     script("versions").main()
     record = json.loads(out.read_text())
-    claims = [number["claim"] for number in record["numbers"]]
-    assert claims == [
-        f"plain: fedsim after / before, {clock} time" for clock in ("wall", "processor")
+    assert [(number["claim"], number["case"]) for number in record["numbers"]] == [
+        ("not private: after / before", f"fedsim, 64-32-10, 3 clients, {clock} time")
+        for clock in ("wall", "processor")
     ]
     assert all(number["value"] > 0 for number in record["numbers"])
     assert len(record["turns"][0]["before"]) == len(record["turns"][0]["after"]) == 1
