@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,8 @@ import numpy as np
 from flower_secagg import flower_round
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
-from interleaved import Timing, measure, print_ratios
-from records import Number, write_record
+from interleaved import measure, print_ratios
+from records import Number, pair_ratios, quartiles, write_record
 from whole_rounds import whole_rounds
 
 from fedsim.clients.secure.additive_upload import SecureUploader
@@ -52,6 +52,7 @@ class Row:
     unit: str
     goal: float
     at_least: bool = False
+    spread: tuple[float, float] | None = None  # quartiles over turns
 
     @property
     def met(self) -> bool:
@@ -61,8 +62,9 @@ class Row:
     def number(self) -> Number:
         """Return the row for a record."""
         claim = "whole rounds" if "round" in self.what else "processor time of parties"
+        low, high = self.spread or (None, None)
         return Number(
-            claim, self.what, self.value, unit=self.unit, goal=self.goal, least=self.at_least
+            claim, self.what, self.value, low, high, self.unit, self.goal, least=self.at_least
         )
 
     def show(self) -> None:
@@ -199,9 +201,9 @@ def parties(*, size: int, repetitions: int) -> list[Row]:
         print(f"  {name:<58} {timing.median:9.3f} ms (median) {timing.best:9.3f} ms (best)")
     client, leader, helper, _ = timings.values()
     return [
-        Row("client, one update", client.median, "ms", 10.0),
-        Row("leader, each client", leader.median / 8, "ms", 3.0),
-        Row("helper, each client", helper.median / 8, "ms", 4.0),
+        _over_turns("client, one update", client.turns, "ms", 10.0),
+        _over_turns("leader, each client", [turn / 8 for turn in leader.turns], "ms", 3.0),
+        _over_turns("helper, each client", [turn / 8 for turn in helper.turns], "ms", 4.0),
     ]
 
 
@@ -216,15 +218,17 @@ def against_plain(*, size: int, clients: int, repetitions: int) -> list[Row]:
     }
     timings = measure(contenders, repetitions=repetitions, calls=1, clock=time.process_time)
     print_ratios(f"  {clients} clients x {size:,} parameters", timings, baseline="Flower FedAvg")
-    secure = timings["additive, leader + helper"]
+    secure = timings["additive, leader + helper"].turns
     return [
-        Row(f"additive over {name}", _ratio(secure, timings[name]), "x", 3.0)
+        _over_turns(f"additive over {name}", pair_ratios(secure, timings[name].turns), "x", 3.0)
         for name in ("fedsim OrderedMean", "Flower FedAvg")
     ]
 
 
-def _ratio(one: Timing, other: Timing) -> float:
-    return one.median / other.median
+def _over_turns(what: str, values: Sequence[float], unit: str, goal: float) -> Row:
+    """Return the row of one value a turn: the median, with the quartiles."""
+    low, middle, high = quartiles(values)
+    return Row(what, middle, unit, goal, spread=(low, high))
 
 
 def masked_round(protocol: str, *, clients: int, size: int, drops: int) -> float:
@@ -291,7 +295,7 @@ def against_plain_rounds(*, quick: bool) -> list[Row]:
         f"  {sizes['clients']} clients x {found.parameters:,} parameters, {found.steps} steps: "
         f"plain {found.plain:.3f} s, additive {found.secure:.3f} s a round (processor time)"
     )
-    return [Row("whole round over plain, 1 s of training", found.ratio, "x", 1.10)]
+    return [_over_turns("whole round over plain, 1 s of training", found.ratios, "x", 1.10)]
 
 
 _SECOND = {"width": 960, "clients": 10, "training": 1.0}

@@ -24,14 +24,14 @@ class WholeRounds:
     Attributes:
         plain: median of rounds in clear.
         secure: median of rounds under additive sharing.
-        ratio: median of the ratios of neighbouring runs.
+        ratios: of neighbouring runs.
         steps: local steps of a client.
         parameters: of the model.
     """
 
     plain: float
     secure: float
-    ratio: float
+    ratios: tuple[float, ...]
     steps: int
     parameters: int
 
@@ -59,7 +59,7 @@ def whole_rounds(
     return WholeRounds(
         statistics.median(plain),
         statistics.median(secure),
-        statistics.median(s / p for p, s in zip(plain, secure, strict=True)),
+        tuple(s / p for p, s in zip(plain, secure, strict=True)),
         steps,
         probe.parameters,
     )

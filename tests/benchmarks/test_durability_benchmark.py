@@ -40,7 +40,7 @@ def test_the_benchmark_measures_every_contender(
     durability.main()
     found = json.loads(capsys.readouterr().out)
     assert {"nothing on disk", "ledger and checkpoint, ratio", "checkpoint alone"} <= set(found)
-    assert all(found[name] > 0 for name in found if name != "overhead, ratio")
+    assert all(found[name] > 0 for name in found if not name.startswith("overhead"))
     assert directories == [None, tmp_path / "ledger", tmp_path / "both"]
     charged = [len((path / "ledger.jsonl").read_text().splitlines()) for path in directories[1:]]
     assert charged == [4 * 10, 4 * 10], "four rounds of ten clients"
