@@ -29,7 +29,10 @@ EXPERIMENT: dict[str, Any] = {
     },
     "model": {"name": "./net.py:build"},
     "federation": {"rounds": 1},
-    "local": {"steps": 2, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.5}},
+    "local": {
+        **{"steps": 2, "batch_size": 32, "cohort": "off"},  # a SuperNode trains its client alone
+        "optimizer": {"name": "sgd", "lr": 0.5},
+    },
     "privacy": {
         "noise_multiplier": 1.0,
         "delta": 1e-3,

@@ -6,7 +6,9 @@ import shutil
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
@@ -21,12 +23,16 @@ pytestmark = [
 def test_two_supernodes_give_the_local_result_also_over_a_restart(site, tmp_path: Path) -> None:
     """Round 1, a power cut on both nodes, and round 2: the bits and ledgers of one local run.
 
-    Then, on the same nodes, an experiment without privacy whose clients also evaluate.
+    Then, on the same nodes, an experiment without privacy whose clients also evaluate, and train
+    together in the local run: its model agrees within rounding.
     """
     private = site.written("private")
     local = run_experiment(private, overrides={"federation.rounds": 2}, out=tmp_path / "local")
     first, second = (site.deploy(private, f"app-{n}", f"federation.rounds={n}") for n in (1, 2))
-    open_book = site.written("open", privacy=None, seed=1, evaluation={"holdout": 0.2})
+    together = {"steps": 2, "batch_size": 32}
+    open_book = site.written(
+        "open", privacy=None, seed=1, evaluation={"holdout": 0.2}, local=together
+    )
     third = site.deploy(open_book, "app-3")
     home, out = site.home, tmp_path / "run"
     with site.running() as running:
@@ -51,11 +57,12 @@ def test_two_supernodes_give_the_local_result_also_over_a_restart(site, tmp_path
         simulated = run_experiment(open_book, out=tmp_path / "simulated").path
         out = tmp_path / "evaluated"
         assert running.run_app(third, out) == "finished:completed", running.log()
-    assert (out / "model.safetensors").read_bytes() == (
-        simulated / "model.safetensors"
-    ).read_bytes()
+    models = [load_file(run / "model.safetensors") for run in (out, simulated)]
+    for name, value in models[1].items():
+        np.testing.assert_allclose(models[0][name], value, rtol=1e-4, atol=1e-5, err_msg=name)
     found, expected = (
         json.loads((run / "rounds.jsonl").read_text().splitlines()[-1]) for run in (out, simulated)
     )
-    for name in ("evaluated", "clients_loss", "clients_accuracy"):
-        assert found[name] == expected[name], name
+    assert found["evaluated"] == expected["evaluated"]
+    for name in ("clients_loss", "clients_accuracy"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-3), name

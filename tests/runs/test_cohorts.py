@@ -1,7 +1,8 @@
-"""Training clients together changes nothing but the time."""
+"""Clients that train together: the planned blocks, and what may not depend on them."""
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.clients.training import cohorts
 from fedsim.clients.training.cohorts import cohorts_agree
+from fedsim.clients.training.local_training import StreamKey
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.runs.runner import run_experiment
 from fedsim.simulation import local_grid
@@ -52,6 +54,22 @@ def outcome(path: Path) -> tuple[bytes, list[str], list[Any]]:
     return (path / "model.safetensors").read_bytes(), charges, said
 
 
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[dict[StreamKey, Any]]:
+    """Collect the values of every block that trains: of each planned member that is present."""
+    blocks: list[dict[StreamKey, Any]] = []
+    train = client_round.train_block
+
+    def collect(*arguments: Any) -> Any:
+        result, members = train(*arguments), arguments[-1]
+        found = zip(members, result.values, strict=True)
+        blocks.append({one.key: values.clone() for one, values in found if one is not None})
+        return result
+
+    monkeypatch.setattr(client_round, "train_block", collect)
+    return blocks
+
+
 @pytest.mark.parametrize(
     "sections",
     [
@@ -61,33 +79,28 @@ def outcome(path: Path) -> tuple[bytes, list[str], list[Any]]:
     ],
     ids=["private", "by layer", "plain"],
 )
-def test_the_size_of_cohorts_changes_no_bit(
-    tmp_path: Path, sections: dict[str, object], monkeypatch: pytest.MonkeyPatch
+def test_the_size_of_cohorts_changes_no_charge_and_the_model_by_rounding(
+    tmp_path: Path,
+    sections: dict[str, object],
+    trained: list[dict[StreamKey, Any]],
+    assert_close_runs: Callable[[Path, Path], None],
 ) -> None:
-    sizes: list[int] = []
-    train = client_round.train_block
-
-    def counting(*arguments: Any) -> Any:
-        sizes.append(len(arguments[-1]))
-        return train(*arguments)
-
-    monkeypatch.setattr(client_round, "train_block", counting)
-    outcomes = []
     largest: dict[str | int, int] = {"off": 1, "auto": 4, 2: 2, 4: 4}
     for cohort, most in largest.items():
-        sizes.clear()
+        trained.clear()
         out = tmp_path / str(cohort)
         run_experiment(experiment(**sections), overrides={"local.cohort": cohort}, out=out)
+        sizes = [len(block) for block in trained]
         assert (sum(sizes), max(sizes)) == (18, most), "in 3 rounds of 6 clients"
-        outcomes.append(outcome(out))
-    assert all(other == outcomes[0] for other in outcomes[1:])
+        assert_close_runs(tmp_path / "off", out)
 
 
 @pytest.mark.parametrize("privacy", [PRIVACY, None], ids=["private", "plain"])
-def test_nor_does_a_cohort_whose_streams_are_seeded_at_once(
-    tmp_path: Path, privacy: dict[str, Any] | None
+def test_a_large_cohort_trains_as_its_clients_alone(
+    tmp_path: Path,
+    privacy: dict[str, Any] | None,
+    assert_close_runs: Callable[[Path, Path], None],
 ) -> None:
-    outcomes = []
     for cohort in ("off", 80):
         content = experiment(
             data={"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 80}},
@@ -96,8 +109,26 @@ def test_nor_does_a_cohort_whose_streams_are_seeded_at_once(
         )
         overrides = {"local.cohort": cohort}
         run_experiment(content, overrides=overrides, out=tmp_path / str(cohort))
-        outcomes.append(outcome(tmp_path / str(cohort)))
-    assert outcomes[0] == outcomes[1]
+    assert_close_runs(tmp_path / "off", tmp_path / "80")
+
+
+@pytest.mark.parametrize("privacy", [PRIVACY, None], ids=["private", "plain"])
+def test_a_client_that_failed_changes_no_bit_of_its_block(
+    tmp_path: Path, privacy: dict[str, Any] | None, trained: list[dict[StreamKey, Any]]
+) -> None:
+    """Failed before its charge, and after it; the blocks of the round are the planned ones."""
+    content = experiment(privacy=privacy, federation={"rounds": 1})
+    run_experiment(content, out=tmp_path / "whole")
+    whole = {key: values for block in trained for key, values in block.items()}
+    assert [len(block) for block in trained] == [3, 4]
+    for kind in ("dropout_before", "dropout_after"):
+        trained.clear()
+        faults = [{"kind": kind, "clients": [1, 4], "rounds": [1]}]
+        run_experiment({**content, "faults": faults}, out=tmp_path / kind)
+        rest = {key: values for block in trained for key, values in block.items()}
+        assert sorted(key.client for key in rest) == [0, 2, 3, 5, 6]
+        for key, values in rest.items():
+            assert torch.equal(values, whole[key]), key
 
 
 @pytest.mark.parametrize(
@@ -123,8 +154,8 @@ def test_answers_of_a_cohort_come_together(
 def test_a_cohort_that_breaks_costs_nobody_their_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_experiment(experiment(), overrides={"local.cohort": "off"}, out=tmp_path / "alone")
-
+    """Each client trains in its planned block with the others absent: the same bits."""
+    run_experiment(experiment(), out=tmp_path / "whole")
     train = client_round.train_block
 
     def broken(*arguments: Any) -> Any:
@@ -134,7 +165,7 @@ def test_a_cohort_that_breaks_costs_nobody_their_round(
 
     monkeypatch.setattr(client_round, "train_block", broken)
     run_experiment(experiment(), out=tmp_path / "broken")
-    assert outcome(tmp_path / "broken") == outcome(tmp_path / "alone")
+    assert outcome(tmp_path / "broken") == outcome(tmp_path / "whole")
 
 
 def test_every_charge_of_a_cohort_is_on_disk_before_any_of_it_trains(

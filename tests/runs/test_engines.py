@@ -1,9 +1,11 @@
-"""One experiment, one result: on every engine the same model bits and the same ledgers.
+"""One experiment, one result: the same model bits and ledgers for any number of workers.
 
+Flower's runtime asks client by client: there, models agree within rounding, and charges are equal.
 On real SuperNodes: tests/deployment/test_deployment.py.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,10 @@ def experiment(privacy: dict[str, Any] | None) -> dict[str, Any]:
         "name": "engines",
         "data": {
             "dataset": "digits",
-            "partition": {"scheme": "dirichlet", "num_clients": 4, "min_examples": 20},
+            "partition": {"scheme": "dirichlet", "num_clients": 9, "min_examples": 20},
         },
         "model": {"name": "mlp", "args": {"hidden": [8]}},
-        "federation": {"rounds": 2, "clients_per_round": 3, "weighting": "examples"},
+        "federation": {"rounds": 2, "clients_per_round": 8, "weighting": "examples"},
         "local": {"steps": 2, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.5}},
     }
     if privacy is None:
@@ -57,15 +59,57 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert rows[0] == rows[1]
 
 
-@pytest.mark.parametrize("privacy", [PRIVATE, LEARNING, None], ids=["private", "adaptive", "plain"])
-def test_local_ray_and_flower_agree(tmp_path: Path, privacy: dict[str, Any] | None) -> None:
-    local = run_experiment(experiment(privacy), out=tmp_path / "local")
-    for engine in ("ray", "flower"):
-        overrides = {"runtime.engine": engine, "runtime.workers": 2}
-        other = run_experiment(experiment(privacy), overrides=overrides, out=tmp_path / engine)
-        assert_same_run(local.path, other.path)
+PRIVACIES = pytest.mark.parametrize(
+    "privacy", [PRIVATE, LEARNING, None], ids=["private", "adaptive", "plain"]
+)
+
+
+class Blocks:
+    """An observer that keeps the blocks of a run."""
+
+    def started(self, federation: Any, path: Path) -> None:
+        self.plan = federation.block_plan
+
+    def round_finished(self, row: Any) -> None: ...
+
+    def ended(self) -> None: ...
+
+
+@PRIVACIES
+def test_local_and_ray_agree_to_the_bit(tmp_path: Path, privacy: dict[str, Any] | None) -> None:
+    seen = Blocks()
+    local = run_experiment(experiment(privacy), out=tmp_path / "local", observer=seen)
+    if privacy is PRIVATE:
+        assert len(seen.plan.ranges) == 2, "one for each worker"
+        assert [len(block) for block in seen.plan.blocks(1)] == [4, 4]
+    for workers in (1, 2):
+        overrides = {"runtime.engine": "ray", "runtime.workers": workers}
+        out = tmp_path / f"ray-{workers}"
+        assert_same_run(
+            local.path, run_experiment(experiment(privacy), overrides=overrides, out=out).path
+        )
     records = (local.path / "ledger.jsonl").read_text().splitlines()
-    assert len(records) == (6 if privacy else 0)
+    assert len(records) == (16 if privacy else 0)
+
+
+@PRIVACIES
+def test_flower_agrees_within_rounding_and_to_the_bit_without_cohorts(
+    tmp_path: Path,
+    privacy: dict[str, Any] | None,
+    assert_close_runs: Callable[[Path, Path], None],
+) -> None:
+    flower = {"runtime.engine": "flower", "runtime.workers": 2}
+    runs = {
+        (engine, cohort): run_experiment(
+            experiment(privacy),
+            overrides={**overrides, "local.cohort": cohort},
+            out=tmp_path / f"{engine}-{cohort}",
+        ).path
+        for engine, overrides in (("local", {}), ("flower", flower))
+        for cohort in ("auto", "off")
+    }
+    assert_same_run(runs["local", "off"], runs["flower", "off"])
+    assert_close_runs(runs["local", "auto"], runs["flower", "auto"])
 
 
 def test_a_run_may_change_its_engine_when_it_is_resumed(tmp_path: Path) -> None:

@@ -110,10 +110,16 @@ def test_the_fault_matrix(run_of: Runs, kind: str, private: bool, engine: str) -
 
 @pytest.mark.parametrize("private", [True, False])
 @pytest.mark.parametrize("engine", ON_RAY)
-def test_faults_end_the_same_on_every_engine(run_of: Runs, private: bool, engine: str) -> None:
+def test_faults_end_the_same_on_every_engine(
+    run_of: Runs, private: bool, engine: str, assert_close_runs: Callable[[Path, Path], None]
+) -> None:
+    """Within rounding on Flower's runtime, where each client trains alone."""
     one, other = run_of("local", private).path, run_of(engine, private).path
-    for name in ("model.safetensors", "privacy.json", "clients.csv"):
-        assert (one / name).read_bytes() == (other / name).read_bytes()
+    assert_close_runs(one, other)
+    assert (one / "clients.csv").read_bytes() == (other / "clients.csv").read_bytes()
+    if engine == "ray":
+        for name in ("model.safetensors", "privacy.json"):
+            assert (one / name).read_bytes() == (other / name).read_bytes()
 
 
 @pytest.mark.parametrize("private", [True, False])
