@@ -5,10 +5,11 @@ was charged for, and the request of that round. It follows two rules:
 
 - Spend first, release second: a charge is written to the durable journal, then to the state. Only
   then does training start. A crash can leave a charge without an update, never the reverse.
-- A round is charged once. Noise is keyed by (seed, client, round), so another reply in the same
-  round would reuse its noise; such a request is refused. The same request again gets the same
-  reply, bit for bit, and costs nothing more. Secure noise is not keyed: with it every reply is a
-  release of its own, and is charged.
+- A repetition is the same bits or a new charge. Noise is keyed by (seed, client, round), so another
+  reply in the same round would reuse its noise. The record of a charge holds a digest of everything
+  that the reply depends on (`request_digest.py`). A round is repeated, at no cost, under the same
+  digest only, and the reply is the same, bit for bit. Under another digest it is refused. Secure
+  noise is not keyed: with it every reply is a release of its own, and is charged.
 """
 
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.failure_text import ClientFailureError
 from fedsim.core.moved_names import moved_names_of
 from fedsim.protocol.client_spend import ClientSpend
+from fedsim.protocol.errors import NOISE_REUSE
 from fedsim.protocol.records import config_record, record_of
 
 STATE = "privacy-account"
@@ -32,6 +34,12 @@ if not TYPE_CHECKING:
 
 class ChargeRefusedError(ClientFailureError):
     """The account does not allow this round; nothing was charged and nothing may be released."""
+
+
+class NoiseReuseError(ChargeRefusedError):
+    """The round was charged for another answer, with the same noise."""
+
+    code = NOISE_REUSE
 
 
 class ClientBudgetExhaustedError(ChargeRefusedError):
@@ -46,7 +54,7 @@ class PrivacyAccount:
         plan: the mechanism and the budget.
         spend: everything that the client was charged for.
         last_round: the last round that it was charged for; 0 before the first.
-        last_request: digest of the request of that round.
+        last_request: digest of everything that the answer in that round depends on.
     """
 
     plan: PrivacyPlan
@@ -99,17 +107,17 @@ class PrivacyAccount:
 
         Args:
             round_number: the round of the request.
-            request: digest of the request.
+            request: digest of everything that the answer depends on.
             steps: steps that the server wants.
 
         Raises:
             ClientBudgetExhaustedError: not even one more step fits.
-            ChargeRefusedError: the round lies in the past, or another request of it was charged.
+            NoiseReuseError: the round lies in the past, or was charged for another answer.
         """
         again = round_number == self.last_round and request == self.last_request
         if again and not self.plan.secure_noise:
             return None
-        self._refuse_past_round(round_number)
+        self._refuse_noise_reuse(round_number)
         granted = self._granted_steps(steps)
         spent = PrivacyLedger()
         for event, count in self.plan.step.charges(self.spend.steps, granted):
@@ -155,13 +163,22 @@ class PrivacyAccount:
             last_request=last.request,
         )
 
-    def _refuse_past_round(self, round_number: int) -> None:
+    def _refuse_noise_reuse(self, round_number: int) -> None:
         # Secure noise is never the same twice, so an old round is a new release, charged as one.
-        if round_number <= self.last_round and not self.plan.secure_noise:
-            raise ChargeRefusedError(
-                f"client {self.spend.client} answered round {self.last_round} already and would "
-                f"reuse its noise in round {round_number}"
+        if round_number > self.last_round or self.plan.secure_noise:
+            return
+        client = self.spend.client
+        if round_number < self.last_round:
+            raise NoiseReuseError(
+                f"client {client} answered round {self.last_round} already and would reuse its "
+                f"noise in round {round_number}: resume the run with its `out`, or set another seed"
             )
+        raise NoiseReuseError(
+            f"client {client} was charged in round {round_number} for an answer with another "
+            "global model, block, data, plug-in, setting, version of fedsim, torch or numpy, or "
+            "device, and would reuse its noise: resume with what the run began with, or start a "
+            "new run with another seed"
+        )
 
     def _granted_steps(self, steps: int) -> int:
         """Return how many of the wanted steps the budget affords, at least one."""

@@ -159,7 +159,7 @@ def to_message(answer: Answer, request: Message) -> Message | Exception:
         request: the message that it answers.
     """
     if isinstance(answer, ClientFailureError):
-        return Message(Error(code=0, reason=str(answer)), reply_to=request)
+        return Message(Error(code=answer.code, reason=str(answer)), reply_to=request)
     return answer if isinstance(answer, Exception) else answer.to_message(request)
 
 

@@ -14,7 +14,12 @@ import numpy as np
 from flwr.app import Context
 
 from fedsim.accountant.ledger.journal import Charge
-from fedsim.clients.account import ClientBudgetExhaustedError, PrivacyAccount
+from fedsim.clients.account import (
+    ChargeRefusedError,
+    ClientBudgetExhaustedError,
+    NoiseReuseError,
+    PrivacyAccount,
+)
 from fedsim.clients.faults.injection import Fault
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.task import ClientTask
@@ -191,7 +196,7 @@ def _open(asked: ClientRequest | Exception) -> ClientRound | Answer:
         )
         client_round.charge = client_round.account.propose(
             round_number=request.round_number,
-            request=request.digest(client_round.model_digest),
+            request=task.request_digest(request, asked.block, client_round.model_digest),
             steps=task.local.steps,
         )
     except ClientBudgetExhaustedError as error:
@@ -202,7 +207,11 @@ def _open(asked: ClientRequest | Exception) -> ClientRound | Answer:
 
 
 def _charge(entries: list[ClientRound | Answer]) -> list[ClientRound | Answer]:
-    """Charge all rounds in one write; if it fails, no charged client trains."""
+    """Charge all rounds in one write; if it fails, no charged client trains.
+
+    A client that would reuse noise shows that the run is not the one that began. Then nobody is
+    charged, so that the run can still go on as it began.
+    """
     proposed = [
         (entry, entry.charge, entry.account)
         for entry in entries
@@ -212,6 +221,8 @@ def _charge(entries: list[ClientRound | Answer]) -> list[ClientRound | Answer]:
         return [_strike(entry) for entry in entries]
     journal = proposed[0][0].task.journal
     try:
+        if any(isinstance(entry, NoiseReuseError) for entry in entries):
+            raise ChargeRefusedError("was not charged, since another client would reuse noise")
         if journal is not None:
             journal.append_all([charge for _, charge, _ in proposed])
     except Exception as error:  # noqa: BLE001  no charge, no training

@@ -14,7 +14,12 @@ from fedsim.protocol.errors import ProtocolError
 
 
 class ClientFailureError(FedsimError, RuntimeError):
-    """A client cannot answer; the message says why and holds nothing private."""
+    """A client cannot answer; the message says why and holds nothing private.
+
+    `code` is the code of Flower's error in the reply.
+    """
+
+    code: int = 0
 
 
 _PUBLIC_ERRORS = (ClientFailureError, ProtocolError, JournalError)

@@ -12,6 +12,7 @@ from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, PerExampleLoss
 from fedsim.clients.failure_text import ClientFailureError, redact_error
 from fedsim.clients.faults.injection import NO_FAULTS, FaultPlan
+from fedsim.clients.request_digest import AnswerInputs, request_digest
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.shared_model import SharedModel
@@ -31,6 +32,8 @@ class ClientTask:
         size: its number of examples.
         data: returns features and targets (n, ...); called when the client trains, so that a
             waiting task holds no copy of them.
+        data_digest: returns a digest of the examples. It is private, as they are.
+        conditions: digest of the settings, plug-in sources, versions and device of the run.
         shared_model: the model of the process, filled anew for each request.
         loss: one value per example.
         gradients: clipped sums of per-example gradients under `loss`; None without privacy.
@@ -48,6 +51,8 @@ class ClientTask:
     seed: int
     size: int
     data: Callable[[], tuple[Tensor, Tensor]]
+    data_digest: Callable[[], bytes]
+    conditions: str
     shared_model: SharedModel
     loss: PerExampleLoss
     gradients: PerExampleGradients | None
@@ -84,6 +89,25 @@ class ClientTask:
             return self.privacy.step.resume(request.clip_norm)
         except ValueError as error:
             raise ClientFailureError(f"refuses the request: {error}") from error
+
+    def request_digest(self, request: TrainRequest, block: tuple[int, ...], model: str) -> str:
+        """Return the digest of everything that the answer to a request depends on.
+
+        Args:
+            request: the request.
+            block: planned members of the client's block, ascending.
+            model: digest of the request's global model.
+        """
+        repeats = self.privacy is not None and not self.privacy.secure_noise
+        inputs = AnswerInputs(
+            block=block,
+            model=model,
+            clip_norm=request.clip_norm,
+            mechanism="" if self.privacy is None else self.privacy.mechanism_text,
+            conditions=self.conditions,
+            data=self.data_digest() if repeats else None,
+        )
+        return request_digest(inputs, seed=self.seed, client=self.client)
 
     def failure(self, error: Exception) -> Exception:
         """Return what may be said of an error outside the client: of a private one, little."""

@@ -114,8 +114,8 @@ def make_server_app(
         evaluation: evaluation on clients' held-out examples; None: there is none.
 
     The app raises FederationError when a node is missing, and RoundError when clients of a round
-    failed and fewer than `settings.min_participants` updates came, or when a secure sum could not
-    be opened (`on_abort: raise`).
+    failed and fewer than `settings.min_participants` updates came, when a client would reuse noise,
+    or when a secure sum could not be opened (`on_abort: raise`).
     """
     app = ServerApp()
 
@@ -142,6 +142,7 @@ def make_server_app(
                 on_stop(reason)
                 return
             state, report = run_round(state, setup, grid)
+            check_repetition(report)
             if report.aborted is None:
                 check_participants(report, settings.min_participants)
             elif secure is not None and secure.settings.on_abort == "raise":
@@ -193,6 +194,19 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
         evaluates=setup.evaluation is not None,
         evaluation=evaluation,
     )
+
+
+def check_repetition(report: RoundReport) -> None:
+    """Check that no client of a round was charged for another answer in it, with the same noise.
+
+    Such a client is not simply left out: the run is not the one that began.
+
+    Raises:
+        RoundError: with the client's reason, which names the way out.
+    """
+    for failure in report.failed:
+        if failure.reuses_noise:
+            raise RoundError(f"round {report.round_number}: {failure.reason}", report)
 
 
 def check_participants(report: RoundReport, least: int) -> None:

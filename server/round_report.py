@@ -75,10 +75,14 @@ class RoundRow(_RowOfAllRounds, total=False):
 
 @dataclass(frozen=True)
 class Failure:
-    """A client whose update did not become part of the round, and why."""
+    """A client whose update did not become part of the round, and why.
+
+    `reuses_noise`: the client was charged in this round for another answer, with the same noise.
+    """
 
     client: int
     reason: str
+    reuses_noise: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
-from fedsim.protocol.errors import ProtocolError
+from fedsim.protocol.errors import NOISE_REUSE, ProtocolError
 from fedsim.protocol.messages import TrainRequest, Withdrawal
 from fedsim.server.aggregation.aggregator import (
     AggregationResult,
@@ -80,6 +80,9 @@ class TrainRound:
         self.round_number = state.round_number + 1
         self._asked: tuple[int, ...] = ()
         self._adapted_clip_norms: dict[int, float] = {}
+        self._noise_reuse: str | None = (
+            None  # the reason of the first client that would reuse noise
+        )
         self.participants: list[int] = []
         self.failed: list[Failure] = []
         self.withdrawn: list[Withdrawal] = []
@@ -127,6 +130,8 @@ class TrainRound:
             client = self._setup.clients[reply.metadata.src_node_id]
             silent.discard(client)
             self._take(client, reply)
+            if self._noise_reuse is not None:
+                break  # no further client is to be charged in a run that is not the one that began
         for client in sorted(silent):
             self._skip(client, "no reply")
         result = self._finish()
@@ -153,7 +158,10 @@ class TrainRound:
     def _take(self, client: int, reply: Message) -> None:
         aggregator, deadline = self._setup.aggregator, self._setup.deadline
         if reply.has_error():
-            self._skip(client, reply.error.reason or "no reason given")
+            reason = reply.error.reason or "no reason given"
+            if reply.error.code == NOISE_REUSE:
+                self._noise_reuse = reason
+            self._skip(client, reason, reuses_noise=reply.error.code == NOISE_REUSE)
             return
         try:
             withdrawal = Withdrawal.from_message(reply)
@@ -186,6 +194,8 @@ class TrainRound:
     def _finish(self) -> AggregationResult:
         """Return the aggregator's result; the updates of an aborted round are lost."""
         try:
+            if self._noise_reuse is not None:
+                raise RoundAbortedError(self._noise_reuse)
             return self._setup.aggregator.finish()
         except RoundAbortedError as error:
             self._abort(error)
@@ -196,13 +206,13 @@ class TrainRound:
         logger.warning("the round was given up: %s", error)
         self.aborted = str(error)
 
-    def _skip(self, client: int, reason: str) -> None:
+    def _skip(self, client: int, reason: str, *, reuses_noise: bool = False) -> None:
         self._setup.aggregator.skip(client)
-        self._fail(client, reason)
+        self._fail(client, reason, reuses_noise=reuses_noise)
 
-    def _fail(self, client: int, reason: str) -> None:
+    def _fail(self, client: int, reason: str, *, reuses_noise: bool = False) -> None:
         logger.info("client %d failed: %s", client, reason)
-        self.failed.append(Failure(client, reason))
+        self.failed.append(Failure(client, reason, reuses_noise))
 
     def _withdraw(self, client: int, withdrawal: Withdrawal) -> None:
         if withdrawal.client != client:

@@ -3,7 +3,7 @@
 Each client has a chain of its own, so that clients may write from several processes in any order
 and the same experiment still gives the same records. A record is a line of JSON:
 
-    {"client": 3, "round": 5, "request": SHA-256 of the model it trained from,
+    {"client": 3, "round": 5, "request": digest of all that the answer depends on,
      "steps": 5, "ledger": [{"event": EVENT, "count": n}], "previous": HASH, "hash": HASH}
 
 `hash` is the SHA-256 of the record without it, as JSON with sorted keys and no spaces; `previous`

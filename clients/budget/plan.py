@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from fedsim.accountant import Gaussian, PrivacyLedger, UnsupportedEventError, make_accountant
 from fedsim.accountant.ledger.journal import GENESIS
@@ -50,6 +51,11 @@ class PrivacyPlan:
     planned_steps: int
     affordable_steps: int | None = None
     secure_noise: bool = False
+
+    @cached_property
+    def mechanism_text(self) -> str:
+        """The step as text: equal for equal steps."""
+        return repr(self.step)
 
     @property
     def steps_to_take(self) -> int:

@@ -54,6 +54,20 @@ def resolve(reference: str, *, base: Path, what: str) -> Callable[..., Any]:
     return found
 
 
+def plugin_source(reference: str, *, base: Path) -> bytes:
+    """Return the source file that a reference names; nothing for a built-in name.
+
+    Args:
+        reference: a built-in name, or as in `resolve`.
+        base: the directory of the experiment file.
+    """
+    location = reference.rpartition(":")[0]
+    if location.endswith(".py"):
+        return (base / Path(location).expanduser()).read_bytes()
+    file = getattr(sys.modules.get(location), "__file__", None)
+    return b"" if file is None else Path(file).read_bytes()
+
+
 def describe_error(error: BaseException, *, file: str | None = None) -> str:
     """Return an exception on one line: its type, its message and where it was raised.
 

@@ -16,6 +16,7 @@ from fedsim.data import FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.federation.client_tables import read_client_tables
 from fedsim.federation.client_tensors import order_by_client
+from fedsim.federation.conditions import digest_sources
 from fedsim.federation.federation import Federation
 from fedsim.federation.initial_model import (
     NUM_CHECK_EXAMPLES,
@@ -92,6 +93,7 @@ def assemble(
         else _plans(client_privacy, experiment, data, participation, gradients),
         device=device,
         journal=None if ledger is None else FileJournal(ledger),
+        sources=digest_sources(experiment, loaded.base),
         secure=secure,
     )
 

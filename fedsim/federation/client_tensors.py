@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fedsim.data.client_examples import ClientExamples
+from fedsim.federation.conditions import digest_examples
 
 _GPU_CACHE_BYTES = 4 << 30
 _SMALL_DATA_BYTES = 1 << 30  # a second copy of so many bytes is no burden
@@ -30,6 +31,7 @@ class ClientTensors:
         self._device = device
         self._free_bytes = 0 if device.type == "cpu" else cache_bytes
         self._cache: dict[int, tuple[Tensor, Tensor]] = {}
+        self._digests: dict[int, bytes] = {}
 
     def of(self, client: int) -> tuple[Tensor, Tensor]:
         """Return the features (n, ...) and the targets (n, ...) of a client."""
@@ -43,6 +45,12 @@ class ClientTensors:
             self._free_bytes -= size
             self._cache[client] = features, targets
         return features, targets
+
+    def digest(self, client: int) -> bytes:
+        """Return the digest of a client's examples, computed once in a process."""
+        if client not in self._digests:
+            self._digests[client] = digest_examples(self._clients[client])
+        return self._digests[client]
 
 
 def order_by_client(

@@ -24,6 +24,7 @@ from fedsim.experiment import Experiment
 from fedsim.federation.block_plan import BlockPlan
 from fedsim.federation.block_size import block_size
 from fedsim.federation.client_tensors import ClientTensors
+from fedsim.federation.conditions import digest_conditions
 from fedsim.federation.initial_model import NUM_PROBE_EXAMPLES, public_examples, to_tensors
 from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.federation.train_metrics import TrainMetrics
@@ -55,6 +56,7 @@ class Federation:
         plans: privacy plan of each client; None without privacy.
         device: the device that trains.
         journal: the durable ledger; None: accounts live in the clients' state only.
+        sources: digest of the plug-ins' source files.
         secure: keys and encoding of secure aggregation; None where updates are sent in clear.
     """
 
@@ -71,11 +73,16 @@ class Federation:
     plans: tuple[PrivacyPlan, ...] | None
     device: torch.device
     journal: FileJournal | None
+    sources: str
     secure: SecureChannel | None = None
 
     @cached_property
     def _tensors(self) -> ClientTensors:
         return ClientTensors(self.data.clients, self.device)
+
+    @cached_property
+    def _conditions(self) -> str:
+        return digest_conditions(self.experiment, self.sources, self.device)
 
     @cached_property
     def _faults(self) -> FaultPlan:
@@ -102,6 +109,8 @@ class Federation:
             seed=self.experiment.seed,
             size=self.data.clients.size(client),
             data=partial(self._tensors.of, client),
+            data_digest=partial(self._tensors.digest, client),
+            conditions=self._conditions,
             shared_model=self.shared_model,
             loss=self.loss,
             gradients=self.gradients,

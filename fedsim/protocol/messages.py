@@ -5,7 +5,6 @@ so a fedsim client also works under them. A client's spend travels in a record o
 among the metrics: strategies average metrics, and an averaged ε means nothing.
 """
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,19 +46,6 @@ class TrainRequest:
     arrays: ArrayRecord
     offer: ConfigRecord | None = None
     clip_norm: float | None = None
-
-    def digest(self, model_digest: str) -> str:
-        """Return the digest of everything that an answer depends on, beside the round.
-
-        A client adds the same noise, times its bound, to every answer in a round. Answers to one
-        model under two bounds would differ by a known multiple of that noise. So the bound counts.
-
-        Args:
-            model_digest: of `arrays`.
-        """
-        if self.clip_norm is None:
-            return model_digest
-        return hashlib.sha256(f"{model_digest} {self.clip_norm!r}".encode()).hexdigest()
 
     def to_message(self, node_id: int) -> Message:
         """Return the message to one node."""

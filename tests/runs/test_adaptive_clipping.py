@@ -148,7 +148,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
 
 
 def test_a_round_cut_short_is_repeated_from_the_same_bounds(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of round 3, after all were charged: asked again, they answer the same."""
     train, calls = client_round.train_block, []
@@ -160,12 +160,13 @@ def test_a_round_cut_short_is_repeated_from_the_same_bounds(
         return train(*arguments)
 
     alone = {"local.cohort": "off"}
+    run_experiment(experiment(), overrides=alone, out=tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr(client_round, "train_block", power_cut)
         run_experiment(experiment(), overrides=alone, out=tmp_path / "cut")
     assert len(RunDirectory(tmp_path / "cut").read_rounds()) == 2
     run_experiment(experiment(), overrides=alone, out=tmp_path / "cut", resume=True)
-    assert outcome(tmp_path / "cut") == outcome(whole)
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,66 @@
+"""One digest of everything that an answer depends on, for the record of its charge.
+
+Noise from the seed is keyed by (seed, client, round). Two different answers of one client in one
+round would carry the same noise, and their difference would carry none. So a round is repeated only
+under the digest that it was charged for.
+
+The ledger is public, and a plain hash of private examples would let anybody test a guess of them.
+The digest is therefore a keyed hash (BLAKE2b as a MAC), under a key from the seed and the client:
+
+- Without the seed, the digest is a pseudorandom function's value and tells nothing of the examples.
+- With the seed, seeded noise can be computed and subtracted: its ε holds against nobody who knows
+  the seed, with or without this digest.
+- Under secure noise the seed need not be secret, so the examples stay out of the digest. No answer
+  is repeated there: each one is a release of its own and is charged.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+_DIGEST_BYTES = 32
+_PERSON = b"fedsim-request"  # separates these keys and digests from all other uses of the seed
+
+
+@dataclass(frozen=True)
+class AnswerInputs:
+    """Everything that a client's answer in a round depends on, beside its seed and its number.
+
+    Attributes:
+        block: planned members of the client's block, ascending.
+        model: digest of the request's global model.
+        clip_norm: clipping bound of the request; None without.
+        mechanism: text of the client's mechanism, with noise, clipping and sampling.
+        conditions: digest of settings, plug-in sources, versions and device.
+        data: digest of the client's examples; None where it must stay out of the record.
+    """
+
+    block: tuple[int, ...]
+    model: str
+    clip_norm: float | None
+    mechanism: str
+    conditions: str
+    data: bytes | None
+
+
+def request_digest(inputs: AnswerInputs, *, seed: int, client: int) -> str:
+    """Return the digest of a charge's record: 64 hexadecimal digits.
+
+    Guarantee: equal digests of one client mean equal inputs, up to a collision of BLAKE2b-256.
+
+    Args:
+        inputs: everything that the answer depends on.
+        seed: the experiment's seed.
+        client: number of the client.
+    """
+    parts = (
+        ",".join(map(str, inputs.block)),
+        inputs.model,
+        repr(inputs.clip_norm),
+        inputs.mechanism,
+        inputs.conditions,
+        "" if inputs.data is None else inputs.data.hex(),
+    )
+    secret = f"{seed} {client}".encode()
+    key = hashlib.blake2b(secret, digest_size=_DIGEST_BYTES, person=_PERSON).digest()
+    text = "".join(f"{len(part)}:{part}" for part in parts).encode()
+    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES, key=key, person=_PERSON).hexdigest()

@@ -1,0 +1,68 @@
+"""Conditions under which clients train: settings, plug-in sources, versions and device.
+
+They are the same for all clients and rounds of a run. A client's answer in a round is repeated
+under the same conditions or not at all (`clients/request_digest.py`).
+"""
+
+import hashlib
+import json
+import platform
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import fedsim
+from fedsim.core.plugins import plugin_source
+from fedsim.data import Examples
+from fedsim.experiment import Experiment
+
+
+def digest_sources(experiment: Experiment, base: Path) -> str:
+    """Return the digest of the plug-ins that the experiment names for data, model and loss.
+
+    Modules that a plug-in imports are not part of it.
+
+    Args:
+        experiment: the settings.
+        base: the directory in which relative paths start.
+    """
+    dataset = experiment.data.dataset
+    named = (dataset if isinstance(dataset, str) else "", experiment.model.name)
+    state = hashlib.sha256()
+    for reference in (*named, experiment.model.loss):
+        state.update(hashlib.sha256(plugin_source(reference, base=base)).digest())
+    return state.hexdigest()
+
+
+def digest_conditions(experiment: Experiment, sources: str, device: torch.device) -> str:
+    """Return the digest of the conditions of a run in this process.
+
+    Args:
+        experiment: the settings. The place of a data file is no part of them: each client's
+            examples have a digest of their own.
+        sources: as `digest_sources` returns it.
+        device: the device that trains.
+    """
+    settings = experiment.model_dump(mode="json", include={"data", "model", "local", "privacy"})
+    if isinstance(settings["data"]["dataset"], dict):
+        del settings["data"]["dataset"]["path"]
+    versions = (fedsim.__version__, torch.__version__, np.__version__)
+    content = [settings, sources, *versions, device_kind(device)]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def device_kind(device: torch.device) -> str:
+    """Return the kind of a device: results of one kind agree to the bit."""
+    if device.type == "cuda":
+        return f"cuda {torch.cuda.get_device_name(device)}"
+    return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def digest_examples(examples: Examples) -> bytes:
+    """Return the digest of a client's examples. It is private, as they are."""
+    state = hashlib.blake2b(digest_size=32)
+    for array in (examples.features, examples.targets):
+        state.update(f"{array.dtype.str}{array.shape}".encode())
+        state.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+    return state.digest()
