@@ -1,5 +1,8 @@
 """Gaussian noise of a step: reproducible from a keyed stream, or from the operating system.
 
+Normals are made at unit scale and multiplied by the standard deviation last. So any deviation that
+the tensor's type can hold is exact on the way.
+
 Edge cases of a source's `fill_`:
 
 | case                    | result                                                           |
@@ -10,17 +13,16 @@ Edge cases of a source's `fill_`:
 | a view of a tensor      | filled in place, and nothing outside of it                       |
 """
 
-import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.clients.dp_sgd.keystream import Keystream
+from fedsim.core.streams import KEY_BYTES, generator_of, torch_seed
 
 
 class NoiseSource(ABC):
@@ -32,40 +34,62 @@ class NoiseSource(ABC):
 
 
 class SeededNoise(NoiseSource):
-    """Reproducible noise: an AES-128-CTR keystream whose key comes from a keyed stream.
+    """Reproducible noise of one key.
 
-    A key of 128 bits separates the streams of all clients and rounds: among 10^9 of them, two are
-    equal with probability 1e-21. In float32, normals come from 32-bit uniforms by Box-Muller; they
-    end at 6.8 standard deviations, a probability of 1e-11 a value. In float64 they come from 53-bit
-    uniforms as in `SecureNoise`. A keystream in hardware with vectorised arithmetic takes half the
-    time of torch's own normals.
+    On the CPU an AES-128 keystream gives the uniforms. 128 bits separate the streams of all clients
+    and rounds: among 10^9 of them, two are equal with probability 1e-21. In float32, normals come
+    from 32-bit uniforms by Box-Muller; they end at 6.8 standard deviations, a probability of 1e-11
+    a value. In float64 they come from 53-bit uniforms as in `SecureNoise`.
+
+    On CUDA the device's own counter-based generator fills the tensor there, without waiting for it.
+    Its seed has 63 bits of the same key: among 10^6 streams, two are equal with probability 1e-7.
+    The law is the same; the numbers differ between the CPU and each kind of GPU.
 
     For simulation: anyone who knows the seed can subtract the noise.
 
     Args:
-        stream: the keyed stream; its next 16 bytes become the key.
+        key: 32 bytes, used for this source only (`fedsim.core.streams.stream_key`).
+
+    Raises:
+        ValueError: the key has another length.
     """
 
-    def __init__(self, stream: np.random.Generator) -> None:
-        self.keystream = Keystream(_key_of(stream))
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_BYTES:
+            raise ValueError(
+                f"the key of seeded noise must have {KEY_BYTES} bytes, got {len(key)}; "
+                "make it with fedsim.core.streams.stream_key"
+            )
+        self.keystream = Keystream(key[:_SEEDED_KEY_BYTES])
+        self._device_seed = torch_seed(key)
+        self._generator: torch.Generator | None = None
 
     def fill_(self, values: Tensor, standard_deviation: float) -> Tensor:
         """Fill `values` in place with independent N(0, standard_deviation²) and return it."""
-        on_cpu = values.device.type == "cpu" and values.is_contiguous()
+        if values.is_cuda:
+            return self._fill_on_device_(values).mul_(standard_deviation)
         if values.dtype != torch.float32:
             return values.copy_(_float64_normals(self.keystream, values.shape, standard_deviation))
-        # The same noise on every device.
-        drawn = values if on_cpu else torch.empty(values.shape)
-        _fill_float32(self.keystream, drawn.view(-1).numpy(), standard_deviation)
-        return values if on_cpu else values.copy_(drawn)
+        in_place = values.device.type == "cpu" and values.is_contiguous()
+        drawn = values if in_place else torch.empty(values.shape)
+        column = np.array([[standard_deviation]], dtype=np.float32)
+        _fill_float32([self.keystream], drawn.view(1, -1).numpy(), column)
+        return values if in_place else values.copy_(drawn)
+
+    def _fill_on_device_(self, values: Tensor) -> Tensor:
+        """Fill a CUDA tensor with standard normals. torch refuses a second device by name."""
+        if self._generator is None:
+            self._generator = torch.Generator(values.device).manual_seed(self._device_seed)
+        return values.normal_(generator=self._generator)
 
 
 class SecureNoise(NoiseSource):
-    """Unpredictable noise that cannot be repeated: AES-256-CTR, keyed by the operating system.
+    """Unpredictable noise that cannot be repeated: AES-256, keyed by the operating system.
 
     Normals come from 53-bit uniforms by Box-Muller in float64; they end at 8.6 standard deviations,
     a probability of 1e-17 a value. They are scaled before they are rounded to the tensor's type.
-    There is no seed, and a forked process has a key of its own.
+    There is no seed, and a forked process has a key of its own. Noise for a GPU is made on the CPU
+    and copied.
 
     It is not a discrete mechanism: the sum is floating point, so attacks on its rounding (Mironov
     2012; Jin et al. 2022) remain.
@@ -90,18 +114,17 @@ class SecureNoise(NoiseSource):
 
 
 def secret_stream() -> np.random.Generator:
-    """Return an unpredictable stream, seeded with 256 bits from the operating system.
+    """Return an unpredictable stream, keyed by 128 bits from the operating system.
 
     It is for lots, which no adversary sees. Released noise comes from `SecureNoise`.
     """
-    entropy = int.from_bytes(os.urandom(32), "big")
-    return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(entropy)))
+    return generator_of(os.urandom(KEY_BYTES))
 
 
 def fill_rows_(sources: Sequence[NoiseSource], rows: Tensor, deviations: Sequence[float]) -> None:
     """Fill each row of `rows` (clients, size) as its source's `fill_` would, to the bit.
 
-    Seeded float32 noise of many short rows is computed at once, which saves a call for each row.
+    Seeded float32 noise of many short rows is computed at once, which saves calls for each row.
 
     Args:
         sources: one for each row.
@@ -109,25 +132,12 @@ def fill_rows_(sources: Sequence[NoiseSource], rows: Tensor, deviations: Sequenc
         deviations: the standard deviation of each row.
     """
     keystreams = [source.keystream for source in sources if isinstance(source, SeededNoise)]
-    size = rows.shape[1]
-    together = rows.dtype == torch.float32 and rows.device.type == "cpu" and rows.stride(1) == 1
-    if not together or len(keystreams) < len(sources) or not 0 < size <= _CACHE_VALUES:
-        for source, row, deviation in zip(sources, rows, deviations, strict=True):
-            source.fill_(row, deviation)
+    in_place = rows.dtype == torch.float32 and rows.device.type == "cpu" and rows.stride(1) == 1
+    if in_place and len(keystreams) == len(sources):
+        _fill_float32(keystreams, rows.numpy(), np.array(deviations, dtype=np.float32)[:, None])
         return
-    values, column = rows.numpy(), np.array(deviations)[:, None]
-    each = _CACHE_VALUES // size
-    for start in range(0, len(values), each):
-        part = slice(start, start + each)
-        _fill_rows_float32(keystreams[part], values[part], column[part])
-
-
-def _key_of(stream: np.random.Generator) -> bytes:
-    """Return the next bytes of a stream; a PCG64DXSM gives them in a seventh of the time."""
-    if isinstance(stream.bit_generator, np.random.PCG64DXSM):
-        words: np.ndarray = stream.bit_generator.random_raw(_SEEDED_KEY_BYTES // 8)
-        return words.astype("<u8").tobytes()
-    return stream.bytes(_SEEDED_KEY_BYTES)
+    for source, row, deviation in zip(sources, rows, deviations, strict=True):
+        source.fill_(row, deviation)
 
 
 def _float64_normals(keystream: Keystream, shape: torch.Size, standard_deviation: float) -> Tensor:
@@ -146,23 +156,26 @@ def _float64_normals(keystream: Keystream, shape: torch.Size, standard_deviation
     return torch.from_numpy(normals).view(shape)
 
 
-def _fill_float32(keystream: Keystream, values: np.ndarray, standard_deviation: float) -> None:
-    """Fill `values` (n,) with normals in float32, in parts that stay in the processor's cache."""
-    for start in range(0, len(values), _CACHE_VALUES):
-        part = values[start : start + _CACHE_VALUES]
-        words = _words_of(part)
-        keystream.write(words.view(np.uint8).data)
-        _box_muller_float32(words, part, standard_deviation)
-
-
-def _fill_rows_float32(
-    keystreams: Sequence[Keystream], rows: np.ndarray, column: np.ndarray
+def _fill_float32(
+    keystreams: Sequence[Keystream], rows: np.ndarray, deviations: np.ndarray
 ) -> None:
-    """Fill rows (keystreams, n) with normals in float32 of the deviations (keystreams, 1) given."""
-    words = _words_of(rows)
-    for keystream, row in zip(keystreams, words.view(np.uint8), strict=True):
-        keystream.write(row.data)
-    _box_muller_float32(words, rows, column)
+    """Fill rows with normals in float32, in blocks that stay in the processor's cache.
+
+    Args:
+        keystreams: one for each row.
+        rows: float32 (clients, size), overwritten.
+        deviations: the standard deviation of each row, float32 (clients, 1).
+    """
+    for column in range(0, rows.shape[1], _CACHE_VALUES):
+        part = rows[:, column : column + _CACHE_VALUES]
+        num_rows = _CACHE_VALUES // part.shape[1]
+        for row in range(0, len(part), num_rows):
+            block, own = part[row : row + num_rows], slice(row, row + num_rows)
+            words = _words_of(block)
+            for keystream, line in zip(keystreams[own], words.view(np.uint8), strict=True):
+                keystream.write(line.data)
+            _box_muller_float32(words, block)
+            block *= deviations[own]
 
 
 def _words_of(values: np.ndarray) -> np.ndarray:
@@ -176,21 +189,20 @@ def _words_of(values: np.ndarray) -> np.ndarray:
     return np.empty((*values.shape[:-1], values.shape[-1] + 1), dtype="<u4")
 
 
-def _box_muller_float32(words: np.ndarray, into: np.ndarray, deviation: float | np.ndarray) -> None:
-    """Convert random words to normals by Box-Muller.
+def _box_muller_float32(words: np.ndarray, into: np.ndarray) -> None:
+    """Convert random words to standard normals by Box-Muller.
 
     Args:
         words: unsigned integers (..., 2 · pairs).
         into: overwritten by the normals (..., n); may be the memory of `words`.
-        deviation: the standard deviation, or one for each row (rows, 1).
     """
-    pairs, (log, unit) = words.shape[-1] // 2, fast_logarithm()
+    pairs = words.shape[-1] // 2
     radius = words[..., :pairs].astype(np.float32)
     angle = words[..., pairs:].view("<i4").astype(np.float32)  # faster than from unsigned words
     radius += np.float32(0.5)  # of (0, 2^32]: never log 0
     radius *= np.float32(2.0**-32)
-    log(radius, out=radius)
-    radius *= np.asarray(-2.0 * unit * deviation**2, dtype=np.float32)
+    np.log(radius, out=radius)  # not log2: without AVX-512 numpy takes thrice the time for it
+    radius *= np.float32(-2.0)
     np.sqrt(radius, out=radius)
     angle *= np.float32(2.0 * np.pi * 2.0**-32)
     first, second = into[..., :pairs], into[..., pairs:]
@@ -199,24 +211,6 @@ def _box_muller_float32(words: np.ndarray, into: np.ndarray, deviation: float | 
     first *= radius
     np.sin(angle[..., :rest], out=second)
     second *= radius[..., :rest]
-
-
-@cache
-def fast_logarithm() -> tuple[np.ufunc, float]:
-    """Return the faster logarithm of this machine, and the natural one of its base.
-
-    Where numpy has a vectorised log2 (AVX-512), it takes two thirds of the time of log; elsewhere
-    it takes twice as long. The last bit of a normal may depend on the kind of processor, as those
-    of matrix products do.
-    """
-    try:
-        from numpy.lib.introspect import opt_func_info
-    except ImportError:  # numpy < 2
-        return np.log2, math.log(2.0)
-    kinds = opt_func_info(func_name="^log2$", signature="float32").get("log2", {}).values()
-    if any(not kind["current"].startswith("baseline") for kind in kinds):
-        return np.log2, math.log(2.0)
-    return np.log, 1.0
 
 
 _SEEDED_KEY_BYTES = 16  # AES-128 takes three quarters of the time of AES-256

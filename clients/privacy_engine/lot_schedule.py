@@ -12,7 +12,7 @@ from fedsim.clients.dp_sgd.sampling import EpochLots
 from fedsim.clients.privacy_engine.lot_sizes import LotSizes, NotPoissonError
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 from fedsim.core.errors import FedsimError
-from fedsim.core.streams import Purpose
+from fedsim.core.streams import KEY_BYTES, Purpose
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class EngineStreams:
             return self._secure
         if self._repeatable and not self._warned:
             self._warn_of_reuse(step)
-        return SeededNoise(self._stream(Purpose.NOISE, step))
+        return SeededNoise(self._stream(Purpose.NOISE, step).bytes(KEY_BYTES))
 
     def state(self) -> dict[str, Any] | None:
         """Return the seed; None where the streams come from the operating system."""

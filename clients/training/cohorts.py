@@ -4,7 +4,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,6 @@ from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.local_training import (
     StreamKey,
-    make_generators,
     shuffled_batches,
     train_plain,
     train_private,
@@ -47,31 +45,21 @@ class CohortMember:
     step: DpSgdMechanism | None = None
     secure: bool = False
 
-    def with_streams(
-        self,
-        local: LocalSettings,
-        sampling: np.random.Generator,
-        noise: np.random.Generator | None,
-    ) -> Member:
+    def with_streams(self, local: LocalSettings) -> Member:
         """Return the client with its lots and its noise of the round.
 
         Args:
             local: batch size of training without privacy.
-            sampling: the fresh stream of the client's lots.
-            noise: the fresh stream of its noise; None without privacy.
         """
         if self.step is None:
+            sampling = self.key.generator(Purpose.SAMPLING)
             lots = shuffled_batches(len(self.features), local.batch_size, sampling)
             return Member(None, self.features, self.targets, lots, None)
         lots = self.key.lots(
-            self.step.sampling,
-            len(self.features),
-            first_step=self.steps.start,
-            secure=self.secure,
-            stream=sampling,
+            self.step.sampling, len(self.features), first_step=self.steps.start, secure=self.secure
         )
-        source = self.key.noise(secure=self.secure, stream=noise)
-        return Member(self.step, self.features, self.targets, lots, source)
+        noise = self.key.noise(secure=self.secure)
+        return Member(self.step, self.features, self.targets, lots, noise)
 
 
 @dataclass(frozen=True)
@@ -116,7 +104,7 @@ def train_together(
     cohort = kind(
         shared_model.model,
         loss,
-        _cohort_members(members, local),
+        [member.with_streams(local) for member in members],
         parameters=shared_model.parameters,
     )
     optimizers = [make_optimizer(local.optimizer) for _ in range(cohort.parts)]
@@ -126,15 +114,6 @@ def train_together(
     steps = cohort.steps if isinstance(cohort, PrivateCohort) else ()
     clip_norms = tuple(step.clipping.adapted_clip_norm for step in steps) or (None,) * len(members)
     return CohortResult(cohort.values[:, : cohort.size], clip_norms)
-
-
-def _cohort_members(members: Sequence[CohortMember], local: LocalSettings) -> list[Member]:
-    keys = [member.key for member in members]
-    sampling = make_generators(keys, Purpose.SAMPLING)
-    private = members[0].step is not None
-    noise = make_generators(keys, Purpose.NOISE) if private else [None] * len(keys)
-    starts = zip(members, sampling, noise, strict=True)
-    return [member.with_streams(local, lots, own) for member, lots, own in starts]
 
 
 def train_alone(

@@ -40,7 +40,7 @@ _MODULE_MOVES = (
     ("server", "server.secure", "secure_averaging=aggregator secure_exchange=rounds"),
     ("server", "server.secure", "secure_helper=helper_app secure_openings=opened_sums"),
     ("server", "protocol", "live_arrays protocol=messages records secure_protocol=secure"),
-    ("server", "core", "seeding streams"),
+    ("server", "core", "streams"),
     ("server", "", "secure_aggregation=secagg"),
     ("server.secure_aggregation", "secagg", "additive context digests encoding errors graph hpke"),
     ("server.secure_aggregation", "secagg", "identity layout messages metrics pairwise payload"),

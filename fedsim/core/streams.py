@@ -1,24 +1,26 @@
-"""Streams of randomness keyed by (seed, client, round, purpose).
+"""Streams of randomness keyed by (seed, purpose, client, round).
 
 Every random number of an experiment comes from a stream of this module, never from a global
 generator and never in order of arrival. So a result does not depend on scheduling, workers or
-engine. Distinct keys give statistically independent streams (numpy's `SeedSequence` spawn keys).
+engine. The key of a stream is a keyed hash (BLAKE2b) of the four numbers. It goes straight into a
+cipher or a counter-based generator. Distinct numbers give independent streams.
 
 Everyone who knows the seed can reproduce these streams, as a simulation needs. Against an adversary
 who knows the seed, such noise protects nobody.
 """
 
-from collections.abc import Sequence
+import hashlib
+import struct
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
-from fedsim.core.seeding import SeedWords, seed_words
+KEY_BYTES = 32
 
-_UINT32_MAX = 2**32 - 1
-_MIN_BATCH_KEYS = 64  # fewer keys are seeded faster one by one
-_SEED_WORDS = 4  # 64-bit words of a generator's seed
+_SCHEME = b"fedsim stream keys, version 1"  # the hash's key; another scheme is another version
+_FIELDS = struct.Struct("<QIII")  # seed, purpose, client, round: a fixed width, so no two alias
 
 
 class Purpose(IntEnum):
@@ -41,10 +43,8 @@ class Purpose(IntEnum):
     ROUNDING = 20  # stochastic rounding of secure aggregation
 
 
-def seed_sequence(
-    seed: int, purpose: Purpose, *, client: int = 0, round_number: int = 0
-) -> np.random.SeedSequence:
-    """Return the root of one keyed stream.
+def stream_key(seed: int, purpose: Purpose, *, client: int = 0, round_number: int = 0) -> bytes:
+    """Return the key of one stream: 32 bytes.
 
     Args:
         seed: the experiment's seed, 0 ≤ seed < 2^64.
@@ -55,8 +55,15 @@ def seed_sequence(
     Raises:
         ValueError: a number outside its range, which would alias another key.
     """
-    words = _entropy_words(seed, purpose, client, round_number)
-    return np.random.SeedSequence(np.array(words, dtype=np.uint32))
+    for name, value, bits in (
+        ("seed", seed, 64),
+        ("client", client, 32),
+        ("round", round_number, 32),
+    ):
+        if not 0 <= value < 2**bits:
+            raise ValueError(f"{name} must be in [0, 2^{bits}), got {value}")
+    message = _FIELDS.pack(seed, purpose, client, round_number)
+    return hashlib.blake2b(message, key=_SCHEME, digest_size=KEY_BYTES).digest()
 
 
 def stream(
@@ -65,49 +72,43 @@ def stream(
     """Return the generator of one keyed stream.
 
     Args:
-        seed: as `seed_sequence`.
-        purpose: as `seed_sequence`.
-        client: as `seed_sequence`.
-        round_number: as `seed_sequence`.
+        seed: as `stream_key`.
+        purpose: as `stream_key`.
+        client: as `stream_key`.
+        round_number: as `stream_key`.
 
     Raises:
-        ValueError: as `seed_sequence`.
+        ValueError: as `stream_key`.
     """
-    return np.random.Generator(
-        np.random.PCG64DXSM(seed_sequence(seed, purpose, client=client, round_number=round_number))
-    )
+    return generator_of(stream_key(seed, purpose, client=client, round_number=round_number))
 
 
-def streams(purpose: Purpose, keys: Sequence[tuple[int, int, int]]) -> list[np.random.Generator]:
-    """Return `stream(...)` of many keys, in a third of the time.
+def generator_of(key: bytes) -> np.random.Generator:
+    """Return the counter-based generator (Philox 4x64) keyed by the first 128 bits of `key`."""
+    words: Any = _Words(key)  # numpy accepts any ISeedSequence, but its types do not
+    return np.random.Generator(np.random.Philox(words))
+
+
+def torch_seed(key: bytes) -> int:
+    """Return a seed for torch's own generators: 63 of the last bits of `key`."""
+    return int.from_bytes(key[-8:], "little") >> 1
+
+
+class _Words(ISeedSequence):
+    """A key in the form that numpy requests; `Philox(key=...)` would draw entropy from the system.
 
     Args:
-        purpose: the use of all streams.
-        keys: (seed, client, round) of each stream.
-
-    Raises:
-        ValueError: as `seed_sequence`.
+        key: at least 16 bytes.
     """
-    if len(keys) < _MIN_BATCH_KEYS:
-        return [stream(seed, purpose, client=k, round_number=r) for seed, k, r in keys]
-    entropy = [_entropy_words(seed, purpose, client, number) for seed, client, number in keys]
-    seeds = seed_words(np.array(entropy, dtype=np.uint32), _SEED_WORDS)
-    return [np.random.Generator(_bit_generator(SeedWords(words))) for words in seeds]
 
+    def __init__(self, key: bytes) -> None:
+        self._key = key
 
-def _bit_generator(seed: Any) -> np.random.PCG64DXSM:
-    """Return the generator's bits; numpy accepts any ISeedSequence, but its types do not."""
-    return np.random.PCG64DXSM(seed)
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
+        """Return the first words of the key.
 
-
-def _entropy_words(seed: int, purpose: Purpose, client: int, round_number: int) -> tuple[int, ...]:
-    """Return the entropy words of SeedSequence(seed, spawn_key=(purpose, client, round)).
-
-    They are the seed as two words, zeros up to the size of numpy's pool, and one word for each part
-    of the key. Passing them directly halves numpy's time.
-    """
-    limits = (("seed", seed, 64), ("client", client, 32), ("round", round_number, 32))
-    for name, value, bits in limits:
-        if not 0 <= value < 2**bits:
-            raise ValueError(f"{name} must be in [0, 2^{bits}), got {value}")
-    return (seed & _UINT32_MAX, seed >> 32, 0, 0, purpose, client, round_number)
+        Args:
+            n_words: number of words.
+            dtype: their type, unsigned.
+        """
+        return np.frombuffer(self._key, np.dtype(dtype).newbyteorder("<"), count=n_words)

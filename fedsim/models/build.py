@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from fedsim.core.plugins import PluginError, describe_error, resolve, source_file
 from fedsim.core.settings import Settings
-from fedsim.core.streams import Purpose, seed_sequence
+from fedsim.core.streams import Purpose, stream_key, torch_seed
 from fedsim.models.architectures import architecture
 from fedsim.models.catalog import MODELS
 from fedsim.models.errors import ModelError
@@ -53,7 +53,7 @@ def build_model(
 
 @contextmanager
 def _seed_torch(seed: int) -> Iterator[None]:
-    value = int(seed_sequence(seed, Purpose.MODEL).generate_state(1, "uint64")[0])
+    value = torch_seed(stream_key(seed, Purpose.MODEL))
     # Reading the generators of CUDA would start it, a cost for a process without use of the GPU.
     # Before CUDA starts, nothing can have drawn from them.
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()

@@ -20,10 +20,10 @@ from typing import Any
 import fedsim
 from fedsim.core.errors import InputError
 
-RUN_SCHEMA = 2
-CHECKPOINT_SCHEMA = 2
+RUN_SCHEMA = 3
+CHECKPOINT_SCHEMA = 3
 PRIVACY_SCHEMA = 1
-NODE_STATE_SCHEMA = 2
+NODE_STATE_SCHEMA = 3
 COMPARISON_SCHEMA = 1
 
 _FIRST = {"fedsim": "0.1.0", "schema": 1}  # wrote no number for runs, checkpoints and nodes

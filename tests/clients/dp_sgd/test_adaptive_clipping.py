@@ -16,6 +16,7 @@ from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import NoiseSource, SeededNoise
 from fedsim.clients.dp_sgd.per_example.clipped_sum import LotStatistics, VmapGradients
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.core.streams import Purpose, stream_key
 
 
 class NoNoise(NoiseSource):
@@ -58,7 +59,7 @@ def test_the_bound_converges_to_the_quantile(quantile: float, start: float) -> N
     clipping = AdaptiveClipping.for_lot(200.0, max_grad_norm=start, quantile=quantile)
     assert clipping.count_noise == 10.0
     one = step(clipping, z=2.0, lot=200.0)
-    lots, noise = np.random.default_rng(1), SeededNoise(np.random.default_rng(2))
+    lots, noise = np.random.default_rng(1), SeededNoise(stream_key(2, Purpose.NOISE))
     found = list(bounds(one, x, lots, noise, 500))
     # A factor 1000 away, C moves by e^(η γ) a step at worst; then it wanders by a few percent.
     assert np.mean(found[-200:]) == pytest.approx(1 + 9 * quantile, rel=0.04)
@@ -138,7 +139,7 @@ def test_the_released_count_has_the_noise_that_is_charged(released_about: int) -
     assert isinstance(event, PoissonSampled)
     assert isinstance(event.event, JointGaussian)
     charged = event.event.noise_multipliers[1] * 0.5
-    lots, noise = np.random.default_rng(1), SeededNoise(np.random.default_rng(2))
+    lots, noise = np.random.default_rng(1), SeededNoise(stream_key(2, Purpose.NOISE))
     found = np.log([1.0, *bounds(one, x, lots, noise, 4000)])
     count = -np.diff(found) / clipping.learning_rate * n
     assert count_noise_is_plausible(count, charged)

@@ -32,6 +32,7 @@ from fedsim.clients.dp_sgd.per_example.clipped_sum import (
     VmapGradients,
 )
 from fedsim.clients.dp_sgd.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
+from fedsim.core.streams import Purpose, stream_key
 
 Z, C, LOT = 1.3, 0.5, 8.0
 FIRST, SECOND = 300_000, 200_000  # dimensions of the two layers of `Pair`
@@ -42,7 +43,7 @@ def stream(seed: int = 0) -> np.random.Generator:
 
 
 def seeded(seed: int = 1) -> SeededNoise:
-    return SeededNoise(stream(seed))
+    return SeededNoise(stream_key(seed, Purpose.NOISE))
 
 
 def score(outputs: Tensor, targets: Tensor) -> Tensor:

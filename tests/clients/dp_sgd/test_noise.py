@@ -1,11 +1,8 @@
 """Noise is normal, independent, and reproducible exactly where it claims to be."""
 
 import copy
-import math
 import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -24,12 +21,13 @@ from fedsim.clients.dp_sgd.noise import (
     secret_stream,
 )
 from fedsim.clients.training.local_training import StreamKey
+from fedsim.core.streams import KEY_BYTES, Purpose, stream_key
 
 SIZE = 400_000
 
 
-def stream(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
+def seeded(seed: int) -> SeededNoise:
+    return SeededNoise(stream_key(seed, Purpose.NOISE))
 
 
 def drawn(source: NoiseSource, size: int = SIZE, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -42,7 +40,7 @@ def correlation(a: Tensor, b: Tensor) -> float:
 
 
 def sources() -> list[NoiseSource]:
-    return [SeededNoise(stream(1)), SecureNoise()]
+    return [seeded(1), SecureNoise()]
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -73,7 +71,7 @@ def test_no_deviation_is_no_noise(index: int) -> None:
 
 
 def test_seeded_noise_advances_without_a_deviation_and_not_without_values() -> None:
-    source, other = SeededNoise(stream(5)), SeededNoise(stream(5))
+    source, other = seeded(5), seeded(5)
     source.fill_(torch.ones(4), 0.0)
     source.fill_(torch.empty(0), 1.0)
     first = drawn(other, 4)
@@ -90,78 +88,70 @@ def test_noise_fills_a_slice_and_nothing_else(index: int) -> None:
     assert (values[50:] == 0).all()
 
 
-@pytest.mark.parametrize("logarithm", [(np.log2, np.log(2.0)), (np.log, 1.0)])
-def test_seeded_noise_is_box_muller_of_a_keystream(
-    logarithm: tuple[np.ufunc, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """AES-128-CTR by its definition, and the formula of Box and Muller in float64."""
-    monkeypatch.setattr(noise_module, "fast_logarithm", lambda: logarithm)
-    key = stream(3).bytes(16)
-    block = Cipher(algorithms.AES128(key), modes.ECB()).encryptor()
-    counters = b"".join(i.to_bytes(16, "big") for i in range(50))
+def test_seeded_noise_is_box_muller_of_a_keystream() -> None:
+    """AES-128 in counter mode by its definition, and the formula of Box and Muller in float64."""
+    key = stream_key(3, Purpose.NOISE)
+    block = Cipher(algorithms.AES128(key[:16]), modes.ECB()).encryptor()
+    counters = b"".join(i.to_bytes(16, "big") for i in range(2, 52))
     words = np.frombuffer(block.update(counters), dtype="<u4")
     first, second = words[:100], words[100:].view(np.int32)
     radius = np.sqrt(-2 * np.log((first + 0.5) * 2.0**-32))
     angle = second * (2 * np.pi * 2.0**-32)
     expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-    ours = SeededNoise(stream(3)).fill_(torch.empty(200), 3.0)
+    ours = SeededNoise(key).fill_(torch.empty(200), 3.0)
     np.testing.assert_allclose(ours.numpy(), 3.0 * expected, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="numpy does not tell")
-def test_processors_without_a_vectorised_log2_take_log() -> None:
-    """As on one without AVX-512; this one's own choice is one of the two."""
-    assert noise_module.fast_logarithm() in [(np.log2, math.log(2.0)), (np.log, 1.0)]
-    code = "from fedsim.clients.dp_sgd import noise; print(noise.fast_logarithm()[0].__name__)"
-    older = {**os.environ, "NPY_DISABLE_CPU_FEATURES": _disabled()}
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=older, capture_output=True, text=True, check=True
-    )
-    assert result.stdout.split() == ["log"]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("deviation", [1e-30, 0.1, 3.7, 1e30])
+def test_the_deviation_scales_the_same_normals(deviation: float, dtype: torch.dtype) -> None:
+    """The square of 1e-30 or 1e30 is no float32; the noise has the law of unit scale."""
+    unit, scaled = drawn(seeded(3), 1001, dtype), torch.empty(1001, dtype=dtype)
+    assert torch.equal(seeded(3).fill_(scaled, deviation), unit * deviation)
+    rows = torch.empty(1, 1001, dtype=dtype)
+    fill_rows_([seeded(3)], rows, [deviation])
+    assert torch.equal(rows[0], scaled)
+    secure = SecureNoise().fill_(torch.empty(SIZE, dtype=dtype), deviation).double() / deviation
+    assert abs(secure.std().item() - 1) < 5.5 / np.sqrt(2 * SIZE)
 
 
-def _disabled() -> str:
-    """Return what this numpy can leave out beyond AVX2, which is nothing on other processors."""
-    from numpy.lib.introspect import opt_func_info
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_on_a_gpu_is_normal_and_of_the_key(dtype: torch.dtype) -> None:
+    """Limits as in `test_noise_is_normal`; the source is filled without the CPU."""
+    empty = torch.empty(SIZE, dtype=dtype, device="cuda")
+    before = torch.cuda.get_rng_state()
+    source = seeded(5)
+    values = source.fill_(empty.clone(), 2.0)
+    found = values.double().cpu() / 2.0
+    assert stats.kstest(found.numpy(), "norm").pvalue > 1e-8
+    assert abs(found.mean().item()) < 5.5 / np.sqrt(SIZE)
+    assert abs(found.std().item() - 1) < 5.5 / np.sqrt(2 * SIZE)
+    assert torch.equal(values, seeded(5).fill_(empty.clone(), 2.0))
+    for other in (source, seeded(6), SecureNoise()):
+        following = other.fill_(empty.clone(), 1.0).double().cpu()
+        assert abs(correlation(found, following)) < 5.5
+    rows = torch.empty(3, 1000, dtype=dtype, device="cuda")
+    fill_rows_([seeded(k) for k in range(3)], rows, [0.5, 0.0, 2.0])
+    assert torch.equal(rows[0], seeded(0).fill_(torch.empty_like(rows[0]), 0.5))
+    assert (rows[1] == 0).all()
+    assert torch.equal(before, torch.cuda.get_rng_state())
 
-    ways = opt_func_info(func_name="^log2$", signature="float32")["log2"].values()
-    (available,) = {way["available"] for way in ways}
-    return " ".join(name for name in available.split() if not name.startswith("baseline"))
 
-
-def test_the_key_is_the_streams_next_bytes() -> None:
-    """Whichever generator the stream has, and wherever the stream stands."""
-    for kind in (np.random.PCG64DXSM, np.random.PCG64, np.random.MT19937):
-        one, other = (np.random.Generator(kind(7)) for _ in range(2))
-        assert one.random() == other.random()
-        expected = Keystream(other.bytes(16))
-        ours, theirs = bytearray(64), bytearray(64)
-        SeededNoise(one).keystream.write(memoryview(ours))
-        expected.write(memoryview(theirs))
-        assert ours == theirs
-        assert one.random() == other.random()
+@pytest.mark.parametrize("length", [0, 16, 33])
+def test_a_key_of_another_length_is_refused(length: int) -> None:
+    with pytest.raises(ValueError, match=f"must have 32 bytes, got {length}"):
+        SeededNoise(bytes(length))
 
 
 def test_every_bit_of_the_key_counts() -> None:
-    class Given:
-        bit_generator = None  # none of those whose words are read at once
-
-        def __init__(self, key: bytes) -> None:
-            self.key = key
-
-        def bytes(self, length: int) -> bytes:
-            assert length == len(self.key)
-            return self.key
-
-    def noise(key: bytes) -> Tensor:
-        return drawn(SeededNoise(Given(key)), 2000)  # type: ignore[arg-type]
-
-    base = noise(bytes(16))
+    """Pairs beyond 5 standard errors: false-alarm rate 4e-6 for all."""
+    base = drawn(SeededNoise(bytes(KEY_BYTES)), 2000)
     for place in (0, 7, 15):
         for bit in (1, 128):
-            other = bytearray(16)
+            other = bytearray(KEY_BYTES)
             other[place] = bit
-            assert abs(correlation(base, noise(bytes(other)))) < 5
+            assert abs(correlation(base, drawn(SeededNoise(bytes(other)), 2000))) < 5
 
 
 class Constant(Keystream):
@@ -176,21 +166,21 @@ class Constant(Keystream):
 
 
 def test_seeded_noise_is_finite_at_the_ends_of_its_uniforms() -> None:
-    source = SeededNoise(stream(1))
+    source = seeded(1)
     source.keystream = Constant(b"\x00")
     assert drawn(source, 2)[0].item() == pytest.approx(np.sqrt(66 * np.log(2)))
     source.keystream = Constant(b"\xff")
     assert drawn(source, 2).tolist() == pytest.approx([0.0, 0.0])
 
 
-@pytest.mark.parametrize("size", [1, 33, 2407, 70_001])
+@pytest.mark.parametrize("size", [0, 1, 33, 2407, 70_001, 300_000])
 def test_noise_of_many_rows_is_that_of_each_row(size: int) -> None:
     deviations = [0.5, 0.0, 3.0, 1.7]
     rows, padded = torch.empty(4, size), torch.zeros(4, size + 7)
-    fill_rows_([SeededNoise(stream(k)) for k in range(4)], rows, deviations)
-    fill_rows_([SeededNoise(stream(k)) for k in range(4)], padded[:, :size], deviations)
+    fill_rows_([seeded(k) for k in range(4)], rows, deviations)
+    fill_rows_([seeded(k) for k in range(4)], padded[:, :size], deviations)
     for k, deviation in enumerate(deviations):
-        alone = SeededNoise(stream(k)).fill_(torch.empty(size), deviation)
+        alone = seeded(k).fill_(torch.empty(size), deviation)
         assert torch.equal(rows[k], alone)
         assert torch.equal(padded[k, :size], alone)
     assert (padded[:, size:] == 0).all()
@@ -204,14 +194,14 @@ def test_rows_of_secure_noise_differ() -> None:
 
 def test_seeded_noise_depends_on_its_stream_alone() -> None:
     torch.manual_seed(1)
-    first = drawn(SeededNoise(stream(5)), 1000)
+    first = drawn(seeded(5), 1000)
     torch.manual_seed(2)
-    assert torch.equal(first, drawn(SeededNoise(stream(5)), 1000))
-    assert not torch.equal(first, drawn(SeededNoise(stream(6)), 1000))
+    assert torch.equal(first, drawn(seeded(5), 1000))
+    assert not torch.equal(first, drawn(seeded(6), 1000))
 
 
 def test_seeded_noise_in_parts_is_not_repeated() -> None:
-    source = SeededNoise(stream(5))
+    source = seeded(5)
     assert not torch.equal(drawn(source, 1000), drawn(source, 1000))
 
 
@@ -241,9 +231,7 @@ def test_noise_is_independent_over_seeds_clients_and_rounds() -> None:
 class RoundIgnored(StreamKey):
     """`torch.manual_seed(42)` in every round, in other words."""
 
-    def noise(
-        self, *, secure: bool = False, stream: np.random.Generator | None = None
-    ) -> NoiseSource:
+    def noise(self, *, secure: bool = False) -> NoiseSource:
         return StreamKey(self.seed, self.client, 0).noise()
 
 

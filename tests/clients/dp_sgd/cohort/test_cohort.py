@@ -16,6 +16,7 @@ from fedsim.clients.dp_sgd.per_example.clipped_sum import BookKeeping, Uncovered
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.settings import AdamSettings
 from fedsim.clients.training.optimizers import make_optimizer
+from fedsim.core.streams import Purpose, stream_key
 
 CLIENTS = 9
 ADAM = AdamSettings(name="adam", lr=0.05)
@@ -96,13 +97,17 @@ def clipping_of(kind: str, bound: float) -> Clipping:
     return AutomaticClipping(bound) if kind == "automatic" else FlatClipping(bound)
 
 
+def streams_of(client: int) -> tuple[np.random.Generator, SeededNoise]:
+    noise = SeededNoise(stream_key(0, Purpose.NOISE, client=client))
+    return np.random.default_rng(client), noise
+
+
 def member(client: int, shape: tuple[int, ...], *, clipping: str = "flat") -> Member:
     x, y = example_data(shape, client)
     rate = (0.0, 1.0, 1.0, 0.3, 0.5, 0.8)[client % 6]
     rule = clipping_of(clipping, 0.3 + 0.4 * client)
     step = DpSgdMechanism(PoissonSampling(rate), rule, 1.0, 3.0 + client)
-    streams = [np.random.default_rng((client, purpose)) for purpose in (1, 2)]
-    return Member(step, x, y, streams[0], SeededNoise(streams[1]))
+    return Member(step, x, y, *streams_of(client))
 
 
 def alone(make: Callable[[], nn.Module], one: Member, *, steps: int = 4) -> Tensor:
@@ -233,8 +238,7 @@ def test_empty_lots_release_noise() -> None:
     for client in range(2):
         step = DpSgdMechanism(PoissonSampling(0.0), FlatClipping(1.0), 1.0, 5.0)
         x, y = example_data((6,), client)
-        streams = [np.random.default_rng((client, purpose)) for purpose in (1, 2)]
-        members.append(Member(step, x, y, streams[0], SeededNoise(streams[1])))
+        members.append(Member(step, x, y, *streams_of(client)))
     cohort = PrivateCohort(mlp(), cross_entropy, members)
     ((_, into),) = cohort.gradients()
     assert (into[:, : cohort.size] != 0).all()
