@@ -131,11 +131,14 @@ def test_a_client_that_failed_changes_no_bit_of_its_block(
             assert torch.equal(values, whole[key]), key
 
 
+ALONE = [range(client, client + 1) for client in range(7)]
+
+
 @pytest.mark.parametrize(
-    ("cohort", "groups"), [("off", [1] * 18), (4, [3, 3, 2, 4, 2, 4]), (1, [1] * 18)]
+    ("cohort", "ranges"), [("off", ALONE), (4, [range(3), range(3, 7)]), (1, ALONE)]
 )
 def test_answers_of_a_cohort_come_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cohort: str | int, groups: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cohort: str | int, ranges: list[range]
 ) -> None:
     seen: list[int] = []
 
@@ -148,7 +151,9 @@ def test_answers_of_a_cohort_come_together(
     monkeypatch.setattr(local_grid, "answer_requests", looking)
     run_experiment(experiment(), overrides={"local.cohort": cohort}, out=tmp_path / "r")
     questions = [1] * 7  # who is there
-    assert seen == questions + groups
+    rounds = [row["participants"] for row in outcome(tmp_path / "r")[2]]
+    members = [sum(client in own for client in asked) for asked in rounds for own in ranges]
+    assert seen == questions + [size for size in members if size]
 
 
 def test_a_cohort_that_breaks_costs_nobody_their_round(
