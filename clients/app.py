@@ -20,6 +20,7 @@ from fedsim.clients.failure_text import ClientFailureError
 from fedsim.clients.secure.channel import STAGES
 from fedsim.clients.task import ClientTask
 from fedsim.core.moved_names import moved_names_of
+from fedsim.protocol.errors import ProtocolError
 from fedsim.protocol.messages import EvaluateReply, EvaluateRequest, TrainRequest
 from fedsim.protocol.roll_call import PARTITION, ROLL_CALL, NodeIdentity, roll_call_reply
 
@@ -91,20 +92,39 @@ class BatchClientApp(ClientApp):
         Args:
             requests: of one round, in ascending order of clients; as many as the caller has.
         """
-        with one_thread():
-            messages = (message for message, _ in requests)
-            for group in answer_rounds(self._read(*request) for request in requests):
-                yield map(to_message, group, messages)
+        messages = (message for message, _ in requests)
+        read = ((_read_request(message), context) for message, context in requests)
+        for group in self._answer(read):
+            yield map(to_message, group, messages)
 
-    def _read(self, message: Message, context: Context) -> ClientRequest | Exception:
-        """Return the request in a message; an error is its answer."""
+    def answer_requests(
+        self, requests: Iterable[tuple[TrainRequest, Context]]
+    ) -> Iterator[Iterator[Answer]]:
+        """Yield answers as `answer_batch` does, without messages.
+
+        Args:
+            requests: of one round, in ascending order of clients; as many as the caller has.
+        """
+        return self._answer(requests)
+
+    def _answer(
+        self, requests: Iterable[tuple[TrainRequest | ProtocolError, Context]]
+    ) -> Iterator[Iterator[Answer]]:
+        with one_thread():
+            yield from answer_rounds(self._request_of(*request) for request in requests)
+
+    def _request_of(
+        self, request: TrainRequest | ProtocolError, context: Context
+    ) -> ClientRequest | Exception:
+        """Return the request to the client of a node; an error is its answer."""
         try:
             client = partition_of(context)
             task = self._task_of(client)
         except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
             return error
         try:
-            request = TrainRequest.from_message(message)
+            if isinstance(request, ProtocolError):
+                raise request
             block = self._block_of(request.round_number, client)
             if client not in block:
                 raise ValueError(f"the block of client {client} lacks it: {block}")
@@ -128,6 +148,13 @@ class BatchClientApp(ClientApp):
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+
+def _read_request(message: Message) -> TrainRequest | ProtocolError:
+    try:
+        return TrainRequest.from_message(message)
+    except ProtocolError as error:
+        return error
 
 
 def _answer_roll_call(message: Message, context: Context) -> Message:

@@ -16,6 +16,7 @@ The digest is therefore a keyed hash (BLAKE2b as a MAC), under a key from the se
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 
 _DIGEST_BYTES = 32
 _PERSON = b"fedsim-request"  # separates these keys and digests from all other uses of the seed
@@ -53,7 +54,7 @@ def request_digest(inputs: AnswerInputs, *, seed: int, client: int) -> str:
         client: number of the client.
     """
     parts = (
-        ",".join(map(str, inputs.block)),
+        _text_of(inputs.block),
         inputs.model,
         repr(inputs.clip_norm),
         inputs.mechanism,
@@ -64,3 +65,9 @@ def request_digest(inputs: AnswerInputs, *, seed: int, client: int) -> str:
     key = hashlib.blake2b(secret, digest_size=_DIGEST_BYTES, person=_PERSON).digest()
     text = "".join(f"{len(part)}:{part}" for part in parts).encode()
     return hashlib.blake2b(text, digest_size=_DIGEST_BYTES, key=key, person=_PERSON).hexdigest()
+
+
+@lru_cache(maxsize=8)
+def _text_of(block: tuple[int, ...]) -> str:
+    """Return a block as text, made once for its members."""
+    return ",".join(map(str, block))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedsim.protocol.channel import client_channel
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.aggregation.aggregator import AggregationResult
@@ -163,8 +164,9 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
         requests = train.requests(grid)
     with timeline.part("aggregate"):
         with timeline.part("train"):
-            replies = grid.send_and_receive(requests, timeout=MAX_ROUND_SECONDS)
-        result = train.aggregate(timeline.waiting("train", replies))
+            channel = client_channel(grid, setup.train.aggregator.reply_type)
+            answers = channel.train(requests, timeout=MAX_ROUND_SECONDS)
+        result = train.aggregate(timeline.waiting("train", answers))
         arrays, optimizer = state.arrays, state.optimizer
         if result.arrays is not None:
             arrays, optimizer = setup.strategy.update(state, result.arrays)

@@ -11,9 +11,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
+from fedsim.protocol.channel import ClientError, TrainAnswer
 from fedsim.protocol.errors import NOISE_REUSE, ProtocolError
 from fedsim.protocol.messages import TrainRequest, Withdrawal
 from fedsim.server.aggregation.aggregator import (
@@ -99,8 +100,8 @@ class TrainRound:
         }
         return dict(sorted({**self._state.clip_norms, **adapted}.items()))
 
-    def requests(self, grid: Grid) -> list[Message]:
-        """Return the train requests, in ascending order of clients; none for an aborted round.
+    def requests(self, grid: Grid) -> dict[int, TrainRequest]:
+        """Return the requests by node, in ascending order of clients; none for an aborted round.
 
         Args:
             grid: for the aggregator, which may have to ask helpers first.
@@ -112,24 +113,28 @@ class TrainRound:
             offer = setup.aggregator.begin(self.round_number, state.arrays, asked, grid)
         except RoundAbortedError as error:
             self._abort(error)
-            return []
+            return {}
         self._asked = asked
-        return [
-            TrainRequest(
+        return {
+            setup.nodes[client]: TrainRequest(
                 self.round_number, state.arrays, offer, state.clip_norms.get(client)
-            ).to_message(setup.nodes[client])
+            )
             for client in asked
-        ]
+        }
 
-    def aggregate(self, replies: Iterable[Message]) -> AggregationResult:
-        """Return the aggregate of the replies; without arrays where no client succeeded."""
+    def aggregate(self, answers: Iterable[tuple[int, TrainAnswer]]) -> AggregationResult:
+        """Return the aggregate of the answers; without arrays where no client succeeded.
+
+        Args:
+            answers: node and answer of each client.
+        """
         if self.aborted is not None:
             return AggregationResult(None)
         silent = set(self._asked)
-        for reply in replies:
-            client = self._setup.clients[reply.metadata.src_node_id]
+        for node, answer in answers:
+            client = self._setup.clients[node]
             silent.discard(client)
-            self._take(client, reply)
+            self._take(client, answer)
             if self._noise_reuse is not None:
                 break  # no further client is to be charged in a run that is not the one that began
         for client in sorted(silent):
@@ -155,21 +160,21 @@ class TrainRound:
             optimizer=optimizer,
         )
 
-    def _take(self, client: int, reply: Message) -> None:
+    def _take(self, client: int, answer: TrainAnswer) -> None:
         aggregator, deadline = self._setup.aggregator, self._setup.deadline
-        if reply.has_error():
-            reason = reply.error.reason or "no reason given"
-            if reply.error.code == NOISE_REUSE:
-                self._noise_reuse = reason
-            self._skip(client, reason, reuses_noise=reply.error.code == NOISE_REUSE)
+        if isinstance(answer, ClientError):
+            if answer.code == NOISE_REUSE:
+                self._noise_reuse = answer.reason
+            self._skip(client, answer.reason, reuses_noise=answer.code == NOISE_REUSE)
             return
         try:
-            withdrawal = Withdrawal.from_message(reply)
-            if withdrawal is not None:
-                self._withdraw(client, withdrawal)
+            if isinstance(answer, Withdrawal):
+                self._withdraw(client, answer)
                 aggregator.skip(client)
                 return
-            answer = aggregator.read(reply)
+            if not isinstance(answer, aggregator.reply_type):
+                kinds = type(answer).__name__, aggregator.reply_type.__name__
+                raise ProtocolError("the client sent a {}, expected a {}".format(*kinds))
             self._record_privacy(client, answer)
         except ProtocolError as error:
             self._skip(client, str(error))

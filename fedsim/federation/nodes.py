@@ -4,15 +4,17 @@ Node number `num_clients` is helper 1. A helper belongs to the server's side; on
 it in one process with clients.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedsim.clients.app import AnswerGroup, BatchClientApp, Request, partition_of
+from fedsim.clients.client_round import Answer
 from fedsim.experiment import Experiment
 from fedsim.federation.helper_keys import identity_of_helper
+from fedsim.protocol.messages import TrainRequest
 from fedsim.secagg.identity import IdentityKey
 from fedsim.server.secure.helper_app import make_helper_app
 
@@ -74,3 +76,9 @@ class _BatchNodeApp(_NodeApp):
     def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
         """Yield the clients' answers, as `BatchClientApp.answer_batch` does."""
         return self._clients.answer_batch(requests)
+
+    def answer_requests(
+        self, requests: Iterable[tuple[TrainRequest, Context]]
+    ) -> Iterator[Iterator[Answer]]:
+        """Yield the clients' answers, as `BatchClientApp.answer_requests` does."""
+        return self._clients.answer_requests(requests)

@@ -1,7 +1,16 @@
-"""The only place that touches Flower's private modules (checked against flwr 1.40 and 1.41)."""
+"""The only place that touches Flower's private modules (checked against flwr 1.40 and 1.41).
+
+What is left, and why Flower has no public way to it:
+
+- The id of a message: in a deployment the link sets it, and strategies may match replies by it.
+- The description of a run, which `Grid.run` must return.
+- The identity of the process: Flower creates messages only inside a task of its own.
+- The code of its error for a client that raised.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -31,11 +40,11 @@ def replace_content(message: Message, content: RecordDict) -> Message:
     """Return a message with other content and the same metadata.
 
     Args:
-        message: the message, left unchanged.
+        message: a message with content, left unchanged.
         content: records of the new message.
     """
-    copied = Message.__new__(Message)  # its constructor checks a dozen arguments
-    copied.__dict__.update(_metadata=message.metadata, _content=content, _error=None)
+    copied = copy(message)
+    copied.content = content
     return copied
 
 

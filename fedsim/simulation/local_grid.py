@@ -1,6 +1,8 @@
 """Flower's `Grid` in one process: a message is a function call.
 
 Unchanged ServerApps, Strategies and ClientApps run on it without Ray and without serialization.
+Where server and clients are fedsim's own and the app has no mods, train requests need no messages
+either (`direct_channel`).
 
 Where Flower leaves the semantics open:
 
@@ -14,21 +16,23 @@ Where Flower leaves the semantics open:
   never lost.
 """
 
-import logging
 from collections.abc import Iterable, Iterator
 from itertools import chain, groupby
 
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
 
-from fedsim.protocol.live_arrays import live_record
 from fedsim.protocol.records import record_dict
 from fedsim.simulation.answers import answer_requests
+from fedsim.simulation.direct_channel import (
+    DirectAnswers,
+    DirectChannel,
+    LiveArrayCache,
+    failure_reason,
+)
 from fedsim.simulation.flower_internals import replace_content
 from fedsim.simulation.virtual_grid import FIRST_NODE as FIRST_NODE
 from fedsim.simulation.virtual_grid import VirtualGrid, failure
-
-logger = logging.getLogger(__name__)
 
 
 class LocalGrid(VirtualGrid):
@@ -44,6 +48,17 @@ class LocalGrid(VirtualGrid):
         super().__init__(num_clients, run_id=run_id)
         self._client_app = client_app
 
+    def direct_channel(self) -> DirectChannel | None:
+        """Return the channel that asks clients without messages.
+
+        None for an app that is not fedsim's, that has mods, or where a subclass of the grid sees
+        messages.
+        """
+        app, watched = self._client_app, type(self).send_and_receive is not _SEND_AND_RECEIVE
+        if isinstance(app, DirectAnswers) and app.takes_batches and not watched:
+            return DirectChannel(app, self._contexts)
+        return None
+
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
@@ -53,7 +68,7 @@ class LocalGrid(VirtualGrid):
             messages: the requests.
             timeout: ignored: it cannot interrupt a client of the same process.
         """
-        live = _LiveArrayCache()
+        live = LiveArrayCache()
         for _, same_kind in groupby(messages, key=lambda message: message.metadata.message_type):
             group = list(same_kind)
             for message in group:
@@ -68,31 +83,18 @@ class LocalGrid(VirtualGrid):
 
     def _reply(self, message: Message, answer: Message | Exception) -> Message:
         if isinstance(answer, Exception):
-            node_id = message.metadata.dst_node_id
-            logger.debug("node %d raised", node_id, exc_info=answer)
-            answer = failure(message, f"{type(answer).__name__}: {answer}")
+            answer = failure(message, failure_reason(message.metadata.dst_node_id, answer))
         self._set_id(answer)
         return answer
 
 
-class _LiveArrayCache:
-    """Caches the live arrays of the last record, which many messages share."""
-
-    def __init__(self) -> None:
-        self._last: tuple[ArrayRecord, ArrayRecord] | None = None
-
-    def copy(self, record: ArrayRecord) -> ArrayRecord:
-        """Return a new record with the same arrays, shared and read-only."""
-        if self._last is None or self._last[0] is not record:
-            values = {name: array.numpy() for name, array in record.items()}
-            self._last = record, live_record(values)
-        return self._last[1].copy()
+_SEND_AND_RECEIVE = LocalGrid.send_and_receive
 
 
-def _private_copy(message: Message, live: _LiveArrayCache) -> Message:
+def _private_copy(message: Message, live: LiveArrayCache) -> Message:
     """Return the message with its own records; strategies share one RecordDict among messages."""
     records = {
-        name: live.copy(record) if isinstance(record, ArrayRecord) else record.copy()
+        name: live.of(record).copy() if isinstance(record, ArrayRecord) else record.copy()
         for name, record in message.content.items()
     }
     return replace_content(message, record_dict(records))

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from fedsim.core.errors import FedsimError
 from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.messages import TrainReply
+from fedsim.protocol.secure import SealedReply
 from fedsim.server.aggregation.mean import OrderedMean
 
 Weighting = Literal["uniform", "examples"]
@@ -43,7 +44,7 @@ class ClientAnswer(Protocol):
         ...
 
 
-A = TypeVar("A", bound=ClientAnswer)
+A = TypeVar("A", TrainReply, SealedReply)
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,10 @@ class Aggregator(ABC, Generic[A]):
     """Aggregates the updates of one round after another.
 
     Each client of a round is added or skipped, once, between `begin` and `finish`. `retried` counts
-    the questions of the last round that were asked again.
+    the questions of the last round that were asked again. Clients answer with a `reply_type`.
     """
 
+    reply_type: type[A]
     name: str = ""
     retried: int = 0
 
@@ -89,14 +91,6 @@ class Aggregator(ABC, Generic[A]):
 
         Raises:
             RoundAbortedError: no aggregate is possible, so no client is asked.
-        """
-
-    @abstractmethod
-    def read(self, reply: Message) -> A:
-        """Read a client's reply.
-
-        Raises:
-            ProtocolError: the reply is malformed.
         """
 
     @abstractmethod
@@ -123,6 +117,8 @@ class Aggregator(ABC, Generic[A]):
 class PlainAggregator(Aggregator[TrainReply]):
     """The weighted mean of updates that the server sees."""
 
+    reply_type = TrainReply
+
     def __init__(self, weighting: Weighting) -> None:
         self.name = f"{weighting} weights"
         self._weighting = weighting
@@ -134,10 +130,6 @@ class PlainAggregator(Aggregator[TrainReply]):
         """Begin a round; its requests carry the model only."""
         self._mean = OrderedMean(clients, to_numpy(arrays))
         return None
-
-    def read(self, reply: Message) -> TrainReply:
-        """Read a client's reply."""
-        return TrainReply.from_message(reply)
 
     def add(self, client: int, answer: TrainReply) -> None:
         """Add a client's model with its weight."""

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from fedsim.protocol.arrays import digest, to_arrays, to_numpy
@@ -44,6 +44,8 @@ class SecureAggregator(Aggregator[SealedReply]):
         helpers: node id of each helper, by its number.
         opened_sums: record of the opened sums, also of earlier processes.
     """
+
+    reply_type = SealedReply
 
     def __init__(
         self,
@@ -108,10 +110,6 @@ class SecureAggregator(Aggregator[SealedReply]):
         if not isinstance(offer, ConfigRecord):
             raise TypeError("an offer has no arrays")
         return offer
-
-    def read(self, reply: Message) -> SealedReply:
-        """Return a client's sealed reply, which holds nothing of its update in clear."""
-        return SealedReply.from_message(reply)
 
     def add(self, client: int, answer: SealedReply) -> None:
         """Add a client's share or public keys.
