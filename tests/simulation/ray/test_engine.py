@@ -435,6 +435,35 @@ def test_any_number_of_workers_gives_the_local_result_also_with_a_kill(
         assert_same_result(local.path, out)
 
 
+KILLED_AFTER_ROUND_1 = """
+import os, signal
+import fedsim.runs.runner
+
+class Kill:
+    def started(self, *_): ...
+    def ended(self): ...
+    def round_finished(self, row): os.kill(os.getpid(), signal.SIGKILL)
+
+fedsim.runs.runner.run_experiment("e.yaml", out="r", observer=Kill())
+"""
+
+
+def test_a_run_killed_on_two_workers_ends_the_same_on_three(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kill -9 of the run itself: blocks are planned, so the other workers form the same ones."""
+    monkeypatch.chdir(tmp_path)
+    settings = experiment(tmp_path, tmp_path / "never")
+    whole = run_experiment(settings, out=tmp_path / "whole")
+    two, three = ({"engine": "ray", "workers": number} for number in (2, 3))
+    (tmp_path / "e.yaml").write_text(json.dumps({**settings, "runtime": two}))
+    killed = subprocess.run([sys.executable, "-c", KILLED_AFTER_ROUND_1], timeout=PATIENCE)
+    assert killed.returncode == -signal.SIGKILL
+    assert len((tmp_path / "r" / "rounds.jsonl").read_text().splitlines()) == 1
+    run_experiment({**settings, "runtime": three}, out=tmp_path / "r", resume=True)
+    assert_same_result(whole.path, tmp_path / "r")
+
+
 def descendants(of: int) -> dict[int, str]:
     """Return the command lines of all processes below one, by pid."""
     found: dict[int, str] = {}
