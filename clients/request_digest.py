@@ -18,8 +18,9 @@ import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 
+from fedsim.core.streams import Purpose, stream_key
+
 _DIGEST_BYTES = 32
-_PERSON = b"fedsim-request"  # separates these keys and digests from all other uses of the seed
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,9 @@ def request_digest(inputs: AnswerInputs, *, seed: int, client: int) -> str:
         inputs.conditions,
         "" if inputs.data is None else inputs.data.hex(),
     )
-    secret = f"{seed} {client}".encode()
-    key = hashlib.blake2b(secret, digest_size=_DIGEST_BYTES, person=_PERSON).digest()
+    key = stream_key(seed, Purpose.REQUEST_DIGEST, client=client)
     text = "".join(f"{len(part)}:{part}" for part in parts).encode()
-    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES, key=key, person=_PERSON).hexdigest()
+    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES, key=key).hexdigest()
 
 
 @lru_cache(maxsize=8)

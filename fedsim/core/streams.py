@@ -41,6 +41,7 @@ class Purpose(IntEnum):
     EVALUATION = 13  # clients that evaluate
     CANARIES = 14  # examples that carry a canary in an audit
     ROUNDING = 20  # stochastic rounding of secure aggregation
+    REQUEST_DIGEST = 21  # no stream: the key of the digests in a client's charges
 
 
 def stream_key(seed: int, purpose: Purpose, *, client: int = 0, round_number: int = 0) -> bytes:

@@ -7,6 +7,7 @@ from itertools import combinations
 import pytest
 
 from fedsim.clients.request_digest import AnswerInputs, request_digest
+from fedsim.core.streams import Purpose, stream_key
 
 INPUTS = AnswerInputs(
     block=(1, 2, 13),
@@ -54,10 +55,7 @@ def test_the_digest_is_stable() -> None:
     """Ledgers outlive processes: neither hash seeds nor the order of fields may enter."""
     found = request_digest(INPUTS, seed=3, client=1)
     assert found == request_digest(AnswerInputs(**vars(INPUTS)), seed=3, client=1)
-    key = hashlib.blake2b(b"3 1", digest_size=32, person=b"fedsim-request").digest()
+    key = stream_key(3, Purpose.REQUEST_DIGEST, client=1)
     parts = ("1,2,13", "a" * 64, "0.5", "DpSgdMechanism(...)", "b" * 64, (b"c" * 32).hex())
     text = "".join(f"{len(part)}:{part}" for part in parts).encode()
-    assert (
-        found
-        == hashlib.blake2b(text, digest_size=32, key=key, person=b"fedsim-request").hexdigest()
-    )
+    assert found == hashlib.blake2b(text, digest_size=32, key=key).hexdigest()
