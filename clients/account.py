@@ -12,6 +12,7 @@ was charged for, and the request of that round. It follows two rules:
   noise is not keyed: with it every reply is a release of its own, and is charged.
 """
 
+import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,9 +25,10 @@ from fedsim.clients.failure_text import ClientFailureError
 from fedsim.core.moved_names import moved_names_of
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import NOISE_REUSE
-from fedsim.protocol.records import config_record, record_of
+from fedsim.protocol.records import record_of
 
 STATE = "privacy-account"
+ACCOUNT = "account"
 
 if not TYPE_CHECKING:
     __getattr__ = moved_names_of(__name__)
@@ -83,18 +85,18 @@ class PrivacyAccount:
 
     def save(self, state: RecordDict) -> None:
         """Write the account into the client's `Context.state`."""
-        state[STATE] = config_record(
-            {
-                "client": self.spend.client,
-                "ledger": self.spend.ledger.to_text(),
-                "rounds": self.spend.rounds,
-                "steps": self.spend.steps,
-                "round-steps": self.spend.round_steps,
-                "last-round": self.last_round,
-                "last-request": self.last_request,
-                "head": self.spend.head,
-            }
-        )
+        fields = {
+            "client": self.spend.client,
+            "ledger": self.spend.ledger.to_text(),
+            "rounds": self.spend.rounds,
+            "steps": self.spend.steps,
+            "round-steps": self.spend.round_steps,
+            "last-round": self.last_round,
+            "last-request": self.last_request,
+            "head": self.spend.head,
+        }
+        # One text: Flower checks each field, which takes a twentieth of a small client's round.
+        state[STATE] = ConfigRecord({ACCOUNT: json.dumps(fields)})
 
     def propose(self, *, round_number: int, request: str, steps: int) -> Charge | None:
         """Return the charge for a round; None if the same request was charged before.
@@ -141,7 +143,7 @@ class PrivacyAccount:
         record = record_of(state, STATE, ConfigRecord)
         if record is None:
             return cls(plan, spend)
-        fields: dict[str, Any] = dict(record.items())
+        fields: dict[str, Any] = json.loads(str(record[ACCOUNT]))
         spend = replace(
             spend,
             rounds=fields["rounds"],

@@ -9,7 +9,6 @@ from flwr.app import ConfigRecord
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import Charge, total_of
 from fedsim.protocol.errors import ProtocolError
-from fedsim.protocol.records import config_record
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class ClientSpend:
         }
         if self.target_epsilon is not None:
             fields["target-epsilon"] = self.target_epsilon
-        return config_record(fields)
+        return ConfigRecord(fields)
 
     @classmethod
     def from_record(cls, record: ConfigRecord) -> Self:

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ProtocolError
-from fedsim.protocol.records import config_record, metric_record, record_dict, record_of
+from fedsim.protocol.records import record_of
 
 ARRAYS = "arrays"
 CONFIG = "config"
@@ -49,10 +49,10 @@ class TrainRequest:
 
     def to_message(self, node_id: int) -> Message:
         """Return the message to one node."""
-        config = config_record({ROUND: self.round_number})
+        config = ConfigRecord({ROUND: self.round_number})
         if self.clip_norm is not None:
             config[CLIP_NORM] = self.clip_norm
-        content = record_dict({ARRAYS: self.arrays, CONFIG: config})
+        content = RecordDict({ARRAYS: self.arrays, CONFIG: config})
         if self.offer is not None:
             content[OFFER] = self.offer
         return Message(content, node_id, MessageType.TRAIN)
@@ -96,15 +96,15 @@ class TrainReply:
 
     def to_message(self, request: Message) -> Message:
         """Return the reply to `request`."""
-        content = record_dict(
+        content = RecordDict(
             {
                 ARRAYS: self.arrays,
-                METRICS: metric_record({NUM_EXAMPLES: self.examples}),
+                METRICS: MetricRecord({NUM_EXAMPLES: self.examples}),
                 **side_records(self.spend, self.delay),
             }
         )
         if self.clip_norm is not None:
-            content[ADAPTATION] = config_record({CLIP_NORM: self.clip_norm})
+            content[ADAPTATION] = ConfigRecord({CLIP_NORM: self.clip_norm})
         return Message(content, reply_to=request)
 
     @classmethod
@@ -135,8 +135,8 @@ class EvaluateRequest:
 
     def to_message(self, node_id: int) -> Message:
         """Return the message to one node."""
-        config = config_record({ROUND: self.round_number})
-        content = record_dict({ARRAYS: self.arrays, CONFIG: config})
+        config = ConfigRecord({ROUND: self.round_number})
+        content = RecordDict({ARRAYS: self.arrays, CONFIG: config})
         return Message(content, node_id, MessageType.EVALUATE)
 
     @classmethod
@@ -166,8 +166,8 @@ class EvaluateReply:
 
     def to_message(self, request: Message) -> Message:
         """Return the reply to `request`."""
-        metrics = metric_record({NUM_EXAMPLES: self.examples, **self.metrics})
-        content = record_dict({METRICS: metrics, **side_records(None, self.delay)})
+        metrics = MetricRecord({NUM_EXAMPLES: self.examples, **self.metrics})
+        content = RecordDict({METRICS: metrics, **side_records(None, self.delay)})
         return Message(content, reply_to=request)
 
     @classmethod
@@ -200,7 +200,7 @@ def side_records(spend: ClientSpend | None, delay: float) -> dict[str, ConfigRec
     if spend is not None:
         records[PRIVACY] = spend.to_record()
     if delay:
-        records[TIMING] = config_record({DELAY: delay})
+        records[TIMING] = ConfigRecord({DELAY: delay})
     return records
 
 
@@ -228,8 +228,8 @@ class Withdrawal:
 
     def to_message(self, request: Message) -> Message:
         """Return the reply to `request`."""
-        fields = config_record({"client": self.client, "reason": self.reason})
-        return Message(record_dict({WITHDRAWAL: fields}), reply_to=request)
+        fields = ConfigRecord({"client": self.client, "reason": self.reason})
+        return Message(RecordDict({WITHDRAWAL: fields}), reply_to=request)
 
     @classmethod
     def from_message(cls, message: Message) -> Self | None:

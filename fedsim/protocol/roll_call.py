@@ -6,7 +6,7 @@ from typing import Literal
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedsim.protocol.errors import ProtocolError
-from fedsim.protocol.records import config_record, record_dict, record_of
+from fedsim.protocol.records import record_of
 
 IDENTITY = "identity"
 PARTITION = "partition-id"
@@ -36,8 +36,8 @@ def roll_call_reply(identity: NodeIdentity, request: Message) -> Message:
         identity: of the node.
         request: the question.
     """
-    fields = config_record({PARTITION: identity.number, ROLE: identity.role})
-    return Message(record_dict({IDENTITY: fields}), reply_to=request)
+    fields = ConfigRecord({PARTITION: identity.number, ROLE: identity.role})
+    return Message(RecordDict({IDENTITY: fields}), reply_to=request)
 
 
 def identity_of(reply: Message) -> NodeIdentity:

@@ -19,10 +19,9 @@ Where Flower leaves the semantics open:
 from collections.abc import Iterable, Iterator
 from itertools import chain, groupby
 
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsim.protocol.records import record_dict
 from fedsim.simulation.answers import answer_requests
 from fedsim.simulation.direct_channel import (
     DirectAnswers,
@@ -97,4 +96,4 @@ def _private_copy(message: Message, live: LiveArrayCache) -> Message:
         name: live.of(record).copy() if isinstance(record, ArrayRecord) else record.copy()
         for name, record in message.content.items()
     }
-    return replace_content(message, record_dict(records))
+    return replace_content(message, RecordDict(records))

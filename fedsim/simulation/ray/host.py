@@ -14,7 +14,6 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 import fedsim
 from fedsim.clients.app import partition_of
 from fedsim.protocol.live_arrays import is_live, live_record
-from fedsim.protocol.records import record_dict
 from fedsim.simulation.answers import answer_requests, chunk_by_time
 from fedsim.simulation.flower_internals import replace_content
 from fedsim.simulation.memory import freeze_objects, keep_freed_memory
@@ -78,7 +77,7 @@ class PackedReply:
             for name, record in reply.content.items()
             if isinstance(record, ArrayRecord) and is_live(record)
         }
-        rest = record_dict({n: record for n, record in reply.content.items() if n not in live})
+        rest = RecordDict({n: record for n, record in reply.content.items() if n not in live})
         return cls(replace_content(reply, rest), live, state)
 
     def unpack(self) -> Message:
@@ -161,7 +160,7 @@ class ClientHost:
             name: (self._shared[request.shared[name]] if record is None else record).copy()
             for name, record in request.records.items()
         }
-        return replace_content(request.envelope, record_dict(records))
+        return replace_content(request.envelope, RecordDict(records))
 
     def _fetch(self, shared: Mapping[str, Any]) -> None:
         """Read shared records once for all clients of this worker; keep those of the last call."""
