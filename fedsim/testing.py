@@ -23,7 +23,7 @@ from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
 from fedsim.clients.dp_sgd.model_checks.safety import check_private_model
-from fedsim.clients.dp_sgd.per_example.backend import gradients_for
+from fedsim.clients.dp_sgd.per_example.choice import gradients_for
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.clients.training.local_training import StreamKey, train_plain, train_private
@@ -37,9 +37,9 @@ CheckStatus = Literal["ok", "failed", "skipped"]
 
 _LOCAL = LocalSettings(steps=2, batch_size=8, optimizer=SgdSettings(name="sgd", lr=0.1))
 _GRADIENT_METHODS = {
-    "BookKeeping": "by book-keeping, the fast method",
+    "RuleGradients": "by book-keeping, the fast method",
     "VmapGradients": "by vmap; layers that book-keeping knows would be faster",
-    "LoopGradients": "one example at a time, slow: torch.func cannot run the model",
+    "OneAtATime": "one example at a time, slow: torch.func cannot run the model",
 }
 
 

@@ -24,7 +24,8 @@ from fedsim.clients.dp_sgd.clipping import Clipping, Groups
 from fedsim.clients.dp_sgd.noise import NoiseSource
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, check_allocation, group_noise
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.per_example.clipped_sum import LotStatistics, PerExampleGradients
+from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
 from fedsim.clients.dp_sgd.sampling import Charges, Sampling
 from fedsim.core.moved_names import moved_names_of
 

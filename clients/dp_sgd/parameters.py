@@ -1,6 +1,7 @@
 """A model's trainable parameters as views of one flat tensor."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,8 @@ class FlatParameters:
         self.names: tuple[str, ...] = tuple(name for name, _ in named)
         self.tensors: tuple[nn.Parameter, ...] = tuple(parameter for _, parameter in named)
         self.sizes: tuple[int, ...] = tuple(parameter.numel() for parameter in self.tensors)
+        ends = list(accumulate(self.sizes))
+        self._places = [slice(end - n, end) for end, n in zip(ends, self.sizes, strict=True)]
         self.data: Tensor = torch.cat([parameter.detach().flatten() for parameter in self.tensors])
         self.index: dict[int, int] = {id(p): i for i, p in enumerate(self.tensors)}
         for parameter, view in zip(self.tensors, self.views(self.data), strict=True):
@@ -47,7 +50,10 @@ class FlatParameters:
 
     def slices(self, indices: Sequence[int]) -> list[slice]:
         """Return the slices of the given parameters in a flat tensor."""
-        starts = [0]
-        for size in self.sizes:
-            starts.append(starts[-1] + size)
-        return [slice(starts[index], starts[index + 1]) for index in indices]
+        return [self._places[index] for index in indices]
+
+    def stacked_views(self, rows: Tensor) -> list[Tensor]:
+        """Return one view (K, *shape) of flat rows (K, size) for each parameter."""
+        parts = rows.detach().split_with_sizes(self.sizes, 1)
+        return [part.unflatten(1, p.shape) if p.ndim != 1 else part
+                for part, p in zip(parts, self.tensors, strict=True)]

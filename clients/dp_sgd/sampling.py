@@ -63,6 +63,14 @@ class Sampling(ABC):
     def sampling_rate(self) -> float:
         """Expected fraction of the examples in one lot."""
 
+    def usual_lot(self, expected_lot: float) -> int:
+        """Return a public number of examples that few lots exceed, fewer than one in a hundred.
+
+        Args:
+            expected_lot: expected number of examples in a lot.
+        """
+        return math.ceil(expected_lot + 2.5 * math.sqrt(expected_lot * (1 - self.sampling_rate)))
+
     @abstractmethod
     def event(self, mechanism: Event) -> Event:
         """Return the event of `mechanism` about one lot, or about each lot of one epoch."""
@@ -273,6 +281,10 @@ class FixedSizeSampling(IndependentLots):
             )
         return np.sort(generator.choice(num_examples, self.batch, replace=False, shuffle=False))
 
+    def usual_lot(self, expected_lot: float) -> int:
+        """Return the size of all lots."""
+        return math.ceil(expected_lot)
+
     def event(self, mechanism: Event) -> FixedSizeSampled:
         """Return the event of one step that applies `mechanism` to a lot."""
         return FixedSizeSampled(self.population, self.batch, mechanism)
@@ -292,6 +304,10 @@ class ShuffledEpochs(EpochLots):
     def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
         """Return the lots of one epoch; their lengths differ by at most one."""
         return np.array_split(generator.permutation(num_examples), self.batches)
+
+    def usual_lot(self, expected_lot: float) -> int:
+        """Return the size of all lots."""
+        return math.ceil(expected_lot)
 
     def event(self, mechanism: Event) -> EpochShuffled:
         """Return the event of one epoch that applies `mechanism` to each lot."""

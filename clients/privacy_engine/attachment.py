@@ -15,11 +15,9 @@ from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.per_example.clipped_sum import (
-    BookKeeping,
-    LotStatistics,
-    UncoveredParameterError,
-)
+from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
+from fedsim.clients.dp_sgd.per_example.interface import UncoveredParameterError
+from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.per_example.layers import ExampleUse
 from fedsim.clients.dp_sgd.per_example.module_use import Unit, units_in_place
 from fedsim.clients.privacy_engine.forward_checks import check_forward, leading_tensor
@@ -194,7 +192,7 @@ class AttachedModel:
         )
 
 
-class _TapeGradients(BookKeeping):
+class _TapeGradients(RuleGradients):
     """Book-keeping on forward and backward passes that the user ran."""
 
     def add(

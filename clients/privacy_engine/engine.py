@@ -26,7 +26,7 @@ from fedsim.clients.dp_sgd.clipping import Clipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation
-from fedsim.clients.dp_sgd.per_example.clipped_sum import LotStatistics
+from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.privacy_engine.attachment import AttachedModel
 from fedsim.clients.privacy_engine.loaders import PrivateLoader, loader_sizes, tensor_batches
 from fedsim.clients.privacy_engine.lot_schedule import EngineStreams

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.model_checks.isolation_probe import rows
 from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, check_private_model
-from fedsim.clients.dp_sgd.per_example.backend import BackendError, gradients_for
-from fedsim.clients.dp_sgd.per_example.clipped_sum import BookKeeping, UncoveredParameterError
+from fedsim.clients.dp_sgd.per_example.choice import BackendError, gradients_for
+from fedsim.clients.dp_sgd.per_example.interface import UncoveredParameterError
+from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.per_example.module_use import Unit
 
 _NUM_SYNTHETIC_EXAMPLES = 3  # synthetic examples
@@ -67,7 +68,7 @@ def check_forward(
         check_private_model(call, first.new_zeros(1, *first.shape[1:]))
         targets = torch.zeros(len(examples))
         chosen = gradients_for(call, _fixed_function, examples, targets, mode="book_keeping")
-    return chosen.units if isinstance(chosen, BookKeeping) else ()
+    return chosen.units if isinstance(chosen, RuleGradients) else ()
 
 
 class _Call(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedsim.accountant import PrivacyLedger
 from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.per_example.clipped_sum import LotStatistics
+from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.privacy_engine.attachment import AttachedModel
 from fedsim.clients.privacy_engine.loaders import LotFeed
 from fedsim.clients.privacy_engine.lot_schedule import EngineStreams, LotSchedule

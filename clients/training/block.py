@@ -1,21 +1,30 @@
-"""One round of a block of clients: the only way in which clients train.
+"""One round of a block: clients that train together in stacked tensors; one client is a block too.
 
-A block is planned by the experiment (which clients, in which order), whoever of its members takes
-part. A client alone is a block of one member.
+Members share an architecture, a clipping rule and local settings. Their bounds, noise, streams and
+numbers of steps are their own. All members of the planned block have rows in every tile, whether
+they take part or not, so the shape of every product is known in advance.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.clients.dp_sgd.clipping import Groups
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, PerExampleLoss
+from fedsim.clients.dp_sgd.noise import NoiseSource, fill_rows_
+from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.dp_sgd.tiles import LotReader, tile_rows
 from fedsim.clients.settings import LocalSettings
-from fedsim.clients.training.cohorts import CohortMember, train_alone, train_together
-from fedsim.clients.training.local_training import StreamKey
+from fedsim.clients.training.optimizers import make_optimizer
+from fedsim.clients.training.plain import shuffled_batches, train_by_torch
 from fedsim.clients.training.shared_model import SharedModel
+from fedsim.clients.training.streams import StreamKey, seeded_torch
+from fedsim.core.streams import Purpose
 
 
 @dataclass(frozen=True)
@@ -44,10 +53,8 @@ class BlockResult:
     """Result of a block's round.
 
     Attributes:
-        values: flat trainable values of each planned member (members, size). The rows of absent
-            members have no meaning.
-        adapted_clip_norm: clipping bound of each planned member after the round; None where it is
-            fixed or the member is absent.
+        values: flat trainable values of each member (members, size); of an absent one, any.
+        adapted_clip_norm: clipping bound of each member after the round; None where it is fixed.
     """
 
     values: Tensor
@@ -60,61 +67,214 @@ def train_block(
     gradients: PerExampleGradients | None,
     local: LocalSettings,
     members: Sequence[BlockMember | None],
+    *,
+    rows: int | None = None,
 ) -> BlockResult:
-    """Train the members of one block from the global model.
+    """Train the members of a planned block from the global model.
 
-    Guarantee: the row of a member is a function of the member, the global model, and the number and
-    place of planned members, to the bit. The other members, present or absent, do not enter it.
-
-    A model whose buffers change in training (batch statistics, without privacy) needs a block of
-    one client; `shared_model` then holds the client's buffers.
+    Guarantee: a private member's values and bound are a function of the global model and of
+    `len(steps)` releases of its mechanism. They do not depend on who else is present: the same
+    member in the same planned block gets the same bits.
 
     Args:
-        shared_model: loaded with the global model.
+        shared_model: loaded with the global model; of a client alone it holds the result.
         loss: one value per example.
-        gradients: per-example gradients of the model; None without privacy.
+        gradients: per-example gradients of the model; None: by torch, without privacy.
         local: batch size and optimizer.
-        members: all planned members in ascending order of clients; None for an absent one.
+        members: the planned members in ascending order of clients; None: absent.
+        rows: R of the planned block's tiles; None: as for the members present.
 
     Raises:
-        ValueError: `gradients` is None for a private member, or several members would overwrite
-            each other's buffers.
+        ValueError: no member is present, private and other members are mixed, members clip by
+            different rules, or a model that cannot be stacked has several members.
     """
-    present = [
-        (row, _cohort_member(member)) for row, member in enumerate(members) if member is not None
-    ]
-    values = shared_model.start_values.new_zeros(len(members), shared_model.parameters.size)
-    clip_norms: list[float | None] = [None] * len(members)
-    plain = any(member.step is None for _, member in present)
-    buffers = next(iter(shared_model.model.buffers()), None) is not None
-    if plain and buffers and len(present) > 1:
-        raise ValueError("a model with buffers trains in blocks of one client")
-    for group in _groups(present):
-        rows = torch.tensor([row for row, _ in group], device=values.device)
-        cohort = [member for _, member in group]
-        if len(cohort) > 1:
-            result = train_together(shared_model, loss, local, cohort)
-            values[rows] = result.values
-            norms = result.adapted_clip_norm
-        else:
-            norms = (train_alone(shared_model, loss, gradients, local, cohort[0]),)
-            values[rows[0]] = shared_model.parameters.data
-        for (row, _), norm in zip(group, norms, strict=True):
-            clip_norms[row] = norm
-    return BlockResult(values, tuple(clip_norms))
+    present = [member for member in members if member is not None]
+    if not present:
+        raise ValueError("a block needs at least one member that is present, got none")
+    if len(members) > 1 and (gradients is None or not gradients.stacks):
+        raise ValueError(f"this model trains clients one at a time, got {len(members)} in a block")
+    shared_model.restart()
+    shared_model.model.train()
+    if gradients is None:
+        return _train_by_torch(shared_model, loss, local, present[0])
+    kinds = {None if m.step is None else m.step.clipping.kind for m in present}
+    if len(kinds) > 1:
+        raise ValueError("members of a block must clip by one rule, or all train without privacy")
+    block = _Block if present[0].step is None else _PrivateBlock
+    with seeded_torch(present[0].key, present[0].features.device):
+        result = block(shared_model, gradients, local, members, rows).train()
+    if len(members) == 1:
+        shared_model.parameters.data.copy_(result.values[0])
+    return result
 
 
-def _cohort_member(member: BlockMember) -> CohortMember:
-    return CohortMember(
-        member.features, member.targets, member.key, member.steps, member.step, member.secure
-    )
+def member_rows(member: BlockMember, local: LocalSettings) -> int:
+    """Return R of the tiles of a block of one."""
+    most, step = local.max_physical_batch, member.step
+    if step is None:
+        return tile_rows(min(local.batch_size, len(member.features)), most)
+    return tile_rows(step.sampling.usual_lot(step.expected_lot), most)
 
 
-def _groups(present: list[tuple[int, CohortMember]]) -> Iterator[list[tuple[int, CohortMember]]]:
-    """Yield the members that can train together: of one rule, shape and number of steps."""
-    kinds: dict[object, list[tuple[int, CohortMember]]] = {}
-    for row, member in present:
-        clipping = None if member.step is None else member.step.clipping.kind
-        shape = (member.features.shape[1:], member.features.dtype)
-        kinds.setdefault((clipping, shape, len(member.steps)), []).append((row, member))
-    yield from kinds.values()
+def _train_by_torch(
+    shared_model: SharedModel, loss: PerExampleLoss, local: LocalSettings, member: BlockMember
+) -> BlockResult:
+    if member.step is not None:
+        raise ValueError("training with privacy needs per-example gradients")
+    data = (member.features, member.targets)
+    train_by_torch(shared_model.model, loss, *data, local, member.key, steps=member.steps)
+    return BlockResult(shared_model.parameters.data.unsqueeze(0).clone(), (None,))
+
+
+class _Block:
+    """Members without privacy: steps of minibatch SGD on the mean loss."""
+
+    def __init__(
+        self,
+        shared_model: SharedModel,
+        gradients: PerExampleGradients,
+        local: LocalSettings,
+        members: Sequence[BlockMember | None],
+        rows: int | None,
+    ) -> None:
+        self.gradients, self.local, self.members = gradients, local, members
+        present = [member for member in members if member is not None]
+        data = [None if m is None else (m.features, m.targets) for m in members]
+        rows = max(member_rows(m, local) for m in present) if rows is None else rows
+        self.rows = rows
+        self._lots = [None if m is None else self.lots(m) for m in members]
+        start = shared_model.start_values
+        self._reader = LotReader(data, rows, dtype=start.dtype)
+        self.values = start.expand(len(members), -1).clone()
+        self.released = torch.zeros_like(self.values)
+
+    def lots(self, member: BlockMember) -> Iterator[np.ndarray]:
+        """Return a member's batches, without end."""
+        generator = member.key.generator(Purpose.SAMPLING)
+        return shuffled_batches(len(member.features), self.local.batch_size, generator)
+
+    def train(self) -> BlockResult:
+        """Take all steps of all members."""
+        optimizer = make_optimizer(self.local.optimizer)
+        ends = [0 if member is None else len(member.steps) for member in self.members]
+        final = self.values.clone()
+        for step in range(max(ends)):
+            active = [step < end for end in ends]
+            lots = [next(own) if own and on else None for own, on in zip(self._lots, active, strict=True)]
+            self.fill_released(active, lots)
+            optimizer.step([self.values], [self.released])
+            for k, end in enumerate(ends):
+                if end == step + 1:
+                    final[k] = self.values[k]
+        return BlockResult(final, self.adapted_clip_norms())
+
+    def fill_released(self, active: Sequence[bool], lots: Sequence[np.ndarray | None]) -> None:
+        """Overwrite `released` (K, size) with the members' gradients of a step.
+
+        Args:
+            active: which members take this step.
+            lots: indices of each active member's examples.
+        """
+        gradients = self.gradients
+        if not isinstance(gradients, RuleGradients):
+            raise TypeError("training without privacy needs gradients by rules")
+        self.released.zero_()
+        sizes = [1 if lot is None else max(1, len(lot)) for lot in lots]
+        shares = torch.tensor(sizes).to(self.values).reciprocal_().unsqueeze(1)
+        for tile in self._reader.tiles(lots):
+            weights = (tile.weights.view(-1, self.rows) * shares).flatten()
+            gradients.add_sums(self.values, replace(tile, weights=weights), self.released)
+
+    def adapted_clip_norms(self) -> tuple[float | None, ...]:
+        """Return the bound that each member's clipping adapted to."""
+        return (None,) * len(self.members)
+
+
+class _PrivateBlock(_Block):
+    """Members with DP-SGD: the optimizer sees nothing but their releases."""
+
+    def __init__(
+        self,
+        shared_model: SharedModel,
+        gradients: PerExampleGradients,
+        local: LocalSettings,
+        members: Sequence[BlockMember | None],
+        rows: int | None,
+    ) -> None:
+        super().__init__(shared_model, gradients, local, members, rows)
+        self._steps = [None if m is None else m.step for m in members]
+        self._noises = [None if m is None else m.key.noise(secure=m.secure) for m in members]
+        like = {"dtype": torch.float64, "device": self.values.device}
+        scales = [0.0 if step is None else 1.0 / step.expected_lot for step in self._steps]
+        self._scales = self._by_row(torch.tensor(scales, **like).unsqueeze(1))
+        self._adapts = any(step and step.clipping.noise_on_count for step in self._steps)
+        self._measure()
+
+    def lots(self, member: BlockMember) -> Iterator[np.ndarray]:
+        """Return a member's lots, without end."""
+        if member.step is None:
+            raise ValueError("a private block has private members")
+        first, secure = member.steps.start, member.secure
+        sampling, n = member.step.sampling, len(member.features)
+        return member.key.lots(sampling, n, first_step=first, secure=secure)
+
+    def fill_released(self, active: Sequence[bool], lots: Sequence[np.ndarray | None]) -> None:
+        """Overwrite `released` (K, size) with the active members' releases."""
+        self._fill_with_noise(active)
+        within = np.zeros(len(lots), dtype=np.int64)
+        for tile in self._reader.tiles(lots):
+            clip = replace(self._clip, scales=self._scales * tile.weights.unsqueeze(1))
+            norms, _ = self.gradients.add_clipped_sums(self.values, tile, clip, self.released)
+            if self._adapts:
+                near = (norms <= clip.bounds).flatten() & (tile.weights > 0)
+                within += near.view(-1, self.rows).sum(1).cpu().numpy()
+        if self._adapts:
+            self._adapt(lots, within)
+
+    def adapted_clip_norms(self) -> tuple[float | None, ...]:
+        """Return the bound that each member's clipping adapted to."""
+        return tuple(None if s is None else s.clipping.adapted_clip_norm for s in self._steps)
+
+    def _measure(self) -> None:
+        """Note the bounds and the deviations of the noise of the next step."""
+        parameters = self.gradients.parameters
+        groups = [None if step is None else step.groups(parameters) for step in self._steps]
+        first = next(each for each in groups if each is not None)
+        bounds = [first.bounds if each is None else each.bounds for each in groups]
+        clipping = next(step.clipping for step in self._steps if step is not None)
+        like = {"dtype": torch.float64, "device": self.values.device}
+        stacked = self._by_row(torch.tensor(bounds, **like))
+        self._clip = ClipBounds(clipping, first.members, stacked, self._scales)
+        self._deviations = [self._deviation(s, g) for s, g in zip(self._steps, groups, strict=True)]
+
+    def _by_row(self, values: Tensor) -> Tensor:
+        """Return values of members (K, m) for each row of a tile (K · R, m)."""
+        return values.repeat_interleave(self.rows, 0, output_size=len(values) * self.rows)
+
+    def _deviation(self, step: DpSgdMechanism | None, groups: Groups | None) -> float | None:
+        """Return the deviation of a member's noise; None where groups have noise of their own."""
+        if step is None or groups is None:
+            return 0.0
+        sigmas = set(step.standard_deviations(groups))
+        return sigmas.pop() / step.expected_lot if len(sigmas) == 1 else None
+
+    def _fill_with_noise(self, active: Sequence[bool]) -> None:
+        """Overwrite `released` with the active members' noise, and zeros elsewhere."""
+        if all(active) and None not in self._deviations:
+            sources = [noise for noise in self._noises if noise is not None]
+            fill_rows_(sources, self.released, [d or 0.0 for d in self._deviations])
+            return
+        for k, (step, noise) in enumerate(zip(self._steps, self._noises, strict=True)):
+            if active[k] and step is not None and noise is not None:
+                step.fill_with_noise(self.gradients.parameters, noise, self.released[k])
+            else:
+                self.released[k].zero_()
+
+    def _adapt(self, lots: Sequence[np.ndarray | None], within: np.ndarray) -> None:
+        """Let the clipping of each member that took the step learn from its lot."""
+        for k, lot in enumerate(lots):
+            step, noise = self._steps[k], self._noises[k]
+            if lot is not None and step is not None and noise is not None:
+                seen = LotStatistics(len(lot), 0, (int(within[k]),))
+                self._steps[k] = step.adapt(seen, noise)
+        self._measure()

@@ -23,8 +23,8 @@ from fedsim.clients.app import one_thread
 from fedsim.clients.budget.affordable_steps import epsilon_of_steps
 from fedsim.clients.budget.plan import PrivacyPlanError
 from fedsim.clients.dp_sgd.model_checks.safety import preserve_state
-from fedsim.clients.dp_sgd.per_example.backend import gradients_for
-from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients
+from fedsim.clients.dp_sgd.per_example.choice import gradients_for
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
 from fedsim.core.streams import Purpose, stream
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble

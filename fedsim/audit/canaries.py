@@ -10,7 +10,7 @@ of an update shows, up to noise, whether example i was in the lot.
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleLoss
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss
 
 _CANARY_SCALE = 1e4  # a canary's gradient, in clipping bounds
 

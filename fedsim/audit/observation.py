@@ -12,7 +12,8 @@ from fedsim.accountant import Gaussian, JointGaussian
 from fedsim.accountant.arrays import Floats
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism, Lots
 from fedsim.clients.dp_sgd.noise import NoiseSource
-from fedsim.clients.dp_sgd.per_example.clipped_sum import LotStatistics, PerExampleGradients
+from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.local_training import StreamKey, train_private
 

@@ -8,8 +8,8 @@ from fedsim.clients.budget.client_privacy import ClientPrivacy, resolve_client_p
 from fedsim.clients.budget.plan import PrivacyPlan, plan_privacy
 from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
 from fedsim.clients.dp_sgd.model_checks.safety import check_private_model
-from fedsim.clients.dp_sgd.per_example.backend import gradients_for
-from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients
+from fedsim.clients.dp_sgd.per_example.choice import gradients_for
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
 from fedsim.data import FederatedData, load_federated_data

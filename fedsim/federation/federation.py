@@ -13,7 +13,7 @@ from torch import nn
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.budget.client_privacy import ClientPrivacy
 from fedsim.clients.budget.plan import PrivacyPlan
-from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, PerExampleLoss
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.faults.injection import FaultPlan
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.task import ClientTask

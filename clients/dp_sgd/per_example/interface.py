@@ -1,14 +1,21 @@
 """Sums of clipped per-example gradients: the interface of all ways to compute them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
+import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.per_example.clip_factors import LotFactors, LotStatistics, lot_factors
+from fedsim.clients.dp_sgd.per_example.clip_factors import (
+    ClipBounds,
+    LotStatistics,
+    clip_rows,
+    group_norms,
+)
 from fedsim.core.errors import FedsimError
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
@@ -16,7 +23,7 @@ PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 class UncoveredParameterError(FedsimError, RuntimeError):
-    """A model used parameters in a way that book-keeping has no rule for.
+    """A model used parameters in a way that no rule covers.
 
     Attributes:
         indices: the parameters, by index.
@@ -27,13 +34,52 @@ class UncoveredParameterError(FedsimError, RuntimeError):
         self.indices = indices
 
 
+@dataclass(frozen=True)
+class Tile:
+    """Rows of K clients, R each: the examples of one pass, and zeros where there are fewer.
+
+    Attributes:
+        clients: K.
+        features: (K · R, ...), client after client.
+        targets: (K · R, ...).
+        weights: of the rows' losses (K · R,): 0 for rows that are no examples; None: 1 each.
+    """
+
+    clients: int
+    features: Tensor
+    targets: Tensor
+    weights: Tensor | None = None
+
+
+class RowGradients(Protocol):
+    """The gradients of all rows of a tile with respect to some parameters, by index."""
+
+    def squared_norms(self, index: int) -> Tensor:
+        """Return the squared gradient norms, float64 (n,): never below those of what is added."""
+        ...
+
+    def add_weighted(self, index: int, factors: Tensor, into: Tensor) -> None:
+        """Add Σ_i factor_i · gradient_i of each client's rows to `into` (K, *shape)."""
+        ...
+
+    def drop(self, dropped: Tensor) -> None:
+        """Make the gradients of the rows marked in (n,) zero; called after the norms."""
+        ...
+
+
 class PerExampleGradients(ABC):
     """Computes sums of clipped per-example gradients of a model's trainable parameters.
 
     Args:
         model: its trainable parameters become views of `parameters.data`.
         loss: one value per example, from outputs (n, ...) and targets (n, ...).
+        parameters: as laid out before; None: they are laid out here.
+
+    Attributes:
+        stacks: whether a tile may have several clients.
     """
+
+    stacks = False
 
     def __init__(
         self, model: nn.Module, loss: PerExampleLoss, *, parameters: FlatParameters | None = None
@@ -42,6 +88,57 @@ class PerExampleGradients(ABC):
         self.loss = loss
         self.parameters = FlatParameters(model) if parameters is None else parameters
         self._views: tuple[Tensor, list[Tensor]] | None = None
+
+    @abstractmethod
+    def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, RowGradients]:
+        """Return the gradients of a tile's rows by parameter; parameters without one are absent.
+
+        Args:
+            values: each client's flat parameters (K, size).
+            tile: n = K · R rows.
+        """
+
+    @abstractmethod
+    def gradients(self, features: Tensor, targets: Tensor) -> Tensor:
+        """Return all gradients (n, size), not clipped: for checks, on a few examples."""
+
+    def add_clipped_sums(
+        self, values: Tensor, tile: Tile, clip: ClipBounds, into: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Add scale_k · Σ_i clip(gradient_i) of each client's examples to `into` (K, size).
+
+        Guarantee: each example's part of what is added has an L2 norm of at most scale · C_m in
+        each group m; rows that are no examples, and examples whose gradient is not finite, add
+        nothing. What an example adds depends on its client's values and the shape of the tile, and
+        on no other row.
+
+        Args:
+            values: each client's flat parameters (K, size).
+            tile: the rows.
+            clip: bounds and scales.
+            into: (K, size).
+
+        Returns:
+            Norms by group, float64 (n, m), NaN for dropped examples; and which examples (n,) were
+            dropped since their gradient is not finite, None if none was.
+        """
+        found = self.row_gradients(values, tile)
+        with torch.no_grad():
+            n, like = tile.features.shape[0], self.parameters.tensors[0]
+            squared = {index: of.squared_norms(index) for index, of in sorted(found.items())}
+            norms = group_norms(squared, n, clip.members, like)
+            columns, dropped = clip_rows(norms, clip, like)
+            if dropped is not None:
+                for of in {id(of): of for of in found.values()}.values():
+                    of.drop(dropped)
+            if self._views is None or self._views[0] is not into:
+                self._views = into, self.parameters.stacked_views(into)
+            views = self._views[1]
+            for group, column in zip(clip.members, columns, strict=True):
+                for index in group:
+                    if index in found:
+                        found[index].add_weighted(index, column, views[index])
+        return norms, dropped
 
     def add_clipped_sum(
         self,
@@ -53,44 +150,18 @@ class PerExampleGradients(ABC):
         *,
         scale: float = 1.0,
     ) -> LotStatistics:
-        """Add scale · Σ_i clip(gradient_i) of n ≥ 0 examples to the flat tensor `into` (size,).
+        """Add scale · Σ_i clip(gradient_i) of one client's n ≥ 0 examples to `into` (size,).
 
-        Guarantee: each example's part of what is added has an L2 norm of at most scale · C_m in
-        each group m; examples whose gradient is not finite add nothing.
+        Guarantee: as of `add_clipped_sums`.
         """
-        if features.shape[0] == 0:
+        n = len(features)
+        if n == 0:
             return LotStatistics(0, 0, (0,) * len(groups.bounds))
-        if self._views is None or self._views[0] is not into:
-            self._views = (into, self.parameters.views(into))
-        return self._add(features, targets, clipping, groups, self._views[1], scale)
-
-    @abstractmethod
-    def _add(
-        self,
-        features: Tensor,
-        targets: Tensor,
-        clipping: Clipping,
-        groups: Groups,
-        into: list[Tensor],
-        scale: float,
-    ) -> LotStatistics:
-        """As `add_clipped_sum` for n ≥ 1 examples, into one view for each parameter."""
-
-    @abstractmethod
-    def gradients(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Return all gradients (n, size), not clipped: for checks, on a few examples."""
-
-    def _lot_factors(
-        self,
-        squared_norms: dict[int, Tensor],
-        examples: int,
-        clipping: Clipping,
-        groups: Groups,
-        scale: float,
-    ) -> LotFactors:
-        like = self.parameters.tensors[0]
-        return lot_factors(squared_norms, examples, clipping, groups, scale=scale, like=like)
-
-    def _example_loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        outputs = functional_call(self.model, parameters, (x.unsqueeze(0),))
-        return self.loss(outputs, y.unsqueeze(0)).sum()
+        like = {"dtype": torch.float64, "device": into.device}
+        bounds = torch.tensor([groups.bounds], **like).expand(n, -1)
+        clip = ClipBounds(clipping, groups.members, bounds, torch.full((n, 1), scale, **like))
+        values = self.parameters.data.unsqueeze(0)
+        tile = Tile(1, features, targets)
+        norms, dropped = self.add_clipped_sums(values, tile, clip, into.unsqueeze(0))
+        within = (norms <= bounds).sum(0).tolist()
+        return LotStatistics(n, 0 if dropped is None else int(dropped.sum()), tuple(within))

@@ -1,49 +1,54 @@
-"""Scales and shifts: the trained part of normalisation layers, position embeddings, LayerScale."""
+"""Scales and shifts: the trained part of normalisation layers."""
 
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.per_example.layers.base import MaterialisedUse, reduced
+from fedsim.clients.dp_sgd.per_example.layers.base import HeldUse, Operand
 
 
-class AffineUse(MaterialisedUse):
-    """x · w + b with w and b broadcast over x (n, ...).
+class AffineUse(HeldUse):
+    """x · w + b, with each client's w and b (d...) over the trailing dimensions of x (n, ..., d...).
 
     Args:
-        weight: index of w's parameter, None where it is not trained.
-        bias: index of b's parameter, None where it is not trained.
-        w: the scale, None for 1; it may be a reshaped view of the parameter.
-        b: the shift, None for 0; likewise.
-        shape: of the parameters, None where w and b have it.
+        weight: the scale; None for 1.
+        bias: the shift; None for 0.
+        dimensions: dimensions of x that follow those of w and b, such as those of an image.
     """
 
-    def __init__(
-        self,
-        weight: int | None,
-        bias: int | None,
-        w: Tensor | None,
-        b: Tensor | None,
-        shape: torch.Size | None = None,
-    ) -> None:
-        super().__init__(weight, bias, w, b)
-        self._shape = shape
+    def __init__(self, weight: Operand | None, bias: Operand | None, dimensions: int = 0) -> None:
+        super().__init__(weight, bias)
+        self._after = dimensions
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output."""
-        if self.w is None:
-            return x.clone() if self.b is None else x + self.b
-        return x * self.w if self.b is None else torch.addcmul(self.b, x, self.w)
+        """Return the layer's output (n, ...)."""
+        rows = x.unflatten(0, (self.clients, -1))
+        w, b = (None if p is None else self._spread(p.values, x) for p in (self.weight, self.bias))
+        if w is None:
+            y = rows.clone() if b is None else rows + b
+        else:
+            y = rows * w if b is None else torch.addcmul(b, rows, w)
+        return y.flatten(0, 1)
 
-    def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
-        """Return the gradient with respect to the input; of x only the shape may be read."""
-        return g if self.w is None else g * self.w
+    def input_gradient(self, g: Tensor) -> Tensor:
+        """Return the gradient at the input, given that at the output."""
+        if self.weight is None:
+            return g
+        rows = g.unflatten(0, (self.clients, -1))
+        return (rows * self._spread(self.weight.values, g)).flatten(0, 1)
 
     def compute(self, index: int) -> Tensor:
         """Return the gradients (n, *shape) of one parameter."""
-        like = self.w if index == self.weight else self.b
-        if like is None:
-            raise RuntimeError("a trained scale or shift must be given")
-        g = self.output_gradient
-        values = g * self.input if index == self.weight else g
-        result = reduced(values, like.shape)
-        return result if self._shape is None else result.reshape(len(values), *self._shape)
+        g, given = self.output_gradient, self.weight or self.bias
+        if given is None:
+            raise ValueError("a scale or a shift is needed, got neither")
+        values = g * self.input if index == self.weight_index else g
+        last = g.ndim - self._after
+        first = last - (given.values.ndim - 1)
+        summed = [*range(1, first), *range(last, g.ndim)]
+        return values.sum(summed) if summed else values
+
+    def _spread(self, values: Tensor, x: Tensor) -> Tensor:
+        """Return (K, d...) so that it is broadcast over (K, R, ..., d..., after)."""
+        own = values.shape[1:]
+        before = x.ndim - self._after - len(own)
+        return values.reshape(len(values), *[1] * before, *own, *[1] * self._after)

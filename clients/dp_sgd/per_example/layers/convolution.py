@@ -1,170 +1,163 @@
-"""Convolutions: the weights are small, so each example's gradient is held."""
+"""Convolutions as products with patches: the weights are small, so each gradient is held.
 
-from typing import Self
+Images have their channels in the last place of memory, where torch's pooling is five times as fast
+and the values of a patch lie side by side.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from fedsim.clients.dp_sgd.per_example.layers.base import MaterialisedUse
-from fedsim.clients.dp_sgd.per_example.layers.channels_last import Geometry, in_order
-from fedsim.clients.dp_sgd.per_example.layers.convolving import (
-    convolve,
-    input_gradient,
-    weight_gradient,
-)
-from fedsim.clients.dp_sgd.per_example.layers.patches import (
-    has_few_channels,
-    overlap_little,
-    patches_of,
-)
-
-# Elements made at once. Freshly allocated memory costs more than computing on it (a page fault for
-# each 4 kB); blocks of 512 kB come back from the allocator's own stock.
-_BLOCK = 1 << 17
-_FEW_PLACES = 64  # of an image: up to so many, grouped convolutions are slower than patches
-_SLOW_TO_SORT = 64  # output channels: from so many on, sorting them costs more than patches
+from fedsim.clients.dp_sgd.per_example.layers.base import HeldUse, Operand
+from fedsim.clients.dp_sgd.per_example.norms import squares, zero_rows
 
 
-class ConvolutionUse(MaterialisedUse):
-    """A convolution in 1, 2 or 3 dimensions with stride, padding, dilation and groups.
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution's geometry, one number for each dimension of an image.
 
     Attributes:
-        channels_last: whether images are convolved with their channels in the last place of memory.
-        patches: of the input, where the forward copied them out.
+        kernel: places of the kernel.
+        stride: places from one patch to the next.
+        dilation: places from one tap to the next.
+        padding: (before, after), zeros around an image.
     """
 
-    def __init__(
-        self,
-        weight: int | None,
-        bias: int | None,
-        w: Tensor,
-        b: Tensor | None,
-        *,
-        stride: list[int],
-        padding: list[int],
-        dilation: list[int],
-        groups: int,
-    ) -> None:
-        super().__init__(weight, bias, w, b)
-        self._w = w
-        self.geometry: Geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
-        self.channels_last = False
-        self.patches: Tensor | None = None
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
 
-    def of_rows(self, rows: slice) -> Self:
-        """Return the same use of some of the examples only; to be asked before anything else."""
-        part = super().of_rows(rows)
-        part.patches = None if self.patches is None else self.patches[rows]
-        return part
+    @property
+    def pads(self) -> list[int]:
+        """The padding as `functional.pad` takes it for (n, ..., channels)."""
+        return [0, 0, *(side for sides in reversed(self.padding) for side in sides)]
+
+    def places(self, padded: Sequence[int]) -> tuple[int, ...]:
+        """Return the size of the output, given that of a padded image."""
+        each = zip(padded, self.kernel, self.stride, self.dilation, strict=True)
+        return tuple((side - d * (k - 1) - 1) // s + 1 for side, k, s, d in each)
+
+    def taps(self, places: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+        """Yield each place of the kernel, and the places of a padded image that it sees."""
+        for tap in product(*map(range, self.kernel)):
+            starts = (at * d for at, d in zip(tap, self.dilation, strict=True))
+            seen = zip(starts, self.stride, places, strict=True)
+            yield tap, tuple(slice(a, a + s * (p - 1) + 1, s) for a, s, p in seen)
+
+
+class ConvolutionUse(HeldUse):
+    """A convolution in 1, 2 or 3 dimensions, without groups: patches times a matrix."""
+
+    def __init__(self, weight: Operand, bias: Operand | None, geometry: Geometry) -> None:
+        super().__init__(weight, bias)
+        self._geometry = geometry
+        k, out, channels = weight.values.shape[:3]
+        self._matrix = weight.values.movedim(2, -1).reshape(k, out, -1)  # (K, out, taps)
+        self._channels = channels
+        self._image: tuple[int, ...] = ()  # of the padded input
+        self._patches: Tensor | None = None
+
+    @property
+    def needs_input(self) -> bool:
+        """The patches are kept in place of the input."""
+        return False
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output."""
-        last = self.channels_last
-        y, patches = convolve(x, self._w, self.b, self.geometry, last=last)
-        self.patches = patches if self.needs_input else None
-        return y
+        """Return the layer's output (n, out, ...)."""
+        patches = self._copy_patches(x)
+        places = self._geometry.places(self._image)
+        rows = self.by_client(patches)
+        if self.bias is None:
+            y = torch.bmm(rows, self._matrix.transpose(1, 2))
+        else:
+            bias = self.bias.values.unsqueeze(1)
+            y = torch.baddbmm(bias, rows, self._matrix.transpose(1, 2))
+        if self.weight_index is not None:
+            self._patches = patches
+        return y.view(len(x), *places, -1).movedim(-1, 1)
 
-    def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
-        """Return the gradient with respect to the input; of x only the shape is read."""
-        return input_gradient(x, g, self._w, self.geometry, last=self.channels_last)
+    def input_gradient(self, g: Tensor) -> Tensor:
+        """Return the gradient at the input, given that at the output."""
+        geometry = self._geometry
+        rows = self.by_client(g.movedim(1, -1))
+        at_patches = torch.bmm(rows, self._matrix)
+        places = g.shape[2:]
+        at_patches = at_patches.view(len(g), *places, *geometry.kernel, self._channels)
+        at_input = g.new_zeros(len(g), *self._image, self._channels)
+        skip = (slice(None),) * (1 + len(places))
+        for tap, seen in geometry.taps(places):
+            at_input[(slice(None), *seen)] += at_patches[(*skip, *tap)]
+        for dimension, (before, after) in enumerate(geometry.padding, start=1):
+            size = at_input.shape[dimension] - before - after
+            at_input = at_input.narrow(dimension, before, size)
+        return at_input.movedim(-1, 1)
 
-    def sum_of(self, index: int) -> Tensor:
-        """Return Σ_i gradient_i, as a backward pass of torch does."""
-        if index == self.bias:
-            return self.output_gradient.flatten(2).sum((0, 2))
-        if self.patches is not None:
-            return self._sum_by_patches(self.patches)
-        x, g = self.input, self.output_gradient
-        return weight_gradient(x, g, self._w, self.geometry, last=self.channels_last)
+    def squared_norms(self, index: int) -> Tensor:
+        """Return the squared gradient norms, float64 (n,): never below those of what is added."""
+        return squares(self._by_taps(index))
 
-    def _sum_by_patches(self, patches: Tensor) -> Tensor:
-        g = self._sorted_gradient().flatten(2)
-        out, channels, *kernel = self._w.shape
-        if has_few_channels(self._w):  # few values, and no two examples' patches lie side by side
-            return torch.bmm(g, patches).sum(0).view_as(self._w)
-        total = g.transpose(1, 2).reshape(-1, out).t() @ patches.flatten(0, 1)
-        return total.view(out, *kernel, channels).permute(0, 3, 1, 2).contiguous()
+    def add_weighted(self, index: int, factors: Tensor, into: Tensor) -> None:
+        """Add Σ_i factor_i · gradient_i of each client's rows to `into` (K, *shape)."""
+        rows = self._by_taps(index).view(self.clients, factors.numel() // self.clients, -1)
+        total = torch.bmm(factors.view(self.clients, 1, -1), rows).squeeze(1)
+        into += self._in_shape(total, index)
 
-    def _sorted_gradient(self) -> Tensor:
-        """Return the gradient at the output in the order of memory of the layer."""
-        return in_order(self.output_gradient, self.geometry, last=self.channels_last)
+    def add_sum(self, index: int, into: Tensor) -> None:
+        """Add Σ_i gradient_i of each client's rows to `into` (K, *shape)."""
+        g = self.by_client(self.output_gradient.movedim(1, -1))
+        if index != self.weight_index or self._patches is None:
+            into += g.sum(1)
+            return
+        total = torch.bmm(g.transpose(1, 2), self.by_client(self._patches))
+        into += self._in_shape(total.flatten(1), index)
 
     def compute(self, index: int) -> Tensor:
-        """Return the gradients (n, *shape) of one parameter; one follows another in memory."""
-        g = self._sorted_gradient()
-        if index == self.bias:
-            return g.flatten(2).sum(2)
-        by_patches = self._has_quick_patches(g.shape[2:].numel())
-        return self._by_patches(index, g) if by_patches else self._grouped(index, g)
+        """Return the gradients (n, *shape) of one parameter."""
+        return self._in_shape(self._by_taps(index), index)
 
-    def _has_quick_patches(self, places: int) -> bool:
-        """Tell whether copying out all patches is faster than a grouped convolution.
+    def drop(self, dropped: Tensor) -> None:
+        """Make the gradients of the rows marked in (n,) zero; called after the norms."""
+        for index in self.parameters:
+            self._held[index] = zero_rows(self._by_taps(index), dropped)
 
-        Measured on x86-64 for 1 to 64 channels, kernels of 1 to 8 and images of 4 to 32 pixels: by
-        patches takes 0.6 to 1.0 of the time where this is true, else up to 2.5 times as long.
-        """
-        if self._w.ndim != 4 or self.geometry[-1] > 1:
-            return False
-        if has_few_channels(self._w):
-            return True
-        if self._w.device.type != "cpu":
-            return False
-        sorting = self.channels_last and len(self._w) >= _SLOW_TO_SORT
-        return sorting or places <= _FEW_PLACES or overlap_little(self._w, self.geometry)
+    def _by_taps(self, index: int) -> Tensor:
+        """Return the gradients (n, size) with the channels of a tap side by side."""
+        if index not in self._held:
+            g = self.output_gradient.movedim(1, -1).flatten(1, -2)  # (n, places, out)
+            if index != self.weight_index or self._patches is None:
+                self._held[index] = g.sum(1)
+            else:
+                self._held[index] = torch.bmm(g.transpose(1, 2), self._patches).flatten(1)
+        return self._held[index]
 
-    def _by_patches(self, index: int, g: Tensor) -> Tensor:
-        """Return the weight's gradients: for each example g (out, places) times its patches."""
-        out, taps, few = len(self._w), self._w[0].numel(), has_few_channels(self._w)
-        wide = out >= taps  # the right side of a product should be the wide one
-        held = self._room(index, g).view(-1, *((taps, out) if wide else (out, taps)))
-        g = g.flatten(2)
-        for rows in self._blocks(taps * g.shape[2]):
-            patches = self.patches
-            if patches is None:
-                patches = patches_of(self.input[rows], self._w, self.geometry)
-            left, right = g[rows], patches
-            if wide:
-                left, right = right.transpose(1, 2), left.transpose(1, 2)
-            torch.bmm(left, right, out=held[rows])
-        axes = "chw" if few else "hwc"
-        axes = f"{axes}o" if wide else f"o{axes}"
-        sizes = dict(zip("ochw", self._w.shape, strict=True))
-        held = held.view(-1, *(sizes[axis] for axis in axes))
-        return held.permute(0, *(1 + axes.index(axis) for axis in "ochw"))
+    def per_example(self, index: int) -> Tensor:
+        """Return the gradient of each row (n, *shape) with respect to one parameter."""
+        return self.compute(index)
 
-    def _blocks(self, size: int) -> list[slice]:
-        """Return which examples' patches of so many values are multiplied together."""
-        n = self.examples
-        step = n if self.patches is not None else max(1, _BLOCK // size)
-        return [slice(at, at + step) for at in range(0, n, step or 1)]
+    def _in_shape(self, rows: Tensor, index: int) -> Tensor:
+        """Return (m, size) by taps in the shape of the parameter, (m, *shape)."""
+        if index != self.weight_index:
+            return rows
+        by_taps = rows.view(len(rows), -1, *self._geometry.kernel, self._channels)
+        return by_taps.movedim(-1, 2)
 
-    def _grouped(self, index: int, g: Tensor) -> Tensor:
-        """Return the weight's gradients by convolutions whose groups are examples."""
-        result = self._room(index, g)
-        step = max(1, _BLOCK // self._w.numel())
-        parts = zip(result.split(step), self.input.split(step), g.split(step), strict=True)
-        for part in parts:
-            self._fill_by_group(*part)
-        return result
-
-    def _fill_by_group(self, into: Tensor, a: Tensor, g: Tensor) -> None:
-        """One convolution whose groups are the examples (and the layer's groups in each)."""
-        n, (*options, groups) = g.shape[0], self.geometry
-        stacked = torch.ops.aten.convolution_backward(
-            g.reshape(1, -1, *g.shape[2:]),
-            a.reshape(1, -1, *a.shape[2:]),
-            # Only its shape is read: no gradient of the input is asked for. (An expanded tensor
-            # would be made contiguous first; memory that nobody touches costs nothing.)
-            self._w.new_empty(n * self._w.shape[0], *self._w.shape[1:]),
-            None,
-            *options,
-            n * groups,
-            [False, True, False],
-        )[1]
-        into.copy_(stacked.view_as(into))
-
-    def _room(self, index: int, like: Tensor) -> Tensor:
-        """Return (n, *shape) with any values."""
-        if self.workspace is None:
-            return like.new_empty(len(like), *self._w.shape)
-        return self.workspace(index, len(like), like)
+    def _copy_patches(self, x: Tensor) -> Tensor:
+        """Return the patches (n, places, taps) of images x (n, channels, ...)."""
+        geometry = self._geometry
+        last = x.movedim(1, -1)
+        if any(map(sum, geometry.padding)):
+            last = functional.pad(last, geometry.pads)
+        last = last.contiguous()
+        self._image = tuple(last.shape[1:-1])
+        places = geometry.places(self._image)
+        row, *steps, channel = last.stride()
+        from_patch = [a * s for a, s in zip(steps, geometry.stride, strict=True)]
+        from_tap = [a * d for a, d in zip(steps, geometry.dilation, strict=True)]
+        size = (len(x), *places, *geometry.kernel, self._channels)
+        windows = last.as_strided(size, (row, *from_patch, *from_tap, channel))
+        return windows.reshape(len(x), torch.Size(places).numel(), -1)

@@ -4,62 +4,50 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsim.clients.dp_sgd.per_example.layers.base import ALL, Use
-from fedsim.clients.dp_sgd.per_example.layers.norms import (
-    row_norms,
-    squares,
-    unit_roundoff,
-    without,
-)
+from fedsim.clients.dp_sgd.per_example.layers.base import LayerUse, Operand
+from fedsim.clients.dp_sgd.per_example.norms import squares, zero_rows
 
 
-class EmbeddingUse(Use):
-    """Rows of a table by index (n, ...); row `padding_index` is never trained."""
+class EmbeddingUse(LayerUse):
+    """Rows of each client's table by index (n, ...); row `padding_index` is never trained."""
 
-    def __init__(self, weight: int, w: Tensor, padding_index: int | None) -> None:
-        super().__init__(weight, None, w, None)
-        self._w, self._padding = w, padding_index
+    def __init__(self, weight: Operand, padding_index: int | None) -> None:
+        super().__init__(weight)
+        self._tables, self._padding = weight.values, padding_index
         self._sums: tuple[Tensor, Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output."""
-        return functional.embedding(x, self._w)
+        """Return the layer's output (n, ...)."""
+        parts = zip(x.chunk(self.clients), self._tables, strict=True)
+        return torch.cat([functional.embedding(own, table) for own, table in parts])
 
-    def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
+    def input_gradient(self, g: Tensor) -> Tensor:
         """Indices have no gradient."""
-        raise RuntimeError("an index has no gradient")
+        raise TypeError("an index has no gradient")
 
-    def squared_norms_of(self, index: int) -> Tensor:
+    def squared_norms(self, index: int) -> Tensor:
         """Return the squared gradient norms, float64 (n,): never below those of what is added."""
         owners, _, sums = self._summed()
         result = sums.new_zeros(len(self.input), dtype=torch.float64)
         return result.index_add_(0, owners, squares(sums))
 
     def add_weighted(self, index: int, factors: Tensor, into: Tensor) -> None:
-        """Add Σ_i factor_i · gradient_i to `into`, which has the parameter's shape."""
+        """Add Σ_i factor_i · gradient_i of each client's rows to `into` (K, *shape)."""
         owners, rows, sums = self._summed()
-        into.index_add_(0, rows, sums * factors[owners].unsqueeze(1))
+        clients = owners // (len(self.input) // self.clients)
+        into.index_put_((clients, rows), sums * factors[owners].unsqueeze(1), accumulate=True)
 
-    def gradients_of(self, index: int, rows: slice = ALL) -> Tensor:
-        """Return the gradients (n, *shape), or some rows of each: (n, rows, *shape[1:])."""
-        owners, found, sums = self._summed()
-        start, stop, _ = rows.indices(len(self._w))
-        inside = (found >= start) & (found < stop)
-        result = sums.new_zeros(len(self.input), stop - start, sums.shape[1])
-        result[owners[inside], found[inside] - start] = sums[inside]
+    def per_example(self, index: int) -> Tensor:
+        """Return the gradient of each row (n, *shape) with respect to the table."""
+        owners, rows, sums = self._summed()
+        result = sums.new_zeros(len(self.input), *self._tables.shape[1:])
+        result[owners, rows] = sums
         return result
 
-    def rounding_of(self, index: int) -> Tensor:
-        """Return (n,), float64: at most so much may rounding add to what is added."""
-        owners, _, sums = self._summed()
-        absolute = sums.new_zeros(len(self.input), dtype=torch.float64)
-        absolute.index_add_(0, owners, row_norms(sums))
-        return absolute * (4 * unit_roundoff(sums))
-
     def drop(self, dropped: Tensor) -> None:
-        """Make the gradients of the examples marked in (n,) zero; called after the norms."""
+        """Make the gradients of the rows marked in (n,) zero; called after the norms."""
         owners, rows, sums = self._summed()
-        self._sums = (owners, rows, without(sums, dropped[owners]))
+        self._sums = (owners, rows, zero_rows(sums, dropped[owners]))
 
     def _summed(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return example, table row and gradient of every row that an example looked up.
@@ -67,15 +55,14 @@ class EmbeddingUse(Use):
         What an example looked up several times is added first: the norm is that of the sum.
         """
         if self._sums is None:
-            n, table = len(self.input), len(self._w)
+            n, table = len(self.input), self._tables.shape[1]
             found = self.input.reshape(n, -1).long()
-            found = torch.where(found < 0, found + table, found)
             g = self.output_gradient.reshape(n * found.shape[1], -1)
             first = torch.arange(n, device=found.device).unsqueeze(1) * table
             keys, places = torch.unique((found + first).flatten(), return_inverse=True)
             sums = g.new_zeros(len(keys), g.shape[1]).index_add_(0, places, g)
             owners, rows = keys // table, keys % table
             if self._padding is not None:
-                sums = without(sums, rows == self._padding)
+                sums = zero_rows(sums, rows == self._padding)
             self._sums = (owners, rows, sums)
         return self._sums

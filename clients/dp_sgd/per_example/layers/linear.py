@@ -5,191 +5,150 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.per_example.layers.base import ALL, Use, add_rows
-from fedsim.clients.dp_sgd.per_example.layers.norms import (
+from fedsim.clients.dp_sgd.per_example.layers.base import LayerUse, Operand, add_outer, add_rows
+from fedsim.clients.dp_sgd.per_example.norms import (
     BUDGET,
     row_norms,
     squares,
     unit_roundoff,
     with_rounding,
-    without,
+    zero_rows,
 )
-from fedsim.clients.dp_sgd.per_example.products import add_product, affine, product
-
-_ROWS = 512  # in one product: the fewer, the smaller its rounding error
 
 
-class LinearUse(Use):
+class LinearUse(LayerUse):
     """x Wᵀ + b on vectors (n, in) or sequences (n, ..., in).
 
     On vectors the norm of g aᵀ is the product of the norms. On sequences the gradient Σ_t g_t a_tᵀ
     is held where that is little for all examples together; else its squared norm is
     Σ_st (a_s·a_t)(g_s·g_t) where sequences are short, or a sum over blocks of its rows, both in
     float64 and with the rounding of the product that is released.
+
+    Source: Goodfellow 2015, "Efficient Per-Example Gradient Computations"; Bu et al. 2023,
+    "Differentially Private Optimization on Large Model at Small Cost".
     """
 
-    def __init__(self, weight: int | None, bias: int | None, w: Tensor, b: Tensor | None) -> None:
-        super().__init__(weight, bias, w, b)
-        self._w = w
-        self._scaled: tuple[Tensor, Tensor] | None = None
+    def __init__(self, weight: Operand, bias: Operand | None) -> None:
+        super().__init__(weight, bias)
+        self._w = weight.values
+        self._held: dict[int, Tensor] = {}
         self._g_squares: Tensor | None = None
-        self._sequences: tuple[Tensor, Tensor] | None = None
+        self._scaled: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
     def joined(uses: Sequence["LinearUse"]) -> "LinearUse":
         """Return uses of the same parameters as one: their sequences one after the other."""
         first = uses[0]
-        use = LinearUse(first.weight, first.bias, first._w, first.b)
-        use.output_gradient = torch.cat(
-            [part._rows_of(part.output_gradient) for part in uses], dim=1
-        )
+        use = LinearUse(Operand(first._w, first.weight_index), first.bias)
+        use.output_gradient = torch.cat([_sequences(part.output_gradient) for part in uses], 1)
         if first.needs_input:
-            use.input = torch.cat([part._rows_of(part.input) for part in uses], dim=1)
+            use.input = torch.cat([_sequences(part.input) for part in uses], 1)
         return use
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output."""
-        return affine(x, self._w, self.b)
+        """Return the layer's output (n, ...)."""
+        w, rows = self._w.transpose(1, 2), self.by_client(x)
+        if self.bias is None:
+            y = torch.bmm(rows, w)
+        else:
+            y = torch.baddbmm(self.bias.values.unsqueeze(1), rows, w)
+        return y.view(*x.shape[:-1], w.shape[2])
 
-    def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
-        """Return the gradient with respect to the input; of x only the shape may be read."""
-        return product(g, self._w)
+    def input_gradient(self, g: Tensor) -> Tensor:
+        """Return the gradient at the input, given that at the output."""
+        w = self._w
+        return torch.bmm(self.by_client(g), w).view(*g.shape[:-1], w.shape[2])
 
-    def squared_norms_of(self, index: int) -> Tensor:
+    def squared_norms(self, index: int) -> Tensor:
         """Return the squared gradient norms, float64 (n,): never below those of what is added."""
+        is_weight = index == self.weight_index
         if not self._single:
-            if index == self.bias or self._little:
-                return squares(self.gradients_of(index))
-            return _sequence_squares(*self._pair())
-        if index == self.bias:
-            return self._squares_of_g()
-        result = squares(self.input) * self._squares_of_g()
-        coarse = unit_roundoff(self.output_gradient)
+            if not is_weight or self._is_little:
+                return squares(self.per_example(index))
+            return _sequence_squares(_sequences(self.input), _sequences(self.output_gradient))
+        if self._g_squares is None:
+            self._g_squares = squares(self.output_gradient)
+        if not is_weight:
+            return self._g_squares
+        result, coarse = self._g_squares * squares(self.input), unit_roundoff(self.input)
         # Below float32, one rounded product may be longer than the room that clipping leaves.
         return result.mul_((1 + 4 * coarse) ** 2) if coarse > 1e-7 else result
 
     def add_weighted(self, index: int, factors: Tensor, into: Tensor) -> None:
-        """Add Σ_i factor_i · gradient_i to `into`, which has the parameter's shape."""
-        held = self._held.get(index)
-        if held is not None:
-            add_rows(held, factors, into)
-            return
-        if self._single:
-            g = self.scaled_by(factors)
-            if index == self.bias:
-                into.add_(g.sum(0))
-            else:
-                add_product(into, g.t(), _flat(self.input))
-            return
-        a, g = self._pair()
-        scaled = (g * factors[:, None, None]).flatten(0, 1)
-        parts = zip(scaled.split(_ROWS), a.flatten(0, 1).split(_ROWS), strict=True)
-        for part_g, part_a in parts:
-            add_product(into, part_g.t(), part_a)
-
-    def sum_of(self, index: int) -> Tensor:
-        """Return Σ_i gradient_i, as a backward pass of torch does."""
-        g = self.output_gradient.flatten(0, -2)
-        return g.sum(0) if index == self.bias else product(g.t(), self.input.flatten(0, -2))
-
-    @property
-    def on_vectors(self) -> bool:
-        """Whether each example is one vector, so that no gradient of one is ever held."""
-        return self._single
-
-    def gradients_of(self, index: int, rows: slice = ALL) -> Tensor:
-        """Return the gradients (n, *shape), or some rows of each: (n, rows, *shape[1:])."""
+        """Add Σ_i factor_i · gradient_i of each client's rows to `into` (K, *shape)."""
         if index in self._held:
-            return self._held[index][:, rows]
-        g = self._rows_of(self.output_gradient)[:, :, rows]
-        result = g.sum(1) if index == self.bias else g.transpose(1, 2) @ self._rows_of(self.input)
-        if rows == ALL:
-            self._held[index] = result
-        return result
-
-    def rounding_of(self, index: int) -> Tensor:
-        """Return (n,), float64: at most so much may rounding add to what is added."""
-        if index == self.bias:
-            absolute = row_norms(self._rows_of(self.output_gradient)).sum(1)
+            add_rows(self._held[index], factors, into)
+            return
+        if self._scaled is None or self._scaled[0] is not factors:
+            g = self.output_gradient
+            scaled = self.by_client(g * factors.view(-1, *[1] * (g.ndim - 1)))
+            self._scaled = factors, scaled  # for weight and bias
+        scaled = self._scaled[1]
+        if index == self.weight_index:
+            add_outer(scaled, self.by_client(self.input), into)
         else:
-            absolute = _absolute(*self._pair())
-        return absolute * _relative_rounding(self._rows_of(self.output_gradient))
+            into += scaled.sum(1)
+
+    def add_sum(self, index: int, into: Tensor) -> None:
+        """Add Σ_i gradient_i of each client's rows to `into` (K, *shape)."""
+        g = self.by_client(self.output_gradient)
+        if index == self.weight_index:
+            add_outer(g, self.by_client(self.input), into)
+        else:
+            into += g.sum(1)
+
+    def per_example(self, index: int) -> Tensor:
+        """Return the gradient of each row (n, *shape) with respect to one parameter."""
+        if index not in self._held:
+            g = _sequences(self.output_gradient)
+            if index == self.weight_index:
+                self._held[index] = g.transpose(1, 2) @ _sequences(self.input)
+            else:
+                self._held[index] = g.sum(1)
+        return self._held[index]
 
     def drop(self, dropped: Tensor) -> None:
-        """Make the gradients of the examples marked in (n,) zero; called after the norms."""
+        """Make the gradients of the rows marked in (n,) zero; called after the norms."""
         super().drop(dropped)
-        self._sequences = self._scaled = None
-        self._held = {index: without(held, dropped) for index, held in self._held.items()}
+        self._held = {index: zero_rows(held, dropped) for index, held in self._held.items()}
 
     @property
     def _single(self) -> bool:
         """Whether each example is one vector."""
         shape = self.output_gradient.shape
-        return len(shape) == 2 or shape[1:-1].numel() == 1
+        return shape[1:-1].numel() == 1
 
     @property
-    def _little(self) -> bool:
+    def _is_little(self) -> bool:
         """Whether the gradients of all examples may be held."""
-        return self.output_gradient.shape[0] * self._w.numel() <= BUDGET
-
-    def scaled_by(self, factors: Tensor) -> Tensor:
-        """Return factor_i · g_i (n, out), computed once for weight and bias."""
-        if self._scaled is None or self._scaled[0] is not factors:
-            scaled = _flat(self.output_gradient) * factors.unsqueeze(1)
-            self._scaled = factors, scaled
-        return self._scaled[1]
-
-    def _squares_of_g(self) -> Tensor:
-        if self._g_squares is None:
-            self._g_squares = squares(self.output_gradient)
-        return self._g_squares
-
-    def _pair(self) -> tuple[Tensor, Tensor]:
-        if self._sequences is None:
-            self._sequences = (self._rows_of(self.input), self._rows_of(self.output_gradient))
-        return self._sequences
-
-    def _rows_of(self, values: Tensor) -> Tensor:
-        """Return (n, ..., d) as (n, t, d)."""
-        if values.ndim == 3:
-            return values
-        return values.reshape(len(values), values.shape[1:-1].numel(), values.shape[-1])
+        return len(self.output_gradient) * self._w[0].numel() <= BUDGET
 
 
-def _flat(values: Tensor) -> Tensor:
-    return values if values.ndim == 2 else values.flatten(1)
+def _sequences(values: Tensor) -> Tensor:
+    """Return (n, ..., d) as (n, t, d)."""
+    return values.reshape(len(values), values.shape[1:-1].numel(), values.shape[-1])
 
 
-def _relative_rounding(g: Tensor) -> float:
+def _relative_rounding(a: Tensor) -> float:
     """Bound the rounding of the products added, relative to the sum of the norms of the terms.
 
-    A term is scaled by its factor, multiplied, added to at most all other terms of its product, and
-    their sum to those of the other products: so many roundings, each by the unit roundoff.
+    A term is scaled by its factor, multiplied, and added to at most all other terms.
     """
-    rows = g.shape[0] * g.shape[1]
-    return (min(rows, _ROWS) + rows // _ROWS + 4) * unit_roundoff(g)
-
-
-def _absolute(a: Tensor, g: Tensor) -> Tensor:
-    """Return Σ_t |g_t| |a_t| of sequences (n, t, ...), float64 (n,)."""
-    return (row_norms(a) * row_norms(g)).sum(1)
+    return (a.shape[0] * a.shape[1] + 4) * unit_roundoff(a)
 
 
 def _sequence_squares(a: Tensor, g: Tensor) -> Tensor:
     """Squared norms of Σ_t g_t a_tᵀ for sequences a (n, t, d) and g (n, t, p), never too small."""
     length, released = a.shape[1], _relative_rounding(g)
-    if _is_short(a, g):
+    absolute = (row_norms(a) * row_norms(g)).sum(1)  # Σ_t |g_t| |a_t|
+    # (t x t) inner products are less work than the gradient for short sequences (Bu et al. 2023).
+    if 2 * length**2 <= a.shape[2] * g.shape[2]:
         # A sum of t² products of two sums of d and p products: Higham's γ of all of them.
         terms = length * length + a.shape[2] + g.shape[2] + 4
         error = terms * torch.finfo(torch.float64).eps
-        return with_rounding(_gram_squares(a, g), _absolute(a, g), error, released)
+        return with_rounding(_gram_squares(a, g), absolute, error, released)
     measured = (length + 1) * unit_roundoff(g)
-    return with_rounding(_blockwise_squares(a, g), _absolute(a, g), 0.0, released + measured)
-
-
-def _is_short(a: Tensor, g: Tensor) -> bool:
-    """Tell whether (t x t) inner products are less work than the gradient (Bu et al. 2023)."""
-    return 2 * a.shape[1] ** 2 <= a.shape[2] * g.shape[2]
+    return with_rounding(_blockwise_squares(a, g), absolute, 0.0, released + measured)
 
 
 def _gram_squares(a: Tensor, g: Tensor) -> Tensor:

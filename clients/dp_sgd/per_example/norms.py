@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-_LONG, _PIECE = 2048, 64
+_LONG, _PIECE = 512, 64
 
-# The most elements that may be held for all examples together: 16 MB in float32. Larger per-example
-# gradients of linear layers are made and dropped block by block, or never made.
+# Values of a lot's per-example gradients that are held at once: 16 MB in float32. Larger gradients
+# of linear layers on sequences are made and dropped block by block, or never made.
 BUDGET = 1 << 22
 
 
-def without(values: Tensor, dropped: Tensor) -> Tensor:
+def zero_rows(values: Tensor, dropped: Tensor) -> Tensor:
     """Return values (n, ...) with the rows of dropped examples (n,) set to zero.
 
     Edge cases: a dropped row may hold NaN or infinity; multiplying it by 0 would leave NaN.
@@ -23,24 +23,25 @@ def squares(values: Tensor) -> Tensor:
     """Squared norm of each example's values (n, ...), float64.
 
     Guarantee: never below the exact squared norm by more than float64 rounding, and above it by
-    less than 8e-6 of it. Long float32 rows are summed in short float32 pieces, which is twice as
-    fast as converting them; the rounding of the pieces, at most 69 · 2⁻²⁴, is added. Rows whose
-    squares may over- or underflow there are done again in float64.
+    less than 8e-6 of it. Float32 rows are summed in pieces of 64 in float32, which is twice as fast
+    as converting them; the rounding of the pieces, at most 69 · 2⁻²⁴, is added. Rows whose squares
+    may over- or underflow there are done again in float64.
 
     Edge cases: a row with NaN gives NaN, one with infinity gives infinity or NaN.
     """
-    if values.ndim != 2:
-        values = values.flatten(1) if values.ndim > 1 else values.unsqueeze(1)
-    rows, length = values, values.shape[1]
+    rows = values.flatten(1) if values.ndim > 1 else values.unsqueeze(1)
+    length = rows.shape[1]
     if length == 0:
-        return values.new_zeros(values.shape[0], dtype=torch.float64)
-    if values.dtype != torch.float32 or length < _LONG or length % _PIECE:
+        return rows.new_zeros(len(rows), dtype=torch.float64)
+    if rows.dtype != torch.float32 or length < _LONG or length % _PIECE:
         return row_norms(rows).square_()
     pieces = torch.linalg.vector_norm(rows.view(len(rows), -1, _PIECE), dim=2)
     unsafe = ((pieces < 1e-15) & (pieces > 0) | (pieces > 1e15)).any(1)
     # Squares that underflow to 0 do not matter next to a piece of 1e-15, only where all do.
     unsafe |= (pieces == 0).all(1)
     result = pieces.double().square_().sum(1).mul_(1.0 + _PIECE * 2.0**-23)
+    if rows.is_cuda:  # without asking the device whether there are such rows
+        return torch.where(unsafe, row_norms(rows).square_(), result)
     if unsafe.any():
         result[unsafe] = row_norms(rows[unsafe]).square_()
     return result

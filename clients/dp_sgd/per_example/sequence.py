@@ -1,0 +1,150 @@
+"""Models that are plain sequences of modules, run forwards and backwards by hand.
+
+For small models, watching them by autograd takes longer than their arithmetic. What no line here
+knows runs by autograd on its own, between the others.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.clients.dp_sgd.per_example.interface import UncoveredParameterError
+from fedsim.clients.dp_sgd.per_example.layers import RULES
+from fedsim.clients.dp_sgd.per_example.layers.base import LayerUse
+from fedsim.clients.dp_sgd.per_example.recording import Recording, RuledModel
+
+Backward = Callable[[Tensor], Tensor]
+"""Maps the gradient at a module's output to that at its input."""
+
+
+def _relu(x: Tensor) -> tuple[Tensor, Backward]:
+    y = torch.relu(x)
+    return y, lambda g: g * torch.sign(y)  # a quarter of the time of comparing
+
+
+def _tanh(x: Tensor) -> tuple[Tensor, Backward]:
+    y = torch.tanh(x)
+    return y, lambda g: g * (1 - y * y)
+
+
+def _sigmoid(x: Tensor) -> tuple[Tensor, Backward]:
+    y = torch.sigmoid(x)
+    return y, lambda g: g * (y * (1 - y))
+
+
+_FUNCTIONS: Mapping[type[nn.Module], Callable[[Tensor], tuple[Tensor, Backward]]] = {
+    nn.ReLU: _relu,
+    nn.Tanh: _tanh,
+    nn.Sigmoid: _sigmoid,
+    nn.Identity: lambda x: (x, lambda g: g),
+}
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)  # rules of a single use
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class ModuleSequence:
+    """A model as a sequence of modules.
+
+    Args:
+        ruled: the model and its rules.
+    """
+
+    def __init__(self, ruled: RuledModel) -> None:
+        self._ruled = ruled
+        self._modules = tuple(_modules_of(ruled.model))
+        self._hooks = tuple(vars(m)[name] for m in ruled.model.modules() for name in _HOOKS)
+        index = ruled.parameters.index
+        trained = [any(id(p) in index for p in m.parameters()) for m in self._modules]
+        self._first = trained.index(True) if True in trained else len(trained)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the model is a sequence, and nobody hooked into it."""
+        return len(self._modules) > 1 and not any(self._hooks)
+
+    def run(self, recording: Recording, x: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
+        """Return the outputs of a tile, and what fills the uses in from the gradient there.
+
+        Args:
+            recording: of the pass.
+            x: (n, ...).
+        """
+        steps = []
+        with self._ruled.in_place(recording):
+            for module in self._modules:
+                x, back = self._step(recording, module, x)
+                steps.append(back)
+        return x, lambda g: self._backward(steps, g)
+
+    def _backward(self, steps: Sequence[Backward], g: Tensor) -> None:
+        for place in range(len(steps) - 1, self._first - 1, -1):
+            g = steps[place](g)
+
+    def _step(self, recording: Recording, module: nn.Module, x: Tensor) -> tuple[Tensor, Backward]:
+        kind = type(module)
+        function = _FUNCTIONS.get(kind)
+        if function is not None:
+            return function(x)
+        if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
+            shape = x.shape
+            return x.flatten(1), lambda g: g.view(shape)
+        if kind in _LAYERS and module not in self._ruled.unit_modules:
+            return self._layer(recording, module, x)
+        return self._by_autograd(recording, module, x)
+
+    def _layer(
+        self, recording: Recording, module: nn.Module, x: Tensor
+    ) -> tuple[Tensor, Backward]:
+        direct = _Direct(recording)
+        y = RULES[type(module)](direct, module, x)
+        if y is None or direct.use is None:
+            raise UncoveredParameterError(f"no rule covers this {type(module).__name__} layer")
+        use, is_first = direct.use, module is self._modules[self._first]
+
+        def back(g: Tensor) -> Tensor:
+            use.input, use.output_gradient = x, g
+            if use.parameters:
+                recording.uses.append(use)
+            return g if is_first else use.input_gradient(g)
+
+        return y, back
+
+    def _by_autograd(
+        self, recording: Recording, module: nn.Module, x: Tensor
+    ) -> tuple[Tensor, Backward]:
+        leaf = x.detach()
+        if leaf.is_floating_point():
+            leaf.requires_grad_()
+        with torch.enable_grad():
+            y = module(leaf)
+
+        def back(g: Tensor) -> Tensor:
+            found = self._ruled.fill(recording, y, g, (leaf,) if leaf.requires_grad else ())
+            return found[0] if found and found[0] is not None else torch.zeros_like(leaf)
+
+        return y.detach(), back
+
+
+class _Direct:
+    """Records the single use of a layer without autograd."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self.operand = recording.operand
+        self.use: LayerUse | None = None
+
+    def record(self, use: LayerUse, x: Tensor) -> Tensor:
+        """Run a use on its input."""
+        self._recording.check_rows(use, x)
+        self.use = use
+        return use.forward(x)
+
+
+def _modules_of(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of nested sequences in their order."""
+    if type(module) is not nn.Sequential or "forward" in vars(module):
+        yield module
+        return
+    for child in module:
+        yield from _modules_of(child)

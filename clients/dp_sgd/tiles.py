@@ -1,0 +1,109 @@
+"""Lots cut into tiles of a fixed, public shape.
+
+A product's last bits depend on its number of rows. If that were the number of examples in a lot,
+one example could change the contribution of all others, and the proof of DP-SGD, in which a
+contribution depends on the parameters and on its own example alone, would not hold. So every pass
+has K clients with R rows each, both public. The size of a lot decides only how many tiles there
+are; rows without an example are zeros, and are clipped to nothing.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.clients.dp_sgd.per_example.interface import Tile
+
+_MULTIPLE = 8  # of rows
+_SMALL_BYTES = 1 << 23  # of all clients' examples: copying so many takes a thousandth of a second
+
+
+def tile_rows(usual_lot: int, most: int | None = None) -> int:
+    """Return R, the rows of a client in a tile.
+
+    Args:
+        usual_lot: a public number of examples that few lots exceed.
+        most: rows that fit into memory; None: any number.
+    """
+    rows = max(1, -(-usual_lot // _MULTIPLE)) * _MULTIPLE
+    if most is None or rows <= most:
+        return rows
+    tiles = -(-rows // most)
+    return -(-rows // tiles)
+
+
+class LotReader:
+    """The lots of several clients as tiles.
+
+    Args:
+        data: features (n, ...) and targets (n, ...) of each client; None: the client is absent.
+        rows: R.
+        dtype: of the weights of rows.
+    """
+
+    def __init__(
+        self, data: Sequence[tuple[Tensor, Tensor] | None], rows: int, *, dtype: torch.dtype
+    ) -> None:
+        self._data, self._rows, self._dtype = data, rows, dtype
+        present = [each for each in data if each is not None]
+        size = sum(part.nbytes for each in present for part in each)
+        self._like = present[0]
+        self._pool = _Pool(data) if len(data) > 1 and size <= _SMALL_BYTES else None
+
+    def tiles(self, lots: Sequence[np.ndarray | None]) -> list[Tile]:
+        """Return the tiles of one lot of each client; None: the client has none.
+
+        Args:
+            lots: indices of each client's examples.
+        """
+        rows = self._rows
+        longest = max((len(lot) for lot in lots if lot is not None), default=0)
+        return [
+            self._tile([lot[at : at + rows] if lot is not None else _EMPTY for lot in lots])
+            for at in range(0, longest, rows)
+        ]
+
+    def _tile(self, parts: Sequence[np.ndarray]) -> Tile:
+        features, targets = self._gather(parts)
+        lengths = np.array([len(part) for part in parts])
+        real = np.arange(self._rows) < lengths[:, None]
+        weights = torch.from_numpy(real.reshape(-1)).to(self._dtype).to(features.device)
+        return Tile(len(parts), features, targets, weights)
+
+    def _gather(self, parts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+        if self._pool is not None:
+            return self._pool.gather(parts, self._rows)
+        n = len(parts) * self._rows
+        x, y = (like.new_zeros(n, *like.shape[1:]) for like in self._like)
+        for k, (own, part) in enumerate(zip(self._data, parts, strict=True)):
+            if own is None or not len(part):
+                continue
+            at = slice(k * self._rows, k * self._rows + len(part))
+            index = torch.from_numpy(part).to(x.device)
+            torch.index_select(own[0], 0, index, out=x[at])
+            torch.index_select(own[1], 0, index, out=y[at])
+        return x, y
+
+
+class _Pool:
+    """All clients' examples in one tensor, for one call in place of one for each client."""
+
+    def __init__(self, data: Sequence[tuple[Tensor, Tensor] | None]) -> None:
+        present = [each for each in data if each is not None]
+        self._x, self._y = (
+            torch.cat([part.new_zeros(1, *part.shape[1:]) for part in parts[:1]] + list(parts))
+            for parts in zip(*present, strict=True)
+        )
+        sizes = [0 if each is None else len(each[0]) for each in data]
+        self._starts = 1 + np.cumsum([0, *sizes[:-1]])  # behind a row of zeros
+
+    def gather(self, parts: Sequence[np.ndarray], rows: int) -> tuple[Tensor, Tensor]:
+        index = np.zeros((len(parts), rows), dtype=np.int64)
+        for k, part in enumerate(parts):
+            index[k, : len(part)] = part + self._starts[k]
+        places = torch.from_numpy(index.reshape(-1)).to(self._x.device)
+        return self._x.index_select(0, places), self._y.index_select(0, places)
+
+
+_EMPTY = np.empty(0, dtype=np.int64)

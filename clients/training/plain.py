@@ -1,0 +1,88 @@
+"""Training without privacy by torch, for models that no rules fit."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss
+from fedsim.clients.settings import LocalSettings
+from fedsim.clients.training.optimizers import make_optimizer
+from fedsim.clients.training.streams import StreamKey, seeded_torch
+from fedsim.core.streams import Purpose
+
+
+def train_by_torch(
+    model: nn.Module,
+    loss: PerExampleLoss,
+    features: Tensor,
+    targets: Tensor,
+    settings: LocalSettings,
+    key: StreamKey,
+    *,
+    steps: range | None = None,
+) -> None:
+    """Take steps of minibatch SGD on the mean loss, in place.
+
+    Batches follow a shuffled order of the client's examples, shuffled anew in each pass. A pass
+    ends with a smaller batch where batch_size does not divide the number of examples.
+
+    Args:
+        model: updated in place.
+        loss: one value per example.
+        features: the client's examples (n, ...).
+        targets: their targets (n, ...).
+        settings: batch size, optimizer, and the number of steps.
+        key: of the client's random streams.
+        steps: numbers of the steps to take; None: `settings.steps` of them.
+    """
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = make_optimizer(settings.optimizer)
+    batches = shuffled_batches(len(features), settings.batch_size, key.generator(Purpose.SAMPLING))
+    model.train()
+    with seeded_torch(key, features.device):
+        for _ in steps if steps is not None else range(settings.steps):
+            index = torch.from_numpy(next(batches)).to(features.device)
+            x, y = features.index_select(0, index), targets.index_select(0, index)
+            found = _mean_gradient(model, loss, x, y, trainable, settings.max_physical_batch)
+            optimizer.step(trainable, found)
+
+
+def _mean_gradient(
+    model: nn.Module,
+    loss: PerExampleLoss,
+    x: Tensor,
+    y: Tensor,
+    trainable: Sequence[Tensor],
+    most: int | None,
+) -> Sequence[Tensor]:
+    """Return the gradients of a batch's mean loss, summed over parts of at most `most` examples."""
+    if most is None or len(x) <= most:
+        return _gradient(loss(model(x), y).mean(), trainable)
+    total = [torch.zeros_like(parameter) for parameter in trainable]
+    for part, wanted in zip(x.split(most), y.split(most), strict=True):
+        share = loss(model(part), wanted).sum() / len(x)
+        for value, found in zip(total, _gradient(share, trainable), strict=True):
+            value += found
+    return total
+
+
+def _gradient(value: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+
+
+def shuffled_batches(
+    num_examples: int, batch_size: int, generator: np.random.Generator
+) -> Iterator[np.ndarray]:
+    """Yield the indices of batches without end, shuffled anew in each pass.
+
+    Args:
+        num_examples: examples in a pass.
+        batch_size: examples in a batch; the last one of a pass may be smaller.
+        generator: of the shuffles.
+    """
+    while True:
+        order = generator.permutation(num_examples)
+        for start in range(0, num_examples, batch_size):
+            yield order[start : start + batch_size]
