@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from fedsim.clients import PrivacyEngine
 from fedsim.clients.training.block import BlockMember, train_block
-from fedsim.clients.training.local_training import StreamKey
+from fedsim.clients.training.streams import StreamKey
 from fedsim.federation.federation import Federation
 from fedsim.simulation.memory import keep_freed_memory
 

@@ -24,7 +24,7 @@ from fedsim.clients.faults.injection import Fault
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.block import BlockMember, train_block
-from fedsim.clients.training.local_training import StreamKey
+from fedsim.clients.training.streams import StreamKey
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
 from fedsim.protocol.secure import SealedReply

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedsim.accountant.ledger.journal import Journal
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.per_example.clipped_sum import PerExampleGradients, PerExampleLoss
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.failure_text import ClientFailureError, redact_error
 from fedsim.clients.faults.injection import NO_FAULTS, FaultPlan
 from fedsim.clients.request_digest import AnswerInputs, request_digest

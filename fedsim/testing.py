@@ -24,9 +24,13 @@ from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
 from fedsim.clients.dp_sgd.model_checks.safety import check_private_model
 from fedsim.clients.dp_sgd.per_example.choice import gradients_for
+from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.settings import LocalSettings, SgdSettings
-from fedsim.clients.training.local_training import StreamKey, train_plain, train_private
+from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.plain import train_by_torch
+from fedsim.clients.training.shared_model import SharedModel
+from fedsim.clients.training.streams import StreamKey
 from fedsim.data.conversion import to_dataset
 from fedsim.data.examples import Examples
 from fedsim.models.losses import PerExampleLoss, resolve_loss
@@ -37,8 +41,7 @@ CheckStatus = Literal["ok", "failed", "skipped"]
 
 _LOCAL = LocalSettings(steps=2, batch_size=8, optimizer=SgdSettings(name="sgd", lr=0.1))
 _GRADIENT_METHODS = {
-    "RuleGradients": "by book-keeping, the fast method",
-    "VmapGradients": "by vmap; layers that book-keeping knows would be faster",
+    "RuleGradients": "by layer rules, the fast method",
     "OneAtATime": "one example at a time, slow: torch.func cannot run the model",
 }
 
@@ -222,6 +225,8 @@ class _Trial:
     def has_gradients(self) -> str:
         found = gradients_for(self._new(), self._loss, self._features, self._targets)
         method = type(found).__name__
+        if isinstance(found, RuleGradients) and found.units:
+            return "by torch.func; layers that rules know would be faster"
         return _GRADIENT_METHODS.get(method, method)
 
     def trains(self, *, private: bool) -> str:
@@ -246,16 +251,16 @@ class _Trial:
 
     def _trained(self, *, private: bool) -> dict[str, Tensor]:
         model, key = self._new(), StreamKey(self._seed, 0, 1)
-        data = (self._features, self._targets, _LOCAL, key)
+        data = (self._features, self._targets)
         if not private:
-            train_plain(model, self._loss, *data)
+            train_by_torch(model, self._loss, *data, _LOCAL, key)
             return model.state_dict()
-        gradients = gradients_for(model, self._loss, self._features, self._targets)
+        gradients = gradients_for(model, self._loss, *data)
         lot = max(1.0, 0.5 * len(self._features))
         step = DpSgdMechanism(PoissonSampling(0.5), FlatClipping(1.0), 1.0, lot)
-        local, features, targets = _LOCAL, self._features, self._targets
-        steps = range(local.steps)
-        train_private(gradients, features, targets, local, step, key, steps=steps)
+        member = BlockMember(*data, key, range(_LOCAL.steps), step)
+        shared_model = SharedModel(model, parameters=gradients.parameters)
+        train_block(shared_model, self._loss, gradients, _LOCAL, [member])
         return model.state_dict()
 
 

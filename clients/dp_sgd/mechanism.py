@@ -24,9 +24,10 @@ from fedsim.clients.dp_sgd.clipping import Clipping, Groups
 from fedsim.clients.dp_sgd.noise import NoiseSource
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, check_allocation, group_noise
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
+from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, Tile, lot_statistics
 from fedsim.clients.dp_sgd.sampling import Charges, Sampling
+from fedsim.clients.dp_sgd.tiles import LotReader, tile_rows
 from fedsim.core.moved_names import moved_names_of
 
 Lots = Iterator[np.ndarray] | np.random.Generator
@@ -186,20 +187,33 @@ class DpSgdMechanism:
         Returns:
             Counts of the lot's examples: private, must not leave the client.
         """
-        lot = self._lot(len(features), lots)
-        # Noise first, gradients on top, saves one pass over the parameters.
+        lot = next(lots) if isinstance(lots, Iterator) else self.sampling.lot(len(features), lots)
         groups = self.fill_with_noise(gradients.parameters, noise, into)
         statistics = LotStatistics(0, 0, (0,) * len(groups.bounds))
-        for part in self._physical_batches(torch.from_numpy(lot).to(features.device)):
-            statistics += gradients.add_clipped_sum(
-                features.index_select(0, part),
-                targets.index_select(0, part),
-                self.clipping,
-                groups,
-                into,
-                scale=1.0 / self.expected_lot,
-            )
+        reader = LotReader([(features, targets)], self.tile_rows, dtype=into.dtype)
+        values = gradients.parameters.data.unsqueeze(0)
+        for tile in reader.tiles([lot]):
+            clip = self.clip_rows(groups, tile)
+            found = gradients.add_clipped_sums(values, tile, clip, into.unsqueeze(0))
+            statistics += lot_statistics(tile, clip, *found)
         return statistics
+
+    @property
+    def tile_rows(self) -> int:
+        """R, the public number of rows in which lots are computed (see `tiles`)."""
+        return tile_rows(self.sampling.usual_lot(self.expected_lot), self.max_physical_batch)
+
+    def clip_rows(self, groups: Groups, tile: Tile) -> ClipBounds:
+        """Return how the rows of a client's tile are clipped and scaled.
+
+        Args:
+            groups: of the model.
+            tile: of one client.
+        """
+        n, like = len(tile.features), {"dtype": torch.float64, "device": tile.features.device}
+        bounds = torch.tensor([groups.bounds], **like).expand(n, -1)
+        scales = torch.full((n, 1), 1.0 / self.expected_lot, **like) * tile.weights.unsqueeze(1)
+        return ClipBounds(self.clipping, groups.members, bounds, scales)
 
     def adapt(self, statistics: LotStatistics, noise: NoiseSource) -> Self:
         """Return the step of the next lot, with the clipping adapted to this one.
@@ -231,16 +245,6 @@ class DpSgdMechanism:
         if clip_norm is None:
             return self
         return replace(self, clipping=self.clipping.resume(clip_norm), bound_groups=None)
-
-    def _lot(self, num_examples: int, lots: Lots) -> np.ndarray:
-        if isinstance(lots, np.random.Generator):
-            return self.sampling.lot(num_examples, lots)
-        return next(lots)
-
-    def _physical_batches(self, lot: Tensor) -> tuple[Tensor, ...]:
-        """Return the lot in parts of at most `max_physical_batch` examples."""
-        most = self.max_physical_batch
-        return (lot,) if most is None else lot.split(most)
 
     def _group_multipliers(self) -> tuple[float, ...]:
         """Return z_m of each group, or the z of all where the groups are not known yet."""

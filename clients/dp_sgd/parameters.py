@@ -55,5 +55,7 @@ class FlatParameters:
     def stacked_views(self, rows: Tensor) -> list[Tensor]:
         """Return one view (K, *shape) of flat rows (K, size) for each parameter."""
         parts = rows.detach().split_with_sizes(self.sizes, 1)
-        return [part.unflatten(1, p.shape) if p.ndim != 1 else part
-                for part, p in zip(parts, self.tensors, strict=True)]
+        return [
+            part.unflatten(1, p.shape) if p.ndim != 1 else part
+            for part, p in zip(parts, self.tensors, strict=True)
+        ]

@@ -17,9 +17,9 @@ from fedsim.clients.dp_sgd.clipping import Clipping, Groups
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.dp_sgd.per_example.interface import UncoveredParameterError
-from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.per_example.layers import ExampleUse
 from fedsim.clients.dp_sgd.per_example.module_use import Unit, units_in_place
+from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.privacy_engine.forward_checks import check_forward, leading_tensor
 from fedsim.clients.privacy_engine.pass_tape import BackwardError, PassTape
 

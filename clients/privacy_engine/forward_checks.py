@@ -11,8 +11,8 @@ from fedsim.clients.dp_sgd.model_checks.isolation_probe import rows
 from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, check_private_model
 from fedsim.clients.dp_sgd.per_example.choice import BackendError, gradients_for
 from fedsim.clients.dp_sgd.per_example.interface import UncoveredParameterError
-from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.per_example.module_use import Unit
+from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 
 _NUM_SYNTHETIC_EXAMPLES = 3  # synthetic examples
 

@@ -5,7 +5,7 @@ numbers of steps are their own. All members of the planned block have rows in ev
 they take part or not, so the shape of every product is known in advance.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsim.clients.dp_sgd.clipping import Groups
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.noise import NoiseSource, fill_rows_
+from fedsim.clients.dp_sgd.noise import fill_rows_
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
@@ -61,6 +61,12 @@ class BlockResult:
     adapted_clip_norm: tuple[float | None, ...]
 
 
+StepCallback = Callable[
+    [Sequence[np.ndarray | None], Tensor, Sequence[DpSgdMechanism | None]], None
+]
+"""Sees the lots, the releases (members, size) and the mechanisms of a step."""
+
+
 def train_block(
     shared_model: SharedModel,
     loss: PerExampleLoss,
@@ -69,6 +75,7 @@ def train_block(
     members: Sequence[BlockMember | None],
     *,
     rows: int | None = None,
+    on_step: StepCallback | None = None,
 ) -> BlockResult:
     """Train the members of a planned block from the global model.
 
@@ -83,6 +90,7 @@ def train_block(
         local: batch size and optimizer.
         members: the planned members in ascending order of clients; None: absent.
         rows: R of the planned block's tiles; None: as for the members present.
+        on_step: sees each step of private members, for an audit.
 
     Raises:
         ValueError: no member is present, private and other members are mixed, members clip by
@@ -100,9 +108,10 @@ def train_block(
     kinds = {None if m.step is None else m.step.clipping.kind for m in present}
     if len(kinds) > 1:
         raise ValueError("members of a block must clip by one rule, or all train without privacy")
-    block = _Block if present[0].step is None else _PrivateBlock
+    kind = _Block if present[0].step is None else _PrivateBlock
+    block = kind(shared_model, gradients, local, members, rows)
     with seeded_torch(present[0].key, present[0].features.device):
-        result = block(shared_model, gradients, local, members, rows).train()
+        result = block.train(on_step)
     if len(members) == 1:
         shared_model.parameters.data.copy_(result.values[0])
     return result
@@ -110,10 +119,9 @@ def train_block(
 
 def member_rows(member: BlockMember, local: LocalSettings) -> int:
     """Return R of the tiles of a block of one."""
-    most, step = local.max_physical_batch, member.step
-    if step is None:
-        return tile_rows(min(local.batch_size, len(member.features)), most)
-    return tile_rows(step.sampling.usual_lot(step.expected_lot), most)
+    if member.step is not None:
+        return member.step.tile_rows
+    return tile_rows(min(local.batch_size, len(member.features)), local.max_physical_batch)
 
 
 def _train_by_torch(
@@ -148,20 +156,31 @@ class _Block:
         self.values = start.expand(len(members), -1).clone()
         self.released = torch.zeros_like(self.values)
 
+    @property
+    def mechanisms(self) -> Sequence[DpSgdMechanism | None]:
+        """Each member's mechanism of the next step; None without privacy."""
+        return [None] * len(self.members)
+
     def lots(self, member: BlockMember) -> Iterator[np.ndarray]:
         """Return a member's batches, without end."""
         generator = member.key.generator(Purpose.SAMPLING)
         return shuffled_batches(len(member.features), self.local.batch_size, generator)
 
-    def train(self) -> BlockResult:
+    def train(self, on_step: StepCallback | None) -> BlockResult:
         """Take all steps of all members."""
         optimizer = make_optimizer(self.local.optimizer)
         ends = [0 if member is None else len(member.steps) for member in self.members]
         final = self.values.clone()
         for step in range(max(ends)):
             active = [step < end for end in ends]
-            lots = [next(own) if own and on else None for own, on in zip(self._lots, active, strict=True)]
+            lots = [
+                next(own) if own and on else None
+                for own, on in zip(self._lots, active, strict=True)
+            ]
+            used = self.mechanisms
             self.fill_released(active, lots)
+            if on_step is not None:
+                on_step(lots, self.released, used)
             optimizer.step([self.values], [self.released])
             for k, end in enumerate(ends):
                 if end == step + 1:
@@ -209,6 +228,11 @@ class _PrivateBlock(_Block):
         self._scales = self._by_row(torch.tensor(scales, **like).unsqueeze(1))
         self._adapts = any(step and step.clipping.noise_on_count for step in self._steps)
         self._measure()
+
+    @property
+    def mechanisms(self) -> Sequence[DpSgdMechanism | None]:
+        """Each member's mechanism of the next step."""
+        return tuple(self._steps)
 
     def lots(self, member: BlockMember) -> Iterator[np.ndarray]:
         """Return a member's lots, without end."""

@@ -1,7 +1,7 @@
 """Observations of a client's private training with canaries, as its server would see it."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,15 +10,14 @@ from torch import Tensor
 
 from fedsim.accountant import Gaussian, JointGaussian
 from fedsim.accountant.arrays import Floats
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism, Lots
-from fedsim.clients.dp_sgd.noise import NoiseSource
-from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
 from fedsim.clients.settings import LocalSettings
-from fedsim.clients.training.local_training import StreamKey, train_private
+from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.shared_model import SharedModel
+from fedsim.clients.training.streams import StreamKey
 
 Bools = NDArray[np.bool_]
-ReleaseCallback = Callable[[np.ndarray, Tensor, DpSgdMechanism], None]
 
 MAX_OBSERVED_CANARIES = 1000  # per client; it bounds the memory of the tables
 
@@ -42,38 +41,6 @@ class Observations:
     def inside(self) -> Bools:
         """Whether a canary was in the lot of a step (steps, canaries)."""
         return self.drawn & self.has_canary
-
-
-@dataclass(frozen=True)
-class ObservedMechanism(DpSgdMechanism):
-    """A mechanism that passes each lot and each release to `on_release`."""
-
-    on_release: ReleaseCallback = field(
-        default=lambda lot, released, mechanism: None, compare=False
-    )
-
-    @classmethod
-    def of(cls, mechanism: DpSgdMechanism, on_release: ReleaseCallback) -> "ObservedMechanism":
-        """Return `mechanism` with a callback for its releases."""
-        return cls(**vars(mechanism), on_release=on_release)
-
-    def release(
-        self,
-        gradients: PerExampleGradients,
-        features: Tensor,
-        targets: Tensor,
-        *,
-        lots: Lots,
-        noise: NoiseSource,
-        into: Tensor,
-    ) -> LotStatistics:
-        """Release as `DpSgdMechanism.release` does, then call `on_release`."""
-        lot = self._lot(len(features), lots)
-        statistics = super().release(
-            gradients, features, targets, lots=iter([lot]), noise=noise, into=into
-        )
-        self.on_release(lot, into, self)
-        return statistics
 
 
 def observe(
@@ -107,22 +74,27 @@ def observe(
     place = _canaries(gradients, count)
     rows: list[tuple[Floats, Bools]] = []
 
-    def record(lot: np.ndarray, released: Tensor, used: DpSgdMechanism) -> None:
-        drawn = np.zeros(has_canary.size, dtype=bool)
-        drawn[lot] = True
-        bound = _bound(used, gradients)
-        sums = released[place].double().cpu().numpy() * (used.expected_lot / bound)
-        rows.append((sums, drawn[:count]))
+    def record(
+        lots: Sequence[np.ndarray | None], released: Tensor, used: Sequence[DpSgdMechanism | None]
+    ) -> None:
+        for lot, mechanism in zip(lots, used, strict=True):
+            if lot is None or mechanism is None:
+                continue
+            drawn = np.zeros(has_canary.size, dtype=bool)
+            drawn[lot] = True
+            bound = _bound(mechanism, gradients)
+            sums = released[0, place].double().cpu().numpy() * (mechanism.expected_lot / bound)
+            rows.append((sums, drawn[:count]))
 
-    mechanism: DpSgdMechanism = ObservedMechanism.of(step, record)
     index = torch.arange(has_canary.size, device=targets.device)
-    start = gradients.parameters.data.clone()
+    shared_model = SharedModel(gradients.model, parameters=gradients.parameters)
     for number, own in enumerate(_rounds(steps, local.steps), start=1):
-        gradients.parameters.data.copy_(start)  # a round starts from the global model
         key = StreamKey(seed, client, number)
-        mechanism = train_private(
-            gradients, index, targets, local, mechanism, key, steps=own, secure=secure
-        )
+        member = BlockMember(index, targets, key, own, step, secure)
+        loss = gradients.loss
+        result = train_block(shared_model, loss, gradients, local, [member], on_step=record)
+        step = step.resume(result.adapted_clip_norm[0])
+    shared_model.restart()
     released, drawn = (np.array(column) for column in zip(*rows, strict=True))
     return Observations(released, drawn, has_canary[:count])
 

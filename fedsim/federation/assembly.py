@@ -8,7 +8,7 @@ from fedsim.clients.budget.client_privacy import ClientPrivacy, resolve_client_p
 from fedsim.clients.budget.plan import PrivacyPlan, plan_privacy
 from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
 from fedsim.clients.dp_sgd.model_checks.safety import check_private_model
-from fedsim.clients.dp_sgd.per_example.choice import gradients_for
+from fedsim.clients.dp_sgd.per_example.choice import training_gradients
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
@@ -66,12 +66,12 @@ def assemble(
     )
     client_privacy = _client_privacy(loaded, len(data.clients))
     model = model.to(device)
-    gradients, public = None, public_examples(data, NUM_CHECK_EXAMPLES)
-    if experiment.privacy is not None:
-        features, targets = to_tensors(public, device)
+    public, private = public_examples(data, NUM_CHECK_EXAMPLES), experiment.privacy is not None
+    features, targets = to_tensors(public, device)
+    if private:
         check_private_model(model, features)
         check_isolation(model, loss, features, targets)
-        gradients = gradients_for(model, loss, features, targets)
+    gradients = training_gradients(model, loss, features, targets, private=private)
     secure = secure_channel(experiment, model.state_dict(), data.clients.sizes)
     if secure is not None:
         check_train_metrics(secure.settings.metrics, model, loss, task, public)

@@ -17,7 +17,6 @@ from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, Per
 from fedsim.clients.faults.injection import FaultPlan
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.task import ClientTask
-from fedsim.clients.training.cohorts import cohorts_agree
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.data import FederatedData
 from fedsim.experiment import Experiment
@@ -25,7 +24,6 @@ from fedsim.federation.block_plan import BlockPlan
 from fedsim.federation.block_size import block_size
 from fedsim.federation.client_tensors import ClientTensors
 from fedsim.federation.conditions import digest_conditions
-from fedsim.federation.initial_model import NUM_PROBE_EXAMPLES, public_examples, to_tensors
 from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.federation.train_metrics import TrainMetrics
 from fedsim.models.metrics import Task, evaluate
@@ -49,7 +47,7 @@ class Federation:
         model: the initial model; rounds overwrite its values.
         shared_model: the same model, as all clients of this process train it in turn.
         loss: one value per example.
-        gradients: per-example gradients of the model under the loss; None without privacy.
+        gradients: gradients of the model under the loss; None: by torch, without privacy.
         task: targets and metrics of the loss.
         participation: the clients of each round.
         client_privacy: privacy settings of each client; None without privacy.
@@ -231,17 +229,5 @@ class Federation:
             participants = min(participation.clients_per_round, participation.num_clients)
             values = self.shared_model.parameters.size
             size = block_size(self.model, values, participants, local.cohort)
-        return BlockPlan(participation, size if size > 1 and self._agree() else 1, tuple(lots))
-
-    def _agree(self) -> bool:
-        """Whether the model trains in blocks; tried on public examples."""
-        features, targets = to_tensors(public_examples(self.data, NUM_PROBE_EXAMPLES), self.device)
-        return cohorts_agree(
-            self.shared_model,
-            self.loss,
-            self.gradients,
-            self.experiment.local,
-            features,
-            targets,
-            None if self.plans is None else self.plans[0].step,
-        )
+        stacks = self.gradients is not None and self.gradients.stacks
+        return BlockPlan(participation, size if stacks else 1, tuple(lots))

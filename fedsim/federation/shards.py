@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fedsim.accountant.ledger.journal import Journal
 from fedsim.clients.app import BatchClientApp
-from fedsim.clients.dp_sgd.per_example.backend import gradients_for
+from fedsim.clients.dp_sgd.per_example.choice import training_gradients
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
@@ -165,10 +165,9 @@ class _FederationShard:
         device = choose_device(experiment.runtime.device)
         loss = resolve_loss(experiment.model.loss, base=base)
         model = initial_model(experiment, self.data, self.rest["task"], base=base).to(device)
-        gradients = None
-        if experiment.privacy is not None:
-            public = public_examples(self.data, NUM_CHECK_EXAMPLES)
-            gradients = gradients_for(model, loss, *to_tensors(public, device))
+        examples = to_tensors(public_examples(self.data, NUM_CHECK_EXAMPLES), device)
+        private = experiment.privacy is not None
+        gradients = training_gradients(model, loss, *examples, private=private)
         # A copy: arrays that Ray delivers are shared and read-only.
         federation = self.federation_class(
             **self.rest,

@@ -15,9 +15,9 @@ from fedsim.clients.budget.plan import PrivacyPlanError
 from fedsim.clients.dp_sgd.clipping import Groups
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import NoiseSource, SeededNoise
-from fedsim.clients.dp_sgd.per_example.clipped_sum import BookKeeping
+from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
-from fedsim.clients.training.local_training import StreamKey
+from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import LoadedExperiment, load_experiment
 
 CONFIDENCE = 1 - 1e-6  # the false-alarm rate of a changed draw; the seed is fixed
@@ -108,12 +108,12 @@ def test_noise_that_is_charged_as_more_than_it_is_is_found(monkeypatch: pytest.M
 def test_clipping_that_does_not_hold_is_found(
     monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:
-    whole = BookKeeping.add_clipped_sum
+    whole = RuleGradients.add_clipped_sum
 
-    def unclipped(self: BookKeeping, *args: Any, scale: float, **settings: Any) -> Any:
+    def unclipped(self: RuleGradients, *args: Any, scale: float, **settings: Any) -> Any:
         return whole(self, *args, scale=factor * scale, **settings)
 
-    monkeypatch.setattr(BookKeeping, "add_clipped_sum", unclipped)
+    monkeypatch.setattr(RuleGradients, "add_clipped_sum", unclipped)
     for client in audited().clients:
         assert any("times the clipping bound" in text for text in client.violations)
         assert any("is claimed" in text for text in client.violations)

@@ -84,6 +84,30 @@ def gradients_for(
     return exact
 
 
+def training_gradients(
+    model: nn.Module, loss: PerExampleLoss, features: Tensor, targets: Tensor, *, private: bool
+) -> PerExampleGradients | None:
+    """Return the gradients that clients of an experiment train with; None: torch's own.
+
+    Without privacy, rules are taken where they cover the whole model and several clients can train
+    in one tile; a model whose buffers may change trains by torch.
+
+    Args:
+        model: its trainable parameters become views of one flat tensor.
+        loss: one value per example.
+        features: a few public examples (n ≥ 1, ...).
+        targets: their targets.
+        private: whether gradients are clipped.
+    """
+    if private:
+        return gradients_for(model, loss, features, targets)
+    if next(model.buffers(), None) is not None:
+        return None
+    found = gradients_for(model, loss, features, targets)
+    whole = isinstance(found, RuleGradients) and found.stacks and not found.units
+    return found if whole else None
+
+
 def _several(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return as many examples as are tried; repeated ones are moved a little if they can be."""
     if len(features) == 0:
@@ -162,7 +186,9 @@ class _Trial:
         return frozenset(
             name
             for name in found
-            if not any(name != other and (not other or name.startswith(f"{other}.")) for other in found)
+            if not any(
+                name != other and (not other or name.startswith(f"{other}.")) for other in found
+            )
         )
 
     def _module_of(self, name: str) -> str:

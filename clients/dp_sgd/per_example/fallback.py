@@ -1,7 +1,7 @@
 """Modules that no rule covers, run row by row through `torch.func`.
 
-A unit is a module as a function of its parameters and of one example. `vmap` runs it on all rows of
-a tile, each with its client's parameters, and the gradients of all rows come from one backward pass.
+A unit is a module as a function of its parameters and of one example. `vmap` runs it on all rows
+of a tile, each with its client's parameters. One backward pass gives the gradients of all rows.
 """
 
 from collections.abc import Sequence
@@ -173,14 +173,15 @@ class _RunUnit(torch.autograd.Function):
                 filled[place] = value
             return over_rows(own, *filled)
 
-        outputs, ctx.gradients_of = vjp(run, copies, *(stacked[i] for i in smooth))
+        found: Any = vjp(run, copies, *(stacked[i] for i in smooth))
+        outputs, ctx.gradients_of = found
         ctx.use, ctx.recording, ctx.smooth, ctx.each = use, recording, smooth, each
         ctx.set_materialize_grads(True)
         return tuple(value.flatten(0, 1) for value in outputs)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         stacked = tuple(g.unflatten(0, (-1, ctx.each)) for g in gradients)
         own, *given = ctx.gradients_of(stacked)
         use: UnitUse = ctx.use

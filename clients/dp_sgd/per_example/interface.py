@@ -42,13 +42,13 @@ class Tile:
         clients: K.
         features: (K · R, ...), client after client.
         targets: (K · R, ...).
-        weights: of the rows' losses (K · R,): 0 for rows that are no examples; None: 1 each.
+        weights: of the rows' losses (K · R,): 0 for rows that are no examples.
     """
 
     clients: int
     features: Tensor
     targets: Tensor
-    weights: Tensor | None = None
+    weights: Tensor
 
 
 class RowGradients(Protocol):
@@ -160,8 +160,24 @@ class PerExampleGradients(ABC):
         like = {"dtype": torch.float64, "device": into.device}
         bounds = torch.tensor([groups.bounds], **like).expand(n, -1)
         clip = ClipBounds(clipping, groups.members, bounds, torch.full((n, 1), scale, **like))
+        tile = Tile(1, features, targets, into.new_ones(n))
         values = self.parameters.data.unsqueeze(0)
-        tile = Tile(1, features, targets)
-        norms, dropped = self.add_clipped_sums(values, tile, clip, into.unsqueeze(0))
-        within = (norms <= bounds).sum(0).tolist()
-        return LotStatistics(n, 0 if dropped is None else int(dropped.sum()), tuple(within))
+        found = self.add_clipped_sums(values, tile, clip, into.unsqueeze(0))
+        return lot_statistics(tile, clip, *found)
+
+
+def lot_statistics(
+    tile: Tile, clip: ClipBounds, norms: Tensor, dropped: Tensor | None
+) -> LotStatistics:
+    """Return what happened to the examples of a tile of one client.
+
+    Args:
+        tile: the rows.
+        clip: their bounds.
+        norms: by group, float64 (n, m), NaN for dropped rows.
+        dropped: which rows were dropped (n,); None: none.
+    """
+    real = tile.weights > 0
+    within = ((norms <= clip.bounds) & real.unsqueeze(1)).sum(0).tolist()
+    lost = 0 if dropped is None else int((dropped & real).sum())
+    return LotStatistics(int(real.sum()), lost, tuple(within))

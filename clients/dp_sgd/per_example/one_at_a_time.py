@@ -5,11 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.per_example.interface import (
-    PerExampleGradients,
-    RowGradients,
-    Tile,
-)
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, RowGradients, Tile
 from fedsim.clients.dp_sgd.per_example.layers.base import ExampleUse
 from fedsim.clients.dp_sgd.per_example.norms import zero_rows
 

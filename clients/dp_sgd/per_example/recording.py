@@ -108,7 +108,7 @@ class _Recorded(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor | None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         use: LayerUse = ctx.use
         if ctx.saved:
-            # Without its history: that would hold the use, and it this, out of any collector's sight.
+            # Without its history, which holds the use: no collector sees that circle.
             use.input = ctx.saved_tensors[0].detach()
         use.output_gradient = g
         ctx.recording.note(use)

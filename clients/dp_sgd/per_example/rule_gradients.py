@@ -12,7 +12,6 @@ from fedsim.clients.dp_sgd.per_example.interface import (
     PerExampleLoss,
     RowGradients,
     Tile,
-    UncoveredParameterError,
 )
 from fedsim.clients.dp_sgd.per_example.layers.base import ExampleUse, SummedUses
 from fedsim.clients.dp_sgd.per_example.layers.linear import LinearUse
@@ -101,8 +100,7 @@ class RuleGradients(PerExampleGradients):
                 self.ruled.fill(recording, outputs, g)
             else:
                 losses = self.loss(outputs, y)
-                total = losses.sum() if weights is None else torch.dot(losses, weights)
-                self.ruled.fill(recording, total, None)
+                self.ruled.fill(recording, torch.dot(losses, weights.to(losses.dtype)), None)
         return recording.uses
 
     def gradients(self, features: Tensor, targets: Tensor) -> Tensor:
@@ -120,7 +118,8 @@ class RuleGradients(PerExampleGradients):
         data = self.parameters.data
         rows = data.new_zeros(len(features), self.parameters.size)
         places = self.parameters.slices(range(len(self.parameters.tensors)))
-        for use in self.record(values, Tile(len(values), features, targets)):
+        weights = data.new_ones(len(features))
+        for use in self.record(values, Tile(len(values), features, targets, weights)):
             with torch.no_grad():
                 for index in use.parameters:
                     rows[:, places[index]] += use.per_example(index).reshape(len(rows), -1)

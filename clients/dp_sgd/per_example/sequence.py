@@ -93,9 +93,7 @@ class ModuleSequence:
             return self._layer(recording, module, x)
         return self._by_autograd(recording, module, x)
 
-    def _layer(
-        self, recording: Recording, module: nn.Module, x: Tensor
-    ) -> tuple[Tensor, Backward]:
+    def _layer(self, recording: Recording, module: nn.Module, x: Tensor) -> tuple[Tensor, Backward]:
         direct = _Direct(recording)
         y = RULES[type(module)](direct, module, x)
         if y is None or direct.use is None:

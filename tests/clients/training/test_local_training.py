@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.per_example.clipped_sum import VmapGradients
+from fedsim.clients.dp_sgd.per_example.UNKNOWN import VmapGradients
 from fedsim.clients.dp_sgd.sampling import (
     BallsAndBins,
     FixedSizeSampling,
@@ -18,7 +18,9 @@ from fedsim.clients.dp_sgd.sampling import (
     ShuffledEpochs,
 )
 from fedsim.clients.settings import AdamSettings, LocalSettings, SgdSettings
-from fedsim.clients.training.local_training import StreamKey, train_plain, train_private
+from fedsim.clients.training.block import train_private
+from fedsim.clients.training.plain import train_plain
+from fedsim.clients.training.streams import StreamKey
 
 KEY = StreamKey(seed=1, client=2, round_number=3)
 EXACT = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(1e9), 0.0, expected_lot=30.0)

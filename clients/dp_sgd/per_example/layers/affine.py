@@ -7,7 +7,7 @@ from fedsim.clients.dp_sgd.per_example.layers.base import HeldUse, Operand
 
 
 class AffineUse(HeldUse):
-    """x · w + b, with each client's w and b (d...) over the trailing dimensions of x (n, ..., d...).
+    """x · w + b, with each client's w and b (d...) broadcast over x (n, ..., d...).
 
     Args:
         weight: the scale; None for 1.
