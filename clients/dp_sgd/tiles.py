@@ -49,6 +49,7 @@ class LotReader:
         present = [each for each in data if each is not None]
         size = sum(part.nbytes for each in present for part in each)
         self._like = present[0]
+        self._buffers: tuple[Tensor, Tensor] | None = None  # used again for each tile
         self._pool = _Pool(data) if len(data) > 1 and size <= _SMALL_BYTES else None
 
     def tiles(self, lots: Sequence[np.ndarray | None]) -> list[Tile]:
@@ -74,16 +75,19 @@ class LotReader:
     def _gather(self, parts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
         if self._pool is not None:
             return self._pool.gather(parts, self._rows)
-        n = len(parts) * self._rows
-        x, y = (like.new_zeros(n, *like.shape[1:]) for like in self._like)
+        if self._buffers is None:
+            n = len(parts) * self._rows
+            x, y = (like.new_zeros(n, *like.shape[1:]) for like in self._like)
+            self._buffers = x, y
         for k, (own, part) in enumerate(zip(self._data, parts, strict=True)):
-            if own is None or not len(part):
-                continue
-            at = slice(k * self._rows, k * self._rows + len(part))
-            index = torch.from_numpy(part).to(x.device)
-            torch.index_select(own[0], 0, index, out=x[at])
-            torch.index_select(own[1], 0, index, out=y[at])
-        return x, y
+            start, stop = k * self._rows, (k + 1) * self._rows
+            filled = start + len(part)
+            for place, buffer in enumerate(self._buffers):
+                if own is not None and len(part):
+                    index = torch.from_numpy(part).to(buffer.device)
+                    torch.index_select(own[place], 0, index, out=buffer[start:filled])
+                buffer[filled:stop].zero_()
+        return self._buffers
 
 
 class _Pool:

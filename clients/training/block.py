@@ -170,7 +170,7 @@ class _Block:
         """Take all steps of all members."""
         optimizer = make_optimizer(self.local.optimizer)
         ends = [0 if member is None else len(member.steps) for member in self.members]
-        final = self.values.clone()
+        final: dict[int, Tensor] = {}
         for step in range(max(ends)):
             active = [step < end for end in ends]
             lots = [
@@ -183,9 +183,11 @@ class _Block:
                 on_step(lots, self.released, used)
             optimizer.step([self.values], [self.released])
             for k, end in enumerate(ends):
-                if end == step + 1:
-                    final[k] = self.values[k]
-        return BlockResult(final, self.adapted_clip_norms())
+                if end == step + 1 < max(ends):
+                    final[k] = self.values[k].clone()
+        for k, row in final.items():  # other members went on
+            self.values[k] = row
+        return BlockResult(self.values, self.adapted_clip_norms())
 
     def fill_released(self, active: Sequence[bool], lots: Sequence[np.ndarray | None]) -> None:
         """Overwrite `released` (K, size) with the members' gradients of a step.
