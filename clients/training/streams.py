@@ -9,7 +9,7 @@ import torch
 
 from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise, secret_stream
 from fedsim.clients.dp_sgd.sampling import Sampling
-from fedsim.core.streams import Purpose, seed_sequence, stream
+from fedsim.core.streams import Purpose, generator_of, stream, stream_key, torch_seed
 
 
 @dataclass(frozen=True)
@@ -20,22 +20,20 @@ class StreamKey:
     client: int
     round_number: int
 
+    def key_bytes(self, purpose: Purpose) -> bytes:
+        """Return the 32-byte key of the stream for `purpose`."""
+        return stream_key(self.seed, purpose, client=self.client, round_number=self.round_number)
+
     def generator(self, purpose: Purpose) -> np.random.Generator:
         """Return the stream for `purpose`."""
-        return stream(self.seed, purpose, client=self.client, round_number=self.round_number)
+        return generator_of(self.key_bytes(purpose))
 
     def epoch(self, number: int) -> np.random.Generator:
         """Return the stream that divides the client's examples in an epoch; no round enters it."""
         return stream(self.seed, Purpose.EPOCH, client=self.client, round_number=number)
 
     def lots(
-        self,
-        sampling: Sampling,
-        num_examples: int,
-        *,
-        first_step: int,
-        secure: bool = False,
-        stream: np.random.Generator | None = None,
+        self, sampling: Sampling, num_examples: int, *, first_step: int, secure: bool = False
     ) -> Iterator[np.ndarray]:
         """Return the lots of the round, without end.
 
@@ -44,28 +42,21 @@ class StreamKey:
             num_examples: examples of the client.
             first_step: steps of the client before this round.
             secure: whether independent lots are drawn from the operating system.
-            stream: a fresh stream for `Purpose.SAMPLING`; None: it is made here.
         """
-        steps = secret_stream() if secure else stream or self.generator(Purpose.SAMPLING)
+        steps = secret_stream() if secure else self.generator(Purpose.SAMPLING)
         return sampling.lots(num_examples, steps, epochs=self.epoch, first_step=first_step)
 
-    def noise(
-        self, *, secure: bool = False, stream: np.random.Generator | None = None
-    ) -> NoiseSource:
+    def noise(self, *, secure: bool = False) -> NoiseSource:
         """Return the noise source of the round.
 
         Args:
             secure: whether noise comes from the operating system and cannot be repeated.
-            stream: a fresh stream for `Purpose.NOISE`; None: it is made here.
         """
-        return SecureNoise() if secure else SeededNoise(stream or self.generator(Purpose.NOISE))
+        return SecureNoise() if secure else SeededNoise(self.key_bytes(Purpose.NOISE))
 
     def torch_seed(self, purpose: Purpose) -> int:
-        """Return a seed for torch's own generators (dropout); not used for noise."""
-        sequence = seed_sequence(
-            self.seed, purpose, client=self.client, round_number=self.round_number
-        )
-        return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+        """Return a seed for torch's own generators (dropout)."""
+        return torch_seed(self.key_bytes(purpose))
 
 
 @contextmanager
