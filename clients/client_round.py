@@ -285,6 +285,7 @@ def _train(rounds: Sequence[ClientRound]) -> list[TrainedClient]:
         task.gradients,
         task.local,
         [members.get(client) for client in block],
+        rows=task.tile_rows(block),
     )
     places = [block.index(client) for client in members]
     present = result.values if len(places) == len(block) else result.values[places]

@@ -29,6 +29,7 @@ class AnswerInputs:
 
     Attributes:
         block: planned members of the client's block, ascending.
+        tile_rows: rows of each member in the block's tiles; None: as the client alone has.
         model: digest of the request's global model.
         clip_norm: clipping bound of the request; None without.
         mechanism: text of the client's mechanism, with noise, clipping and sampling.
@@ -37,6 +38,7 @@ class AnswerInputs:
     """
 
     block: tuple[int, ...]
+    tile_rows: int | None
     model: str
     clip_norm: float | None
     mechanism: str
@@ -56,6 +58,7 @@ def request_digest(inputs: AnswerInputs, *, seed: int, client: int) -> str:
     """
     parts = (
         _text_of(inputs.block),
+        repr(inputs.tile_rows),
         inputs.model,
         repr(inputs.clip_norm),
         inputs.mechanism,

@@ -1,6 +1,6 @@
 """Everything a client needs to train: its data, the shared model, its settings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flwr.app import ArrayRecord
@@ -38,6 +38,8 @@ class ClientTask:
         loss: one value per example.
         gradients: clipped sums of per-example gradients under `loss`; None without privacy.
         local: steps, batch size and optimizer.
+        tile_rows: returns the rows of each client in the tiles of a planned block; None: as the
+            members present need.
         privacy: the client's plan; None: training without differential privacy.
         journal: the durable ledger; None: charges are kept in the client's state alone.
         evaluate: scores a model on held-out examples; None: the client refuses to.
@@ -63,6 +65,7 @@ class ClientTask:
     faults: FaultPlan = NO_FAULTS
     secure: SecureChannel | None = None
     measure: Callable[[nn.Module], Mapping[str, float]] | None = None
+    tile_rows: Callable[[Sequence[int]], int | None] = lambda members: None
 
     def check_examples(self) -> None:
         """Check that the public number of examples is not 0.
@@ -101,6 +104,7 @@ class ClientTask:
         repeats = self.privacy is not None and not self.privacy.secure_noise
         inputs = AnswerInputs(
             block=block,
+            tile_rows=self.tile_rows(block),
             model=model,
             clip_norm=request.clip_norm,
             mechanism="" if self.privacy is None else self.privacy.mechanism_text,

@@ -1,6 +1,6 @@
 """A federation: data, model, plans and parties of an experiment, ready to run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.budget.client_privacy import ClientPrivacy
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.dp_sgd.tiles import tile_rows
 from fedsim.clients.faults.injection import FaultPlan
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.task import ClientTask
@@ -119,7 +120,16 @@ class Federation:
             faults=self._faults,
             secure=self.secure,
             measure=self._train_metrics(client),
+            tile_rows=self._tile_rows,
         )
+
+    def _tile_rows(self, members: Sequence[int]) -> int:
+        """Return the rows of each member in the tiles of a block, present or not."""
+        if self.plans is not None:
+            return max(self.plans[client].step.tile_rows for client in members)
+        local, sizes = self.experiment.local, self.data.clients.sizes
+        most = max(min(local.batch_size, sizes[client]) for client in members)
+        return tile_rows(most, local.max_physical_batch)
 
     def _train_metrics(self, client: int) -> TrainMetrics | None:
         """Return a client's metrics for the secure sum; None under privacy: they carry no noise."""

@@ -11,6 +11,7 @@ from fedsim.core.streams import Purpose, stream_key
 
 INPUTS = AnswerInputs(
     block=(1, 2, 13),
+    tile_rows=16,
     model="a" * 64,
     clip_norm=0.5,
     mechanism="DpSgdMechanism(...)",
@@ -19,6 +20,7 @@ INPUTS = AnswerInputs(
 )
 CHANGED = {
     "block": [(1, 2), (1, 2, 3), (12, 13), (1, 21, 3), (2, 1, 13)],
+    "tile_rows": [None, 32, 161],
     "model": ["a" * 63 + "b", ""],
     "clip_norm": [None, 0.5 + 2.0**-53, 1.0],
     "mechanism": ["DpSgdMechanism(....)", ""],
@@ -56,6 +58,6 @@ def test_the_digest_is_stable() -> None:
     found = request_digest(INPUTS, seed=3, client=1)
     assert found == request_digest(AnswerInputs(**vars(INPUTS)), seed=3, client=1)
     key = stream_key(3, Purpose.REQUEST_DIGEST, client=1)
-    parts = ("1,2,13", "a" * 64, "0.5", "DpSgdMechanism(...)", "b" * 64, (b"c" * 32).hex())
+    parts = ("1,2,13", "16", "a" * 64, "0.5", "DpSgdMechanism(...)", "b" * 64, (b"c" * 32).hex())
     text = "".join(f"{len(part)}:{part}" for part in parts).encode()
     assert found == hashlib.blake2b(text, digest_size=32, key=key).hexdigest()

@@ -1,7 +1,6 @@
 """Clients that train together: the planned blocks, and what may not depend on them."""
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,8 @@ from torch import Tensor, nn
 
 from fedsim.clients import client_round
 from fedsim.clients.app import BatchClientApp
-from fedsim.clients.dp_sgd.clipping import FlatClipping
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.per_example.backend import gradients_for
-from fedsim.clients.dp_sgd.sampling import PoissonSampling
-from fedsim.clients.settings import LocalSettings, SgdSettings
-from fedsim.clients.training import cohorts
-from fedsim.clients.training.cohorts import cohorts_agree
-from fedsim.clients.training.local_training import StreamKey
-from fedsim.clients.training.shared_model import SharedModel
+from fedsim.clients.dp_sgd.per_example.choice import training_gradients
+from fedsim.clients.training.streams import StreamKey
 from fedsim.runs.runner import run_experiment
 
 PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
@@ -59,8 +51,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[dict[StreamKey, Any]]:
     blocks: list[dict[StreamKey, Any]] = []
     train = client_round.train_block
 
-    def collect(*arguments: Any) -> Any:
-        result, members = train(*arguments), arguments[-1]
+    def collect(*arguments: Any, **options: Any) -> Any:
+        result, members = train(*arguments, **options), arguments[-1]
         found = zip(members, result.values, strict=True)
         blocks.append({one.key: values.clone() for one, values in found if one is not None})
         return result
@@ -162,10 +154,10 @@ def test_a_cohort_that_breaks_costs_nobody_their_round(
     run_experiment(experiment(), out=tmp_path / "whole")
     train = client_round.train_block
 
-    def broken(*arguments: Any) -> Any:
+    def broken(*arguments: Any, **options: Any) -> Any:
         if sum(member is not None for member in arguments[-1]) > 1:
             raise RuntimeError("out of memory")
-        return train(*arguments)
+        return train(*arguments, **options)
 
     monkeypatch.setattr(client_round, "train_block", broken)
     run_experiment(experiment(), out=tmp_path / "broken")
@@ -177,9 +169,9 @@ def test_every_charge_of_a_cohort_is_on_disk_before_any_of_it_trains(
 ) -> None:
     train, seen = client_round.train_block, []
 
-    def looking(*arguments: Any) -> Any:
+    def looking(*arguments: Any, **options: Any) -> Any:
         seen.append(len((tmp_path / "r" / "ledger.jsonl").read_text().splitlines()))
-        return train(*arguments)
+        return train(*arguments, **options)
 
     monkeypatch.setattr(client_round, "train_block", looking)
     run_experiment(experiment(), out=tmp_path / "r")
@@ -190,26 +182,16 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
-def agree(model: nn.Module, *, private: bool) -> bool:
+def can_stack(model: nn.Module, *, private: bool) -> bool:
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(20, 8, generator=generator), torch.arange(20) % 3
-    gradients = gradients_for(model, cross_entropy, x[:3], y[:3]) if private else None
-    shared_model = SharedModel(
-        model, parameters=None if gradients is None else gradients.parameters
-    )
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    modes = [module.training for module in model.modules()]
-    local = LocalSettings(steps=9, batch_size=8, optimizer=SgdSettings(name="sgd", lr=0.1))
-    step = None
-    if private:
-        step = DpSgdMechanism(PoissonSampling(0.5), FlatClipping(0.5), 1.0, 4.0)
-        step = step.for_model(shared_model.parameters)
-    state = torch.get_rng_state()
-    found = cohorts_agree(shared_model, cross_entropy, gradients, local, x, y, step)
+    modes, state = [module.training for module in model.modules()], torch.get_rng_state()
+    found = training_gradients(model, cross_entropy, x[:3], y[:3], private=private)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), state)
-    return found
+    return found is not None and found.stacks
 
 
 def net(*between: nn.Module) -> nn.Module:
@@ -217,54 +199,28 @@ def net(*between: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(8, 21), *between, nn.Linear(21, 3))
 
 
-@pytest.mark.parametrize("private", [True, False])
-@pytest.mark.parametrize(
-    ("between", "reason"),
-    [
-        (nn.ReLU(), None),
-        (nn.Tanh(), None),
-        (nn.GELU(), None),
-        (nn.Dropout(0.2), "draws random numbers"),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
-)
-def test_models_train_together_only_where_that_changes_nothing(
-    between: nn.Module, reason: str | None, private: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A known model is refused for its rounding at most, which differs between processors."""
-    caplog.set_level(logging.INFO)
-    found = agree(net(between), private=private)
-    if reason is None:
-        assert found or "would round differently" in caplog.text
-    else:
-        assert not found
-        assert reason in caplog.text
+class Scaled(nn.Module):
+    """Reads a parameter of another layer without a gradient: a block would read the wrong one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.layer.weight.detach().norm()
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_a_cohort_whose_last_bit_differs_trains_one_by_one(
-    private: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_models_train_together_only_where_each_client_gets_its_own_gradients(
+    private: bool,
 ) -> None:
-    """As with SiLU, whose last few numbers of a tensor torch rounds in another way than the rest.
-
-    Which functions do so depends on the processor; here one value is changed by one bit.
-    """
-    caplog.set_level(logging.INFO)
-    train = cohorts.train_together
-
-    def off_by_a_bit(*arguments: Any) -> cohorts.CohortResult:
-        found = train(*arguments)
-        found.values[4, -1] = torch.nextafter(found.values[4, -1], torch.tensor(torch.inf))
-        return found
-
-    monkeypatch.setattr(cohorts, "train_together", off_by_a_bit)
-    assert not agree(net(nn.ReLU()), private=private)
-    assert "would round differently" in caplog.text
+    for between in (nn.ReLU(), nn.Tanh(), nn.GELU(), nn.SiLU(), nn.GroupNorm(3, 21)):
+        assert can_stack(net(between), private=private)
+    assert not can_stack(net(nn.Dropout(0.2)), private=private), "one stream for all clients"
+    assert not can_stack(Scaled(), private=private)
 
 
-def test_a_model_that_couples_examples_trains_alone(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+def test_a_model_that_couples_examples_trains_alone() -> None:
     coupled = nn.BatchNorm1d(21, track_running_stats=False)
-    assert not agree(net(coupled), private=False)
-    assert not agree(net(nn.BatchNorm1d(21)), private=False)
-    assert "buffers" in caplog.text
+    assert not can_stack(net(coupled), private=False)
+    assert not can_stack(net(nn.BatchNorm1d(21)), private=False)

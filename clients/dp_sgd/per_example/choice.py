@@ -213,7 +213,7 @@ class _Trial:
         before = data.clone()
         generator = torch.Generator().manual_seed(1)
         moved = torch.randn(data.shape, generator=generator).to(data)
-        other = before + 0.1 * (before.std(correction=0) + 0.01) * moved
+        other = 1.3 * before + 0.1 * (before.std(correction=0) + 0.01) * moved
         half = _TRIED // 2
         try:
             values = torch.stack([before, other])
