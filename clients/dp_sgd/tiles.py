@@ -7,7 +7,7 @@ has K clients with R rows each, both public. The size of a lot decides only how 
 are; rows without an example are zeros, and are clipped to nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -52,18 +52,18 @@ class LotReader:
         self._buffers: tuple[Tensor, Tensor] | None = None  # used again for each tile
         self._pool = _Pool(data) if len(data) > 1 and size <= _SMALL_BYTES else None
 
-    def tiles(self, lots: Sequence[np.ndarray | None]) -> list[Tile]:
-        """Return the tiles of one lot of each client; None: the client has none.
+    def tiles(self, lots: Sequence[np.ndarray | None]) -> Iterator[Tile]:
+        """Yield the tiles of one lot of each client; None: the client has none.
+
+        A tile is to be used up before the next one is asked for, which takes its memory.
 
         Args:
             lots: indices of each client's examples.
         """
         rows = self._rows
         longest = max((len(lot) for lot in lots if lot is not None), default=0)
-        return [
-            self._tile([lot[at : at + rows] if lot is not None else _EMPTY for lot in lots])
-            for at in range(0, longest, rows)
-        ]
+        for at in range(0, longest, rows):
+            yield self._tile([lot[at : at + rows] if lot is not None else _EMPTY for lot in lots])
 
     def _tile(self, parts: Sequence[np.ndarray]) -> Tile:
         features, targets = self._gather(parts)

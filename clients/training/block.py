@@ -286,7 +286,7 @@ class _PrivateBlock(_Block):
 
     def _fill_with_noise(self, active: Sequence[bool]) -> None:
         """Overwrite `released` with the active members' noise, and zeros elsewhere."""
-        if all(active) and None not in self._deviations:
+        if len(active) > 1 and all(active) and None not in self._deviations:
             sources = [noise for noise in self._noises if noise is not None]
             fill_rows_(sources, self.released, [d or 0.0 for d in self._deviations])
             return

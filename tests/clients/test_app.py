@@ -195,7 +195,7 @@ def test_without_a_charge_on_disk_nobody_trains_and_no_state_says_so(
     def full(journal: FileJournal, charges: Sequence[Charge]) -> None:
         raise OSError("disk full")
 
-    def train(*arguments: object) -> None:
+    def train(*arguments: object, **options: object) -> None:
         raise AssertionError("no charge, no training")
 
     monkeypatch.setattr(FileJournal, "append_all", full)

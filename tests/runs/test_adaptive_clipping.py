@@ -156,11 +156,11 @@ def test_a_round_cut_short_is_repeated_from_the_same_bounds(
     """In the middle of round 3, after all were charged: asked again, they answer the same."""
     train, calls = client_round.train_block, []
 
-    def power_cut(*arguments: Any) -> Any:
+    def power_cut(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments[-1])
         if len(calls) == 11:
             raise KeyboardInterrupt
-        return train(*arguments)
+        return train(*arguments, **options)
 
     alone = {"local.cohort": "off"}
     run_experiment(experiment(), overrides=alone, out=tmp_path / "whole")

@@ -325,10 +325,10 @@ def break_training(monkeypatch: pytest.MonkeyPatch, fails: Callable[[StreamKey],
     """Let training raise for some (client, round), after the charge and before the reply."""
     train = client_round.train_block
 
-    def faulty(*arguments: Any) -> Any:
+    def faulty(*arguments: Any, **options: Any) -> Any:
         if any(member is not None and fails(member.key) for member in arguments[-1]):
             raise RuntimeError("the disk of some client is full")
-        return train(*arguments)
+        return train(*arguments, **options)
 
     monkeypatch.setattr(client_round, "train_block", faulty)
 

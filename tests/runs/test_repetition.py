@@ -239,11 +239,11 @@ def test_a_run_whose_plugin_changed_in_mid_round_ends_with_the_way_out(
     """
     train, calls = client_round.train_block, []
 
-    def power_cut(*arguments: Any) -> Any:
+    def power_cut(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments)
         if len(calls) == CLIENTS + 1:
             raise KeyboardInterrupt
-        return train(*arguments)
+        return train(*arguments, **options)
 
     alone = {"local.cohort": "off"}
     with monkeypatch.context() as patch:

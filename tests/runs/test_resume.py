@@ -64,11 +64,11 @@ def test_charges_of_an_interrupted_round_are_kept_and_not_doubled(
     run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "whole")
     train, calls = client_round.train_block, []
 
-    def power_cut(*arguments: Any) -> Any:
+    def power_cut(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments[-1])
         if len(calls) == 8:  # in the middle of round 3, after all were charged
             raise KeyboardInterrupt
-        return train(*arguments)
+        return train(*arguments, **options)
 
     monkeypatch.setattr(client_round, "train_block", power_cut)
     result = run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "cut")
