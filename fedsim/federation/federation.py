@@ -125,11 +125,16 @@ class Federation:
 
     def _tile_rows(self, members: Sequence[int]) -> int:
         """Return the rows of each member in the tiles of a block, present or not."""
+        own = self._own_tile_rows
+        return max(own[client] for client in members)
+
+    @cached_property
+    def _own_tile_rows(self) -> tuple[int, ...]:
+        """Rows of each client in the tiles of a block of one."""
         if self.plans is not None:
-            return max(self.plans[client].step.tile_rows for client in members)
-        local, sizes = self.experiment.local, self.data.clients.sizes
-        most = max(min(local.batch_size, sizes[client]) for client in members)
-        return tile_rows(most, local.max_physical_batch)
+            return tuple(plan.step.tile_rows for plan in self.plans)
+        batch, most = self.experiment.local.batch_size, self.experiment.local.max_physical_batch
+        return tuple(tile_rows(min(batch, size), most) for size in self.data.clients.sizes)
 
     def _train_metrics(self, client: int) -> TrainMetrics | None:
         """Return a client's metrics for the secure sum; None under privacy: they carry no noise."""
