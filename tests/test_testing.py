@@ -55,7 +55,7 @@ class TestGoodModels:
 
     def test_the_way_to_gradients_is_told(self):
         text = str(check_model(mlp, FEATURES, TARGETS))
-        assert "by book-keeping, the fast method" in text
+        assert "by layer rules, the fast method" in text
 
     def test_dropout_and_recurrent_layers_are_welcome(self):
         def build() -> nn.Module:
