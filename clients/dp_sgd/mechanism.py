@@ -195,7 +195,7 @@ class DpSgdMechanism:
         for tile in reader.tiles([lot]):
             clip = self.clip_rows(groups, tile)
             found = gradients.add_clipped_sums(values, tile, clip, into.unsqueeze(0))
-            statistics += lot_statistics(tile, clip, *found)
+            statistics += lot_statistics(clip, *found)
         return statistics
 
     @property

@@ -11,7 +11,6 @@ from fedsim.clients.dp_sgd.model_checks.isolation_probe import rows
 from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, check_private_model
 from fedsim.clients.dp_sgd.per_example.choice import BackendError, gradients_for
 from fedsim.clients.dp_sgd.per_example.interface import UncoveredParameterError
-from fedsim.clients.dp_sgd.per_example.module_use import Unit
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 
 _NUM_SYNTHETIC_EXAMPLES = 3  # synthetic examples
@@ -38,7 +37,7 @@ def leading_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
 
 def check_forward(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, public: bool = False
-) -> Sequence[Unit]:
+) -> Sequence[str]:
     """Refuse a model that couples examples, or that has no per-example gradients.
 
     The per-example gradients of a fixed function of the outputs are compared with those of each
@@ -52,7 +51,7 @@ def check_forward(
             synthetic examples.
 
     Returns:
-        The layers that run as units, because book-keeping has no rule for them.
+        Names of the modules that run through `torch.func`, because they have no rule.
 
     Raises:
         UnsafeModelError: batch normalisation, a buffer that changes in forward, or outputs that
@@ -64,11 +63,20 @@ def check_forward(
     single = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
     call = model if single else _Call(model, args, kwargs, len(first), public)
     examples = first[:_NUM_SYNTHETIC_EXAMPLES].detach() if public else _synthetic(first)
-    with _values_in_place(model), _with_advice(first, public):
-        check_private_model(call, first.new_zeros(1, *first.shape[1:]))
+    if examples.dtype in (torch.bfloat16, torch.float16):  # for autocast, which is off here
+        examples = examples.float()
+    with (
+        _values_in_place(model),
+        _with_advice(first, public),
+        torch.autocast(first.device.type, enabled=False),
+    ):
+        check_private_model(call, examples)
         targets = torch.zeros(len(examples))
-        chosen = gradients_for(call, _fixed_function, examples, targets, mode="book_keeping")
-    return chosen.units if isinstance(chosen, RuleGradients) else ()
+        chosen = gradients_for(call, _fixed_function, examples, targets, mode="rules")
+        units = chosen.units if isinstance(chosen, RuleGradients) else ()
+        if call is not model and "" in units:
+            raise BackendError("other arguments than the first tensor are not taken apart by row")
+    return units if call is model else [unit.partition(".")[2] for unit in units]
 
 
 class _Call(nn.Module):
@@ -149,9 +157,9 @@ def _with_advice(first: Tensor, public: bool) -> Iterator[None]:
         if isinstance(error.__cause__, UnsafeModelError):
             raise error.__cause__ from None
         raise UncoveredParameterError(
-            f"no per-example gradients: {error}. Parameters must be used by layers that "
-            "book-keeping knows (Linear, Conv, Embedding, LayerNorm, GroupNorm, RMSNorm) or that "
-            "vmap can run, with the examples in the first dimension of the model's inputs and "
+            f"no per-example gradients: {error}. Parameters must be used by layers that have a "
+            "rule (Linear, Conv, Embedding, LayerNorm, GroupNorm, RMSNorm) or that vmap can run, "
+            "with the examples in the first dimension of the model's inputs and "
             "outputs; freeze others (requires_grad_(False)) before the engine is made"
         ) from error
     except (RuntimeError, ValueError, TypeError, LookupError, AssertionError) as error:

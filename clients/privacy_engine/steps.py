@@ -13,6 +13,7 @@ from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.privacy_engine.attachment import AttachedModel
 from fedsim.clients.privacy_engine.loaders import LotFeed
 from fedsim.clients.privacy_engine.lot_schedule import EngineStreams, LotSchedule
+from fedsim.clients.privacy_engine.recorded_pass import RecordedPass
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 from fedsim.core.errors import FedsimError
 
@@ -23,7 +24,7 @@ class BudgetExhaustedError(FedsimError, RuntimeError):
 
 @dataclass
 class _OpenLot:
-    """Clipped sum of the current lot's physical batches so far, without noise."""
+    """Clipped sum of a lot's physical batches so far."""
 
     total: Tensor
     statistics: LotStatistics
@@ -70,16 +71,10 @@ class PrivateSteps:
 
     def virtual_step(self) -> None:
         """Add the clipped gradients of the last backward pass to the lot, without noise."""
-        lot = self._new_lot() if self._lot is None else self._lot
-        statistics = self._model.add_clipped_sum(
-            self.mechanism.clipping,
-            self.mechanism.groups(self._model.parameters),
-            lot.total,
-            scale=1.0 / self.mechanism.expected_lot,
-            divided_by_batch=self._terms.loss_reduction == "mean",
-        )
-        if statistics is not None:
-            lot.statistics += statistics
+        recorded = self._model.take()
+        if recorded is not None:
+            lot = self._new_lot() if self._lot is None else self._lot
+            self._add(recorded, lot)
             self._lot = lot
 
     def step(self, update: Callable[[], Any]) -> Any:
@@ -96,15 +91,15 @@ class PrivateSteps:
             self.virtual_step()
             return None
         self._refuse_beyond_plan()
-        self.virtual_step()
-        lot = self._new_lot() if self._lot is None else self._lot
+        last = self._model.take()
         # From here on the lot is closed: an interrupted step does not release it again.
-        self._lot = None
+        lot, self._lot = self._lot, None
+        examples = (lot.statistics.examples if lot else 0) + (last.rows if last else 0)
         number = self.schedule.steps
-        charges = self.schedule.charge(lot.statistics.examples, self.feed.take())
+        charges = self.schedule.charge(examples, self.feed.take())
         if charges:
             self.ledger.record(self.mechanism.event, charges)
-        self._release(lot, number)
+        self._release(lot, last, number)
         return update()
 
     def drop(self) -> None:
@@ -128,19 +123,38 @@ class PrivateSteps:
         if isinstance(clipping, AdaptiveClipping):
             self.use_mechanism(replace(self.mechanism, clipping=clipping.with_state(dict(state))))
 
-    def _release(self, lot: _OpenLot, number: int) -> None:
+    def _release(self, lot: _OpenLot | None, last: RecordedPass | None, number: int) -> None:
+        """Make noise, open lot and last pass, in this order of addition, the gradients."""
         parameters, noise = self._model.parameters, self._streams.noise(number)
-        released = lot.total.new_empty(lot.total.shape)
-        self.mechanism.fill_with_noise(parameters, noise, released)
-        released += lot.total
-        for parameter, gradient in zip(parameters.tensors, parameters.views(released), strict=True):
+        released = self._new_lot()
+        self.mechanism.fill_with_noise(parameters, noise, released.total)
+        if lot is not None:
+            released.total += lot.total
+            released.statistics += lot.statistics
+        if last is not None:
+            self._add(last, released)
+        views = parameters.views(released.total)
+        for parameter, gradient in zip(parameters.tensors, views, strict=True):
             parameter.grad = gradient
-        self.private_statistics = lot.statistics
-        self.use_mechanism(self.mechanism.adapt(lot.statistics, noise))
+        self.private_statistics = released.statistics
+        self.use_mechanism(self.mechanism.adapt(released.statistics, noise))
+
+    def _add(self, recorded: RecordedPass, lot: _OpenLot) -> None:
+        """Add the clipped gradients of a pass to a lot."""
+        lot.statistics += self._model.add_clipped_sum(
+            recorded,
+            self.mechanism.clipping,
+            self.mechanism.groups(self._model.parameters),
+            lot.total,
+            scale=1.0 / self.mechanism.expected_lot,
+            divided_by_batch=self._terms.loss_reduction == "mean",
+        )
 
     def _new_lot(self) -> _OpenLot:
-        groups = self.mechanism.groups(self._model.parameters)
-        return _OpenLot(self._model.new_sum(), LotStatistics(0, 0, (0,) * len(groups.bounds)))
+        parameters = self._model.parameters
+        total = parameters.tensors[0].new_zeros(parameters.size)
+        groups = self.mechanism.groups(parameters)
+        return _OpenLot(total, LotStatistics(0, 0, (0,) * len(groups.bounds)))
 
     def _refuse_beyond_plan(self) -> None:
         planned = self._terms.planned_steps

@@ -1,8 +1,8 @@
 """Sums of clipped per-example gradients: the interface of all ways to compute them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -123,22 +123,9 @@ class PerExampleGradients(ABC):
             dropped since their gradient is not finite, None if none was.
         """
         found = self.row_gradients(values, tile)
-        with torch.no_grad():
-            n, like = tile.features.shape[0], self.parameters.tensors[0]
-            squared = {index: of.squared_norms(index) for index, of in sorted(found.items())}
-            norms = group_norms(squared, n, clip.members, like)
-            columns, dropped = clip_rows(norms, clip, like)
-            if dropped is not None:
-                for of in {id(of): of for of in found.values()}.values():
-                    of.drop(dropped)
-            if self._views is None or self._views[0] is not into:
-                self._views = into, self.parameters.stacked_views(into)
-            views = self._views[1]
-            for group, column in zip(clip.members, columns, strict=True):
-                for index in group:
-                    if index in found:
-                        found[index].add_weighted(index, column, views[index])
-        return norms, dropped
+        if self._views is None or self._views[0] is not into:
+            self._views = into, self.parameters.stacked_views(into)
+        return add_clipped_rows(found, clip, self._views[1])
 
     def add_clipped_sum(
         self,
@@ -163,21 +150,49 @@ class PerExampleGradients(ABC):
         tile = Tile(1, features, targets, into.new_ones(n))
         values = self.parameters.data.unsqueeze(0)
         found = self.add_clipped_sums(values, tile, clip, into.unsqueeze(0))
-        return lot_statistics(tile, clip, *found)
+        return lot_statistics(clip, *found)
 
 
-def lot_statistics(
-    tile: Tile, clip: ClipBounds, norms: Tensor, dropped: Tensor | None
-) -> LotStatistics:
+@torch.no_grad()
+def add_clipped_rows(
+    found: Mapping[int, RowGradients], clip: ClipBounds, into: Sequence[Tensor], *, times: int = 1
+) -> tuple[Tensor, Tensor | None]:
+    """Add Σ_i scale_i · clip(times · gradient_i) of each client's rows to `into`.
+
+    Guarantee: as of `PerExampleGradients.add_clipped_sums`, whose results these are.
+
+    Args:
+        found: the gradients of n rows by parameter; parameters without one are absent.
+        clip: bounds and scales of the rows.
+        into: (K, *shape) of each parameter.
+        times: of each gradient: n where `found` are gradients of a mean over the rows.
+    """
+    n, like = clip.scales.shape[0], into[0]
+    squared = {index: of.squared_norms(index) for index, of in sorted(found.items())}
+    norms = group_norms(squared, n, clip.members, like)
+    if times != 1:
+        norms *= times
+        clip = replace(clip, scales=clip.scales * times)
+    columns, dropped = clip_rows(norms, clip, like)
+    if dropped is not None:
+        for of in {id(of): of for of in found.values()}.values():
+            of.drop(dropped)
+    for group, column in zip(clip.members, columns, strict=True):
+        for index in group:
+            if index in found:
+                found[index].add_weighted(index, column, into[index])
+    return norms, dropped
+
+
+def lot_statistics(clip: ClipBounds, norms: Tensor, dropped: Tensor | None) -> LotStatistics:
     """Return what happened to the examples of a tile of one client.
 
     Args:
-        tile: the rows.
-        clip: their bounds.
+        clip: bounds and scales of the rows; rows of scale 0 are no examples.
         norms: by group, float64 (n, m), NaN for dropped rows.
         dropped: which rows were dropped (n,); None: none.
     """
-    real = tile.weights > 0
-    within = ((norms <= clip.bounds) & real.unsqueeze(1)).sum(0).tolist()
-    lost = 0 if dropped is None else int((dropped & real).sum())
+    real = clip.scales > 0
+    within = ((norms <= clip.bounds) & real).sum(0).tolist()
+    lost = 0 if dropped is None else int((dropped & real.squeeze(1)).sum())
     return LotStatistics(int(real.sum()), lost, tuple(within))

@@ -34,6 +34,7 @@ class Recording:
 
     Attributes:
         uses: filled by backward passes.
+        dtype: of the parameters.
         anchor: a leaf that every recorded output depends on: a backward pass to it fills the uses.
     """
 
@@ -43,6 +44,7 @@ class Recording:
         self.is_running = False
         self.parameters = parameters
         self._values = values
+        self.dtype = values[0].dtype
 
     @property
     def clients(self) -> int:
@@ -64,10 +66,15 @@ class Recording:
     def record(self, use: LayerUse, x: Tensor) -> Tensor:
         """Run a use on its input (n, ...), one row per example, and record it.
 
+        Under autocast the output has the type that autocast chooses. Norms and sums have that of
+        the parameters, to which input and output gradient are converted.
+
         Raises:
             UncoveredParameterError: the input has another number of rows.
         """
         self.check_rows(use, x)
+        if x.is_floating_point() and x.dtype != self.dtype:
+            x = x.to(self.dtype)
         output: Any = _Recorded.apply(self.anchor, x, use, self)
         return output
 
@@ -107,6 +114,8 @@ class _Recorded(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor | None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         use: LayerUse = ctx.use
+        if g.dtype != ctx.recording.dtype:
+            g = g.to(ctx.recording.dtype)
         if ctx.saved:
             # Without its history, which holds the use: no collector sees that circle.
             use.input = ctx.saved_tensors[0].detach()
@@ -144,6 +153,11 @@ class RuledModel:
                 covered.update(own)
                 self._calls.append((module, partial(_run_rule, rule, module)))
         self.uncovered = tuple(i for key, i in parameters.index.items() if key not in covered)
+
+    @cached_property
+    def covers_root(self) -> bool:
+        """Whether the model itself runs by a rule, or as a unit."""
+        return any(module is self.model for module, _ in self._calls)
 
     @cached_property
     def unit_modules(self) -> frozenset[nn.Module]:

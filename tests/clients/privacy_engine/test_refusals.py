@@ -30,7 +30,7 @@ from fedsim.clients.privacy_engine.lot_sizes import (
     chance_of_repeats,
     size_probabilities,
 )
-from fedsim.clients.privacy_engine.pass_tape import BackwardError
+from fedsim.clients.privacy_engine.recorded_pass import BackwardError
 
 
 class Two(nn.Module):

@@ -59,6 +59,10 @@ class ExampleUse(ABC):
         rows = self.per_example(index)
         into += rows.reshape(len(into), -1, *into.shape[1:]).sum(1)
 
+    def forget(self) -> None:
+        """Drop all that is held, at the end of the use; the graph of a user's loss may hold it."""
+        vars(self).clear()
+
 
 class LayerUse(ExampleUse):
     """One call of a layer on a tile, filled in by a forward pass and a backward pass.
