@@ -17,9 +17,10 @@ from torch.utils import _pytree as pytree
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
-from fedsim.clients.dp_sgd.per_example.interface import add_clipped_rows, lot_statistics
+from fedsim.clients.dp_sgd.per_example.interface import add_clipped_rows
 from fedsim.clients.dp_sgd.per_example.recording import RuledModel
 from fedsim.clients.dp_sgd.per_example.rule_gradients import by_parameter
+from fedsim.clients.dp_sgd.per_example.sequence import ModuleSequence
 from fedsim.clients.privacy_engine.forward_checks import check_forward, leading_tensor
 from fedsim.clients.privacy_engine.recorded_pass import (
     BackwardError,
@@ -70,7 +71,7 @@ class AttachedModel:
         self._pending: list[RecordedPass] = []
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._forward: RecordingForward | None = None
-        self._ruled: RuledModel | None = None  # the model is not checked yet
+        self._checked: tuple[RuledModel, ModuleSequence] | None = None
 
     def attach(self) -> None:
         """Record forward passes from now on.
@@ -102,12 +103,15 @@ class AttachedModel:
             recorded.clear()
         self._pending.clear()
 
-    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, public: bool) -> RuledModel:
+    def check(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, public: bool
+    ) -> tuple[RuledModel, ModuleSequence]:
         """Check the model with the arguments of a call (see `check_forward`)."""
         with self.paused():
             units = check_forward(self.model, args, kwargs, public=public)
-            self._ruled = RuledModel(self.model, self.parameters, units)
-        return self._ruled
+            ruled = RuledModel(self.model, self.parameters, units)
+            self._checked = ruled, ModuleSequence(ruled)
+        return self._checked
 
     def paused(self) -> AbstractContextManager[None]:
         """Return a context in which the model is as it is when it is not attached."""
@@ -160,28 +164,39 @@ class AttachedModel:
         """
         n = recorded.rows
         like = {"dtype": torch.float64, "device": into.device}
-        bounds = torch.tensor([groups.bounds], **like).expand(n, -1)
+        bounds = torch.tensor([groups.bounds], **like)
         clip = ClipBounds(clipping, groups.members, bounds, torch.full((n, 1), scale, **like))
         views = self.parameters.stacked_views(into.unsqueeze(0))
         times = n if divided_by_batch else 1
+        found = by_parameter(recorded.uses)
         try:
-            with torch.autocast(into.device.type, enabled=False):  # sums are not rounded further
-                found = add_clipped_rows(by_parameter(recorded.uses), clip, views, times=times)
+            # A step within autocast would round the sums to its type.
+            off = torch.autocast(into.device.type, enabled=False)
+            with off if _is_autocast(into) else nullcontext():
+                norms, dropped = add_clipped_rows(found, clip, views, times=times)
         finally:
             recorded.clear()  # frees activations now, not with the user's graph
-        return lot_statistics(clip, *found)
+        lost = 0 if dropped is None else int(dropped.sum())
+        return LotStatistics(n, lost, tuple((norms <= bounds).sum(0).tolist()))
 
     def _record(
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         first = leading_tensor(args, kwargs)
-        ruled = self._ruled or self.check(args, kwargs, public=False)
+        ruled, sequence = self._checked or self.check(args, kwargs, public=False)
         if not len(first):
             return _without_examples(forward, args, kwargs)
         recorded = RecordedPass(self.parameters, len(first), self._pending)
+        by_hand = len(args) == 1 and not kwargs and first is args[0] and sequence.is_usable
+        if by_hand and not first.requires_grad and not _is_autocast(first):
+            return sequence.record(recorded, first)
         with ruled.in_place(recorded):
             run = self.model.forward if ruled.covers_root else forward
             return run(*args, **kwargs)
+
+
+def _is_autocast(like: Tensor) -> bool:
+    return torch.is_autocast_enabled(like.device.type)
 
 
 def _without_examples(

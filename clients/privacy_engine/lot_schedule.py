@@ -1,5 +1,6 @@
 """Schedule of an engine's lots: their order, their streams and their charges."""
 
+import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -49,10 +50,11 @@ class EngineStreams:
         is_sequence = isinstance(seed, np.random.SeedSequence)
         self._root = seed if is_sequence else np.random.SeedSequence(seed)
         self._secure = SecureNoise() if secure else None
+        self._noise_key: bytes | None = None
 
     def lot(self, number: int) -> np.random.Generator:
         """Return the stream of lot, or epoch, `number`."""
-        return self._stream(Purpose.SAMPLING, number)
+        return np.random.Generator(np.random.PCG64DXSM(self._sequence(Purpose.SAMPLING, number)))
 
     def noise(self, step: int) -> NoiseSource:
         """Return the noise of a step."""
@@ -60,7 +62,12 @@ class EngineStreams:
             return self._secure
         if self._repeatable and not self._warned:
             self._warn_of_reuse(step)
-        return SeededNoise(self._stream(Purpose.NOISE, step).bytes(KEY_BYTES))
+        if self._noise_key is None:
+            words = self._sequence(Purpose.NOISE).generate_state(KEY_BYTES // 4)
+            self._noise_key = words.astype("<u4").tobytes()
+        number = step.to_bytes(8, "little")
+        key = hashlib.blake2b(number, key=self._noise_key, digest_size=KEY_BYTES).digest()
+        return SeededNoise(key)
 
     def state(self) -> dict[str, Any] | None:
         """Return the seed; None where the streams come from the operating system."""
@@ -76,12 +83,11 @@ class EngineStreams:
             self._root = np.random.SeedSequence(
                 state["entropy"], spawn_key=tuple(state["spawn_key"])
             )
-            self._repeatable = True
+            self._repeatable, self._noise_key = True, None
 
-    def _stream(self, purpose: Purpose, number: int) -> np.random.Generator:
-        key = (*self._root.spawn_key, int(purpose), number)
-        sequence = np.random.SeedSequence(self._root.entropy, spawn_key=key)
-        return np.random.Generator(np.random.PCG64DXSM(sequence))
+    def _sequence(self, purpose: Purpose, *numbers: int) -> np.random.SeedSequence:
+        key = (*self._root.spawn_key, int(purpose), *numbers)
+        return np.random.SeedSequence(self._root.entropy, spawn_key=key)
 
     def _warn_of_reuse(self, step: int) -> None:
         key = (str(self._root.entropy), self._root.spawn_key)

@@ -95,6 +95,7 @@ class RecordingForward:
         self._active = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the model's outputs, recorded where a backward pass may follow."""
         if not (self._active and torch.is_grad_enabled()):
             return self._original(*args, **kwargs)
         return self._record(self._original, args, kwargs)

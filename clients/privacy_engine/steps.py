@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedsim.accountant import PrivacyLedger
@@ -126,7 +127,7 @@ class PrivateSteps:
     def _release(self, lot: _OpenLot | None, last: RecordedPass | None, number: int) -> None:
         """Make noise, open lot and last pass, in this order of addition, the gradients."""
         parameters, noise = self._model.parameters, self._streams.noise(number)
-        released = self._new_lot()
+        released = self._new_lot(torch.empty)
         self.mechanism.fill_with_noise(parameters, noise, released.total)
         if lot is not None:
             released.total += lot.total
@@ -150,9 +151,10 @@ class PrivateSteps:
             divided_by_batch=self._terms.loss_reduction == "mean",
         )
 
-    def _new_lot(self) -> _OpenLot:
+    def _new_lot(self, fill: Callable[..., Tensor] = torch.zeros) -> _OpenLot:
         parameters = self._model.parameters
-        total = parameters.tensors[0].new_zeros(parameters.size)
+        like = parameters.tensors[0]
+        total = fill(parameters.size, dtype=like.dtype, device=like.device)
         groups = self.mechanism.groups(parameters)
         return _OpenLot(total, LotStatistics(0, 0, (0,) * len(groups.bounds)))
 

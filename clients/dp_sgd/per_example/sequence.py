@@ -5,9 +5,11 @@ knows runs by autograd on its own, between the others.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from fedsim.clients.dp_sgd.per_example.interface import UncoveredParameterError
 from fedsim.clients.dp_sgd.per_example.layers import RULES
@@ -52,7 +54,8 @@ class ModuleSequence:
 
     def __init__(self, ruled: RuledModel) -> None:
         self._ruled = ruled
-        self._modules = tuple(_modules_of(ruled.model))
+        self._is_sequence = _is_sequence(ruled, ruled.model)
+        self._modules = tuple(_modules_of(ruled, ruled.model)) if self._is_sequence else ()
         self._hooks = tuple(vars(m)[name] for m in ruled.model.modules() for name in _HOOKS)
         index = ruled.parameters.index
         trained = [any(id(p) in index for p in m.parameters()) for m in self._modules]
@@ -60,8 +63,10 @@ class ModuleSequence:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the model is a sequence, and nobody hooked into it."""
-        return len(self._modules) > 1 and not any(self._hooks)
+        """Whether the model is a sequence, still of the same modules, and nobody hooked into it."""
+        if not self._is_sequence or any(self._hooks):
+            return False
+        return self._modules == tuple(_modules_of(self._ruled, self._ruled.model))
 
     def run(self, recording: Recording, x: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
         """Return the outputs of a tile, and what fills the uses in from the gradient there.
@@ -76,6 +81,16 @@ class ModuleSequence:
                 x, back = self._step(recording, module, x)
                 steps.append(back)
         return x, lambda g: self._backward(steps, g)
+
+    def record(self, recording: Recording, x: Tensor) -> Tensor:
+        """Return the outputs of a tile, from which a backward pass of torch fills the uses in.
+
+        Args:
+            recording: of the pass.
+            x: (n, ...), which needs no gradient.
+        """
+        outputs: Any = _RunSequence.apply(recording.anchor, x, self, recording)
+        return outputs
 
     def _backward(self, steps: Sequence[Backward], g: Tensor) -> None:
         for place in range(len(steps) - 1, self._first - 1, -1):
@@ -103,7 +118,7 @@ class ModuleSequence:
         def back(g: Tensor) -> Tensor:
             use.input, use.output_gradient = x, g
             if use.parameters:
-                recording.uses.append(use)
+                recording.note(use)
             return g if is_first else use.input_gradient(g)
 
         return y, back
@@ -139,10 +154,39 @@ class _Direct:
         return use.forward(x)
 
 
-def _modules_of(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules of nested sequences in their order."""
-    if type(module) is not nn.Sequential or "forward" in vars(module):
-        yield module
-        return
-    for child in module:
-        yield from _modules_of(child)
+class _RunSequence(torch.autograd.Function):
+    """Runs a sequence by hand, within a pass that torch watches."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, x: Tensor, sequence: ModuleSequence, recording: Recording
+    ) -> Tensor:
+        outputs, ctx.fill_in = sequence.run(recording, x)
+        return outputs.data  # no view, which the user could not change in place
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        fill_in, ctx.fill_in = ctx.fill_in, None  # drops the activations, as torch does
+        if fill_in is None:
+            raise RuntimeError(
+                "backward ran twice through one forward pass (retain_graph), so gradients would be "
+                "counted twice; add the losses up and call backward once"
+            )
+        fill_in(g)
+        return (None,) * len(ctx.needs_input_grad)
+
+
+def _is_sequence(ruled: RuledModel, module: nn.Module) -> bool:
+    if type(module) is not nn.Sequential or module in ruled.unit_modules:
+        return False
+    return "forward" not in vars(module)
+
+
+def _modules_of(ruled: RuledModel, sequence: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of nested sequences in their order; a unit is one module."""
+    for child in sequence.children():
+        if _is_sequence(ruled, child):
+            yield from _modules_of(ruled, child)
+        else:
+            yield child

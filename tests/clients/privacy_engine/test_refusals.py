@@ -203,10 +203,11 @@ def test_parameters_without_a_rule_are_named() -> None:
             self.power = nn.Parameter(torch.ones(1))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.linear(x).abs() ** self.power
+            outputs = self.linear(x).abs()
+            return outputs**self.power if outputs.sum().item() else outputs  # no row by itself
 
     model, _, _ = attached(Odd())
-    with pytest.raises(UncoveredParameterError, match=r"how power is used.*requires_grad_"):
+    with pytest.raises(UncoveredParameterError, match=r"parameters have no rule|fails with.*item"):
         model(X)
     model.eval()
     with torch.no_grad():
