@@ -125,16 +125,16 @@ class Federation:
 
     def _tile_rows(self, members: Sequence[int]) -> int:
         """Return the rows of each member in the tiles of a block, present or not."""
-        own = self._own_tile_rows
-        return max(own[client] for client in members)
+        if self.plans is not None:
+            return max(self._planned_tile_rows[client] for client in members)
+        local, size_of = self.experiment.local, self.data.clients.size  # all are in this process
+        most = max(min(local.batch_size, size_of(client)) for client in members)
+        return tile_rows(most, local.max_physical_batch)
 
     @cached_property
-    def _own_tile_rows(self) -> tuple[int, ...]:
-        """Rows of each client in the tiles of a block of one."""
-        if self.plans is not None:
-            return tuple(plan.step.tile_rows for plan in self.plans)
-        batch, most = self.experiment.local.batch_size, self.experiment.local.max_physical_batch
-        return tuple(tile_rows(min(batch, size), most) for size in self.data.clients.sizes)
+    def _planned_tile_rows(self) -> tuple[int, ...]:
+        """Rows of each private client in the tiles of a block of one."""
+        return tuple(plan.step.tile_rows for plan in self.plans or ())
 
     def _train_metrics(self, client: int) -> TrainMetrics | None:
         """Return a client's metrics for the secure sum; None under privacy: they carry no noise."""
@@ -231,18 +231,19 @@ class Federation:
     def block_plan(self) -> BlockPlan:
         """The blocks of clients that train together.
 
-        Clients train alone under `max_physical_batch`, whose limit holds for all examples in
-        memory, and where the model cannot train in blocks.
+        Clients train alone where the model cannot train in blocks, and in smaller blocks where one
+        tile of all members would exceed `max_physical_batch`.
         """
-        local, participation = self.experiment.local, self.participation
-        sizes = self.data.clients.sizes
-        lots = [float(min(local.batch_size, size)) for size in sizes]
+        local, participation, clients = self.experiment.local, self.participation, self.data.clients
+        lots = [float(min(local.batch_size, size)) for size in clients.sizes]
         if self.plans is not None:
             lots = [plan.step.expected_lot for plan in self.plans]
         size = 1
-        if local.max_physical_batch is None:
+        if self.gradients is not None and self.gradients.stacks:
             participants = min(participation.clients_per_round, participation.num_clients)
             values = self.shared_model.parameters.size
             size = block_size(self.model, values, participants, local.cohort)
-        stacks = self.gradients is not None and self.gradients.stacks
-        return BlockPlan(participation, size if stacks else 1, tuple(lots))
+        if local.max_physical_batch is not None:
+            rows = self._tile_rows(range(len(clients)))
+            size = max(1, min(size, local.max_physical_batch // rows))
+        return BlockPlan(participation, size, tuple(lots))

@@ -13,6 +13,8 @@ from fedsim.clients import client_round
 from fedsim.clients.app import BatchClientApp
 from fedsim.clients.dp_sgd.per_example.choice import training_gradients
 from fedsim.clients.training.streams import StreamKey
+from fedsim.experiment import load_experiment
+from fedsim.federation.assembly import assemble
 from fedsim.runs.runner import run_experiment
 
 PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
@@ -120,6 +122,29 @@ def test_a_client_that_failed_changes_no_bit_of_its_block(
         assert sorted(key.client for key in rest) == [0, 2, 3, 5, 6]
         for key, values in rest.items():
             assert torch.equal(values, whole[key]), key
+
+
+def test_the_shape_of_tiles_is_planned_whoever_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Client 4 has the longest lots of its block, and fails."""
+    shapes: list[tuple[int, int | None]] = []
+    train = client_round.train_block
+
+    def looking(*arguments: Any, **options: Any) -> Any:
+        shapes.append((len(arguments[-1]), options["rows"]))
+        return train(*arguments, **options)
+
+    monkeypatch.setattr(client_round, "train_block", looking)
+    content = experiment(federation={"rounds": 1})
+    size = assemble(load_experiment(content), ledger=None).data.clients.size(4)
+    content["privacy"] = {**PRIVACY, "clients": {"4": {"sampling_rate": 31 / size}}}
+    content["faults"] = [{"kind": "dropout_before", "clients": [4], "rounds": [1]}]
+    plans = assemble(load_experiment(content), ledger=None).plans or ()
+    rows = [plan.step.tile_rows for plan in plans]
+    assert rows[4] > max(rows[3], rows[5], rows[6])
+    run_experiment(content, out=tmp_path / "r")
+    assert shapes == [(3, max(rows[:3])), (4, rows[4])]
 
 
 ALONE = [range(client, client + 1) for client in range(7)]

@@ -22,6 +22,8 @@ import pytest
 
 import fedsim
 from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.experiment import load_experiment
+from fedsim.federation.assembly import assemble
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.server.train_round import TrainRound
@@ -30,7 +32,7 @@ RANDOM_KILLS = 100
 EXPERIMENT: dict[str, Any] = {
     "name": "crash",
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
-    "model": {"name": "logistic"},
+    "model": {"name": "mlp", "args": {"hidden": [8]}},
     "federation": {"rounds": 6, "clients_per_round": 3},
     "local": {"steps": 2, "batch_size": 32},
     "privacy": {
@@ -358,7 +360,9 @@ def assert_same_result(whole: Path, run: Path) -> None:
 
 
 def test_the_experiment_has_what_can_go_wrong(tmp_path: Path) -> None:
-    """A withdrawal, a shortened round and failures are among what has to survive the kills."""
+    """Cohorts, a withdrawal, a shortened round and failures have to survive the kills."""
+    plan = assemble(load_experiment(EXPERIMENT), ledger=None).block_plan
+    assert max(len(block) for block in plan.blocks(1)) == 3
     result = run_experiment(EXPERIMENT, out=tmp_path / "r")
     assert any(row["withdrawn"] for row in result.rounds)
     assert any(row["shortened"] for row in result.rounds)

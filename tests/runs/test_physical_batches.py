@@ -30,7 +30,9 @@ def build(hidden=9):
 PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5, "clipping": "adaptive"}
 
 
-def trained(tmp_path: Path, name: str, privacy: object, most: int | None) -> tuple[Path, int]:
+def trained(
+    tmp_path: Path, name: str, privacy: object, most: int | None, cohort: object = "off"
+) -> tuple[Path, int]:
     """Return the run directory, and the most examples that were in one forward pass."""
     log = tmp_path / f"{name}.log"
     (tmp_path / f"{name}.py").write_text(MODEL.replace("LOG", repr(str(log))))
@@ -39,7 +41,7 @@ def trained(tmp_path: Path, name: str, privacy: object, most: int | None) -> tup
         "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},
         "model": {"name": f"./{name}.py:build"},
         "federation": {"rounds": 2},
-        "local": {"steps": 3, "batch_size": 60, "max_physical_batch": most, "cohort": "off"},
+        "local": {"steps": 3, "batch_size": 60, "max_physical_batch": most, "cohort": cohort},
         "privacy": privacy,
     }
     run_experiment(experiment, base=tmp_path, out=tmp_path / name)
@@ -63,6 +65,17 @@ def test_parts_of_a_batch_are_one_batch(tmp_path: Path, privacy: object) -> None
             for run in (whole, parts)
         ]
         assert steps[0] == steps[1], "ε, noise, rounds and steps"
+
+
+@pytest.mark.parametrize("privacy", [PRIVACY, None], ids=["private", "plain"])
+def test_the_limit_holds_for_clients_that_train_together(tmp_path: Path, privacy: object) -> None:
+    """A block has as many clients as fit: two with 64 or 72 rows each, and not three."""
+    whole, _ = trained(tmp_path, "whole", privacy, None)
+    block, largest = trained(tmp_path, "block", privacy, 180, "auto")
+    assert largest in (2 * 64, 2 * 72, 2 * 80)
+    one, other = (load_file(run / "model.safetensors") for run in (whole, block))
+    for name, value in one.items():
+        np.testing.assert_allclose(other[name], value, rtol=0, atol=1e-5)
 
 
 def test_a_batch_that_fits_is_not_touched(tmp_path: Path) -> None:
