@@ -86,7 +86,8 @@ class LotReader:
                 if own is not None and len(part):
                     index = torch.from_numpy(part).to(buffer.device)
                     torch.index_select(own[place], 0, index, out=buffer[start:filled])
-                buffer[filled:stop].zero_()
+                if filled < stop:
+                    buffer[filled:stop].zero_()
         return self._buffers
 
 

@@ -32,11 +32,13 @@ def squares(values: Tensor) -> Tensor:
     """
     rows = values.flatten(1) if values.ndim > 1 else values.unsqueeze(1)
     length = rows.shape[1]
-    if rows.dtype != torch.float32 or length < _LONG or length % _PIECE:
+    if rows.dtype != torch.float32 or length < _LONG:
         return row_norms(rows).square_()
-    pieces = torch.linalg.vector_norm(rows.view(len(rows), -1, _PIECE), dim=2)
+    pieces = torch.linalg.vector_norm(rows.unfold(1, _PIECE, _PIECE), dim=2)
     result = pieces.double().square_().sum(1).mul_(1.0 + _PIECE * 2.0**-23)
     result += length * 2.0**-126
+    if rest := length % _PIECE:
+        result += row_norms(rows[:, -rest:]).square_()
     large = (pieces > _LARGE).any(1)
     if rows.is_cuda:  # without asking the device whether there are such rows
         return torch.where(large, row_norms(rows).square_(), result)
