@@ -33,7 +33,11 @@ _MODULE_MOVES = (
     ("clients", "clients.secure", "secure_upload=additive_upload"),
     ("clients", "clients.privacy_engine", "attachment engine_state=state forward_checks loaders"),
     ("clients", "clients.privacy_engine", "lot_schedule lot_sizes opacus_style optimizer_patch"),
-    ("clients", "clients.privacy_engine", "pass_tape privacy_terms=terms private_steps=steps"),
+    (
+        "clients",
+        "clients.privacy_engine",
+        "pass_tape=recorded_pass privacy_terms=terms private_steps=steps",
+    ),
     ("clients", "clients", "spending=privacy_engine.spend fault_settings=faults.settings"),
     ("server", "server.aggregation", "averaging=aggregator strategies"),
     ("server", "server", "evaluating=evaluation privacy_book=client_ledgers"),
