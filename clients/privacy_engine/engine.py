@@ -52,12 +52,17 @@ class PrivacyEngine(OpacusStyle):
     that a lot may exceed memory. The first dimension of the model's input is the examples. The
     first forward pass checks on synthetic examples that the model does not couple them. The loss
     must not couple them either (a mean or a sum over per-example losses): see `check_isolation`.
+    Under `torch.autocast` activations are short; norms, sums and noise are float32 or longer.
 
     Guarantee: every step is in `ledger` before the optimizer moves, and the parameters after any
     number of steps are (get_epsilon(δ), δ)-DP for every δ under `adjacency`, if lots are drawn as
     `sampling` says (those of `batches` and `make_private` are), no example occurs twice in a lot,
     and the loss does not couple examples. A step without a backward pass is an empty lot: pure
     noise, and charged. Noise does not depend on torch's global seed.
+
+    Not guaranteed: that an example's contribution is the same to the last bit in lots of different
+    sizes. A lot's size is the shape of your own forward pass, and a matrix library rounds by shape.
+    In a federation lots are computed in tiles of a public shape (`fedsim.clients.dp_sgd.tiles`).
 
     Args:
         model: the model; which of its parameters are trainable is fixed from now on.
