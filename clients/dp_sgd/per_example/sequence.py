@@ -162,7 +162,7 @@ class _RunSequence(torch.autograd.Function):
         ctx: Any, anchor: Tensor, x: Tensor, sequence: ModuleSequence, recording: Recording
     ) -> Tensor:
         outputs, ctx.fill_in = sequence.run(recording, x)
-        return outputs.data  # no view, which the user could not change in place
+        return outputs.clone()  # which the user may change in place
 
     @staticmethod
     @once_differentiable
