@@ -130,7 +130,8 @@ class ModuleSequence:
         if leaf.is_floating_point():
             leaf.requires_grad_()
         with torch.enable_grad():
-            y = module(leaf)
+            # Nothing may be changed in place that the layer before holds.
+            y = module(leaf.clone() if getattr(module, "inplace", False) else leaf)
 
         def back(g: Tensor) -> Tensor:
             found = self._ruled.fill(recording, y, g, (leaf,) if leaf.requires_grad else ())

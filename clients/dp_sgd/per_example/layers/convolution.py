@@ -51,17 +51,20 @@ class Geometry:
 
 
 class ConvolutionUse(HeldUse):
-    """A convolution in 1, 2 or 3 dimensions, without groups: patches times a matrix."""
+    """A convolution in 1, 2 or 3 dimensions, without groups.
+
+    Its gradients are products with patches. On the CPU outputs, and gradients at an input of many
+    channels, come from torch's convolutions, client by client; elsewhere from products as well.
+    """
 
     def __init__(self, weight: Operand, bias: Operand | None, geometry: Geometry) -> None:
         super().__init__(weight, bias)
         self._geometry = geometry
         k, out, channels = weight.values.shape[:3]
-        self._matrix = weight.values.movedim(2, -1).reshape(k, out, -1)  # (K, out, taps)
-        self._channels = channels
-        self._own: Tensor | None = None
-        if k == 1 and channels >= _MANY_CHANNELS:  # torch's own takes down to a third of the time
-            self._own = self._matrix.view(out, *geometry.kernel, channels).movedim(-1, 1)
+        by_taps = weight.values.movedim(2, -1).contiguous()
+        self._matrix = by_taps.view(k, out, -1)  # (K, out, taps)
+        self._kernels = by_taps.movedim(-1, 2).unbind()  # of each client, channels last
+        self._channels, self._by_torch = channels, by_taps.device.type == "cpu"
         self._image: tuple[int, ...] = ()  # of the padded input
         self._patches: Tensor | None = None
 
@@ -73,41 +76,53 @@ class ConvolutionUse(HeldUse):
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output (n, out, ...)."""
         last = self._padded(x)
-        patches = self._copy_patches(last)
-        if self.weight_index is not None:
-            self._patches = patches
-        bias = None if self.bias is None else self.bias.values
-        if self._own is not None:
-            convolve, geometry = _CONVOLUTIONS[last.ndim][0], self._geometry
-            b = None if bias is None else bias[0]
-            images = last.movedim(-1, 1)
-            return convolve(images, self._own, b, geometry.stride, 0, geometry.dilation)
-        rows, matrix = self.by_client(patches), self._matrix.transpose(1, 2)
-        if bias is None:
-            y = torch.bmm(rows, matrix)
-        else:
-            y = torch.baddbmm(bias.unsqueeze(1), rows, matrix)
+        if self.weight_index is not None or not self._by_torch:
+            self._patches = self._copy_patches(last)
+        if self._by_torch:
+            return self._for_each_client(last, _CONVOLUTIONS[last.ndim][0])
+        if self._patches is None:
+            raise RuntimeError("a product needs patches")
+        shift = None if self.bias is None else self.bias.values
+        rows, matrix = self.by_client(self._patches), self._matrix.transpose(1, 2)
+        y = row_products(rows, matrix, shift)
         return y.view(len(x), *self._geometry.places(self._image), -1).movedim(-1, 1)
 
     def input_gradient(self, g: Tensor) -> Tensor:
         """Return the gradient at the input, given that at the output."""
-        geometry = self._geometry
-        if self._own is not None:
-            size = (len(g), self._channels, *self._image)
-            gradient = _CONVOLUTIONS[g.ndim][1]
-            at_input = gradient(size, self._own, g, geometry.stride, 0, geometry.dilation)
-            at_input = at_input.movedim(1, -1)
+        if self._by_torch and self._channels >= _MANY_CHANNELS:
+            at_input = self._torch_input_gradient(g).movedim(1, -1)
         else:
             at_input = self._add_taps(g)
-        for dimension, (before, after) in enumerate(geometry.padding, start=1):
+        for dimension, (before, after) in enumerate(self._geometry.padding, start=1):
             size = at_input.shape[dimension] - before - after
             at_input = at_input.narrow(dimension, before, size)
         return at_input.movedim(-1, 1)
 
+    def _for_each_client(self, last: Tensor, convolve: Callable[..., Tensor]) -> Tensor:
+        """Return the convolutions of padded images (n, ..., channels), channels last in memory."""
+        geometry, biases = self._geometry, [None] * self.clients
+        if self.bias is not None:
+            biases = list(self.bias.values)
+        images = last.movedim(-1, 1).chunk(self.clients)
+        each = zip(images, self._kernels, biases, strict=True)
+        found = [convolve(x, w, b, geometry.stride, 0, geometry.dilation) for x, w, b in each]
+        ordered = [y.movedim(1, -1) for y in found]
+        whole = torch.cat(ordered) if len(found) > 1 else ordered[0].contiguous()
+        return whole.movedim(-1, 1)
+
+    def _torch_input_gradient(self, g: Tensor) -> Tensor:
+        """Return the gradient at the padded input (n, channels, ...)."""
+        geometry, gradient = self._geometry, _CONVOLUTIONS[g.ndim][1]
+        size = (len(g) // self.clients, self._channels, *self._image)
+        each = zip(g.chunk(self.clients), self._kernels, strict=True)
+        return torch.cat(
+            [gradient(size, w, own, geometry.stride, 0, geometry.dilation) for own, w in each]
+        )
+
     def _add_taps(self, g: Tensor) -> Tensor:
         """Return the gradient at the padded input (n, ..., channels)."""
         geometry, places = self._geometry, g.shape[2:]
-        at_patches = torch.bmm(self.by_client(g.movedim(1, -1)), self._matrix)
+        at_patches = row_products(self.by_client(g.movedim(1, -1)), self._matrix)
         at_patches = at_patches.view(len(g), *places, *geometry.kernel, self._channels)
         at_input = g.new_zeros(len(g), *self._image, self._channels)
         skip = (slice(None),) * (1 + len(places))
@@ -181,10 +196,12 @@ class ConvolutionUse(HeldUse):
         from_tap = [a * d for a, d in zip(steps, geometry.dilation, strict=True)]
         size = (len(last), *places, *geometry.kernel, self._channels)
         windows = last.as_strided(size, (row, *from_patch, *from_tap, channel))
-        return windows.reshape(len(last), torch.Size(places).numel(), -1)
+        patches = windows.reshape(len(last), torch.Size(places).numel(), -1)
+        # Of a kernel of one place they are the input itself, which the model may change in place.
+        return patches.clone() if patches.data_ptr() == last.data_ptr() else patches
 
 
-_MANY_CHANNELS = 32
+_MANY_CHANNELS = 16
 # Forwards, and the gradient at the input, by the number of dimensions of images (n, channels, ...).
 _CONVOLUTIONS: Mapping[int, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     3: (functional.conv1d, grad.conv1d_input),
