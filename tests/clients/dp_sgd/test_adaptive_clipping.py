@@ -14,7 +14,8 @@ from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
 from fedsim.clients.dp_sgd.clipping import FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import NoiseSource, SeededNoise
-from fedsim.clients.dp_sgd.per_example.clipped_sum import LotStatistics, VmapGradients
+from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
+from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.core.streams import Purpose, stream_key
 
@@ -41,7 +42,7 @@ def score(outputs: Tensor, targets: Tensor) -> Tensor:
 def bounds(
     one: DpSgdMechanism, x: Tensor, lots: np.random.Generator, noise: NoiseSource, steps: int
 ) -> Iterator[float]:
-    gradients = VmapGradients(nn.Linear(x.shape[1], 1, bias=False), score)
+    gradients = RuleGradients(nn.Linear(x.shape[1], 1, bias=False), score)
     into = torch.zeros_like(gradients.parameters.data)
     for _ in range(steps):
         seen = one.release(gradients, x, torch.zeros(len(x)), lots=lots, noise=noise, into=into)
@@ -92,7 +93,7 @@ def test_one_example_moves_the_count_by_half(within: int) -> None:
 
 def test_an_example_that_is_not_finite_is_not_within() -> None:
     x = torch.tensor([[0.1, 0.0], [math.nan, 0.0], [5.0, 0.0]])
-    gradients = VmapGradients(nn.Linear(2, 1, bias=False), score)
+    gradients = RuleGradients(nn.Linear(2, 1, bias=False), score)
     one = DpSgdMechanism(PoissonSampling(1.0), AdaptiveClipping(1.0, 3.0), 1.0, 3.0)
     seen = one.release(
         gradients,
@@ -114,7 +115,7 @@ def test_gradients_and_count_have_the_noise_that_was_asked_for_together() -> Non
     assert event.event.noise_multipliers == pytest.approx((z_gradients, 10.0), rel=1e-14)
     assert event.event.noise_multiplier == pytest.approx(1.3, rel=1e-14)
     noise = NoNoise()
-    gradients = VmapGradients(nn.Linear(4, 1, bias=False), score)
+    gradients = RuleGradients(nn.Linear(4, 1, bias=False), score)
     one.fill_with_noise(gradients.parameters, noise, torch.zeros(4))
     assert noise.asked == [(4, pytest.approx(z_gradients * 0.7 / 100.0))]
 
@@ -156,7 +157,7 @@ def test_whatever_the_bound_a_step_costs_the_same(bound: float) -> None:
     resumed = one.resume(bound)
     assert resumed.event == one.event
     assert resumed.clipping.adapted_clip_norm == bound
-    gradients = VmapGradients(nn.Linear(4, 1, bias=False), score)
+    gradients = RuleGradients(nn.Linear(4, 1, bias=False), score)
     groups = resumed.groups(gradients.parameters)
     (sigma,) = resumed.standard_deviations(groups)
     assert sigma / groups.sensitivity == pytest.approx(event_multipliers(one)[0], rel=1e-12)
@@ -191,11 +192,11 @@ def test_a_fixed_bound_does_not_go_on_from_a_learnt_one() -> None:
 
 def test_a_step_for_a_model_has_the_same_event() -> None:
     one = step(AdaptiveClipping(0.7, count_noise=5.0))
-    bound = one.for_model(VmapGradients(nn.Linear(4, 1), score).parameters)
+    bound = one.for_model(RuleGradients(nn.Linear(4, 1), score).parameters)
     assert bound.event == one.event
     after = bound.adapt(LotStatistics(80, 0, (80,)), NoNoise())
     assert after.event == one.event, "the event does not depend on the bound"
-    gradients = VmapGradients(nn.Linear(4, 1), score)
+    gradients = RuleGradients(nn.Linear(4, 1), score)
     assert after.groups(gradients.parameters).bounds == (after.clipping.max_grad_norm,)  # type: ignore[attr-defined]
 
 

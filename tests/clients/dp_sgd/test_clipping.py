@@ -17,7 +17,7 @@ from fedsim.clients.dp_sgd.clipping import (
     Groups,
 )
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.per_example.clipped_sum import LoopGradients
+from fedsim.clients.dp_sgd.per_example.one_at_a_time import OneAtATime
 
 
 class Net(nn.Module):
@@ -179,7 +179,7 @@ def test_a_sum_is_the_sum_of_gradients_clipped_by_hand(clipping: Clipping, num_g
     torch.manual_seed(1)
     net = Net().double()
     x, y = torch.randn(6, 3, dtype=torch.float64) * 3, torch.randn(6, dtype=torch.float64)
-    gradients = LoopGradients(net, loss)
+    gradients = OneAtATime(net, loss)
     groups = clipping.groups(gradients.parameters)
     into = torch.zeros_like(gradients.parameters.data)
     gradients.add_clipped_sum(x, y, clipping, groups, into)

@@ -26,11 +26,9 @@ from fedsim.clients.dp_sgd.clipping import Clipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism, Lots
 from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, group_noise
-from fedsim.clients.dp_sgd.per_example.clipped_sum import (
-    LotStatistics,
-    PerExampleGradients,
-    VmapGradients,
-)
+from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, Tile
+from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
 from fedsim.core.streams import Purpose, stream_key
 
@@ -51,8 +49,8 @@ def score(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.squeeze(1)
 
 
-def dirac(size: int = 3) -> VmapGradients:
-    return VmapGradients(nn.Linear(size, 1, bias=False), score)
+def dirac(size: int = 3) -> RuleGradients:
+    return RuleGradients(nn.Linear(size, 1, bias=False), score)
 
 
 class Pair(nn.Module):
@@ -116,7 +114,7 @@ def check_noise(
     That is a false-alarm rate of 6e-5 a group, and seeds are fixed.
     """
     claimed = claimed or step
-    gradients = VmapGradients(Pair(), score)
+    gradients = RuleGradients(Pair(), score)
     gradient = released(step, torch.zeros(examples, FIRST + SECOND), gradients=gradients) * LOT
     groups = claimed.clipping.groups(gradients.parameters)
     sigmas = claimed.standard_deviations(groups)
@@ -173,7 +171,7 @@ def test_noise_is_normal(noise: NoiseSource) -> None:
 @pytest.mark.parametrize("name", STEPS)
 def test_groups_together_are_one_gaussian_with_z(name: str) -> None:
     step = STEPS[name]
-    parameters = VmapGradients(Pair(), score).parameters
+    parameters = RuleGradients(Pair(), score).parameters
     groups = step.clipping.groups(parameters)
     sigmas = step.standard_deviations(groups)
     together = sum((c / s) ** 2 for c, s in zip(groups.bounds, sigmas, strict=True)) ** -0.5
@@ -199,7 +197,7 @@ def energy(step: DpSgdMechanism, groups: Groups) -> float:
 
 
 def test_allocations() -> None:
-    groups = UNEVEN.clipping.groups(VmapGradients(Pair(), score).parameters)
+    groups = UNEVEN.clipping.groups(RuleGradients(Pair(), score).parameters)
     assert UNEVEN.standard_deviations(groups) == (Z * 0.5, Z * 0.5)
     assert STEPS["uneven, proportional"].standard_deviations(groups) == pytest.approx(
         (Z * math.sqrt(2) * 0.3, Z * math.sqrt(2) * 0.4)
@@ -208,14 +206,14 @@ def test_allocations() -> None:
     roots = 0.3 * math.sqrt(FIRST) + 0.4 * math.sqrt(SECOND)
     assert least == pytest.approx((Z * roots) ** 2)
     assert least < min(energy(STEPS[n], groups) for n in ("uneven", "uneven, explicit"))
-    even = BY_DIMENSION.clipping.groups(VmapGradients(Pair(), score).parameters)
+    even = BY_DIMENSION.clipping.groups(RuleGradients(Pair(), score).parameters)
     optimal = replace(BY_DIMENSION, allocation="optimal").standard_deviations(even)
     assert optimal == pytest.approx(BY_DIMENSION.standard_deviations(even))
 
 
 def test_one_gaussian_draw_serves_neighbours_with_the_same_noise() -> None:
     """Groups of one σ are drawn in one go: the noise is the one of flat clipping."""
-    gradients = VmapGradients(Pair(30, 20), score)
+    gradients = RuleGradients(Pair(30, 20), score)
     x = torch.zeros(2, 50)
     flat = released(FLAT, x, gradients=gradients)
     layers = released(UNEVEN, x, gradients=gradients)
@@ -231,7 +229,7 @@ def test_interleaved_groups_are_drawn_in_place() -> None:
         clipping=GroupClipping(C, patterns=("*.bias", "*"), bounds=(0.3, 0.4)),
         allocation="proportional",
     )
-    gradients = VmapGradients(model, lambda outputs, targets: outputs.sum(1))
+    gradients = RuleGradients(model, lambda outputs, targets: outputs.sum(1))
     gradient = released(step, torch.zeros(0, 300), gradients=gradients) * LOT
     parts = gradients.parameters.views(gradient)
     for index, bound in enumerate((0.4, 0.3, 0.4, 0.3)):
@@ -246,7 +244,7 @@ def correlation(one: Tensor, other: Tensor) -> float:
 @pytest.mark.parametrize("source", [seeded, lambda seed: SecureNoise()])
 def test_steps_and_layers_have_independent_noise(source: Callable[[int], NoiseSource]) -> None:
     """Within a round; clients, rounds and seeds are in test_noise.py. 5.5 standard errors: 4e-8."""
-    gradients, noise, lots = VmapGradients(Pair(), score), source(1), stream()
+    gradients, noise, lots = RuleGradients(Pair(), score), source(1), stream()
     x = torch.zeros(3, FIRST + SECOND)
     steps = [
         released(UNEVEN, x, gradients=gradients, lots=lots, noise=noise).clone() for _ in range(3)
@@ -364,20 +362,30 @@ def test_splitting_a_lot_changes_nothing(physical: int) -> None:
 
 
 def test_splitting_bounds_the_batch_and_adds_up_what_happened() -> None:
-    seen: list[int] = []
+    seen: list[tuple[int, int]] = []
 
-    class Spy(VmapGradients):
-        def add_clipped_sum(self, features: Tensor, *args: object, **keywords: object):
-            seen.append(len(features))
-            return super().add_clipped_sum(features, *args, **keywords)  # type: ignore[arg-type]
+    class Spy(RuleGradients):
+        def add_clipped_sums(self, values: Tensor, tile: Tile, *args: object):  # type: ignore[override]
+            seen.append((len(tile.features), int(tile.weights.sum())))
+            return super().add_clipped_sums(values, tile, *args)  # type: ignore[arg-type]
 
     x = torch.tensor([[0.1], [9.0], [math.nan], [0.2], [0.3]])
     spy = Spy(nn.Linear(1, 1, bias=False), score)
-    statistics = replace(FLAT, max_physical_batch=2).release(
-        spy, x, torch.zeros(5), lots=stream(), noise=seeded(), into=torch.zeros(1)
+    into = torch.zeros(1)
+    statistics = replace(FLAT, max_physical_batch=2, noise_multiplier=0.0).release(
+        spy, x, torch.zeros(5), lots=stream(), noise=seeded(), into=into
     )
-    assert seen == [2, 2, 1]
+    assert seen == [(2, 2), (2, 2), (2, 1)], "three tiles of one shape, the last half full"
     assert statistics == LotStatistics(5, 1, (3,))
+    assert into.item() * LOT == pytest.approx(0.1 + C + 0.2 + 0.3, rel=1e-5)
+
+
+def test_a_lot_of_several_tiles_counts_each_example_once() -> None:
+    """More examples than the usual lot has, so that the release needs three tiles."""
+    x = torch.diag(torch.linspace(0.01, 0.4, 40))
+    step = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(C), 0.0, LOT, max_physical_batch=16)
+    assert -(-len(x) // step.tile_rows) > 1
+    torch.testing.assert_close(released(step, x) * LOT, x.diag(), rtol=2e-6, atol=0)
 
 
 def test_a_step_for_another_model_is_refused() -> None:

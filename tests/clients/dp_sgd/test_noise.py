@@ -20,7 +20,7 @@ from fedsim.clients.dp_sgd.noise import (
     fill_rows_,
     secret_stream,
 )
-from fedsim.clients.training.local_training import StreamKey
+from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import KEY_BYTES, Purpose, stream_key
 
 SIZE = 400_000
