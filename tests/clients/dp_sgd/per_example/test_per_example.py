@@ -503,9 +503,7 @@ def test_an_example_that_is_not_finite_in_one_group_adds_nothing_in_any() -> Non
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20, 1e30])
-def test_sizes_that_float32_can_hardly_hold(
-    way: Way, size: float
-) -> None:
+def test_sizes_that_float32_can_hardly_hold(way: Way, size: float) -> None:
     """The norm of a gradient may be far outside of what float32 can square."""
     model = nn.Linear(3, 2, bias=False)
     x = torch.tensor([[1.0, -2.0, 0.5], [1e-3, 0.0, 1e-3]]) * size
@@ -676,9 +674,7 @@ def test_batch_normalisation_over_the_lot_has_no_rule() -> None:
 
 @pytest.mark.parametrize("bound", [1e-7, 1e-9, 2.5e-15, 1e-18])
 @pytest.mark.parametrize("way", WAYS)
-def test_factors_that_float32_can_hardly_hold_are_not_rounded_up(
-    way: Way, bound: float
-) -> None:
+def test_factors_that_float32_can_hardly_hold_are_not_rounded_up(way: Way, bound: float) -> None:
     x = torch.tensor([[1e30, 0.0]])
     gradients = way(nn.Linear(2, 1, bias=False), score)
     total, _ = added(gradients, x, torch.zeros(1), FlatClipping(bound))

@@ -1,0 +1,389 @@
+"""Tiles: an example's contribution depends on the parameters and on the example alone.
+
+That is hypothesis (H) of every proof of DP-SGD. Floating point breaks it where a shape follows the
+data: a matrix library takes other kernels, with other last bits, for other numbers of rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedsim.clients.dp_sgd import tiles
+from fedsim.clients.dp_sgd.clipping import FlatClipping, GroupClipping
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.dp_sgd.noise import SecureNoise
+from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss, Tile
+from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.clients.dp_sgd.tiles import LotReader, tile_rows
+from fedsim.models.losses import cross_entropy
+
+C = 1.0
+
+
+# --- Hypothesis (H) -------------------------------------------------------------------------------
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 16, 8, 2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1)),
+        *(nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.MaxPool2d(2, 1)),
+        *(nn.Flatten(), nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, 10)),
+    )
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(16 * 64, 32), nn.LayerNorm(32), nn.Tanh(), nn.Linear(32, 10)),
+    )
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+class Words(nn.Module):
+    """A table, a cell over time, and uses that are joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.cell = nn.Embedding(20, 16), nn.GRU(16, 16, batch_first=True)
+        self.out = nn.Linear(16, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.cell(self.table(x))[0].mean(1))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (mlp, (784,)),
+    "cnn": (cnn, (1, 28, 28)),
+    "norms": (normed, (1, 16, 16)),
+    "small": (small, (64,)),
+    "words": (Words, (6,)),
+}
+
+
+def examples(shape: tuple[int, ...], n: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 10, (n,), generator=generator)
+    if shape == (6,):
+        return torch.randint(0, 20, (n, *shape), generator=generator), y
+    return torch.randn(n, *shape, generator=generator), y
+
+
+@dataclass(frozen=True)
+class Company:
+    """What else is in a tile of R rows a client: all that must not matter."""
+
+    place: int  # of the row that is watched
+    real: int  # examples of its client
+    others: int  # seed of all other rows of the client
+    neighbours: int  # seed of the other clients' rows
+    scale: float = 1.0  # of all other rows
+
+
+def contribution(
+    gradients: RuleGradients,
+    values: Tensor,
+    row: tuple[Tensor, Tensor],
+    company: Company,
+    *,
+    rows: int,
+    client: int,
+) -> tuple[Tensor, Tensor]:
+    """Return the norms (m,) of one row of one client, and what it adds to the sum (size,)."""
+    clients, shape = len(values), tuple(row[0].shape)
+    x, y = examples(shape, clients * rows, company.neighbours)
+    own_x, own_y = examples(shape, rows, company.others)
+    if x.is_floating_point():
+        x, own_x = x * company.scale, own_x * company.scale
+    own_x[company.real :], own_y[company.real :] = 0, 0
+    own_x[company.place], own_y[company.place] = row
+    mine = slice(client * rows, (client + 1) * rows)
+    x[mine], y[mine] = own_x, own_y
+    weights = torch.ones(clients * rows)
+    weights[mine][company.real :] = 0
+    at = client * rows + company.place
+    clipping = GroupClipping(C)
+    groups = clipping.groups(gradients.parameters)
+    bounds = torch.tensor([groups.bounds], dtype=torch.float64).expand(len(x), -1)
+    scales = torch.zeros(len(x), 1, dtype=torch.float64)
+    scales[at] = 0.1
+    into = torch.zeros_like(values)
+    clip = ClipBounds(clipping, groups.members, bounds, scales)
+    norms, _ = gradients.add_clipped_sums(values, Tile(clients, x, y, weights), clip, into)
+    assert not into[[k for k in range(clients) if k != client]].any()
+    return norms[at], into[client]
+
+
+def stacked_values(parameters: FlatParameters, clients: int) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    noise = torch.randn(clients, parameters.size, generator=generator)
+    return parameters.data + 0.02 * noise
+
+
+@pytest.mark.parametrize("rows", [8, 24, 40])
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_no_other_row_and_no_place_changes_a_bit_of_a_contribution(
+    name: str, clients: int, rows: int
+) -> None:
+    torch.manual_seed(0)
+    make, shape = MODELS[name]
+    gradients = RuleGradients(make(), cross_entropy)
+    values, client = stacked_values(gradients.parameters, clients), clients - 1
+    x, y = examples(shape, 1, 99)
+    base = Company(0, rows, 1, 2)
+    expected = contribution(gradients, values, (x[0], y[0]), base, rows=rows, client=client)
+    assert expected[1].any()
+    variants = [
+        *(replace(base, place=place) for place in (1, 2, 3, 5, rows // 2 + 1, rows - 1)),
+        *(replace(base, others=3), replace(base, others=4, scale=1e4), replace(base, scale=0.0)),
+        *(replace(base, scale=torch.inf), replace(base, scale=torch.nan)),
+        *(replace(base, real=real) for real in (1, rows // 2, rows - 1)),
+        *(replace(base, neighbours=6), replace(base, neighbours=7, scale=1e-6)),
+    ]
+    for company in variants:
+        found = contribution(gradients, values, (x[0], y[0]), company, rows=rows, client=client)
+        assert torch.equal(found[0], expected[0]), company
+        assert torch.equal(found[1], expected[1]), company
+
+
+# --- The attack on a sum without tiles ------------------------------------------------------------
+
+LOT = 16
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ((outputs - targets) ** 2).sum(1)
+
+
+def kinked() -> tuple[nn.Sequential, Tensor, Tensor]:
+    """One hidden unit at a time carries the whole gradient, if its last bit is above zero."""
+    torch.manual_seed(0)
+    x = torch.randn(784)
+    model = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 1))
+    with torch.no_grad():
+        model[2].weight.fill_(1.0)
+        model[2].bias.zero_()
+        model[0].bias.zero_()
+    return model, x.expand(2 * LOT, 784).contiguous(), torch.full((2 * LOT, 1), 50.0)
+
+
+def crafted_biases(weight: Tensor, x: Tensor, n: int) -> list[tuple[int, float]]:
+    """Return units and biases for which a unit is on with n rows and off with n − 1, or so."""
+    with torch.no_grad():
+        many, fewer = (x[:rows] @ weight.t() for rows in (n, n - 1))
+        found = []
+        for unit in (many[0] != fewer[0]).nonzero().flatten().tolist():
+            found += [(unit, -many[0, unit].item()), (unit, -fewer[0, unit].item())]
+        return found
+
+
+def moved_by_one(
+    sums: Callable[[int], Tensor], model: nn.Sequential, x: Tensor, n: int
+) -> tuple[float, int]:
+    """Return how far n equal examples are from n − 1, at worst over crafted parameters."""
+    worst, tried = 0.0, crafted_biases(model[0].weight, x, n)[:24]
+    with torch.no_grad():
+        for unit, bias in tried:
+            model[0].bias.fill_(-1e3)
+            for step in (-1, 0, 1):
+                model[0].bias[unit] = bias + step * 2.0**-25
+                distance = (sums(n) - sums(n - 1)).double().norm().item()
+                worst = max(worst, distance)
+    return worst, len(tried)
+
+
+def test_an_example_moves_a_sum_by_no_more_than_its_bound_even_at_a_kink() -> None:
+    """Parameters at which removing one of 16 equal examples changes the bits of all others."""
+    model, x, y = kinked()
+    gradients, clipping = RuleGradients(model, squared_error), FlatClipping(C)
+    groups = clipping.groups(gradients.parameters)
+    step = DpSgdMechanism(PoissonSampling(1.0), clipping, 0.0, float(LOT))
+
+    def by_tiles(n: int) -> Tensor:
+        into = torch.zeros_like(gradients.parameters.data)
+        stream = np.random.default_rng(0)
+        step.release(gradients, x[:n], y[:n], lots=stream, noise=SecureNoise(), into=into)
+        return into * LOT
+
+    def untiled(n: int) -> Tensor:
+        into = torch.zeros_like(gradients.parameters.data)
+        gradients.add_clipped_sum(x[:n], y[:n], clipping, groups, into)
+        return into
+
+    sizes = (LOT, 6, 2)
+    for n in sizes:
+        assert moved_by_one(by_tiles, model, x, n)[0] <= C * (1 + 1e-5)
+    worst = [moved_by_one(untiled, model, x, n) for n in sizes]
+    if not any(tried for _, tried in worst):
+        pytest.skip("this machine's library rounds alike for 1 to 16 rows, so nothing can move")
+    assert max(distance for distance, _ in worst) > 1.5 * C, "the attack must work without tiles"
+
+
+# --- Lots as tiles --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lot", "most", "rows"),
+    [(1, None, 8), (8, None, 8), (9, None, 16), (46, None, 48), (46, 48, 48), (46, 47, 24)]
+    + [(46, 20, 16), (46, 1, 1), (0, None, 8)],
+)
+def test_rows_are_a_multiple_of_eight_or_what_fits(lot: int, most: int | None, rows: int) -> None:
+    assert tile_rows(lot, most) == rows
+
+
+def cut(
+    data: Sequence[tuple[Tensor, Tensor] | None], rows: int, lots: Sequence[np.ndarray | None]
+) -> list[Tile]:
+    """The tiles of lots, copied: a tile's memory may be used again."""
+    reader = LotReader(data, rows, dtype=torch.float32)
+    return [
+        Tile(t.clients, t.features.clone(), t.targets.clone(), t.weights)
+        for t in reader.tiles(lots)
+    ]
+
+
+@pytest.mark.parametrize("small", [True, False])
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_tiles_have_every_example_of_a_lot_once_and_zeros_elsewhere(
+    small: bool, data: st.DataObject
+) -> None:
+    """Of one client and of several, absent ones included; from one pool or gathered by client."""
+    rows = data.draw(st.integers(1, 9), "rows")
+    sizes = data.draw(st.lists(st.integers(0, 20) | st.none(), min_size=1, max_size=4), "sizes")
+    if all(size is None for size in sizes):
+        sizes = [3]
+    clients: list[tuple[Tensor, Tensor] | None] = []
+    lots: list[np.ndarray | None] = []
+    for k, size in enumerate(sizes):
+        if size is None:
+            clients.append(None)
+            lots.append(None)
+            continue
+        x = 1.0 + 100 * k + torch.arange(size).view(-1, 1).expand(-1, 2)
+        clients.append((x, 1 + 100 * k + torch.arange(size)))
+        taken = data.draw(st.lists(st.booleans(), min_size=size, max_size=size), f"lot {k}")
+        resting = data.draw(st.booleans(), f"client {k} has no lot")
+        lots.append(None if resting else np.flatnonzero(taken))
+    with pytest.MonkeyPatch.context() as patch:
+        if not small:
+            patch.setattr(tiles, "_SMALL_BYTES", -1)
+        found = cut(clients, rows, lots)
+    longest = max((len(lot) for lot in lots if lot is not None), default=0)
+    assert len(found) == -(-longest // rows)
+    for tile in found:
+        assert tile.clients == len(sizes)
+        assert tile.features.shape == (len(sizes) * rows, 2)
+        assert torch.equal(tile.weights > 0, tile.targets > 0)
+        assert torch.equal(tile.features, tile.targets.unsqueeze(1).expand(-1, 2).float())
+    for k, lot in enumerate(lots):
+        own = [tile.targets[k * rows : (k + 1) * rows] for tile in found]
+        seen = torch.cat(own).tolist() if own else []
+        wanted = [] if lot is None else (1 + 100 * k + lot).tolist()
+        assert [value for value in seen if value] == wanted
+
+
+# --- Mutations: each is caught by the check that is about it --------------------------------------
+
+
+def lot_of(n: int, rows: int | None) -> tuple[Tile, Tensor, Tensor]:
+    """One client's lot of n examples in a tile of R rows; None: as many rows as examples."""
+    x, y = examples((64,), n, 8)
+    (tile,) = cut([(x, y)], rows or n, [np.arange(n)])
+    return tile, x, y
+
+
+def check_shape(rows: int | None) -> None:
+    """A tile's shape does not tell how many examples there are."""
+    assert len({len(lot_of(n, rows)[0].features) for n in (3, 7, 8)}) == 1
+
+
+def check_padding(gradients: RuleGradients, scales: Callable[[Tile], Tensor]) -> None:
+    """Rows that are no examples add nothing: a biased model has a gradient at zeros, too."""
+    tile, x, y = lot_of(5, 8)
+    clipping = FlatClipping(0.5)
+    groups = clipping.groups(gradients.parameters)
+    bounds = torch.full((8, 1), 0.5, dtype=torch.float64)
+    values = gradients.parameters.data.unsqueeze(0)
+    into, expected = torch.zeros_like(values), torch.zeros_like(values[0])
+    clip = ClipBounds(clipping, groups.members, bounds, scales(tile))
+    gradients.add_clipped_sums(values, tile, clip, into)
+    gradients.add_clipped_sum(x, y, clipping, groups, expected)
+    torch.testing.assert_close(into[0], expected, rtol=1e-4, atol=1e-6)
+
+
+def weighted(tile: Tile) -> Tensor:
+    return tile.weights.double().unsqueeze(1)
+
+
+def squared_scores(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.square().sum(1)
+
+
+class WeightsOfOne(RuleGradients):
+    """Forgets the weights of the rows' losses."""
+
+    def row_gradients(self, values: Tensor, tile: Tile) -> dict:  # type: ignore[override]
+        return super().row_gradients(values, replace(tile, weights=torch.ones_like(tile.weights)))  # type: ignore[return-value]
+
+
+def test_mutation_a_tile_that_follows_the_lot_is_caught() -> None:
+    check_shape(8)
+    with pytest.raises(AssertionError):
+        check_shape(None)
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, squared_scores])
+def test_mutation_factors_without_the_weights_of_rows_are_caught(loss: PerExampleLoss) -> None:
+    torch.manual_seed(0)
+    check_padding(RuleGradients(small(), loss), weighted)
+    check_padding(WeightsOfOne(small(), loss), weighted)  # clipped to nothing all the same
+    with pytest.raises(AssertionError):
+        check_padding(WeightsOfOne(small(), loss), lambda tile: torch.ones(8, 1).double())
+
+
+def check_dropped(kind: type[RuleGradients]) -> None:
+    """An example that is not finite adds nothing and spoils nothing."""
+    torch.manual_seed(0)
+    gradients = kind(small(), cross_entropy)
+    clipping = FlatClipping(0.5)
+    groups = clipping.groups(gradients.parameters)
+    x, y = examples((64,), 6, 8)
+    sums = [torch.zeros_like(gradients.parameters.data) for _ in range(2)]
+    gradients.add_clipped_sum(x[1:], y[1:], clipping, groups, sums[0])
+    x[0, 3] = torch.nan
+    statistics = gradients.add_clipped_sum(x, y, clipping, groups, sums[1])
+    assert statistics.not_finite == 1
+    torch.testing.assert_close(sums[0], sums[1], rtol=1e-5, atol=1e-6)
+
+
+class KeepsDropped(RuleGradients):
+    """Its rows stay as they are when they are dropped; 0 · NaN is NaN."""
+
+    def row_gradients(self, values: Tensor, tile: Tile) -> dict:  # type: ignore[override]
+        found = super().row_gradients(values, tile)
+        for use in found.values():
+            use.drop = lambda dropped: None  # type: ignore[method-assign]
+        return found  # type: ignore[return-value]
+
+
+def test_mutation_a_sum_that_ignores_dropped_rows_is_caught() -> None:
+    check_dropped(RuleGradients)
+    with pytest.raises(AssertionError):
+        check_dropped(KeepsDropped)
