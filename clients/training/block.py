@@ -170,7 +170,7 @@ class _Block:
         """Take all steps of all members."""
         optimizer = make_optimizer(self.local.optimizer)
         ends = [0 if member is None else len(member.steps) for member in self.members]
-        final: dict[int, Tensor] = {}
+        final = {k: self.values[k].clone() for k, end in enumerate(ends) if end == 0}
         for step in range(max(ends)):
             active = [step < end for end in ends]
             lots = [
