@@ -133,7 +133,7 @@ class _RowCall:
             if stand_in is not None:
                 vars(self._module)["forward"] = stand_in
         found, structure = pytree.tree_flatten(output)
-        self._output = [None if isinstance(v, Tensor) else v for v in found], structure
+        self._output = [_TENSOR if isinstance(v, Tensor) else v for v in found], structure
         return tuple(value.squeeze(0) for value in found if isinstance(value, Tensor))
 
     def output(self, tensors: tuple[Tensor, ...]) -> Any:
@@ -143,7 +143,7 @@ class _RowCall:
         leaves, structure = self._output
         given = iter(tensors)
         return pytree.tree_unflatten(
-            [next(given) if leaf is None else leaf for leaf in leaves], structure
+            [next(given) if leaf is _TENSOR else leaf for leaf in leaves], structure
         )
 
 
@@ -191,6 +191,9 @@ class _RunUnit(torch.autograd.Function):
         for place, value in zip(ctx.smooth, given, strict=True):
             found[5 + place] = value.flatten(0, 1)
         return tuple(found)
+
+
+_TENSOR = object()  # stands for a tensor in a unit's output
 
 
 def _has_rows(leaf: Any, rows: int) -> bool:
