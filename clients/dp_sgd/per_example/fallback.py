@@ -74,25 +74,36 @@ class UnitUse(ExampleUse):
         self._held = {index: zero_rows(held, dropped) for index, held in self._held.items()}
 
 
-def run_unit(module: nn.Module, recording: Pass, *args: Any, **kwargs: Any) -> Any:
+Layout = dict[Any, bool]
+"""Whether an argument of a unit has rows, by the structure of the call and the argument's place."""
+
+
+def run_unit(module: nn.Module, layout: Layout, recording: Pass, *args: Any, **kwargs: Any) -> Any:
     """Run a module on a tile and record it.
 
     Tensors whose first dimension is the rows are taken apart; all others are the same for all rows.
+    Which are which is found out once: a mask may be as long as a later tile.
 
     Args:
         module: the unit, whose `forward` is replaced at the moment.
+        layout: of the unit's calls so far; filled in.
         recording: of the pass.
         args: positional arguments of the call.
         kwargs: keyword arguments of the call.
 
     Raises:
-        UncoveredParameterError: no argument has a row for each example.
+        UncoveredParameterError: no argument has a row for each example, or one has no longer.
     """
     index = recording.parameters.index
     trained = {name: index[id(p)] for name, p in module.named_parameters() if id(p) in index}
     leaves, structure = pytree.tree_flatten((args, kwargs))
-    places = [i for i, leaf in enumerate(leaves) if _has_rows(leaf, recording.rows)]
-    if not places:
+    places = [
+        i
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, Tensor)
+        and layout.setdefault((structure, i), _has_rows(leaf, recording.rows))
+    ]
+    if not places or not all(_has_rows(leaves[i], recording.rows) for i in places):
         raise UncoveredParameterError(
             f"a {type(module).__name__} layer gets no input with one row per example",
             tuple(trained.values()),
@@ -196,5 +207,5 @@ class _RunUnit(torch.autograd.Function):
 _TENSOR = object()  # stands for a tensor in a unit's output
 
 
-def _has_rows(leaf: Any, rows: int) -> bool:
-    return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == rows
+def _has_rows(leaf: Tensor, rows: int) -> bool:
+    return leaf.ndim > 0 and len(leaf) == rows

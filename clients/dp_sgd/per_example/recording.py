@@ -145,7 +145,7 @@ class RuledModel:
             if any(name == unit or name.startswith(f"{unit}." if unit else "") for unit in units):
                 covered.update(map(id, module.parameters()))
                 if name in units:
-                    self._calls.append((module, partial(run_unit, module)))
+                    self._calls.append((module, partial(run_unit, module, {})))
                 continue
             own = [id(p) for p in module.parameters(recurse=False) if id(p) in parameters.index]
             rule = None if "forward" in vars(module) else RULES.get(type(module))
