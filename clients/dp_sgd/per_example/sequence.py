@@ -77,8 +77,8 @@ class ModuleSequence:
         """
         steps = []
         with self._ruled.in_place(recording):
-            for module in self._modules:
-                x, back = self._step(recording, module, x)
+            for place, module in enumerate(self._modules):
+                x, back = self._step(recording, module, x, is_first=place == self._first)
                 steps.append(back)
         return x, lambda g: self._backward(steps, g)
 
@@ -96,7 +96,9 @@ class ModuleSequence:
         for place in range(len(steps) - 1, self._first - 1, -1):
             g = steps[place](g)
 
-    def _step(self, recording: Recording, module: nn.Module, x: Tensor) -> tuple[Tensor, Backward]:
+    def _step(
+        self, recording: Recording, module: nn.Module, x: Tensor, *, is_first: bool
+    ) -> tuple[Tensor, Backward]:
         kind = type(module)
         function = _FUNCTIONS.get(kind)
         if function is not None:
@@ -105,15 +107,17 @@ class ModuleSequence:
             shape = x.shape
             return x.flatten(1), lambda g: g.view(shape)
         if kind in _LAYERS and module not in self._ruled.unit_modules:
-            return self._layer(recording, module, x)
+            return self._layer(recording, module, x, is_first=is_first)
         return self._by_autograd(recording, module, x)
 
-    def _layer(self, recording: Recording, module: nn.Module, x: Tensor) -> tuple[Tensor, Backward]:
+    def _layer(
+        self, recording: Recording, module: nn.Module, x: Tensor, *, is_first: bool
+    ) -> tuple[Tensor, Backward]:
         direct = _Direct(recording)
         y = RULES[type(module)](direct, module, x)
         if y is None or direct.use is None:
             raise UncoveredParameterError(f"no rule covers this {type(module).__name__} layer")
-        use, is_first = direct.use, module is self._modules[self._first]
+        use = direct.use
 
         def back(g: Tensor) -> Tensor:
             use.input, use.output_gradient = x, g
