@@ -1,4 +1,4 @@
-"""Which way is chosen for a model: by layer, said once, never wrong."""
+"""Which way is chosen for a model: rules, torch.func where they end; never wrong."""
 
 import logging
 from collections.abc import Callable
@@ -10,15 +10,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsim.clients.dp_sgd.clipping import FlatClipping
-from fedsim.clients.dp_sgd.per_example.backend import BackendError, GradientMode, gradients_for
-from fedsim.clients.dp_sgd.per_example.clipped_sum import (
-    BookKeeping,
-    LoopGradients,
-    PerExampleGradients,
-    VmapGradients,
+from fedsim.clients.dp_sgd.per_example.choice import (
+    BackendError,
+    GradientMode,
+    gradients_for,
+    training_gradients,
 )
-from fedsim.clients.dp_sgd.per_example.module_use import UnitError
-from fedsim.clients.dp_sgd.per_example.unit_layouts import possible_units
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.dp_sgd.per_example.one_at_a_time import OneAtATime
+from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.models.losses import cross_entropy
 
 
 def squared(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -26,7 +27,7 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class Product(nn.Module):
-    """x @ w: no rule of book-keeping's."""
+    """x @ w: no rule."""
 
     def __init__(self, inputs: int = 3, outputs: int = 3) -> None:
         super().__init__()
@@ -153,8 +154,13 @@ UNITS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = {
     ),
     "old weight norm": (OldWeightNorm, rows, ["2"]),
     "attention": (Attention, sequences, ["mix"]),
-    "masked attention": (lambda: Attention(masked=True), sequences, ["mix"]),
-    "attention, time first": (lambda: Attention(batch_first=False), sequences, ["mix"]),
+    "masked attention": (lambda: Attention(masked=True), (6, 3), ["mix"]),
+    "masked attention as long as what is tried": (
+        lambda: Attention(masked=True),
+        sequences,
+        [""],
+    ),
+    "attention, time first": (lambda: Attention(batch_first=False), sequences, [""]),
     "encoder": (Encoder, (5, 4), ["layer.self_attn"]),
     "bilinear": (Bilinear, rows, ["out"]),
 }
@@ -163,7 +169,7 @@ UNITS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = {
 def both(
     gradients: PerExampleGradients, x: Tensor, y: Tensor, clip: float
 ) -> tuple[Tensor, Tensor]:
-    exact = LoopGradients(gradients.model, gradients.loss, parameters=gradients.parameters)
+    exact = OneAtATime(gradients.model, gradients.loss, parameters=gradients.parameters)
     sums = []
     clipping = FlatClipping(clip)
     for each in (exact, gradients):
@@ -176,7 +182,7 @@ def both(
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", UNITS)
-def test_layers_without_a_rule_become_units(
+def test_what_has_no_rule_becomes_units(
     name: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -185,12 +191,12 @@ def test_layers_without_a_rule_become_units(
     model = make().to(dtype)
     names = list(model.state_dict())
     gradients = gradients_for(model, squared, torch.randn(3, *shape).to(dtype), torch.randn(3))
-    assert isinstance(gradients, BookKeeping)
-    assert sorted(unit.name for unit in gradients.units) == sorted(expected)
+    assert isinstance(gradients, RuleGradients)
+    assert sorted(gradients.units) == sorted(expected)
     assert len(caplog.records) == 1
-    assert all(repr(unit) in caplog.text for unit in expected)
+    assert all((repr(unit) if unit else "the whole model") in caplog.text for unit in expected)
     # Lots as long as sequences and masks: the examples' dimension is not guessed from its size.
-    for n in (1, 4, 5):
+    for n in (1, 4, 5, 6):
         x, y = torch.randn(n, *shape).to(dtype), torch.randn(n).to(dtype)
         for clip in (float("inf"), 1.0):
             sums = both(gradients, x, y, clip)
@@ -199,6 +205,27 @@ def test_layers_without_a_rule_become_units(
             )
     assert list(model.state_dict()) == names
     assert all("forward" not in vars(module) for module in model.modules())
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", UNITS)
+def test_units_of_several_clients_are_those_of_each_alone(name: str) -> None:
+    torch.manual_seed(0)
+    make, shape, _ = UNITS[name]
+    model = make().double()
+    x, y = torch.randn(6, *shape).double(), torch.randn(6).double()
+    gradients = gradients_for(model, squared, x[:3], y[:3])
+    assert isinstance(gradients, RuleGradients)
+    assert gradients.stacks
+    data = gradients.parameters.data
+    values = data + 0.1 * torch.randn(3, len(data)).double()
+    found = gradients.client_gradients(values, x, y)
+    exact = OneAtATime(model, squared, parameters=gradients.parameters)
+    for k in range(3):
+        data.copy_(values[k])
+        own = slice(2 * k, 2 * k + 2)
+        expected = exact.gradients(x[own], y[own])
+        assert (found[own] - expected).norm() <= 1e-10 * expected.norm()
 
 
 def test_a_poisoned_example_stays_alone_in_a_unit() -> None:
@@ -226,7 +253,7 @@ def test_random_layers_inside_a_unit_draw_once() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Dropped(), nn.Linear(3, 1, bias=False))
     gradients = gradients_for(model, squared, torch.randn(3, 3), torch.zeros(3))
-    assert isinstance(gradients, BookKeeping)
+    assert isinstance(gradients, RuleGradients)
     model.train()
     with torch.no_grad():
         gradients.parameters.data.copy_(torch.ones_like(gradients.parameters.data))
@@ -240,30 +267,60 @@ def test_random_layers_inside_a_unit_draw_once() -> None:
     assert len(torch.unique(output > 0, dim=0)) > 1, "each example has a mask of its own"
 
 
+class Flattened(nn.Module):
+    """Runs a layer on all places of all examples at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product, self.out = Product(), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.product(x.flatten(0, 1)).unflatten(0, x.shape[:2]))
+
+
+class Outer(nn.Module):
+    """Something that works with its surroundings only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = Flattened(), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.inner(x).squeeze(2))
+
+
 @pytest.mark.parametrize(
-    ("make", "shape", "kind"),
+    ("make", "shape", "units"),
     [
-        (lambda: nn.Linear(3, 1), rows, BookKeeping),
-        (lambda: nn.Sequential(nn.LSTM(3, 2, batch_first=True), First()), sequences, BookKeeping),
+        (lambda: nn.Linear(3, 1), rows, []),
+        (lambda: nn.Sequential(nn.LSTM(3, 2, batch_first=True), First()), sequences, []),
         (
             lambda: nn.Sequential(nn.LSTM(3, 2, proj_size=1, batch_first=True), First()),
             sequences,
-            LoopGradients,
+            None,
         ),
-        (Product, rows, VmapGradients),
-        (Positions, sequences, VmapGradients),
-        (TimeFirst, sequences, BookKeeping),
-        (TimeFirst, (3, 3), VmapGradients),
-        (TimeFirst, (2, 3), BookKeeping),
-        (Branching, rows, LoopGradients),
+        (Product, rows, [""]),
+        (Positions, sequences, [""]),
+        (TimeFirst, sequences, [""]),
+        (TimeFirst, (3, 3), [""]),
+        (TimeFirst, (2, 3), [""]),
+        (Flattened, sequences, [""]),
+        (Outer, sequences, ["inner"]),
+        (Branching, rows, None),
     ],
 )
-def test_auto_takes_the_first_way_that_is_right(
-    make: Callable[[], nn.Module], shape: tuple[int, ...], kind: type
+def test_a_wrong_module_is_widened_to_its_surroundings_and_at_last_to_the_loop(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], units: list[str] | None
 ) -> None:
+    """Whatever is chosen is right, for lots of any size; None: one example at a time."""
     torch.manual_seed(0)
     gradients = gradients_for(make(), squared, torch.randn(3, *shape), torch.randn(3))
-    assert type(gradients) is kind
+    if units is None:
+        assert type(gradients) is OneAtATime
+        assert not gradients.stacks
+    else:
+        assert isinstance(gradients, RuleGradients)
+        assert list(gradients.units) == units
     for n in (1, 3, 4):
         sums = both(gradients, torch.randn(n, *shape), torch.randn(n), 1.0)
         torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-5)
@@ -279,7 +336,7 @@ def test_any_number_of_public_examples_will_do(examples: int) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(9, 4), nn.ReLU(), nn.Linear(4, 1))
     x = torch.randn(examples, 3, 3)
-    assert isinstance(gradients_for(model, squared, x, torch.randn(examples)), BookKeeping)
+    assert isinstance(gradients_for(model, squared, x, torch.randn(examples)), RuleGradients)
     with pytest.raises(ValueError, match="at least one public example"):
         gradients_for(model, squared, x[:0], torch.randn(0))
 
@@ -288,20 +345,17 @@ def test_a_way_may_be_asked_for() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(3, 3), torch.randn(3)
     kinds: dict[GradientMode, type] = {
-        "book_keeping": BookKeeping,
-        "vmap": VmapGradients,
-        "loop": LoopGradients,
-        "auto": BookKeeping,
+        "rules": RuleGradients,
+        "loop": OneAtATime,
+        "auto": RuleGradients,
     }
     for mode, kind in kinds.items():
         assert type(gradients_for(nn.Linear(3, 1), squared, x, y, mode=mode)) is kind
-    with pytest.raises(BackendError, match="no rule for how w is used"):
-        gradients_for(Product(), squared, x, y, mode="book_keeping")
     with pytest.raises(BackendError, match="it fails with RuntimeError"):
-        gradients_for(Branching(), squared, x, y, mode="vmap")
+        gradients_for(Branching(), squared, x, y, mode="rules")
 
 
-def test_book_keeping_is_never_used_where_examples_are_coupled(
+def test_rules_are_never_used_where_examples_are_coupled(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -320,10 +374,10 @@ def test_book_keeping_is_never_used_where_examples_are_coupled(
         (Norm(nn.Linear(3, 3), nn.BatchNorm1d(3)), squared),
     ):
         caplog.clear()
-        assert not isinstance(gradients_for(model, loss, x, y), BookKeeping)
+        assert not isinstance(gradients_for(model, loss, x, y), RuleGradients)
         assert "coupled" in caplog.text
         with pytest.raises(BackendError, match="coupled"):
-            gradients_for(model, loss, x, y, mode="book_keeping")
+            gradients_for(model, loss, x, y, mode="rules")
 
 
 def test_nothing_is_changed_by_the_choice(caplog: pytest.LogCaptureFixture) -> None:
@@ -341,70 +395,120 @@ def test_nothing_is_changed_by_the_choice(caplog: pytest.LogCaptureFixture) -> N
         assert value.untyped_storage().data_ptr() == (
             gradients.parameters.data.untyped_storage().data_ptr()
         )
-    assert not caplog.records, "plain book-keeping is nothing to speak of"
+    assert not caplog.records, "plain rules are nothing to speak of"
+
+
+class Grown(nn.Module):
+    """Changes what it does after it was tried."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product, self.out, self.twice = Product(), nn.Linear(3, 1), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.product(x.repeat(2, 1))[: len(x)] if self.twice else self.product(x)
+        return self.out(x)
 
 
 def test_a_unit_called_in_another_way_is_refused() -> None:
     torch.manual_seed(0)
-
-    class Changing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.product, self.out, self.twice = Product(), nn.Linear(3, 1), False
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.product(x.repeat(2, 1))[: len(x)] if self.twice else self.product(x)
-            return self.out(x)
-
-    model = Changing()
+    model = Grown()
     gradients = gradients_for(model, squared, torch.randn(3, 3), torch.randn(3))
     model.twice = True
-    with pytest.raises(UnitError, match="other shapes than when it was tried"):
+    with pytest.raises(RuntimeError, match="no input with one row per example"):
         both(gradients, torch.randn(4, 3), torch.randn(4), 1.0)
     assert "forward" not in vars(model.product)
 
 
-def test_layouts_are_those_that_change_with_the_lot() -> None:
-    model = Attention(batch_first=False, masked=True)
-    x = torch.randn(4, 4, 3)
-    units = possible_units(
-        model, ["into", "mix", "mix.out_proj", "out"], lambda n: model(x[:n]), (4, 3)
-    )
-    assert units["mix"].inputs == (1, 1, 1, None)
-    assert units["mix"].outputs == (1, 0)
-    assert units["into"].inputs == (0,)
-    assert "mix.out_proj" not in units, "never called as a module"
-
-
-def test_flattened_examples_have_no_layout() -> None:
-    class Flattened(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.product = Product()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.product(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-
-    model, x = Flattened(), torch.randn(4, 4, 3)
-    assert not possible_units(model, ["product"], lambda n: model(x[:n]), (4, 3))
-    gradients = gradients_for(model, squared, x, torch.randn(4))
-    assert type(gradients) is VmapGradients
-
-
-def test_a_vmapped_lot_is_cut_to_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedsim.clients.dp_sgd.per_example import alone
-
+def test_models_that_draw_random_numbers_train_one_client_at_a_time() -> None:
     torch.manual_seed(0)
-    gradients = VmapGradients(nn.Linear(3, 2), squared)
-    monkeypatch.setattr(alone, "_HELD", 20)  # two examples of 8
-    sizes = []
-    original = gradients._by_parameter
+    x, y = torch.randn(3, 3), torch.randn(3)
+    for dropout, stacks in ((0.0, True), (0.5, False)):
+        model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(dropout), nn.Linear(4, 1))
+        assert gradients_for(model, squared, x, y).stacks is stacks
 
-    def watched(x: Tensor, y: Tensor) -> list[Tensor]:
-        sizes.append(len(x))
-        return original(x, y)
 
-    monkeypatch.setattr(gradients, "_by_parameter", watched)
-    sums = both(gradients, torch.randn(5, 3), torch.randn(5), 1.0)
-    assert sizes == [2, 2, 1]
-    torch.testing.assert_close(*sums)
+class Shifted(nn.Module):
+    """Its own parameters enter where no rule sees them: the same for all clients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.layer.weight.detach().abs().sum()
+
+
+def test_models_that_read_their_parameters_train_one_client_at_a_time() -> None:
+    torch.manual_seed(0)
+    gradients = gradients_for(Shifted(), squared, torch.randn(3, 3), torch.randn(3))
+    assert isinstance(gradients, RuleGradients)
+    assert not gradients.stacks
+
+
+@pytest.mark.parametrize(
+    ("make", "rules"),
+    [
+        (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), True),
+        (lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)), False),
+        (lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), False),
+        (lambda: nn.Sequential(Product(), nn.Linear(3, 2)), False),
+        (MeanTaken, False),
+    ],
+)
+def test_without_privacy_rules_are_for_models_that_stack_and_torch_for_the_rest(
+    make: Callable[[], nn.Module], rules: bool
+) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(3, 3), torch.tensor([0, 1, 1])
+    found = training_gradients(make(), cross_entropy, x, y, private=False)
+    assert (found is not None) is rules
+    assert found is None or found.stacks
+
+
+def tied() -> nn.Module:
+    layer = nn.Linear(3, 3)
+    return nn.Sequential(layer, nn.ReLU(), layer)
+
+
+def changed() -> nn.Module:
+    layer = nn.Linear(3, 2)
+    layer.forward = lambda input: functional.linear(2 * input, layer.weight, layer.bias)  # type: ignore[method-assign]
+    return nn.Sequential(nn.Linear(3, 3), layer)
+
+
+class Doubled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+@pytest.mark.parametrize(
+    ("make", "plain"),
+    [
+        (tied, True),
+        (changed, False),
+        (lambda: nn.Sequential(nn.Linear(3, 3), Doubled(3, 2)), False),
+        (lambda: nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU(inplace=True), nn.Linear(3, 2)), True),
+        (lambda: nn.Sequential(nn.Linear(3, 3), nn.ELU(inplace=True), nn.Linear(3, 2)), True),
+        (lambda: nn.Sequential(nn.Linear(3, 3), weight_norm(nn.Linear(3, 2))), False),
+        (lambda: nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Tanh(), Product(3, 2))), False),
+    ],
+)
+@pytest.mark.parametrize("known", [True, False])
+def test_sequences_are_right_with_losses_that_know_their_gradient_and_without(
+    make: Callable[[], nn.Module], plain: bool, known: bool
+) -> None:
+    """Run by hand or by autograd; `plain`: the rules cover all of it."""
+
+    def by_autograd(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
+    loss: PerExampleLoss = cross_entropy if known else by_autograd
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1])
+    gradients = gradients_for(make(), loss, x, y)
+    for clip in (float("inf"), 0.5):
+        torch.testing.assert_close(*both(gradients, x, y, clip), rtol=1e-4, atol=1e-6)
+    if plain:
+        assert isinstance(gradients, RuleGradients)
+        assert not gradients.units
