@@ -142,6 +142,10 @@ class ConvolutionUse(HeldUse):
 
     def add_sum(self, index: int, into: Tensor) -> None:
         """Add Σ_i gradient_i of each client's rows to `into` (K, *shape)."""
+        if index in self._held:  # and some may have been dropped
+            rows = self._held[index].unflatten(0, (self.clients, -1)).sum(1)
+            into += self._in_shape(rows, index)
+            return
         g = self.by_client(self.output_gradient.movedim(1, -1))
         if index != self.weight_index or self._patches is None:
             into += g.sum(1)

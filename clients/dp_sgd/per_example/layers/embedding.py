@@ -37,6 +37,10 @@ class EmbeddingUse(LayerUse):
         clients = owners // (len(self.input) // self.clients)
         into.index_put_((clients, rows), sums * factors[owners].unsqueeze(1), accumulate=True)
 
+    def add_sum(self, index: int, into: Tensor) -> None:
+        """Add Σ_i gradient_i of each client's rows to `into` (K, *shape)."""
+        self.add_weighted(index, self.output_gradient.new_ones(len(self.input)), into)
+
     def per_example(self, index: int) -> Tensor:
         """Return the gradient of each row (n, *shape) with respect to the table."""
         owners, rows, sums = self._summed()
