@@ -141,14 +141,18 @@ def _sequence_squares(a: Tensor, g: Tensor) -> Tensor:
     """Squared norms of Σ_t g_t a_tᵀ for sequences a (n, t, d) and g (n, t, p), never too small."""
     length, released = a.shape[1], _relative_rounding(g)
     absolute = (row_norms(a) * row_norms(g)).sum(1)  # Σ_t |g_t| |a_t|
-    # (t x t) inner products are less work than the gradient for short sequences (Bu et al. 2023).
-    if 2 * length**2 <= a.shape[2] * g.shape[2]:
+    if _is_short(a, g):
         # A sum of t² products of two sums of d and p products: Higham's γ of all of them.
         terms = length * length + a.shape[2] + g.shape[2] + 4
         error = terms * torch.finfo(torch.float64).eps
         return with_rounding(_gram_squares(a, g), absolute, error, released)
     measured = (length + 1) * unit_roundoff(g)
     return with_rounding(_blockwise_squares(a, g), absolute, 0.0, released + measured)
+
+
+def _is_short(a: Tensor, g: Tensor) -> bool:
+    """Whether (t x t) inner products are less work than the gradient (Bu et al. 2023)."""
+    return 2 * a.shape[1] ** 2 <= a.shape[2] * g.shape[2]
 
 
 def _gram_squares(a: Tensor, g: Tensor) -> Tensor:

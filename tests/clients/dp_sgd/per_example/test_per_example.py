@@ -730,3 +730,60 @@ def test_a_wide_layer_never_holds_weights_for_each_example() -> None:
         with LargestTensor() as largest:
             gradients.add_clipped_sum(x, torch.zeros(64), clipping, groups, into)
         assert 1e6 < largest.size_bytes <= 21e6, shape
+
+
+class Words(nn.Module):
+    """A large table, tied to the output layer."""
+
+    def __init__(self, poisoned: int | None = None) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(50, 8), nn.Linear(8, 50, bias=False)
+        self.out.weight, self.poisoned = self.table.weight, poisoned
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.out(torch.tanh(self.table(x)))
+        if self.poisoned is None:
+            return outputs
+        mark = (x[:, :1] == self.poisoned).unsqueeze(2)
+        return outputs * torch.where(mark, torch.nan, 1.0)
+
+
+def mean_square(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.square().flatten(1).mean(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_tied_tables_are_added_before_they_are_measured(dtype: torch.dtype) -> None:
+    torch.manual_seed(7)
+    model = Words().to(dtype)
+    x, y = torch.randint(0, 50, (6, 5)), torch.zeros(6)
+    exact = OneAtATime(model, mean_square)
+    fast = RuleGradients(model, mean_square, parameters=exact.parameters)
+    norms = exact.gradients(x, y).double().norm(dim=1)
+    clip = FlatClipping(1.01 * norms.median().item())
+    sums = [added(each, x, y, clip) for each in (exact, fast)]
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-4
+    assert (sums[0][0] - sums[1][0]).norm() <= tolerance * 6 * clip.max_grad_norm
+    assert sums[0][1] == sums[1][1]
+
+
+def test_a_poisoned_example_is_dropped_from_uses_that_are_added() -> None:
+    torch.manual_seed(8)
+    fast = RuleGradients(Words(poisoned=49), mean_square)
+    x = torch.randint(0, 49, (4, 5))
+    keep = [0, 1, 3]
+    clean, _ = added(fast, x[keep], torch.zeros(3), FlatClipping(0.1))
+    x[2, 0] = 49
+    dirty, statistics = added(fast, x, torch.zeros(4), FlatClipping(0.1))
+    assert statistics.not_finite == 1
+    torch.testing.assert_close(dirty, clean)
+
+
+def test_a_convolution_used_twice_keeps_the_patches_of_each_call() -> None:
+    torch.manual_seed(10)
+    layer = nn.Conv2d(2, 2, 3, padding=1).double()
+    exact = OneAtATime(nn.Sequential(layer, nn.Tanh(), layer), mean_square)
+    fast = RuleGradients(exact.model, mean_square, parameters=exact.parameters)
+    x = torch.randn(4, 2, 5, 5).double()
+    sums = [added(each, x, torch.zeros(4), FlatClipping(0.5))[0] for each in (exact, fast)]
+    torch.testing.assert_close(*sums, rtol=1e-10, atol=1e-12)
