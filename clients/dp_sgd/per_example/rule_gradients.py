@@ -13,7 +13,7 @@ from fedsim.clients.dp_sgd.per_example.interface import (
     RowGradients,
     Tile,
 )
-from fedsim.clients.dp_sgd.per_example.layers.base import ExampleUse, SummedUses
+from fedsim.clients.dp_sgd.per_example.layers.base import ExampleUse, LayerUse, SummedUses
 from fedsim.clients.dp_sgd.per_example.layers.linear import LinearUse
 from fedsim.clients.dp_sgd.per_example.loss_gradient import known_gradient
 from fedsim.clients.dp_sgd.per_example.recording import RuledModel
@@ -72,6 +72,10 @@ class RuleGradients(PerExampleGradients):
         views = self.parameters.stacked_views(into)
         with torch.no_grad():
             for use in uses:
+                # What has no value at a row of zeros is not finite there, and 0 times that is NaN.
+                g = use.output_gradient if isinstance(use, LayerUse) else None
+                if g is None or g.is_cuda or not g.sum().isfinite():
+                    use.drop(tile.weights == 0)
                 for index in use.parameters:
                     use.add_sum(index, views[index])
 
