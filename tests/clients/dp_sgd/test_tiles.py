@@ -307,6 +307,7 @@ def test_tiles_have_every_example_of_a_lot_once_and_zeros_elsewhere(
 def lot_of(n: int, rows: int | None) -> tuple[Tile, Tensor, Tensor]:
     """One client's lot of n examples in a tile of R rows; None: as many rows as examples."""
     x, y = examples((64,), n, 8)
+    y = y.clamp(min=1)  # a row that is no example has target 0
     (tile,) = cut([(x, y)], rows or n, [np.arange(n)])
     return tile, x, y
 
@@ -389,3 +390,39 @@ def test_mutation_a_sum_that_ignores_dropped_rows_is_caught() -> None:
     check_dropped(RuleGradients)
     with pytest.raises(AssertionError):
         check_dropped(KeepsDropped)
+
+
+class Unit(nn.Module):
+    """Has no value at zeros."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.norm(dim=1, keepdim=True)
+
+
+def relative(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss without a value at the target of a row that is no example."""
+    return ((outputs[:, 0] - targets) / targets) ** 2
+
+
+@pytest.mark.parametrize(
+    ("make", "loss"),
+    [
+        (lambda: nn.Sequential(Unit(), nn.Linear(64, 10)), cross_entropy),
+        (lambda: nn.Sequential(nn.Linear(64, 10), Unit(), nn.Linear(10, 10)), relative),
+        (lambda: nn.Sequential(nn.Linear(64, 10), nn.LayerNorm(10)), relative),
+    ],
+)
+def test_rows_that_have_no_value_at_zeros_add_nothing(
+    make: Callable[[], nn.Module], loss: PerExampleLoss
+) -> None:
+    """With and without privacy."""
+    torch.manual_seed(0)
+    gradients = RuleGradients(make(), loss)
+    check_padding(gradients, weighted)
+    tile, x, y = lot_of(5, 8)
+    values = gradients.parameters.data.unsqueeze(0)
+    sums = [torch.zeros_like(values) for _ in range(2)]
+    gradients.add_sums(values, tile, sums[0])
+    gradients.add_sums(values, Tile(1, x, y, torch.ones(5)), sums[1])
+    assert torch.isfinite(sums[0]).all()
+    torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-6)
