@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedsim.clients.dp_sgd.per_example.norms import squares, zero_rows
 
@@ -175,6 +176,26 @@ def add_rows(gradients: Tensor, factors: Tensor, into: Tensor) -> None:
     into += torch.bmm(factors.view(clients, 1, -1), rows).view(into.shape)
 
 
+def row_products(rows: Tensor, matrix: Tensor, shift: Tensor | None = None) -> Tensor:
+    """Return rows_k · matrix_k, plus shift_k, of each client (K, m, n).
+
+    Guarantee: a row's result does not depend on its place. Where there are few columns, libraries
+    have kernels that sum a row by how it lies in memory, so there are never fewer than 16.
+
+    Args:
+        rows: (K, m, k).
+        matrix: (K, k, n).
+        shift: (K, n); None: nothing is added.
+    """
+    columns, shift = matrix.shape[2], None if shift is None else shift.unsqueeze(1)
+    missing = _FEWEST_COLUMNS - columns
+    if missing > 0:
+        matrix = functional.pad(matrix, (0, missing))
+        shift = None if shift is None else functional.pad(shift, (0, missing))
+    found = torch.bmm(rows, matrix) if shift is None else torch.baddbmm(shift, rows, matrix)
+    return found[..., :columns].contiguous() if missing > 0 else found
+
+
 def add_outer(left: Tensor, right: Tensor, into: Tensor) -> None:
     """Add left_kᵀ · right_k of each client to `into` (K, a, b).
 
@@ -190,5 +211,6 @@ def add_outer(left: Tensor, right: Tensor, into: Tensor) -> None:
 
 
 _LARGE = 1 << 13
+_FEWEST_COLUMNS = 16
 _NOTHING = torch.empty(0)  # before the backward pass
 _NO_OPERAND = Operand(_NOTHING, None)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional, grad
 
-from fedsim.clients.dp_sgd.per_example.layers.base import HeldUse, Operand
+from fedsim.clients.dp_sgd.per_example.layers.base import HeldUse, Operand, row_products
 from fedsim.clients.dp_sgd.per_example.norms import squares, zero_rows
 
 
@@ -169,7 +169,7 @@ class ConvolutionUse(HeldUse):
             if index != self.weight_index or self._patches is None:
                 self._held[index] = g.sum(1)
             else:
-                self._held[index] = torch.bmm(g.transpose(1, 2), self._patches).flatten(1)
+                self._held[index] = row_products(g.transpose(1, 2), self._patches).flatten(1)
         return self._held[index]
 
     def per_example(self, index: int) -> Tensor:

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.per_example.layers.base import LayerUse, Operand, add_outer, add_rows
+from fedsim.clients.dp_sgd.per_example.layers.base import (
+    LayerUse,
+    Operand,
+    add_outer,
+    add_rows,
+    row_products,
+)
 from fedsim.clients.dp_sgd.per_example.norms import (
     BUDGET,
     row_norms,
@@ -47,17 +53,14 @@ class LinearUse(LayerUse):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output (n, ...)."""
-        w, rows = self._w.transpose(1, 2), self.by_client(x)
-        if self.bias is None:
-            y = torch.bmm(rows, w)
-        else:
-            y = torch.baddbmm(self.bias.values.unsqueeze(1), rows, w)
+        w, shift = self._w.transpose(1, 2), None if self.bias is None else self.bias.values
+        y = row_products(self.by_client(x), w, shift)
         return y.view(*x.shape[:-1], w.shape[2])
 
     def input_gradient(self, g: Tensor) -> Tensor:
         """Return the gradient at the input, given that at the output."""
         w = self._w
-        return torch.bmm(self.by_client(g), w).view(*g.shape[:-1], w.shape[2])
+        return row_products(self.by_client(g), w).view(*g.shape[:-1], w.shape[2])
 
     def squared_norms(self, index: int) -> Tensor:
         """Return the squared gradient norms, float64 (n,): never below those of what is added."""
@@ -102,7 +105,7 @@ class LinearUse(LayerUse):
         if index not in self._held:
             g = _sequences(self.output_gradient)
             if index == self.weight_index:
-                self._held[index] = g.transpose(1, 2) @ _sequences(self.input)
+                self._held[index] = row_products(g.transpose(1, 2), _sequences(self.input))
             else:
                 self._held[index] = g.sum(1)
         return self._held[index]
@@ -162,7 +165,8 @@ def _gram_squares(a: Tensor, g: Tensor) -> Tensor:
     total = a.new_zeros(n, dtype=torch.float64)
     for start in range(0, n, block):
         part_a, part_g = a[start : start + block].double(), g[start : start + block].double()
-        gram = (part_a @ part_a.transpose(1, 2)).mul_(part_g @ part_g.transpose(1, 2))
+        gram = row_products(part_a, part_a.transpose(1, 2))
+        gram.mul_(row_products(part_g, part_g.transpose(1, 2)))
         total[start : start + block] = gram.sum((1, 2))
     return total
 
@@ -173,5 +177,5 @@ def _blockwise_squares(a: Tensor, g: Tensor) -> Tensor:
     block = max(1, BUDGET // (n * d))
     total = a.new_zeros(n, dtype=torch.float64)
     for part in g.split(block, dim=2):
-        total += squares(part.transpose(1, 2) @ a)
+        total += squares(row_products(part.transpose(1, 2), a))
     return total
