@@ -55,6 +55,32 @@ def small() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
+def narrow() -> nn.Module:
+    """Layers with few outputs and rows that are not aligned, for which libraries have kernels."""
+    return nn.Sequential(
+        *(nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 7), nn.Tanh(), nn.Linear(7, 11)),
+        *(nn.ReLU(), nn.Linear(11, 10)),
+    )
+
+
+def narrow_cnn() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 3, stride=2), nn.GroupNorm(1, 5)),
+        *(nn.ReLU(), nn.Conv2d(5, 3, 3, padding=1), nn.Flatten(), nn.Linear(27, 10)),
+    )
+
+
+class Sequences(nn.Module):
+    """Linear layers on sequences, with norms of held gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.out = nn.Linear(5, 7), nn.Linear(7, 9), nn.Linear(9, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.relu(self.two(torch.relu(self.one(x)))).mean(1))
+
+
 class Words(nn.Module):
     """A table, a cell over time, and uses that are joined."""
 
@@ -72,6 +98,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "cnn": (cnn, (1, 28, 28)),
     "norms": (normed, (1, 16, 16)),
     "small": (small, (64,)),
+    "narrow": (narrow, (9,)),
+    "narrow cnn": (narrow_cnn, (1, 9, 9)),
+    "sequences": (Sequences, (3, 5)),
     "words": (Words, (6,)),
 }
 
