@@ -20,17 +20,22 @@ _SMALL_BYTES = 1 << 23  # of all clients' examples: copying so many takes a thou
 
 
 def tile_rows(usual_lot: int, most: int | None = None) -> int:
-    """Return R, the rows of a client in a tile.
+    """Return R, the rows of a client in a tile: a multiple of 8, or 1.
+
+    In products of other numbers of rows, libraries treat the last ones in another way: a row's last
+    bits would depend on its place.
 
     Args:
         usual_lot: a public number of examples that few lots exceed.
         most: rows that fit into memory; None: any number.
     """
-    rows = max(1, -(-usual_lot // _MULTIPLE)) * _MULTIPLE
-    if most is None or rows <= most:
-        return rows
-    tiles = -(-rows // most)
-    return -(-rows // tiles)
+    eights = max(1, -(-usual_lot // _MULTIPLE))
+    if most is None or eights * _MULTIPLE <= most:
+        return eights * _MULTIPLE
+    if most < _MULTIPLE:
+        return 1
+    tiles = -(-eights // (most // _MULTIPLE))
+    return -(-eights // tiles) * _MULTIPLE
 
 
 class LotReader:
