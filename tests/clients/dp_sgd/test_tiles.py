@@ -271,10 +271,11 @@ def test_an_example_moves_a_sum_by_no_more_than_its_bound_even_at_a_kink() -> No
     ("lot", "most", "rows"),
     [
         *((1, None, 8), (8, None, 8), (9, None, 16), (0, None, 8), (46, None, 48)),
-        *((46, 48, 48), (46, 47, 24), (46, 20, 16), (46, 1, 1)),
+        *((46, 48, 48), (46, 47, 24), (46, 20, 16), (46, 8, 8), (46, 7, 1), (46, 1, 1)),
+        (100, 60, 56),
     ],
 )
-def test_rows_are_a_multiple_of_eight_or_what_fits(lot: int, most: int | None, rows: int) -> None:
+def test_rows_are_a_multiple_of_eight_or_one(lot: int, most: int | None, rows: int) -> None:
     assert tile_rows(lot, most) == rows
 
 
