@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsim.clients.dp_sgd.per_example.interface import Tile
 
-_MULTIPLE = 16  # of rows: the values of a tile then fill whole vectors of any processor
+_MULTIPLE = 8  # of rows
 _SMALL_BYTES = 1 << 23  # of all clients' examples: copying so many takes a thousandth of a second
 
 

@@ -190,7 +190,7 @@ def _is_sequence(ruled: RuledModel, module: nn.Module) -> bool:
 
 def _modules_of(ruled: RuledModel, sequence: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules of nested sequences in their order; a unit is one module."""
-    for child in sequence.children():
+    for child in vars(sequence)["_modules"].values():  # `children` leaves out what comes twice
         if _is_sequence(ruled, child):
             yield from _modules_of(ruled, child)
         else:

@@ -6,6 +6,7 @@ data: a matrix library takes other kernels, with other last bits, for other numb
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -204,11 +205,12 @@ def kinked() -> tuple[nn.Sequential, Tensor, Tensor]:
     """One hidden unit at a time carries the whole gradient, if its last bit is above zero."""
     torch.manual_seed(0)
     x = torch.randn(784)
-    model = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 1))
+    first, last = nn.Linear(784, 128), nn.Linear(128, 1)
+    model = nn.Sequential(first, nn.ReLU(), last)
     with torch.no_grad():
-        model[2].weight.fill_(1.0)
-        model[2].bias.zero_()
-        model[0].bias.zero_()
+        last.weight.fill_(1.0)
+        last.bias.zero_()
+        first.bias.zero_()
     return model, x.expand(2 * LOT, 784).contiguous(), torch.full((2 * LOT, 1), 50.0)
 
 
@@ -226,12 +228,13 @@ def moved_by_one(
     sums: Callable[[int], Tensor], model: nn.Sequential, x: Tensor, n: int
 ) -> tuple[float, int]:
     """Return how far n equal examples are from n − 1, at worst over crafted parameters."""
-    worst, tried = 0.0, crafted_biases(model[0].weight, x, n)[:24]
+    first: Any = model[0]
+    worst, tried = 0.0, crafted_biases(first.weight, x, n)[:24]
     with torch.no_grad():
         for unit, bias in tried:
-            model[0].bias.fill_(-1e3)
+            first.bias.fill_(-1e3)
             for step in (-1, 0, 1):
-                model[0].bias[unit] = bias + step * 2.0**-25
+                first.bias[unit] = bias + step * 2.0**-25
                 distance = (sums(n) - sums(n - 1)).double().norm().item()
                 worst = max(worst, distance)
     return worst, len(tried)
@@ -372,8 +375,8 @@ def squared_scores(outputs: Tensor, targets: Tensor) -> Tensor:
 class WeightsOfOne(RuleGradients):
     """Forgets the weights of the rows' losses."""
 
-    def row_gradients(self, values: Tensor, tile: Tile) -> dict:  # type: ignore[override]
-        return super().row_gradients(values, replace(tile, weights=torch.ones_like(tile.weights)))  # type: ignore[return-value]
+    def row_gradients(self, values: Tensor, tile: Tile) -> dict:
+        return super().row_gradients(values, replace(tile, weights=torch.ones_like(tile.weights)))
 
 
 def test_mutation_a_tile_that_follows_the_lot_is_caught() -> None:
@@ -409,11 +412,11 @@ def check_dropped(kind: type[RuleGradients]) -> None:
 class KeepsDropped(RuleGradients):
     """Its rows stay as they are when they are dropped; 0 · NaN is NaN."""
 
-    def row_gradients(self, values: Tensor, tile: Tile) -> dict:  # type: ignore[override]
+    def row_gradients(self, values: Tensor, tile: Tile) -> dict:
         found = super().row_gradients(values, tile)
         for use in found.values():
-            use.drop = lambda dropped: None  # type: ignore[method-assign]
-        return found  # type: ignore[return-value]
+            use.drop = lambda dropped: None
+        return found
 
 
 def test_mutation_a_sum_that_ignores_dropped_rows_is_caught() -> None:

@@ -190,10 +190,10 @@ def test_a_bare_parameter_is_not_covered_and_is_named() -> None:
 
 def test_only_a_bias_keeps_no_input() -> None:
     ruled = net()
-    bias = Operand(torch.ones(1, 2), 0)
-    use = LinearUse(Operand(torch.ones(1, 2, 3), None), bias)
+    bias = Operand(torch.ones(1, 2).double(), 0)
+    use = LinearUse(Operand(torch.ones(1, 2, 3).double(), None), bias)
     recording = start(ruled)
-    recording.record(use, torch.randn(5, 3, requires_grad=True)).sum().backward()
+    recording.record(use, torch.randn(5, 3).double().requires_grad_()).sum().backward()
     assert use.input.numel() == 0
     assert recording.uses == [use]
 
@@ -215,7 +215,7 @@ def test_a_models_own_forward_comes_back_even_after_a_failure() -> None:
     model = ruled.model
     assert isinstance(model, nn.Sequential)
     own = model[2].forward
-    model[2].forward = own  # type: ignore[method-assign]
+    model[2].forward = own
     ruled = RuledModel(model, FlatParameters(model))
     with pytest.raises(ZeroDivisionError), ruled.in_place(start(ruled)):
         raise ZeroDivisionError

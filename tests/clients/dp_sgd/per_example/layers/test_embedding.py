@@ -59,7 +59,7 @@ def test_a_large_table_is_never_held_for_each_example() -> None:
     def dense(index: int) -> Tensor:
         raise AssertionError("64 tables of 6 MB")
 
-    use.per_example = dense  # type: ignore[method-assign]
+    use.per_example = dense
     into = torch.zeros(1, 100_000, 16)
     use.squared_norms(0)
     use.add_weighted(0, torch.ones(64), into)
