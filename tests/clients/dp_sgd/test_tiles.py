@@ -375,7 +375,7 @@ def squared_scores(outputs: Tensor, targets: Tensor) -> Tensor:
 class WeightsOfOne(RuleGradients):
     """Forgets the weights of the rows' losses."""
 
-    def row_gradients(self, values: Tensor, tile: Tile) -> dict:
+    def row_gradients(self, values: Tensor, tile: Tile) -> Any:
         return super().row_gradients(values, replace(tile, weights=torch.ones_like(tile.weights)))
 
 
@@ -412,7 +412,7 @@ def check_dropped(kind: type[RuleGradients]) -> None:
 class KeepsDropped(RuleGradients):
     """Its rows stay as they are when they are dropped; 0 · NaN is NaN."""
 
-    def row_gradients(self, values: Tensor, tile: Tile) -> dict:
+    def row_gradients(self, values: Tensor, tile: Tile) -> Any:
         found = super().row_gradients(values, tile)
         for use in found.values():
             use.drop = lambda dropped: None
