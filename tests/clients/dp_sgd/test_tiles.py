@@ -4,7 +4,7 @@ That is hypothesis (H) of every proof of DP-SGD. Floating point breaks it where 
 data: a matrix library takes other kernels, with other last bits, for other numbers of rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import SecureNoise
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss, Tile
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss, RowGradients, Tile
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.dp_sgd.tiles import LotReader, tile_rows
@@ -71,6 +71,15 @@ def narrow_cnn() -> nn.Module:
     )
 
 
+def many_channels() -> nn.Module:
+    """A client's convolutions of 32 channels and more are torch's own."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 40, 3), nn.ReLU(), nn.Conv2d(40, 8, 2), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(72, 10)),
+    )
+
+
 class Sequences(nn.Module):
     """Linear layers on sequences, with norms of held gradients."""
 
@@ -101,6 +110,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "small": (small, (64,)),
     "narrow": (narrow, (9,)),
     "narrow cnn": (narrow_cnn, (1, 9, 9)),
+    "many channels": (many_channels, (1, 12, 12)),
     "sequences": (Sequences, (3, 5)),
     "words": (Words, (6,)),
 }
@@ -375,7 +385,7 @@ def squared_scores(outputs: Tensor, targets: Tensor) -> Tensor:
 class WeightsOfOne(RuleGradients):
     """Forgets the weights of the rows' losses."""
 
-    def row_gradients(self, values: Tensor, tile: Tile) -> Any:
+    def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, RowGradients]:
         return super().row_gradients(values, replace(tile, weights=torch.ones_like(tile.weights)))
 
 
@@ -412,7 +422,7 @@ def check_dropped(kind: type[RuleGradients]) -> None:
 class KeepsDropped(RuleGradients):
     """Its rows stay as they are when they are dropped; 0 · NaN is NaN."""
 
-    def row_gradients(self, values: Tensor, tile: Tile) -> Any:
+    def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, RowGradients]:
         found = super().row_gradients(values, tile)
         for use in found.values():
             use.drop = lambda dropped: None
