@@ -154,7 +154,7 @@ class _Block:
         start = shared_model.start_values
         self._reader = LotReader(data, rows, dtype=start.dtype)
         self.values = start.expand(len(members), -1).clone()
-        self.released = torch.zeros_like(self.values)
+        self.released = torch.empty_like(self.values)
 
     @property
     def mechanisms(self) -> Sequence[DpSgdMechanism | None]:
