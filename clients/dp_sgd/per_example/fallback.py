@@ -22,9 +22,13 @@ from fedsim.clients.dp_sgd.per_example.norms import zero_rows
 class Pass(Protocol):
     """What a unit needs of the pass that it is part of."""
 
-    anchor: Tensor
     parameters: FlatParameters
     rows: int
+
+    @property
+    def anchor(self) -> Tensor:
+        """A leaf that every recorded output depends on."""
+        ...
 
     @property
     def clients(self) -> int:

@@ -35,16 +35,19 @@ class Recording:
     Attributes:
         uses: filled by backward passes.
         dtype: of the parameters.
-        anchor: a leaf that every recorded output depends on: a backward pass to it fills the uses.
     """
 
     def __init__(self, parameters: FlatParameters, values: Sequence[Tensor], rows: int) -> None:
         self.rows, self.uses = rows, list[ExampleUse]()
-        self.anchor = torch.zeros((), requires_grad=True)
         self.is_running = False
         self.parameters = parameters
         self._values = values
         self.dtype = values[0].dtype
+
+    @cached_property
+    def anchor(self) -> Tensor:
+        """A leaf that every recorded output depends on: a backward pass to it fills the uses."""
+        return torch.zeros((), requires_grad=True)
 
     @property
     def clients(self) -> int:

@@ -5,6 +5,7 @@ knows runs by autograd on its own, between the others.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -57,6 +58,10 @@ class ModuleSequence:
         self._is_sequence = _is_sequence(ruled, ruled.model)
         self._modules = tuple(_modules_of(ruled, ruled.model)) if self._is_sequence else ()
         self._hooks = tuple(vars(m)[name] for m in ruled.model.modules() for name in _HOOKS)
+        sequences = [m for m in ruled.model.modules() if type(m) is nn.Sequential]
+        children = [vars(m)["_modules"] for m in sequences]
+        self._children = [(own, tuple(own.values())) for own in children]
+        self._is_by_hand = all(map(self._has_line, self._modules))
         index = ruled.parameters.index
         trained = [any(id(p) in index for p in m.parameters()) for m in self._modules]
         self._first = trained.index(True) if True in trained else len(trained)
@@ -66,7 +71,7 @@ class ModuleSequence:
         """Whether the model is a sequence, still of the same modules, and nobody hooked into it."""
         if not self._is_sequence or any(self._hooks):
             return False
-        return self._modules == tuple(_modules_of(self._ruled, self._ruled.model))
+        return all(tuple(children.values()) == before for children, before in self._children)
 
     def run(self, recording: Recording, x: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
         """Return the outputs of a tile, and what fills the uses in from the gradient there.
@@ -76,11 +81,17 @@ class ModuleSequence:
             x: (n, ...).
         """
         steps = []
-        with self._ruled.in_place(recording):
+        with nullcontext() if self._is_by_hand else self._ruled.in_place(recording):
             for place, module in enumerate(self._modules):
                 x, back = self._step(recording, module, x, is_first=place == self._first)
                 steps.append(back)
         return x, lambda g: self._backward(steps, g)
+
+    def _has_line(self, module: nn.Module) -> bool:
+        """Whether a module runs by hand."""
+        if type(module) in _LAYERS:
+            return module not in self._ruled.unit_modules
+        return type(module) in _FUNCTIONS or _flattens(module)
 
     def record(self, recording: Recording, x: Tensor) -> Tensor:
         """Return the outputs of a tile, from which a backward pass of torch fills the uses in.
@@ -103,7 +114,7 @@ class ModuleSequence:
         function = _FUNCTIONS.get(kind)
         if function is not None:
             return function(x)
-        if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
+        if _flattens(module):
             shape = x.shape
             return x.flatten(1), lambda g: g.view(shape)
         if kind in _LAYERS and module not in self._ruled.unit_modules:
@@ -180,6 +191,10 @@ class _RunSequence(torch.autograd.Function):
             )
         fill_in(g)
         return (None,) * len(ctx.needs_input_grad)
+
+
+def _flattens(module: nn.Module) -> bool:
+    return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
 
 
 def _is_sequence(ruled: RuledModel, module: nn.Module) -> bool:

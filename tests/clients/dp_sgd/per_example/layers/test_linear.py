@@ -82,7 +82,7 @@ def test_large_weights_are_added_where_they_lie(
 def test_squares_are_right_for_all_sizes(row: list[float], size: float, long: bool) -> None:
     x = torch.tensor([row, row[::-1]]) * size
     if long:  # the path in pieces
-        x = x.repeat(1, 64 * 40)[:, : 64 * 40]
+        x = x.repeat(30, 64 * 40)[:, : 64 * 40]
     exact = x.double().square().sum(1)
     found = squares(x)
     assert (found >= exact * (1 - 1e-12)).all()
