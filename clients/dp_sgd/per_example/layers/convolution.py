@@ -66,24 +66,14 @@ class ConvolutionUse(HeldUse):
         self._kernels = by_taps.movedim(-1, 2).unbind()  # of each client, channels last
         self._channels, self._by_torch = channels, by_taps.device.type == "cpu"
         self._image: tuple[int, ...] = ()  # of the padded input
-        self._patches: Tensor | None = None
-
-    @property
-    def needs_input(self) -> bool:
-        """The patches are kept in place of the input."""
-        return False
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output (n, out, ...)."""
         last = self._padded(x)
-        if self.weight_index is not None or not self._by_torch:
-            self._patches = self._copy_patches(last)
         if self._by_torch:
             return self._for_each_client(last, _CONVOLUTIONS[last.ndim][0])
-        if self._patches is None:
-            raise RuntimeError("a product needs patches")
         shift = None if self.bias is None else self.bias.values
-        rows, matrix = self.by_client(self._patches), self._matrix.transpose(1, 2)
+        rows, matrix = self.by_client(self._copy_patches(last)), self._matrix.transpose(1, 2)
         y = row_products(rows, matrix, shift)
         return y.view(len(x), *self._geometry.places(self._image), -1).movedim(-1, 1)
 
@@ -147,11 +137,19 @@ class ConvolutionUse(HeldUse):
             into += self._in_shape(rows, index)
             return
         g = self.by_client(self.output_gradient.movedim(1, -1))
-        if index != self.weight_index or self._patches is None:
+        if index != self.weight_index:
             into += g.sum(1)
             return
-        total = torch.bmm(g.transpose(1, 2), self.by_client(self._patches))
-        into += self._in_shape(total.flatten(1), index)
+        last = self._padded(self.input)
+        if not self._by_torch:
+            total = torch.bmm(g.transpose(1, 2), self.by_client(self._copy_patches(last)))
+            into += self._in_shape(total.flatten(1), index)
+            return
+        geometry, gradient = self._geometry, _CONVOLUTIONS[last.ndim][2]
+        gs = self.output_gradient.chunk(self.clients)
+        images = last.movedim(-1, 1).chunk(self.clients)
+        for own, x, g_own in zip(into, images, gs, strict=True):
+            own += gradient(x, own.shape, g_own, geometry.stride, 0, geometry.dilation)
 
     def compute(self, index: int) -> Tensor:
         """Return the gradients (n, *shape) of one parameter."""
@@ -166,10 +164,11 @@ class ConvolutionUse(HeldUse):
         """Return the gradients (n, size) with the channels of a tap side by side."""
         if index not in self._held:
             g = self.output_gradient.movedim(1, -1).flatten(1, -2)  # (n, places, out)
-            if index != self.weight_index or self._patches is None:
+            if index != self.weight_index:
                 self._held[index] = g.sum(1)
             else:
-                self._held[index] = row_products(g.transpose(1, 2), self._patches).flatten(1)
+                patches = self._copy_patches(self._padded(self.input))
+                self._held[index] = row_products(g.transpose(1, 2), patches).flatten(1)
         return self._held[index]
 
     def per_example(self, index: int) -> Tensor:
@@ -200,15 +199,13 @@ class ConvolutionUse(HeldUse):
         from_tap = [a * d for a, d in zip(steps, geometry.dilation, strict=True)]
         size = (len(last), *places, *geometry.kernel, self._channels)
         windows = last.as_strided(size, (row, *from_patch, *from_tap, channel))
-        patches = windows.reshape(len(last), torch.Size(places).numel(), -1)
-        # Of a kernel of one place they are the input itself, which the model may change in place.
-        return patches.clone() if patches.data_ptr() == last.data_ptr() else patches
+        return windows.reshape(len(last), torch.Size(places).numel(), -1)
 
 
 _MANY_CHANNELS = 16
-# Forwards, and the gradient at the input, by the number of dimensions of images (n, channels, ...).
-_CONVOLUTIONS: Mapping[int, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
-    3: (functional.conv1d, grad.conv1d_input),
-    4: (functional.conv2d, grad.conv2d_input),
-    5: (functional.conv3d, grad.conv3d_input),
+# Forwards, and the gradients at the input and the weight, by the dimensions of (n, channels, ...).
+_CONVOLUTIONS: Mapping[int, tuple[Callable[..., Tensor], ...]] = {
+    3: (functional.conv1d, grad.conv1d_input, grad.conv1d_weight),
+    4: (functional.conv2d, grad.conv2d_input, grad.conv2d_weight),
+    5: (functional.conv3d, grad.conv3d_input, grad.conv3d_weight),
 }

@@ -96,7 +96,7 @@ def test_the_order_of_memory_changes_no_bit(layer: dict[str, Any]) -> None:
     for image in (x, x.movedim(1, -1).contiguous().movedim(-1, 1)):
         use = ConvolutionUse(Operand(w, 0), None, geometry)
         y = use.forward(image)
-        use.output_gradient = torch.ones_like(y)
+        use.input, use.output_gradient = image, torch.ones_like(y)
         into = torch.zeros_like(w)
         use.add_sum(0, into)
         results.append((y, use.squared_norms(0), into))
@@ -106,12 +106,12 @@ def test_the_order_of_memory_changes_no_bit(layer: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("size", [(9, 9), (9, 8)])
 def test_gradients_that_are_held_are_small(size: tuple[int, int]) -> None:
-    """A frozen weight keeps no patches, and a bias alone needs none."""
+    """Where the weight is frozen, no input is kept: a bias needs none."""
     geometry = Geometry((3, 3), (1, 1), (1, 1), ((0, 0), (0, 0)))
     w = torch.randn(1, 4, 2, 3, 3)
     use = ConvolutionUse(Operand(w, None), Operand(torch.zeros(1, 4), 0), geometry)
     y = use.forward(torch.randn(5, 2, *size))
-    assert use._patches is None
+    assert not use.needs_input
     use.output_gradient = torch.ones_like(y)
     assert use.parameters == [0]
     assert use.squared_norms(0).tolist() == pytest.approx([4 * y[0, 0].numel() ** 2] * 5)
