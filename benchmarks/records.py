@@ -114,7 +114,7 @@ def machine() -> dict[str, object]:
         "processor": processor,
         "avx512": "avx512f" in info.get("flags", "").split(),
         "cores": os.cpu_count(),
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **{name: found for name in _VERSIONS if (found := _version(name))},
     }
