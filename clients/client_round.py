@@ -159,7 +159,7 @@ def _continues(last: ClientRequest | Exception, asked: ClientRequest | Exception
 def _chunks(
     blocks: Iterable[list[ClientRequest | Exception]],
 ) -> Iterator[list[list[ClientRequest | Exception]]]:
-    """Yield chunks of whole blocks, whose clients are charged together; none is in it twice."""
+    """Yield chunks of whole blocks. A chunk is charged together and has no client twice."""
     chunk: list[list[ClientRequest | Exception]] = []
     clients: set[int] = set()
     size = 0

@@ -25,7 +25,7 @@ from fedsim.clients.dp_sgd.noise import NoiseSource
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, check_allocation, group_noise
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, Tile, lot_statistics
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, lot_statistics
 from fedsim.clients.dp_sgd.sampling import Charges, Sampling
 from fedsim.clients.dp_sgd.tiles import LotReader, tile_rows
 from fedsim.core.moved_names import moved_names_of
@@ -193,7 +193,8 @@ class DpSgdMechanism:
         reader = LotReader([(features, targets)], self.tile_rows, dtype=into.dtype)
         values = gradients.parameters.data.unsqueeze(0)
         for tile in reader.tiles([lot]):
-            clip = self.clip_rows(groups, tile)
+            scales = tile.weights.double().unsqueeze(1) * (1.0 / self.expected_lot)
+            clip = ClipBounds.of_client(self.clipping, groups, scales)
             found = gradients.add_clipped_sums(values, tile, clip, into.unsqueeze(0))
             statistics += lot_statistics(clip, *found)
         return statistics
@@ -202,18 +203,6 @@ class DpSgdMechanism:
     def tile_rows(self) -> int:
         """R, the public number of rows in which lots are computed (see `tiles`)."""
         return tile_rows(self.sampling.usual_lot(self.expected_lot), self.max_physical_batch)
-
-    def clip_rows(self, groups: Groups, tile: Tile) -> ClipBounds:
-        """Return how the rows of a client's tile are clipped and scaled.
-
-        Args:
-            groups: of the model.
-            tile: of one client.
-        """
-        n, like = len(tile.features), {"dtype": torch.float64, "device": tile.features.device}
-        bounds = torch.tensor([groups.bounds], **like).expand(n, -1)
-        scales = torch.full((n, 1), 1.0 / self.expected_lot, **like) * tile.weights.unsqueeze(1)
-        return ClipBounds(self.clipping, groups.members, bounds, scales)
 
     def adapt(self, statistics: LotStatistics, noise: NoiseSource) -> Self:
         """Return the step of the next lot, with the clipping adapted to this one.

@@ -163,9 +163,8 @@ class AttachedModel:
             Counts of the examples.
         """
         n = recorded.rows
-        like = {"dtype": torch.float64, "device": into.device}
-        bounds = torch.tensor([groups.bounds], **like)
-        clip = ClipBounds(clipping, groups.members, bounds, torch.full((n, 1), scale, **like))
+        scales = torch.full((n, 1), scale, dtype=torch.float64, device=into.device)
+        clip = ClipBounds.of_client(clipping, groups, scales)
         views = self.parameters.stacked_views(into.unsqueeze(0))
         times = n if divided_by_batch else 1
         found = by_parameter(recorded.uses)
@@ -177,7 +176,7 @@ class AttachedModel:
         finally:
             recorded.clear()  # frees activations now, not with the user's graph
         lost = 0 if dropped is None else int(dropped.sum())
-        return LotStatistics(n, lost, tuple((norms <= bounds).sum(0).tolist()))
+        return LotStatistics(n, lost, tuple((norms <= clip.bounds).sum(0).tolist()))
 
     def _record(
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -290,14 +290,14 @@ class _PrivateBlock(_Block):
             sources = [noise for noise in self._noises if noise is not None]
             fill_rows_(sources, self.released, [d or 0.0 for d in self._deviations])
             return
-        if self._noises[0] is not None and active == [True] and self._deviations[0] is not None:
-            self._noises[0].fill_(self.released[0], self._deviations[0])
-            return
         for k, (step, noise) in enumerate(zip(self._steps, self._noises, strict=True)):
-            if active[k] and step is not None and noise is not None:
-                step.fill_with_noise(self.gradients.parameters, noise, self.released[k])
-            else:
+            deviation = self._deviations[k]
+            if not active[k] or step is None or noise is None:
                 self.released[k].zero_()
+            elif deviation is not None:
+                noise.fill_(self.released[k], deviation)
+            else:
+                step.fill_with_noise(self.gradients.parameters, noise, self.released[k])
 
     def _adapt(self, lots: Sequence[np.ndarray | None], within: np.ndarray) -> None:
         """Let the clipping of each member that took the step learn from its lot."""

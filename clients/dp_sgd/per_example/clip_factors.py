@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.clipping import Clipping
+from fedsim.clients.dp_sgd.clipping import Clipping, Groups
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class ClipBounds:
     Attributes:
         clipping: the rule, the same for all clients up to its bounds.
         members: parameter indices of each group.
-        bounds: C_m of each row's client, float64 (n, m).
+        bounds: C_m of each row's client, float64 (n, m); or (1, m) where all have one client.
         scales: factor of each row's clipped gradient, float64 (n, 1); 0 for a row that is no
             example.
     """
@@ -47,6 +48,17 @@ class ClipBounds:
     members: Sequence[Sequence[int]]
     bounds: Tensor
     scales: Tensor
+
+    @classmethod
+    def of_client(cls, clipping: Clipping, groups: Groups, scales: Tensor) -> Self:
+        """Return the bounds of rows of one client.
+
+        Args:
+            clipping: the rule.
+            groups: of the model.
+            scales: factor of each row's clipped gradient, float64 (n, 1).
+        """
+        return cls(clipping, groups.members, scales.new_tensor([groups.bounds]), scales)
 
 
 def clip_rows(

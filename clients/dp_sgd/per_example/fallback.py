@@ -69,10 +69,6 @@ class UnitUse(ExampleUse):
         """Return the gradient of each row (n, *shape) with respect to one parameter."""
         return self._held[index]
 
-    def scale(self, factor: float) -> None:
-        """Multiply all gradients by a factor."""
-        self._held = {index: held * factor for index, held in self._held.items()}
-
     def drop(self, dropped: Tensor) -> None:
         """Make the gradients of the rows marked in (n,) zero; called after the norms."""
         self._held = {index: zero_rows(held, dropped) for index, held in self._held.items()}
@@ -85,11 +81,11 @@ Layout = dict[Any, bool]
 def run_unit(module: nn.Module, layout: Layout, recording: Pass, *args: Any, **kwargs: Any) -> Any:
     """Run a module on a tile and record it.
 
-    Tensors whose first dimension is the rows are taken apart; all others are the same for all rows.
+    Each row gets its own part of tensors with one row per example, and all other values whole.
     Which are which is found out once: a mask may be as long as a later tile.
 
     Args:
-        module: the unit, whose `forward` is replaced at the moment.
+        module: the unit.
         layout: of the unit's calls so far; filled in.
         recording: of the pass.
         args: positional arguments of the call.

@@ -144,9 +144,8 @@ class PerExampleGradients(ABC):
         n = len(features)
         if n == 0:
             return LotStatistics(0, 0, (0,) * len(groups.bounds))
-        like = {"dtype": torch.float64, "device": into.device}
-        bounds = torch.tensor([groups.bounds], **like).expand(n, -1)
-        clip = ClipBounds(clipping, groups.members, bounds, torch.full((n, 1), scale, **like))
+        scales = torch.full((n, 1), scale, dtype=torch.float64, device=into.device)
+        clip = ClipBounds.of_client(clipping, groups, scales)
         tile = Tile(1, features, targets, into.new_ones(n))
         values = self.parameters.data.unsqueeze(0)
         found = self.add_clipped_sums(values, tile, clip, into.unsqueeze(0))

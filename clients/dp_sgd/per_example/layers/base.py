@@ -123,7 +123,7 @@ class LayerUse(ExampleUse):
 
 
 class HeldUse(LayerUse):
-    """A use whose gradients are held for all rows, and measured as they are."""
+    """A use that holds the gradient of each row; norms are measured on what is held."""
 
     def __init__(self, weight: Operand | None, bias: Operand | None = None) -> None:
         super().__init__(weight, bias)
