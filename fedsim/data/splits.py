@@ -15,7 +15,8 @@ def hold_out(
 ) -> tuple[NDArray[np.int64], Examples]:
     """Return (row numbers of the training examples in `dataset.train`, test examples).
 
-    The training examples are not copied. Test examples are, unless the dataset brings a test set.
+    The training examples are not copied. Test examples are, unless the dataset brings a test set
+    with memory of its own.
 
     Args:
         dataset: the data, with or without a test set.
@@ -36,7 +37,7 @@ def hold_out(
                 "data.test_fraction must be left out for a dataset that brings its own test set, "
                 f"got {test_fraction}"
             )
-        return np.arange(len(dataset.train)), dataset.test
+        return np.arange(len(dataset.train)), _on_its_own(dataset.test)
     fraction = DEFAULT_TEST_FRACTION if test_fraction is None else test_fraction
     train, test = split_indices(len(dataset.train), fraction, seed=seed)
     return train, dataset.train.rows(test)
@@ -83,3 +84,10 @@ def split_indices(
     num_test = min(max(round(num_examples * test_fraction), 1), num_examples - 1)
     order = stream(seed, Purpose.SPLIT).permutation(num_examples)
     return np.sort(order[num_test:]), np.sort(order[:num_test])
+
+
+def _on_its_own(test: Examples) -> Examples:
+    """Return a copy of a test set that is a part of a larger array, which it would keep alive."""
+    base = test.features.base
+    is_part = type(base) is np.ndarray and base.nbytes > test.features.nbytes
+    return Examples(test.features.copy(), test.targets.copy()) if is_part else test
