@@ -20,7 +20,7 @@ from typing import Any
 import fedsim
 from fedsim.core.errors import InputError
 
-RUN_SCHEMA = 3
+RUN_SCHEMA = 4
 CHECKPOINT_SCHEMA = 3
 PRIVACY_SCHEMA = 1
 NODE_STATE_SCHEMA = 3
