@@ -80,6 +80,7 @@ def _experiment(
         "model": {"name": "mlp", "args": {"hidden": [width, width]}},
         "federation": {"rounds": rounds, "weighting": "examples"},
         "local": {"steps": steps, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.05}},
+        "privacy": None,
         "secure_aggregation": secure,
     }
 

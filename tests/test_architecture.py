@@ -216,6 +216,7 @@ def test_light_commands_import_nothing_heavy(arguments: list[str], tmp_path: Pat
         "name: light\n"
         "data: {dataset: digits, partition: {scheme: iid, num_clients: 2}}\n"
         "model: {name: mlp}\nfederation: {rounds: 1}\nlocal: {steps: 1, batch_size: 8}\n"
+        "privacy: null\n"
     )
     command = ["fedsim", *(argument.format(file=file) for argument in arguments)]
     code = (

@@ -237,8 +237,13 @@ def test_overrides(command: Command) -> None:
 
 
 def test_an_emptied_privacy_section_is_not_overlooked(command: Command) -> None:
-    command.write("off.yaml", GOOD.split("  target_epsilon")[0])
+    command.write("off.yaml", GOOD.split("privacy:")[0] + "privacy: null\n")
     assert command("validate", "off.yaml")[1] == "off.yaml: ok (tiny, no differential privacy)\n"
+    command.write("cut.yaml", GOOD.split("  target_epsilon")[0])
+    code, out, err = command("validate", "cut.yaml")
+    assert (code, out) == (2, "")
+    assert "privacy: no value; " in err
+    assert "`privacy: null`" in err
 
 
 def test_validate_says_ok(command: Command) -> None:

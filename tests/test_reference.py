@@ -63,6 +63,7 @@ def test_the_keys_of_files_are_those_of_a_run(generated: str, tmp_path: Path) ->
         "model": {"name": "logistic"},
         "federation": {"rounds": 1},
         "local": {"steps": 1, "batch_size": 8},
+        "privacy": None,
     }
     path = fedsim.run(experiment, out=tmp_path / "run").path
     for name in ("summary.json", "privacy.json", "environment.json"):

@@ -1,6 +1,6 @@
 """Loading of an experiment: a file or a mapping, overrides and checks."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +15,7 @@ from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.overrides import Overrides, apply_overrides, parse_overrides
 from fedsim.experiment.rules import Sections, check_rules
 from fedsim.experiment.schema import Experiment
+from fedsim.experiment.shapes import field_purpose
 from fedsim.experiment.text import value_text
 from fedsim.experiment.tree import Location, Node, from_python, is_broken, locate, to_python
 from fedsim.experiment.yaml_loader import parse_yaml
@@ -114,6 +115,7 @@ def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
     except ValidationError as error:
         failed = {details["loc"][0] for details in error.errors() if details["loc"]}
         problems += _locate_messages(tree, validation_messages(error, raw))
+    problems += _locate_messages(tree, _check_privacy_is_written(tree))
     problems += _locate_messages(tree, check_rules(_valid_sections(raw, failed), base))
     if problems or experiment is None:
         raise ExperimentError(problems)
@@ -126,6 +128,13 @@ def _locate_messages(tree: Node, messages: Iterable[PathMessage]) -> list[Proble
         for path, message in messages
         if not is_broken(tree, path)
     ]
+
+
+def _check_privacy_is_written(tree: Node) -> Iterator[PathMessage]:
+    """Yield a message if the file ends after the key `privacy`, which YAML reads as null."""
+    entry = tree.value.get("privacy") if isinstance(tree.value, dict) else None
+    if entry is not None and entry.node.empty:
+        yield ("privacy",), f"no value; {field_purpose(Experiment.model_fields['privacy'])}"
 
 
 def _faults(raw: object, failed: set[object]) -> tuple[FaultSettings, ...]:

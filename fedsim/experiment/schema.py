@@ -35,8 +35,8 @@ class Experiment(Settings):
     federation: FederationSettings = Field(description="rounds, participation and aggregation")
     local: LocalSettings = Field(description="local training of a client in one round")
     privacy: PrivacySettings | None = Field(
-        default=None,
-        description="example-level differential privacy in every client; null: without",
+        description="differential privacy of every client: write `privacy: {target_epsilon: ..., "
+        "delta: ...}`, or `privacy: null` for a federation without differential privacy",
     )
     secure_aggregation: SecureAggregationSettings | None = Field(
         default=None,

@@ -41,12 +41,14 @@ class Node:
         location: where the value starts.
         broken: whether a problem was reported for it; problems that follow from it are left out.
         size: number of nodes in the subtree, aliases counted each time.
+        empty: whether the file has no text for the value; YAML reads that as null.
     """
 
     value: "YamlScalar | list[Node] | dict[str, Entry]"
     location: Location
     broken: bool = False
     size: int = 1
+    empty: bool = False
 
 
 @dataclass(frozen=True)

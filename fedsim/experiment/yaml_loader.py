@@ -201,7 +201,7 @@ class _Builder:
                 raise self._stop(event, "number with too many digits", path) from error
         if isinstance(value, str) and not is_utf8_text(value):
             raise self._stop(event, "is not valid Unicode text", path)
-        return Node(value, location)
+        return Node(value, location, empty=event.style is None and not event.value)
 
     def _sequence(self, event: events.SequenceStartEvent, path: KeyPath) -> Node:
         broken = self._has_tag(event, path)

@@ -48,7 +48,7 @@ def experiment(folder: Path, **sections: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("private", [False, True])
 def test_an_embedding_learns_from_a_file_of_tokens(tmp_path: Path, private: bool) -> None:
     privacy = {"noise_multiplier": 0.6, "delta": 1e-3, "max_grad_norm": 1.0}
-    sections = experiment(tmp_path, **({"privacy": privacy} if private else {}))
+    sections = experiment(tmp_path, privacy=privacy if private else None)
     result = run_experiment(sections, base=tmp_path, out=tmp_path / "run")
     assert result.metrics["test_accuracy"] > (0.75 if private else 0.95)
     rows = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()

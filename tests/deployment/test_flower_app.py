@@ -25,6 +25,7 @@ EXPERIMENT: dict[str, Any] = {
     "model": {"name": "./net.py:build"},
     "federation": {"rounds": 1},
     "local": {"steps": 1, "batch_size": 8},
+    "privacy": None,
 }
 
 

@@ -25,6 +25,7 @@ EXPERIMENT = {
     "model": {"name": "logistic"},
     "federation": {"rounds": 1},
     "local": {"steps": 1, "batch_size": 8},
+    "privacy": None,
     "secure_aggregation": {"aggregators": 3},
 }
 

@@ -330,4 +330,7 @@ def test_missing_sections_are_reported_at_the_top(write) -> None:
         "exp.yaml:2:1: model: missing; the model and its loss",
         "exp.yaml:2:1: federation: missing; rounds, participation and aggregation",
         "exp.yaml:2:1: local: missing; local training of a client in one round",
+        "exp.yaml:2:1: privacy: missing; differential privacy of every client: write "
+        "`privacy: {target_epsilon: ..., delta: ...}`, or `privacy: null` for a federation without "
+        "differential privacy",
     ]

@@ -29,7 +29,8 @@ def test_a_good_file(write, good: str) -> None:
 
 
 def test_the_sections_with_defaults_may_be_left_out(write, good: str) -> None:
-    experiment = load_experiment(write(good[: good.index("privacy:")].replace("seed: 7\n", "")))
+    needed = good[: good.index("privacy:")].replace("seed: 7\n", "") + "privacy: null\n"
+    experiment = load_experiment(write(needed))
     assert experiment.experiment.seed == 0
     assert experiment.experiment.privacy is None
     assert experiment.experiment.runtime.engine == "local"

@@ -37,6 +37,7 @@ def experiment(**sections: Any) -> dict[str, Any]:
         "model": {"name": "mlp", "args": {"hidden": [8]}},
         "federation": {"rounds": 3, "clients_per_round": 3},
         "local": {"steps": 2, "batch_size": 16, "optimizer": {"name": "sgd", "lr": 0.5}},
+        "privacy": None,
         "evaluation": {"holdout": 0.25},
         **sections,
     }

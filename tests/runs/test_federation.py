@@ -44,7 +44,7 @@ def digits(**sections: object) -> Mapping:
         "privacy": PRIVATE,
         **sections,
     }
-    return {name: section for name, section in experiment.items() if section is not None}
+    return experiment
 
 
 def line(tmp_path: Path, sizes: tuple[int, ...] = (2, 3)) -> Mapping:
@@ -65,6 +65,7 @@ def line(tmp_path: Path, sizes: tuple[int, ...] = (2, 3)) -> Mapping:
         "model": {"name": "./line.py:build", "loss": "mse"},
         "federation": {"rounds": 3},
         "local": {"steps": 2, "batch_size": 100, "optimizer": {"name": "sgd", "lr": 0.1}},
+        "privacy": None,
     }
 
 

@@ -163,6 +163,7 @@ data: {dataset: digits, partition: {scheme: iid, num_clients: 3}}
 model: {name: logistic}
 federation: {rounds: 1}
 local: {steps: 1, batch_size: 8}
+privacy: null
 """
     file.write_text(text)
     plain = CliRunner().invoke(cli, ["run", str(file), "--out", str(tmp_path / "plain")])

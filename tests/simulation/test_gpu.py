@@ -27,7 +27,7 @@ def experiment(model: str, private: bool) -> dict[str, Any]:
         "federation": {"rounds": 3},
         "local": {"steps": 3, "batch_size": 16, "optimizer": {"name": "sgd", "lr": 0.3}},
     }
-    return {**content, "privacy": PRIVATE} if private else content
+    return {**content, "privacy": PRIVATE if private else None}
 
 
 def outcome(

@@ -98,6 +98,7 @@ class Lab:
             "model": {"name": "logistic"},
             "federation": federation,
             "local": {"steps": 2, "batch_size": 16},
+            "privacy": None,
             "secure_aggregation": None if secure is None else dict(secure),
             **{name: list(v) if name == "faults" else v for name, v in sections.items()},
         }
