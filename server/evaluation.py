@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from fedsim.core.streams import Purpose, stream
 from fedsim.protocol.errors import ProtocolError
+from fedsim.protocol.exchange import ClientError, exchange
 from fedsim.protocol.messages import EvaluateReply, EvaluateRequest
 from fedsim.server.settings import EvaluationSettings
 
@@ -67,8 +68,8 @@ class ClientEvaluation:
 
     def requests(
         self, round_number: int, arrays: ArrayRecord, node_of: Mapping[int, int]
-    ) -> list[Message]:
-        """Return the requests of a round; an empty list where no evaluation is due.
+    ) -> dict[int, Message]:
+        """Return the requests of a round by client; none where no evaluation is due.
 
         Args:
             round_number: the round.
@@ -76,10 +77,10 @@ class ClientEvaluation:
             node_of: the node of each client.
         """
         if not self.is_due(round_number):
-            return []
+            return {}
         asked = self.clients(round_number, len(node_of))
         request = EvaluateRequest(round_number, arrays)
-        return [request.to_message(node_of[client]) for client in asked]
+        return {client: request.to_message(node_of[client]) for client in asked}
 
     def run(
         self,
@@ -102,32 +103,23 @@ class ClientEvaluation:
         requests = self.requests(round_number, arrays, node_of)
         if not requests:
             return None
-        asked = [clients[request.metadata.dst_node_id] for request in requests]
-        replies = grid.send_and_receive(requests, timeout=timeout)
-        return self.averaged(asked, replies, clients)
+        return self.averaged(exchange(grid, requests, timeout=timeout))
 
-    def averaged(
-        self, asked: Iterable[int], replies: Iterable[Message], client_of: Mapping[int, int]
-    ) -> EvaluationResult:
+    def averaged(self, answers: Iterable[tuple[int, Message | ClientError]]) -> EvaluationResult:
         """Return the means of the clients' metrics, each weighted by its number of examples.
 
         A client without held-out examples is in no average and did not fail.
 
         Args:
-            asked: the clients that were asked.
-            replies: their replies, in any order.
-            client_of: the client of each node.
+            answers: client and answer of each client that was asked, in any order.
         """
         found: dict[int, EvaluateReply] = {}
-        failed = dict.fromkeys(asked, "no reply")
-        for reply in replies:
-            client = client_of[reply.metadata.src_node_id]
+        failed: dict[int, str] = {}
+        for client, answer in answers:
             try:
-                found[client] = self._read(reply)
+                found[client] = self._read(answer)
             except ProtocolError as error:
                 failed[client] = str(error)
-            else:
-                failed.pop(client, None)
         scored = {client: found[client] for client in sorted(found) if found[client].examples}
         names = next((list(one.metrics) for one in scored.values()), [])
         for client in [c for c, one in scored.items() if list(one.metrics) != names]:
@@ -143,10 +135,10 @@ class ClientEvaluation:
             failed=dict(sorted(failed.items())),
         )
 
-    def _read(self, message: Message) -> EvaluateReply:
-        if message.has_error():
-            raise ProtocolError(message.error.reason or "no reason given")
-        reply = EvaluateReply.from_message(message)
+    def _read(self, answer: Message | ClientError) -> EvaluateReply:
+        if isinstance(answer, ClientError):
+            raise ProtocolError(answer.reason)
+        reply = EvaluateReply.from_message(answer)
         if self.deadline is not None and reply.delay > self.deadline:
             raise ProtocolError(
                 f"answered after {reply.delay:g} s, past the deadline of {self.deadline:g} s"

@@ -4,8 +4,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedsim.protocol.errors import ProtocolError
+from fedsim.protocol.exchange import NO_REPLY, ClientError, exchange
 from fedsim.protocol.roll_call import NodeIdentity, identity_of, roll_call_message
 from fedsim.server.errors import FederationError
 
@@ -57,15 +60,12 @@ def whole_roll(grid: Grid, num_clients: int, num_helpers: int, *, patience: floa
     there: dict[int, NodeIdentity] = {}
     while len(there) < expected:
         nodes = _wait_for_nodes(grid, expected, deadline, patience)
-        replies = grid.send_and_receive(
-            [roll_call_message(node) for node in nodes],
+        answers = exchange(
+            grid,
+            {node: roll_call_message(node) for node in nodes},
             timeout=max(1.0, deadline - time.monotonic()),
         )
-        there = {
-            reply.metadata.src_node_id: identity_of(reply)
-            for reply in replies
-            if not (reply.has_error() and reply.error.code in _GONE)
-        }
+        there = {node: _identity(node, answer) for node, answer in answers if not _is_gone(answer)}
         if len(there) < expected:
             if time.monotonic() > deadline:
                 break
@@ -74,6 +74,16 @@ def whole_roll(grid: Grid, num_clients: int, num_helpers: int, *, patience: floa
     _check_all("client", roll.clients, range(num_clients))
     _check_all("helper", roll.helpers, range(1, num_helpers + 1))
     return roll
+
+
+def _is_gone(answer: Message | ClientError) -> bool:
+    return isinstance(answer, ClientError) and (answer is NO_REPLY or answer.code in _GONE)
+
+
+def _identity(node: int, answer: Message | ClientError) -> NodeIdentity:
+    if isinstance(answer, ClientError):
+        raise ProtocolError(f"node {node} failed: {answer.reason}")
+    return identity_of(answer)
 
 
 def _check_all(role: str, found: Mapping[int, int], wanted: range) -> None:

@@ -14,8 +14,9 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
-from fedsim.protocol.channel import ClientError, TrainAnswer
+from fedsim.protocol.channel import TrainAnswer
 from fedsim.protocol.errors import NOISE_REUSE, ProtocolError
+from fedsim.protocol.exchange import NO_REPLY, ClientError
 from fedsim.protocol.messages import TrainRequest, Withdrawal
 from fedsim.server.aggregation.aggregator import (
     AggregationResult,
@@ -138,7 +139,7 @@ class TrainRound:
             if self._noise_reuse is not None:
                 break  # no further client is to be charged in a run that is not the one that began
         for client in sorted(silent):
-            self._skip(client, "no reply")
+            self._skip(client, NO_REPLY.reason)
         result = self._finish()
         for client, reason in result.lost.items():
             self.participants.remove(client)

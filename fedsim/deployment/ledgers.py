@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.accountant.ledger.journal import Charge, FileJournal, JournalError
+from fedsim.protocol.exchange import ClientError, exchange
 
 logger = logging.getLogger(__name__)
 
@@ -48,21 +49,20 @@ def collect_ledgers(grid: Grid, ledger: Path, *, timeout: float) -> None:
         timeout: seconds to wait for all replies.
     """
     journal = FileJournal(ledger)
-    requests = [Message(RecordDict(), node, LEDGER_TYPE) for node in sorted(grid.get_node_ids())]
-    for reply in grid.send_and_receive(requests, timeout=timeout):
-        node = reply.metadata.src_node_id
+    requests = {n: Message(RecordDict(), n, LEDGER_TYPE) for n in sorted(grid.get_node_ids())}
+    for node, answer in exchange(grid, requests, timeout=timeout):
         try:
-            for charge in _charges(reply):
+            for charge in _charges(answer):
                 if all(known.hash != charge.hash for known in journal.history(charge.client)):
                     journal.append(charge)
         except JournalError as error:
             logger.warning("node %d: its ledger was not taken: %s", node, error)
 
 
-def _charges(reply: Message) -> Iterable[Charge]:
-    if reply.has_error():
-        raise JournalError(reply.error.reason or "no reason given")
-    record = reply.content.config_records.get(LEDGER)
+def _charges(answer: Message | ClientError) -> Iterable[Charge]:
+    if isinstance(answer, ClientError):
+        raise JournalError(answer.reason)
+    record = answer.content.config_records.get(LEDGER)
     lines = None if record is None else record.get(_RECORDS)
     if not isinstance(lines, list):
         raise JournalError("the reply has no records")

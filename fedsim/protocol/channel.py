@@ -12,22 +12,9 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsim.protocol.errors import ProtocolError
+from fedsim.protocol.exchange import ClientError, exchange
 from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
 from fedsim.protocol.secure import SealedReply
-
-
-@dataclass(frozen=True)
-class ClientError:
-    """A client's answer that it failed.
-
-    Attributes:
-        reason: why.
-        code: code of Flower's error, or one of `protocol.errors`.
-    """
-
-    reason: str
-    code: int = 0
-
 
 TrainAnswer = TrainReply | SealedReply | Withdrawal | ClientError
 
@@ -38,7 +25,7 @@ class ClientChannel(Protocol):
     def train(
         self, requests: Mapping[int, TrainRequest], *, timeout: float | None
     ) -> Iterator[tuple[int, TrainAnswer]]:
-        """Yield node and answer of each client as soon as it exists.
+        """Yield node and answer of each client, once, as soon as it exists.
 
         Args:
             requests: one for each node, by node id, in ascending order of clients.
@@ -72,13 +59,13 @@ class MessageChannel:
         self, requests: Mapping[int, TrainRequest], *, timeout: float | None
     ) -> Iterator[tuple[int, TrainAnswer]]:
         """Yield node and answer of each client (see `ClientChannel`)."""
-        messages = [request.to_message(node) for node, request in requests.items()]
-        for reply in self.grid.send_and_receive(messages, timeout=timeout):
-            yield reply.metadata.src_node_id, self._read(reply)
+        messages = {node: request.to_message(node) for node, request in requests.items()}
+        for node, reply in exchange(self.grid, messages, timeout=timeout):
+            yield node, self._read(reply)
 
-    def _read(self, reply: Message) -> TrainAnswer:
-        if reply.has_error():
-            return ClientError(reply.error.reason or "no reason given", reply.error.code)
+    def _read(self, reply: Message | ClientError) -> TrainAnswer:
+        if isinstance(reply, ClientError):
+            return reply
         try:
             return Withdrawal.from_message(reply) or self.reply_type.from_message(reply)
         except ProtocolError as error:

@@ -44,11 +44,9 @@ def identity_of(reply: Message) -> NodeIdentity:
     """Return the identity in the reply to a roll call.
 
     Raises:
-        ProtocolError: the node failed, or its reply names no client or helper.
+        ProtocolError: the reply names no client or helper.
     """
     node = f"node {reply.metadata.src_node_id}"
-    if reply.has_error():
-        raise ProtocolError(f"{node} failed: {reply.error.reason}")
     record = record_of(reply.content, IDENTITY, ConfigRecord) or ConfigRecord()
     number, role = record.get(PARTITION), record.get(ROLE)
     if not isinstance(number, int):

@@ -10,7 +10,8 @@ from flwr.app import ArrayRecord, Context
 
 from fedsim.clients.client_round import Answer
 from fedsim.clients.failure_text import ClientFailureError
-from fedsim.protocol.channel import ClientError, TrainAnswer
+from fedsim.protocol.channel import TrainAnswer
+from fedsim.protocol.exchange import ClientError
 from fedsim.protocol.live_arrays import live_record
 from fedsim.protocol.messages import TrainRequest
 

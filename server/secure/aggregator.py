@@ -144,6 +144,9 @@ class SecureAggregator(Aggregator[SealedReply]):
         try:
             with _abort_on_error():
                 decoded = secure_round.open(self._reference)
+        except RoundAbortedError:
+            self._hello_replies = None  # a helper that was restarted has lost the run's key
+            raise
         finally:
             self.retried += secure_round.retried
         self._secure_round = None
@@ -189,7 +192,7 @@ class SecureAggregator(Aggregator[SealedReply]):
         self._opened_sums.record_opening(self._round_number, clients)
 
     def _helper_keys(self, helpers: QueryChannel) -> dict[int, HelloReply]:
-        """Return the helpers' keys of this run; they are queried once."""
+        """Return the helpers' keys of this run; queried once, and again after an aborted round."""
         if self._hello_replies is not None:
             return self._hello_replies
         hello = Hello(

@@ -8,6 +8,7 @@ from typing import TypeVar
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
+from fedsim.protocol.exchange import ClientError, exchange
 from fedsim.protocol.secure import COMBINE, MASKED, SHARES, UNMASK, from_records, make_query
 from fedsim.secagg.errors import (
     AggregatorUnavailableError,
@@ -48,10 +49,11 @@ class QueryChannel:
 
     def query(
         self, stage: str, queries: Mapping[int, object], kind: type[_Reply], *, timeout: float
-    ) -> Iterator[tuple[int, _Reply | SecureAggregationError]]:
-        """Yield the number and reply of each party; an error in place of a refused reply.
+    ) -> Iterator[tuple[int, _Reply | SecureAggregationError | ClientError]]:
+        """Yield the number and reply of each party, once.
 
-        Silent parties are left out, and so are nodes that failed without a protocol message.
+        In place of a reply comes the error of a party that refused, or a `ClientError` of one that
+        is silent or failed without a protocol message.
 
         Args:
             stage: message type of the query.
@@ -59,16 +61,17 @@ class QueryChannel:
             kind: class of the replies.
             timeout: seconds to wait for all replies.
         """
-        numbers = {self.nodes[number]: number for number in queries}
-        messages = [make_query(stage, sent, self.nodes[one]) for one, sent in queries.items()]
-        for reply in self.grid.send_and_receive(messages, timeout=timeout):
-            number = numbers.get(reply.metadata.src_node_id)
-            if number is None or reply.has_error():
+        messages = {one: make_query(stage, sent, self.nodes[one]) for one, sent in queries.items()}
+        for number, answer in exchange(self.grid, messages, timeout=timeout):
+            if isinstance(answer, ClientError):
+                yield number, answer
                 continue
             try:
-                yield number, from_records(kind, reply.content)
+                reply = from_records(kind, answer.content)
             except SecureAggregationError as error:
                 yield number, error
+            else:
+                yield number, reply
 
     def query_with_retries(
         self,
@@ -94,21 +97,25 @@ class QueryChannel:
             SecureAggregationError: a party refused.
             AggregatorUnavailableError: a party stayed silent.
         """
-        pending = dict(queries)
+        pending, reasons = dict(queries), dict[int, str]()
         for attempt in range(1 + retries):
             if attempt:
                 on_retry(len(pending))
             for number, reply in self.query(stage, dict(pending), kind, timeout=timeout):
                 if isinstance(reply, SecureAggregationError):
                     raise reply
+                if isinstance(reply, ClientError):
+                    reasons[number] = reply.reason
+                    continue
                 del pending[number]
                 yield number, reply
             if not pending:
                 return
         silent = sorted(pending)
         raise AggregatorUnavailableError(
-            f"helpers {silent} did not answer {stage} in {1 + retries} attempts, and all of them "
-            "are needed; check that they run, then repeat the round",
+            f"helpers {silent} did not answer {stage} in {1 + retries} attempts "
+            f"({reasons[silent[0]]}), and all of them are needed; check that they run, then repeat "
+            "the round",
             helpers=silent,
         )
 
@@ -267,9 +274,9 @@ class MaskedRound(SecureRound):
 
     def lost_clients(self) -> Mapping[int, str]:
         """Return the clients without a masked payload, each with the reason."""
-        silent = "no reply in the exchange of masks"
+        left_out = "the exchange of masks went on without it"
         missing = sorted(set(self._key_senders) - set(self._server.clients))
-        return {client: self._drop_reasons.get(client, silent) for client in missing}
+        return {client: self._drop_reasons.get(client, left_out) for client in missing}
 
     def _run_stage(
         self,
@@ -284,6 +291,9 @@ class MaskedRound(SecureRound):
             try:
                 if isinstance(reply, SecureAggregationError):
                     raise reply
+                if isinstance(reply, ClientError):
+                    self._drop_reasons.setdefault(client, f"{stage}: {reply.reason}")
+                    continue
                 _check_sender(reply.client, client)  # pyright: ignore[reportAttributeAccessIssue]
                 take(reply)
             except SecureAggregationError as error:

@@ -188,7 +188,7 @@ class Site:
 
     def written(self, name: str, **sections: Any) -> Path:
         """Write an experiment with its plug-in, and return its file; a section None is left out."""
-        content = {**EXPERIMENT, **sections}
+        content = {k: v for k, v in {**EXPERIMENT, **sections}.items() if v is not None}
         (self.directory / "net.py").write_text(MODEL)
         path = self.directory / f"{name}.yaml"
         path.write_text(json.dumps(content))

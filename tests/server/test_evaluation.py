@@ -4,28 +4,27 @@ import math
 from random import Random
 
 import pytest
-from flwr.app import ArrayRecord, Error, Message
+from flwr.app import ArrayRecord, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.protocol.errors import ProtocolError
+from fedsim.protocol.exchange import NO_REPLY, ClientError
 from fedsim.protocol.messages import EvaluateReply, EvaluateRequest, TrainReply
 from fedsim.server.evaluation import ClientEvaluation, EvaluationResult
 from fedsim.server.settings import EvaluationSettings
 from fedsim.simulation.flower_internals import server_identity
-
-NODES = {1000 + client: client for client in range(10)}
 
 
 def evaluation(rounds: int = 10, deadline: float | None = None, **keys: object) -> ClientEvaluation:
     return ClientEvaluation(EvaluationSettings.model_validate(keys), 3, rounds, deadline)
 
 
-def reply(client: int, answer: EvaluateReply | Error) -> Message:
+def reply(client: int, answer: EvaluateReply | ClientError) -> Message | ClientError:
+    if isinstance(answer, ClientError):
+        return answer
     with server_identity(1):
         request = EvaluateRequest(1, ArrayRecord()).to_message(1000 + client)
-        if isinstance(answer, Error):
-            return Message(answer, reply_to=request)
         return answer.to_message(request)
 
 
@@ -33,9 +32,9 @@ def scores(examples: int, loss: float, delay: float = 0.0) -> EvaluateReply:
     return EvaluateReply(examples, {"loss": loss, "accuracy": loss / 8} if examples else {}, delay)
 
 
-def averaged(answers: dict[int, EvaluateReply | Error], **keys: object) -> EvaluationResult:
-    replies = [reply(client, answer) for client, answer in answers.items()]
-    return evaluation(**keys).averaged(range(len(answers)), replies, NODES)  # pyright: ignore[reportArgumentType]
+def averaged(answers: dict[int, EvaluateReply | ClientError], **keys: object) -> EvaluationResult:
+    found = {client: reply(client, answer) for client, answer in answers.items()}
+    return evaluation(**keys).averaged(found.items())  # pyright: ignore[reportArgumentType]
 
 
 @given(
@@ -60,7 +59,7 @@ def test_who_fails_is_named_and_who_holds_nothing_out_did_not_fail() -> None:
     found = averaged(
         {
             0: scores(10, 4.0),
-            1: Error(0, "gone"),
+            1: ClientError("gone"),
             2: scores(0, 0.0),
             3: scores(30, 8.0, delay=9.0),
             4: scores(30, 2.0),
@@ -75,9 +74,9 @@ def test_who_fails_is_named_and_who_holds_nothing_out_did_not_fail() -> None:
         3: "answered after 9 s, past the deadline of 5 s",
         5: "reports ['loss'], others ['loss', 'accuracy']",
     }
-    silent = evaluation().averaged([0, 1], [reply(0, scores(1, 1.0))], NODES)
+    silent = evaluation().averaged([(0, reply(0, scores(1, 1.0))), (1, NO_REPLY)])
     assert silent.failed == {1: "no reply"}
-    assert averaged({0: Error(0, "gone")}) == EvaluationResult(failed={0: "gone"})
+    assert averaged({0: ClientError("gone")}) == EvaluationResult(failed={0: "gone"})
 
 
 def test_a_model_that_diverged_has_no_finite_mean() -> None:
