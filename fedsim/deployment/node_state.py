@@ -7,14 +7,18 @@ answers would then contain no noise, so such an experiment is refused.
 
 import json
 import os
-import stat
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import mkstemp
 
 import fedsim
 from fedsim.deployment.errors import DeploymentError
+from fedsim.deployment.private_files import (
+    exclusive,
+    private_directory,
+    private_file,
+    refuse_open,
+    write_whole,
+)
 from fedsim.experiment import Experiment
 from fedsim.runs.resume import differences
 from fedsim.runs.schema import NODE_STATE_SCHEMA, Origin, refuse_other_version
@@ -22,7 +26,7 @@ from fedsim.runs.schema import NODE_STATE_SCHEMA, Origin, refuse_other_version
 STATE_KEY = "state"  # key of a SuperNode's --node-config
 STATE_VARIABLE = "FEDSIM_STATE"
 
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_LEDGER = "ledger.jsonl"
 
 
 def state_directory(node_config: Mapping[str, object]) -> Path:
@@ -61,85 +65,76 @@ def client_ledger(state: Path, experiment: Experiment, client: int) -> Path:
     """
     directory = state / f"seed-{experiment.seed}" / f"client-{client}"
     for path in (state, directory.parent, directory):
-        _private_directory(path)
+        private_directory(path)
     _check_same_experiment(directory / "experiment.json", experiment)
-    ledger = directory / "ledger.jsonl"
-    _private_file(ledger)
+    ledger = directory / _LEDGER
+    private_file(ledger)
     return ledger
 
 
-def _private_directory(path: Path) -> None:
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise DeploymentError(f"{path}: cannot be created: {error.strerror}") from error
-    _refuse_open(path, "700")
-
-
-def _private_file(path: Path) -> None:
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-    except OSError as error:
-        raise DeploymentError(f"{path}: cannot be created: {error.strerror}") from error
-    _refuse_open(path, "600")
-
-
-def _refuse_open(path: Path, wanted: str) -> None:
-    if sys.platform == "win32":  # access control lists, no mode bits
-        return
-    found = path.stat()
-    if found.st_uid != os.geteuid():
-        raise DeploymentError(
-            f"{path} belongs to user {found.st_uid}, and this node runs as {os.geteuid()}: "
-            "a client's state must be its own"
-        )
-    if found.st_mode & _OTHERS:
-        raise DeploymentError(
-            f"{path} can be opened by other users (mode {stat.S_IMODE(found.st_mode):o}): "
-            f"chmod {wanted} {path}"
-        )
-
-
 def _check_same_experiment(path: Path, experiment: Experiment) -> None:
-    """Compare the experiment with the stored one; store it if there is none."""
-    if path.exists():
-        _refuse_open(path, "600")
-        before = _read(path)
-        changed = [key for key in changed_keys(before, experiment) if not _may_grow(key, before)]
-        if changed:
-            raise DeploymentError(
-                f"{path.parent}: this client answered {before.name!r} with seed {before.seed}, and "
-                f"{experiment.name!r} differs in {', '.join(changed)}: the same seed would draw "
-                "the same noise again; choose another seed"
-            )
-        if before == experiment:
+    """Compare the experiment with the stored one; store it if there is none.
+
+    The file is written once. Of two processes with different experiments, the second finds the
+    experiment of the first.
+    """
+    with exclusive(path.parent):
+        if not path.exists():
+            content = {
+                "fedsim": fedsim.__version__,
+                "schema": NODE_STATE_SCHEMA,
+                "experiment": experiment.model_dump(mode="json"),
+            }
+            write_whole(path, json.dumps(content))
             return
-    content = {
-        "fedsim": fedsim.__version__,
-        "schema": NODE_STATE_SCHEMA,
-        "experiment": experiment.model_dump(mode="json"),
-    }
-    descriptor, new = mkstemp(prefix=f".{path.name}-", dir=path.parent)  # mode 600
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(content, file)
-    os.replace(new, path)
+        refuse_open(path, "600")
+        before = _read(path)
+    changed = [key for key in changed_keys(before, experiment) if not _may_grow(key, before)]
+    if changed:
+        raise DeploymentError(
+            f"{path.parent}: this client answered {before.name!r} with seed {before.seed}, and "
+            f"{experiment.name!r} differs in {', '.join(changed)}: the same seed would draw "
+            "the same noise again; choose another seed"
+        )
 
 
 def _read(path: Path) -> Experiment:
     """Return the experiment that the client answered.
 
     Raises:
+        DeploymentError: the file is damaged; the message has the way out.
         SchemaError: another version of fedsim wrote the state; its client may draw other noise.
     """
-    content = json.loads(path.read_text())
+    try:
+        content = json.loads(path.read_bytes())
+        origin = Origin.from_json(content)
+    except (ValueError, AttributeError) as error:
+        raise _damaged(path) from error
     refuse_other_version(
         path.parent,
-        Origin.from_json(content),
+        origin,
         kind="node state",
         schema=NODE_STATE_SCHEMA,
         way_out="continue with fedsim {version} on every node, or choose another seed",
     )
-    return Experiment.model_validate(content["experiment"])
+    try:
+        return Experiment.model_validate(content["experiment"])
+    except (KeyError, ValueError) as error:
+        raise _damaged(path) from error
+
+
+def _damaged(path: Path) -> DeploymentError:
+    """Return the error of a file that a crash left empty or half written."""
+    try:
+        charged = (path.parent / _LEDGER).stat().st_size > 0
+    except FileNotFoundError:
+        charged = False
+    way_out = (
+        "charges were recorded beside it: restore it from a copy, or choose another seed"
+        if charged
+        else "no charge was recorded beside it: delete it"
+    )
+    return DeploymentError(f"{path} is empty or damaged, as a crash can leave it; {way_out}")
 
 
 def changed_keys(before: Experiment, after: Experiment) -> list[str]:
