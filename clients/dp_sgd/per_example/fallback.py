@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.interface import UncoveredParameterError
 from fedsim.clients.dp_sgd.per_example.layers.base import ExampleUse
-from fedsim.clients.dp_sgd.per_example.norms import zero_rows
 
 
 class Pass(Protocol):
@@ -42,36 +41,6 @@ class Pass(Protocol):
     def note(self, use: ExampleUse) -> None:
         """Note a use that a backward pass has filled in."""
         ...
-
-
-class UnitUse(ExampleUse):
-    """The gradients of one call of a unit, held for all rows.
-
-    Args:
-        indices: of its parameters.
-    """
-
-    def __init__(self, indices: list[int]) -> None:
-        self._indices = indices
-        self._held: dict[int, Tensor] = {}
-
-    @property
-    def parameters(self) -> list[int]:
-        """Indices of the trained parameters."""
-        return self._indices
-
-    def fill(self, gradients: Sequence[Tensor]) -> None:
-        """Take the gradients (K, R, *shape) of all parameters."""
-        held = (value.flatten(0, 1) for value in gradients)
-        self._held = dict(zip(self._indices, held, strict=True))
-
-    def per_example(self, index: int) -> Tensor:
-        """Return the gradient of each row (n, *shape) with respect to one parameter."""
-        return self._held[index]
-
-    def drop(self, dropped: Tensor) -> None:
-        """Make the gradients of the rows marked in (n,) zero; called after the norms."""
-        self._held = {index: zero_rows(held, dropped) for index, held in self._held.items()}
 
 
 Layout = dict[Any, bool]
@@ -109,7 +78,7 @@ def run_unit(module: nn.Module, layout: Layout, recording: Pass, *args: Any, **k
             tuple(trained.values()),
         )
     call = _RowCall(module, list(trained), leaves, structure, places)
-    use = UnitUse(list(trained.values()))
+    use = ExampleUse(dict.fromkeys(trained.values(), recording.anchor))  # filled in later
     each = [recording.values_of(i) for i in trained.values()]
     rows = [leaves[i] for i in places]
     found: Any = _RunUnit.apply(recording.anchor, call, use, recording, each, *rows)
@@ -166,7 +135,7 @@ class _RunUnit(torch.autograd.Function):
         ctx: Any,
         anchor: Tensor,
         call: _RowCall,
-        use: UnitUse,
+        use: ExampleUse,
         recording: Pass,
         values: Sequence[Tensor],
         *rows: Tensor,
@@ -195,8 +164,9 @@ class _RunUnit(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         stacked = tuple(g.unflatten(0, (-1, ctx.each)) for g in gradients)
         own, *given = ctx.gradients_of(stacked)
-        use: UnitUse = ctx.use
-        use.fill(own)
+        use: ExampleUse = ctx.use
+        held = (value.flatten(0, 1) for value in own)
+        use.held = dict(zip(use.parameters, held, strict=True))
         ctx.recording.note(use)
         found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         for place, value in zip(ctx.smooth, given, strict=True):

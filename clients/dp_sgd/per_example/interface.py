@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from fedsim.clients.dp_sgd.per_example.clip_factors import (
     clip_rows,
     group_norms,
 )
+from fedsim.clients.dp_sgd.per_example.layers.base import ExampleUse
 from fedsim.core.errors import FedsimError
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
@@ -51,22 +51,6 @@ class Tile:
     weights: Tensor
 
 
-class RowGradients(Protocol):
-    """The gradients of all rows of a tile with respect to some parameters, by index."""
-
-    def squared_norms(self, index: int) -> Tensor:
-        """Return the squared gradient norms, float64 (n,): never below those of what is added."""
-        ...
-
-    def add_weighted(self, index: int, factors: Tensor, into: Tensor) -> None:
-        """Add Σ_i factor_i · gradient_i of each client's rows to `into` (K, *shape)."""
-        ...
-
-    def drop(self, dropped: Tensor) -> None:
-        """Make the gradients of the rows marked in (n,) zero; called after the norms."""
-        ...
-
-
 class PerExampleGradients(ABC):
     """Computes sums of clipped per-example gradients of a model's trainable parameters.
 
@@ -90,7 +74,7 @@ class PerExampleGradients(ABC):
         self._views: tuple[Tensor, list[Tensor]] | None = None
 
     @abstractmethod
-    def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, RowGradients]:
+    def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, ExampleUse]:
         """Return the gradients of a tile's rows by parameter; parameters without one are absent.
 
         Args:
@@ -98,9 +82,23 @@ class PerExampleGradients(ABC):
             tile: n = K · R rows.
         """
 
-    @abstractmethod
-    def gradients(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Return all gradients (n, size), not clipped: for checks, on a few examples."""
+    def gradients(self, features: Tensor, targets: Tensor, values: Tensor | None = None) -> Tensor:
+        """Return all gradients (n, size), not clipped: for checks, on a few examples.
+
+        Args:
+            features: (n, ...), the rows of client after client.
+            targets: (n, ...).
+            values: each client's flat parameters (K, size); None: one client with the model's.
+        """
+        data = self.parameters.data
+        values = data.unsqueeze(0) if values is None else values
+        tile = Tile(len(values), features, targets, data.new_ones(len(features)))
+        rows = data.new_zeros(len(features), self.parameters.size)
+        places = self.parameters.slices(range(len(self.parameters.tensors)))
+        with torch.no_grad():
+            for index, use in self.row_gradients(values, tile).items():
+                rows[:, places[index]] = use.per_example(index).reshape(len(rows), -1)
+        return rows
 
     def add_clipped_sums(
         self, values: Tensor, tile: Tile, clip: ClipBounds, into: Tensor
@@ -154,7 +152,7 @@ class PerExampleGradients(ABC):
 
 @torch.no_grad()
 def add_clipped_rows(
-    found: Mapping[int, RowGradients], clip: ClipBounds, into: Sequence[Tensor], *, times: int = 1
+    found: Mapping[int, ExampleUse], clip: ClipBounds, into: Sequence[Tensor], *, times: int = 1
 ) -> tuple[Tensor, Tensor | None]:
     """Add Σ_i scale_i · clip(times · gradient_i) of each client's rows to `into`.
 

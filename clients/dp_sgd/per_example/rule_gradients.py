@@ -7,13 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.per_example.interface import (
-    PerExampleGradients,
-    PerExampleLoss,
-    RowGradients,
-    Tile,
-)
-from fedsim.clients.dp_sgd.per_example.layers.base import ExampleUse, LayerUse, SummedUses
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss, Tile
+from fedsim.clients.dp_sgd.per_example.layers.base import ExampleUse, LayerUse
 from fedsim.clients.dp_sgd.per_example.layers.linear import LinearUse
 from fedsim.clients.dp_sgd.per_example.loss_gradient import known_gradient
 from fedsim.clients.dp_sgd.per_example.recording import RuledModel
@@ -56,7 +51,7 @@ class RuleGradients(PerExampleGradients):
         """Names of the modules that run through `torch.func`."""
         return self.ruled.units
 
-    def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, RowGradients]:
+    def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, ExampleUse]:
         """Return the gradients of a tile's rows by parameter; parameters without one are absent."""
         return by_parameter(self.record(values, tile))
 
@@ -77,7 +72,7 @@ class RuleGradients(PerExampleGradients):
                 if g is None or g.is_cuda or not g.sum().isfinite():
                     use.drop(tile.weights == 0)
                 for index in use.parameters:
-                    use.add_sum(index, views[index])
+                    use.add_weighted(index, None, views[index])
 
     def record(self, values: Tensor, tile: Tile) -> Sequence[ExampleUse]:
         """Return the uses of parameters, filled in by one forward and one backward pass.
@@ -107,30 +102,8 @@ class RuleGradients(PerExampleGradients):
                 self.ruled.fill(recording, torch.dot(losses, weights.to(losses.dtype)), None)
         return recording.uses
 
-    def gradients(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Return all gradients (n, size), not clipped: for checks, on a few examples."""
-        return self.client_gradients(self.parameters.data.unsqueeze(0), features, targets)
 
-    def client_gradients(self, values: Tensor, features: Tensor, targets: Tensor) -> Tensor:
-        """Return all gradients (n, size) of K clients' rows: for checks, on a few examples.
-
-        Args:
-            values: each client's flat parameters (K, size).
-            features: (n, ...), the rows of client after client.
-            targets: (n, ...).
-        """
-        data = self.parameters.data
-        rows = data.new_zeros(len(features), self.parameters.size)
-        places = self.parameters.slices(range(len(self.parameters.tensors)))
-        weights = data.new_ones(len(features))
-        for use in self.record(values, Tile(len(values), features, targets, weights)):
-            with torch.no_grad():
-                for index in use.parameters:
-                    rows[:, places[index]] += use.per_example(index).reshape(len(rows), -1)
-        return rows
-
-
-def by_parameter(uses: Sequence[ExampleUse]) -> dict[int, RowGradients]:
+def by_parameter(uses: Sequence[ExampleUse]) -> dict[int, ExampleUse]:
     """Return the gradients of each parameter that was used.
 
     Uses of one linear layer (a cell over time) are one use of a longer sequence; other repeated
@@ -140,7 +113,7 @@ def by_parameter(uses: Sequence[ExampleUse]) -> dict[int, RowGradients]:
     for use in uses:
         for index in use.parameters:
             found.setdefault(index, []).append(use)
-    result: dict[int, RowGradients] = {}
+    result: dict[int, ExampleUse] = {}
     joined: dict[tuple[int, ...], LinearUse] = {}
     for index, several in found.items():
         linear = [use for use in several if isinstance(use, LinearUse)]
@@ -151,6 +124,7 @@ def by_parameter(uses: Sequence[ExampleUse]) -> dict[int, RowGradients]:
             if key not in joined:
                 joined[key] = LinearUse.joined(linear)
             result[index] = joined[key]
-        else:
-            result[index] = SummedUses(several, index)
+        else:  # the norm of a sum needs the sum itself
+            rows = [use.per_example(index) for use in several]
+            result[index] = ExampleUse({index: sum(rows[1:], rows[0])})
     return result

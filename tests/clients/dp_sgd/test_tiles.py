@@ -21,7 +21,8 @@ from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import SecureNoise
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss, RowGradients, Tile
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss, Tile
+from fedsim.clients.dp_sgd.per_example.layers.base import ExampleUse
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.dp_sgd.tiles import LotReader, tile_rows
@@ -385,7 +386,7 @@ def squared_scores(outputs: Tensor, targets: Tensor) -> Tensor:
 class WeightsOfOne(RuleGradients):
     """Forgets the weights of the rows' losses."""
 
-    def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, RowGradients]:
+    def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, ExampleUse]:
         return super().row_gradients(values, replace(tile, weights=torch.ones_like(tile.weights)))
 
 
@@ -422,7 +423,7 @@ def check_dropped(kind: type[RuleGradients]) -> None:
 class KeepsDropped(RuleGradients):
     """Its rows stay as they are when they are dropped; 0 · NaN is NaN."""
 
-    def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, RowGradients]:
+    def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, ExampleUse]:
         found = super().row_gradients(values, tile)
         for use in found.values():
             use.drop = lambda dropped: None

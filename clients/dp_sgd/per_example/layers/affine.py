@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.per_example.layers.base import HeldUse, Operand
+from fedsim.clients.dp_sgd.per_example.layers.base import LayerUse, Operand
 
 
-class AffineUse(HeldUse):
+class AffineUse(LayerUse):
     """x · w + b, with each client's w and b (d...) broadcast over x (n, ..., d...).
 
     Args:
@@ -38,12 +38,10 @@ class AffineUse(HeldUse):
 
     def compute(self, index: int) -> Tensor:
         """Return the gradients (n, *shape) of one parameter."""
-        g, given = self.output_gradient, self.weight or self.bias
-        if given is None:
-            raise ValueError("a scale or a shift is needed, got neither")
+        g = self.output_gradient
         values = g * self.input if index == self.weight_index else g
         last = g.ndim - self._after
-        first = last - (given.values.ndim - 1)
+        first = last - (self.operand.values.ndim - 1)
         summed = [*range(1, first), *range(last, g.ndim)]
         return values.sum(summed) if summed else values
 

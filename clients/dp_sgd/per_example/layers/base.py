@@ -1,7 +1,6 @@
 """The rule of a layer: what one call of it must know about its parameters' gradients."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,80 +27,97 @@ class Operand:
         return Operand(self.values.reshape(len(self.values), *shape), self.index)
 
 
-class ExampleUse(ABC):
-    """The gradients of all rows of a tile with respect to the parameters of one call.
+class ExampleUse:
+    """The gradients of all rows of a tile with respect to some parameters: here, held as given.
 
     A tile has n = K · R rows, R of each client in turn.
+
+    Args:
+        held: gradients (n, *shape) by index of the parameter.
+
+    Attributes:
+        parameters: indices of the trained parameters.
     """
 
-    @property
-    @abstractmethod
-    def parameters(self) -> list[int]:
-        """Indices of the trained parameters."""
+    def __init__(self, held: dict[int, Tensor]) -> None:
+        self.held = held
+        self.parameters = list(held)
 
-    @abstractmethod
+    def rows(self, index: int) -> Tensor:
+        """Return the gradient of each row (n, ...), its values in any order."""
+        return self.held[index]
+
+    def in_shape(self, rows: Tensor, index: int) -> Tensor:
+        """Return (m, ...) in the order of `rows` as (m, *shape)."""
+        return rows
+
     def per_example(self, index: int) -> Tensor:
         """Return the gradient of each row (n, *shape) with respect to one parameter."""
-
-    @abstractmethod
-    def drop(self, dropped: Tensor) -> None:
-        """Make the gradients of the rows marked in (n,) zero; called after the norms."""
+        return self.in_shape(self.rows(index), index)
 
     def squared_norms(self, index: int) -> Tensor:
         """Return the squared gradient norms, float64 (n,): never below those of what is added."""
-        return squares(self.per_example(index))
+        return squares(self.rows(index))
 
-    def add_weighted(self, index: int, factors: Tensor, into: Tensor) -> None:
-        """Add Σ_i factor_i · gradient_i of each client's rows to `into` (K, *shape)."""
-        add_rows(self.per_example(index), factors, into)
+    def add_weighted(self, index: int, factors: Tensor | None, into: Tensor) -> None:
+        """Add Σ_i factor_i · gradient_i of each client's rows to `into`.
 
-    def add_sum(self, index: int, into: Tensor) -> None:
-        """Add Σ_i gradient_i of each client's rows to `into` (K, *shape)."""
-        rows = self.per_example(index)
-        into += rows.reshape(len(into), -1, *into.shape[1:]).sum(1)
+        Args:
+            index: of the parameter.
+            factors: (n,); None: 1 for all rows.
+            into: (K, *shape).
+        """
+        clients = len(into)
+        rows = self.rows(index).reshape(clients, -1, into.shape[1:].numel())
+        if factors is None:
+            total = rows.sum(1)
+        else:
+            total = torch.bmm(factors.view(clients, 1, -1), rows).squeeze(1)
+        into += self.in_shape(total, index).view(into.shape)
+
+    def drop(self, dropped: Tensor) -> None:
+        """Make the gradients of the rows marked in (n,) zero; called after the norms."""
+        self.held = {index: zero_rows(held, dropped) for index, held in self.held.items()}
 
     def forget(self) -> None:
         """Drop all that is held, at the end of the use; the graph of a user's loss may hold it."""
         vars(self).clear()
 
 
-class LayerUse(ExampleUse):
+class LayerUse(ExampleUse, ABC):
     """One call of a layer on a tile, filled in by a forward pass and a backward pass.
+
+    Gradients that are asked for are computed once and held.
 
     Args:
         weight: its weight; None where it has none.
         bias: its bias; None where it has none.
 
     Attributes:
+        operand: the weight, or the bias where there is none.
+        clients: number of clients K.
+        weight_index: of the weight where it is trained.
+        needs_input: whether gradients need the input: where only a bias is trained, none is kept.
         input: (n, ...), set by the backward pass where `needs_input`.
         output_gradient: (n, ...), set by the backward pass.
+
+    Raises:
+        ValueError: the layer has neither.
     """
 
     def __init__(self, weight: Operand | None, bias: Operand | None = None) -> None:
+        super().__init__({})
         self.weight, self.bias = weight, bias
+        first = weight or bias
+        if first is None:
+            raise ValueError("a layer use needs a weight or a bias, got neither")
+        self.operand, self.clients = first, len(first.values)
+        self.weight_index = None if weight is None else weight.index
+        self.needs_input = self.weight_index is not None
+        indices = (self.weight_index, None if bias is None else bias.index)
+        self.parameters = [index for index in indices if index is not None]
         self.input: Tensor = _NOTHING
         self.output_gradient: Tensor = _NOTHING
-
-    @property
-    def weight_index(self) -> int | None:
-        """Index of the weight where it is trained."""
-        return None if self.weight is None else self.weight.index
-
-    @property
-    def parameters(self) -> list[int]:
-        """Indices of the trained parameters."""
-        indices = [None if p is None else p.index for p in (self.weight, self.bias)]
-        return [index for index in indices if index is not None]
-
-    @property
-    def clients(self) -> int:
-        """Number of clients K."""
-        return (self.weight or self.bias or _NO_OPERAND).values.shape[0]
-
-    @property
-    def needs_input(self) -> bool:
-        """Whether gradients need the input: where only a bias is trained, nothing is kept."""
-        return self.weight_index is not None
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
@@ -111,8 +127,21 @@ class LayerUse(ExampleUse):
     def input_gradient(self, g: Tensor) -> Tensor:
         """Return the gradient at the input, given that at the output."""
 
+    @abstractmethod
+    def compute(self, index: int) -> Tensor:
+        """Return the gradients of the rows, as `rows` holds them."""
+
+    def rows(self, index: int) -> Tensor:
+        """Return the gradient of each row (n, ...), its values in any order."""
+        if index not in self.held:
+            self.held[index] = self.compute(index)
+        return self.held[index]
+
     def drop(self, dropped: Tensor) -> None:
         """Make the gradients of the rows marked in (n,) zero; called after the norms."""
+        super().drop(dropped)
+        if len(self.held) == len(self.parameters):  # all that will be added
+            return
         self.output_gradient = zero_rows(self.output_gradient, dropped)
         if self.needs_input and self.input.is_floating_point():
             self.input = zero_rows(self.input, dropped)
@@ -120,60 +149,6 @@ class LayerUse(ExampleUse):
     def by_client(self, values: Tensor) -> Tensor:
         """Return (n, ..., d) as (K, n / K · ..., d)."""
         return values.reshape(self.clients, -1, values.shape[-1])
-
-
-class HeldUse(LayerUse):
-    """A use that holds the gradient of each row; norms are measured on what is held."""
-
-    def __init__(self, weight: Operand | None, bias: Operand | None = None) -> None:
-        super().__init__(weight, bias)
-        self._held: dict[int, Tensor] = {}
-
-    @abstractmethod
-    def compute(self, index: int) -> Tensor:
-        """Return the gradients (n, *shape) of one parameter."""
-
-    def per_example(self, index: int) -> Tensor:
-        """Return the gradient of each row (n, *shape) with respect to one parameter."""
-        if index not in self._held:
-            self._held[index] = self.compute(index)
-        return self._held[index]
-
-    def drop(self, dropped: Tensor) -> None:
-        """Make the gradients of the rows marked in (n,) zero; called after the norms."""
-        super().drop(dropped)
-        self._held = {index: zero_rows(held, dropped) for index, held in self._held.items()}
-
-
-class SummedUses:
-    """Several uses of one parameter: the norm of a sum needs the sum itself.
-
-    Args:
-        uses: filled in.
-        index: of the parameter.
-    """
-
-    def __init__(self, uses: Sequence[ExampleUse], index: int) -> None:
-        self._sum = sum((use.per_example(index) for use in uses[1:]), uses[0].per_example(index))
-
-    def squared_norms(self, index: int) -> Tensor:
-        """Return the squared gradient norms, float64 (n,)."""
-        return squares(self._sum)
-
-    def add_weighted(self, index: int, factors: Tensor, into: Tensor) -> None:
-        """Add Σ_i factor_i · gradient_i of each client's rows to `into` (K, *shape)."""
-        add_rows(self._sum, factors, into)
-
-    def drop(self, dropped: Tensor) -> None:
-        """Make the gradients of the rows marked in (n,) zero."""
-        self._sum = zero_rows(self._sum, dropped)
-
-
-def add_rows(gradients: Tensor, factors: Tensor, into: Tensor) -> None:
-    """Add Σ_i factor_i · gradients_i (n, *shape) of each client's rows to `into` (K, *shape)."""
-    clients = into.shape[0]
-    rows = gradients.reshape(clients, -1, into.shape[1:].numel())
-    into += torch.bmm(factors.view(clients, 1, -1), rows).view(into.shape)
 
 
 def row_products(rows: Tensor, matrix: Tensor, shift: Tensor | None = None) -> Tensor:
@@ -213,4 +188,3 @@ def add_outer(left: Tensor, right: Tensor, into: Tensor) -> None:
 _LARGE = 1 << 13
 _FEWEST_COLUMNS = 16
 _NOTHING = torch.empty(0)  # before the backward pass
-_NO_OPERAND = Operand(_NOTHING, None)

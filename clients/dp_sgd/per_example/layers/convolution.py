@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional, grad
 
-from fedsim.clients.dp_sgd.per_example.layers.base import HeldUse, Operand, row_products
-from fedsim.clients.dp_sgd.per_example.norms import squares, zero_rows
+from fedsim.clients.dp_sgd.per_example.layers.base import LayerUse, Operand, row_products
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Geometry:
             yield tap, tuple(slice(a, a + s * (p - 1) + 1, s) for a, s, p in seen)
 
 
-class ConvolutionUse(HeldUse):
+class ConvolutionUse(LayerUse):
     """A convolution in 1, 2 or 3 dimensions, without groups.
 
     Its gradients are products with patches. On the CPU outputs, and gradients at an input of many
@@ -120,21 +119,10 @@ class ConvolutionUse(HeldUse):
             at_input[(slice(None), *seen)] += at_patches[(*skip, *tap)]
         return at_input
 
-    def squared_norms(self, index: int) -> Tensor:
-        """Return the squared gradient norms, float64 (n,): never below those of what is added."""
-        return squares(self._by_taps(index))
-
-    def add_weighted(self, index: int, factors: Tensor, into: Tensor) -> None:
+    def add_weighted(self, index: int, factors: Tensor | None, into: Tensor) -> None:
         """Add Σ_i factor_i · gradient_i of each client's rows to `into` (K, *shape)."""
-        rows = self._by_taps(index).view(self.clients, factors.numel() // self.clients, -1)
-        total = torch.bmm(factors.view(self.clients, 1, -1), rows).squeeze(1)
-        into += self._in_shape(total, index)
-
-    def add_sum(self, index: int, into: Tensor) -> None:
-        """Add Σ_i gradient_i of each client's rows to `into` (K, *shape)."""
-        if index in self._held:  # and some may have been dropped
-            rows = self._held[index].unflatten(0, (self.clients, -1)).sum(1)
-            into += self._in_shape(rows, index)
+        if factors is not None or index in self.held:
+            super().add_weighted(index, factors, into)
             return
         g = self.by_client(self.output_gradient.movedim(1, -1))
         if index != self.weight_index:
@@ -143,39 +131,23 @@ class ConvolutionUse(HeldUse):
         last = self._padded(self.input)
         if not self._by_torch:
             total = torch.bmm(g.transpose(1, 2), self.by_client(self._copy_patches(last)))
-            into += self._in_shape(total.flatten(1), index)
+            into += self.in_shape(total.flatten(1), index)
             return
         geometry, gradient = self._geometry, _CONVOLUTIONS[last.ndim][2]
         gs = self.output_gradient.chunk(self.clients)
         images = last.movedim(-1, 1).chunk(self.clients)
-        for own, x, g_own in zip(into, images, gs, strict=True):
-            own += gradient(x, own.shape, g_own, geometry.stride, 0, geometry.dilation)
+        for own, x, own_g in zip(into, images, gs, strict=True):
+            own += gradient(x, own.shape, own_g, geometry.stride, 0, geometry.dilation)
 
     def compute(self, index: int) -> Tensor:
-        """Return the gradients (n, *shape) of one parameter."""
-        return self._in_shape(self._by_taps(index), index)
-
-    def drop(self, dropped: Tensor) -> None:
-        """Make the gradients of the rows marked in (n,) zero; called after the norms."""
-        for index in self.parameters:
-            self._held[index] = zero_rows(self._by_taps(index), dropped)
-
-    def _by_taps(self, index: int) -> Tensor:
         """Return the gradients (n, size) with the channels of a tap side by side."""
-        if index not in self._held:
-            g = self.output_gradient.movedim(1, -1).flatten(1, -2)  # (n, places, out)
-            if index != self.weight_index:
-                self._held[index] = g.sum(1)
-            else:
-                patches = self._copy_patches(self._padded(self.input))
-                self._held[index] = row_products(g.transpose(1, 2), patches).flatten(1)
-        return self._held[index]
+        g = self.output_gradient.movedim(1, -1).flatten(1, -2)  # (n, places, out)
+        if index != self.weight_index:
+            return g.sum(1)
+        patches = self._copy_patches(self._padded(self.input))
+        return row_products(g.transpose(1, 2), patches).flatten(1)
 
-    def per_example(self, index: int) -> Tensor:
-        """Return the gradient of each row (n, *shape) with respect to one parameter."""
-        return self.compute(index)
-
-    def _in_shape(self, rows: Tensor, index: int) -> Tensor:
+    def in_shape(self, rows: Tensor, index: int) -> Tensor:
         """Return (m, size) by taps in the shape of the parameter, (m, *shape)."""
         if index != self.weight_index:
             return rows

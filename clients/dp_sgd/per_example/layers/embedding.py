@@ -31,18 +31,15 @@ class EmbeddingUse(LayerUse):
         result = sums.new_zeros(len(self.input), dtype=torch.float64)
         return result.index_add_(0, owners, squares(sums))
 
-    def add_weighted(self, index: int, factors: Tensor, into: Tensor) -> None:
+    def add_weighted(self, index: int, factors: Tensor | None, into: Tensor) -> None:
         """Add Σ_i factor_i · gradient_i of each client's rows to `into` (K, *shape)."""
         owners, rows, sums = self._summed()
         clients = owners // (len(self.input) // self.clients)
-        into.index_put_((clients, rows), sums * factors[owners].unsqueeze(1), accumulate=True)
+        added = sums if factors is None else sums * factors[owners].unsqueeze(1)
+        into.index_put_((clients, rows), added, accumulate=True)
 
-    def add_sum(self, index: int, into: Tensor) -> None:
-        """Add Σ_i gradient_i of each client's rows to `into` (K, *shape)."""
-        self.add_weighted(index, self.output_gradient.new_ones(len(self.input)), into)
-
-    def per_example(self, index: int) -> Tensor:
-        """Return the gradient of each row (n, *shape) with respect to the table."""
+    def compute(self, index: int) -> Tensor:
+        """Return the gradients (n, *shape) of the table."""
         owners, rows, sums = self._summed()
         result = sums.new_zeros(len(self.input), *self._tables.shape[1:])
         result[owners, rows] = sums
@@ -51,6 +48,7 @@ class EmbeddingUse(LayerUse):
     def drop(self, dropped: Tensor) -> None:
         """Make the gradients of the rows marked in (n,) zero; called after the norms."""
         owners, rows, sums = self._summed()
+        self.held.clear()
         self._sums = (owners, rows, zero_rows(sums, dropped[owners]))
 
     def _summed(self) -> tuple[Tensor, Tensor, Tensor]:

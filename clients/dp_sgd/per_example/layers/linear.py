@@ -5,20 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.per_example.layers.base import (
-    LayerUse,
-    Operand,
-    add_outer,
-    add_rows,
-    row_products,
-)
+from fedsim.clients.dp_sgd.per_example.layers.base import LayerUse, Operand, add_outer, row_products
 from fedsim.clients.dp_sgd.per_example.norms import (
     BUDGET,
     row_norms,
     squares,
     unit_roundoff,
     with_rounding,
-    zero_rows,
 )
 
 
@@ -36,16 +29,14 @@ class LinearUse(LayerUse):
 
     def __init__(self, weight: Operand, bias: Operand | None) -> None:
         super().__init__(weight, bias)
-        self._w = weight.values
-        self._held: dict[int, Tensor] = {}
         self._g_squares: Tensor | None = None
-        self._scaled: tuple[Tensor, Tensor] | None = None
+        self._scaled: tuple[Tensor | None, Tensor] | None = None
 
     @staticmethod
     def joined(uses: Sequence["LinearUse"]) -> "LinearUse":
         """Return uses of the same parameters as one: their sequences one after the other."""
         first = uses[0]
-        use = LinearUse(Operand(first._w, first.weight_index), first.bias)
+        use = LinearUse(first.operand, first.bias)
         use.output_gradient = torch.cat([_sequences(part.output_gradient) for part in uses], 1)
         if first.needs_input:
             use.input = torch.cat([_sequences(part.input) for part in uses], 1)
@@ -53,13 +44,16 @@ class LinearUse(LayerUse):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output (n, ...)."""
-        w, shift = self._w.transpose(1, 2), None if self.bias is None else self.bias.values
+        w, shift = (
+            self.operand.values.transpose(1, 2),
+            None if self.bias is None else self.bias.values,
+        )
         y = row_products(self.by_client(x), w, shift)
         return y.view(*x.shape[:-1], w.shape[2])
 
     def input_gradient(self, g: Tensor) -> Tensor:
         """Return the gradient at the input, given that at the output."""
-        w = self._w
+        w = self.operand.values
         return row_products(self.by_client(g), w).view(*g.shape[:-1], w.shape[2])
 
     def squared_norms(self, index: int) -> Tensor:
@@ -67,7 +61,7 @@ class LinearUse(LayerUse):
         is_weight = index == self.weight_index
         if not self._single:
             if not is_weight or self._is_little:
-                return squares(self.per_example(index))
+                return super().squared_norms(index)
             return _sequence_squares(_sequences(self.input), _sequences(self.output_gradient))
         if self._g_squares is None:
             self._g_squares = squares(self.output_gradient)
@@ -77,43 +71,27 @@ class LinearUse(LayerUse):
         # Below float32, one rounded product may be longer than the room that clipping leaves.
         return result.mul_((1 + 4 * coarse) ** 2) if coarse > 1e-7 else result
 
-    def add_weighted(self, index: int, factors: Tensor, into: Tensor) -> None:
+    def add_weighted(self, index: int, factors: Tensor | None, into: Tensor) -> None:
         """Add Σ_i factor_i · gradient_i of each client's rows to `into` (K, *shape)."""
-        if index in self._held:
-            add_rows(self._held[index], factors, into)
+        if index in self.held:
+            super().add_weighted(index, factors, into)
             return
-        if self._scaled is None or self._scaled[0] is not factors:
+        if self._scaled is None or self._scaled[0] is not factors:  # the same for weight and bias
             g = self.output_gradient
-            scaled = self.by_client(g * factors.view(-1, *[1] * (g.ndim - 1)))
-            self._scaled = factors, scaled  # for weight and bias
+            scaled = g if factors is None else g * factors.view(-1, *[1] * (g.ndim - 1))
+            self._scaled = factors, self.by_client(scaled)
         scaled = self._scaled[1]
         if index == self.weight_index:
             add_outer(scaled, self.by_client(self.input), into)
         else:
             into += scaled.sum(1)
 
-    def add_sum(self, index: int, into: Tensor) -> None:
-        """Add Σ_i gradient_i of each client's rows to `into` (K, *shape)."""
-        g = self.by_client(self.output_gradient)
+    def compute(self, index: int) -> Tensor:
+        """Return the gradients (n, *shape) of one parameter."""
+        g = _sequences(self.output_gradient)
         if index == self.weight_index:
-            add_outer(g, self.by_client(self.input), into)
-        else:
-            into += g.sum(1)
-
-    def per_example(self, index: int) -> Tensor:
-        """Return the gradient of each row (n, *shape) with respect to one parameter."""
-        if index not in self._held:
-            g = _sequences(self.output_gradient)
-            if index == self.weight_index:
-                self._held[index] = row_products(g.transpose(1, 2), _sequences(self.input))
-            else:
-                self._held[index] = g.sum(1)
-        return self._held[index]
-
-    def drop(self, dropped: Tensor) -> None:
-        """Make the gradients of the rows marked in (n,) zero; called after the norms."""
-        super().drop(dropped)
-        self._held = {index: zero_rows(held, dropped) for index, held in self._held.items()}
+            return row_products(g.transpose(1, 2), _sequences(self.input))
+        return g.sum(1)
 
     @property
     def _single(self) -> bool:
@@ -124,7 +102,7 @@ class LinearUse(LayerUse):
     @property
     def _is_little(self) -> bool:
         """Whether the gradients of all examples may be held."""
-        return len(self.output_gradient) * self._w[0].numel() <= BUDGET
+        return len(self.output_gradient) * self.operand.values[0].numel() <= BUDGET
 
 
 def _sequences(values: Tensor) -> Tensor:

@@ -219,7 +219,7 @@ def test_units_of_several_clients_are_those_of_each_alone(name: str) -> None:
     assert gradients.stacks
     data = gradients.parameters.data
     values = data + 0.1 * torch.randn(3, len(data)).double()
-    found = gradients.client_gradients(values, x, y)
+    found = gradients.gradients(x, y, values)
     exact = OneAtATime(model, squared, parameters=gradients.parameters)
     for k in range(3):
         data.copy_(values[k])

@@ -371,7 +371,7 @@ def test_clients_in_one_tile_get_the_gradients_of_each_alone(name: str, clients:
     values = data + 0.2 * torch.randn(clients, len(data), dtype=data.dtype)
     tile = (torch.cat([x] * clients), torch.cat([y + k for k in range(clients)]))
     try:
-        found = fast.client_gradients(values, *tile).unflatten(0, (clients, EXAMPLES))
+        found = fast.gradients(*tile, values).unflatten(0, (clients, EXAMPLES))
     except RuntimeError:
         assert name in ONE_CLIENT, "a model that is not for several clients fails, and is noticed"
         return

@@ -118,7 +118,7 @@ def test_a_sequence_by_hand_is_a_sequence_by_autograd(
     noise = torch.randn(clients, parameters.size, generator=generator).to(dtype)
     values = parameters.data + 0.1 * noise
     tolerance = 1e-10 if dtype == torch.float64 else 1e-5
-    found = [way.client_gradients(values, x, y) for way in ways]
+    found = [way.gradients(x, y, values) for way in ways]
     assert found[0].any()
     assert ((found[0] - found[1]).norm(dim=1) <= tolerance * found[1].norm(dim=1)).all()
     weights = torch.rand(len(x), generator=generator).to(dtype)
@@ -158,7 +158,7 @@ def test_a_hook_that_comes_later_is_called() -> None:
     values, tile = gradients.parameters.data.unsqueeze(0), Tile(1, x, y, torch.ones(13))
     model, seen = gradients.model, list[str]()
     assert isinstance(model, nn.Sequential)
-    before = gradients.client_gradients(values, x, y)
+    before = gradients.gradients(x, y, values)
     handles = [
         model[1].register_forward_hook(lambda *_: seen.append("forward")),
         model[2].register_full_backward_hook(lambda *_: seen.append("backward")),
@@ -170,7 +170,7 @@ def test_a_hook_that_comes_later_is_called() -> None:
         handle.remove()
     gradients.record(values, tile)
     assert len(seen) == 3
-    torch.testing.assert_close(gradients.client_gradients(values, x, y), before)
+    torch.testing.assert_close(gradients.gradients(x, y, values), before)
 
 
 def test_the_backward_pass_stops_at_the_first_trained_layer() -> None:

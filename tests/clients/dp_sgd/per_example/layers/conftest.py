@@ -87,7 +87,7 @@ def _check_rule(
         assert torch.equal(x, before), "a layer leaves its input alone"
         _close(y, wanted.detach(), tolerance)
         if use.needs_input:
-            use.input = x
+            use.input = x.detach()
         use.output_gradient = g.clone()
         return use
 
@@ -126,7 +126,7 @@ def _check_rule(
                 by_client = (shown * weights).unflatten(0, (clients, each)).sum(1)
                 _close(into - 1, by_client, 10 * tolerance)
                 into = torch.ones(clients, *rows.shape[1:], dtype=dtype)
-                use.add_sum(index, into)
+                use.add_weighted(index, None, into)
                 _close(into - 1, shown.unflatten(0, (clients, each)).sum(1), 10 * tolerance)
                 _close(use.per_example(index), shown, tolerance)
     _check_poison(filled, x, dropped, factors, each)
@@ -149,8 +149,8 @@ def _check_poison(
         sums = [torch.zeros(len(x) // each, *shape, dtype=factors.dtype) for _ in range(4)]
         dirty.add_weighted(index, factors, sums[0])
         clean.add_weighted(index, factors, sums[1])
-        dirty.add_sum(index, sums[2])
-        clean.add_sum(index, sums[3])
+        dirty.add_weighted(index, None, sums[2])
+        clean.add_weighted(index, None, sums[3])
         torch.testing.assert_close(sums[0], sums[1], rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(sums[2], sums[3], rtol=1e-4, atol=1e-6)
         assert torch.isfinite(sums[2]).all()

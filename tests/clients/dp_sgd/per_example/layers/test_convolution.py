@@ -98,7 +98,7 @@ def test_the_order_of_memory_changes_no_bit(layer: dict[str, Any]) -> None:
         y = use.forward(image)
         use.input, use.output_gradient = image, torch.ones_like(y)
         into = torch.zeros_like(w)
-        use.add_sum(0, into)
+        use.add_weighted(0, None, into)
         results.append((y, use.squared_norms(0), into))
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
