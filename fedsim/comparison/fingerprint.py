@@ -10,6 +10,7 @@ from pathlib import Path
 
 import fedsim
 from fedsim.experiment import LoadedExperiment
+from fedsim.federation.conditions import plugin_sources
 
 # Keys that change no number of a run.
 _WITHOUT_EFFECT = ("name", "runtime")
@@ -23,9 +24,9 @@ def run_fingerprint(loaded: LoadedExperiment) -> str:
     """Return the SHA-256 of everything that a run of the experiment depends on.
 
     Guarantee: it changes with every setting (defaults included, `name` and `runtime` excluded),
-    with every byte of a data file or plug-in file named by the experiment, with fedsim's own
-    source, and with the versions of the numeric libraries. It does not cover modules that a
-    plug-in imports.
+    with every byte of a data file named by the experiment, with the plug-ins' sources
+    (`fedsim.core.plugin_sources`), with fedsim's own source, and with the versions of the numeric
+    libraries.
     """
     settings = loaded.experiment.model_dump(mode="json")
     for key in _WITHOUT_EFFECT:
@@ -36,6 +37,7 @@ def run_fingerprint(loaded: LoadedExperiment) -> str:
             name: _file_digest(path, path.stat().st_mtime_ns, path.stat().st_size)
             for name, path in sorted(_named_files(settings, loaded.base))
         },
+        "plug-ins": plugin_sources(loaded.experiment, loaded.base).digest,
         "fedsim": fedsim.__version__,
         "source": _source_digest(),
         "packages": {name: _version(name) for name in _PACKAGES},
@@ -44,39 +46,17 @@ def run_fingerprint(loaded: LoadedExperiment) -> str:
 
 
 def _named_files(settings: object, base: Path) -> Iterator[tuple[str, Path]]:
-    """Yield every file that the settings name, as a path or as a plug-in."""
+    """Yield every file that the settings name by its path."""
     if isinstance(settings, dict):
         for value in settings.values():
             yield from _named_files(value, base)
     elif isinstance(settings, list):
         for value in settings:
             yield from _named_files(value, base)
-    elif isinstance(settings, str) and "\0" not in settings:
-        where, colon, _ = settings.rpartition(":")
-        for candidate in (settings, where) if colon else (settings,):
-            path = base / Path(candidate).expanduser()
-            if candidate and path.is_file():
-                yield settings, path
-        if colon and all(part.isidentifier() for part in where.split(".")):
-            module = _module_file(where)
-            if module is not None:
-                yield settings, module
-
-
-def _module_file(name: str) -> Path | None:
-    """Return the source file of a module without importing it or the packages above it."""
-    top, *rest = name.split(".")
-    spec = find_spec(top)
-    if spec is None:
-        return None
-    if not rest:
-        return Path(spec.origin) if spec.origin and Path(spec.origin).is_file() else None
-    for location in spec.submodule_search_locations or ():
-        inside = Path(location).joinpath(*rest)
-        for path in (inside.with_suffix(".py"), inside / "__init__.py"):
-            if path.is_file():
-                return path
-    return None
+    elif isinstance(settings, str) and settings and "\0" not in settings:
+        path = base / Path(settings).expanduser()
+        if path.is_file():
+            yield settings, path
 
 
 @lru_cache(maxsize=256)

@@ -1,22 +1,22 @@
 """Plug-ins of an experiment file: `package.module:callable` or `./file.py:callable`.
 
-A file is executed once for each content. Its module name is a digest of its path and its bytes. An
-edited file is therefore a new module, and objects of an older version keep their module.
-`sys.modules` is the only registry.
+Modules of the experiment's directory are loaded by `plugin_package`, once for each content: an
+edited file, and all modules beside it, are loaded anew. Other modules are imported as usual, and
+one that is edited after its import is refused.
 """
 
-import hashlib
 import importlib
-import importlib.util
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from fedsim.core.errors import InputError
+from fedsim.core.plugin_package import PluginPackage
+from fedsim.core.plugin_sources import SourceFile, plugin_directory, trace_plugin
 
 _FORMS = "package.module:callable or ./file.py:callable"
 
@@ -41,31 +41,13 @@ def resolve(reference: str, *, base: Path, what: str) -> Callable[..., Any]:
     location, colon, attribute = reference.rpartition(":")
     if not (colon and location and attribute):
         raise PluginError(f"{where}: not a reference; write {_FORMS}")
-    if location.endswith(".py"):
-        module = _load_file(base / Path(location).expanduser(), where)
-    else:
-        module = _import(location, where)
-    found = _attribute(module, attribute, where)
+    found = _attribute(_load(reference, base, where), attribute, where)
     if not callable(found):
         raise PluginError(
             f"{where}: {attribute} is not callable, it is a {type(found).__name__}; "
             "name a function or a class"
         )
     return found
-
-
-def plugin_source(reference: str, *, base: Path) -> bytes:
-    """Return the source file that a reference names; nothing for a built-in name.
-
-    Args:
-        reference: a built-in name, or as in `resolve`.
-        base: the directory of the experiment file.
-    """
-    location = reference.rpartition(":")[0]
-    if location.endswith(".py"):
-        return (base / Path(location).expanduser()).read_bytes()
-    file = getattr(sys.modules.get(location), "__file__", None)
-    return b"" if file is None else Path(file).read_bytes()
 
 
 def describe_error(error: BaseException, *, file: str | None = None) -> str:
@@ -92,49 +74,53 @@ def source_file(function: Callable[..., Any]) -> str | None:
     return getattr(module, "__file__", None)
 
 
-def _import(name: str, where: str) -> ModuleType:
+def _load(reference: str, base: Path, where: str) -> ModuleType:
+    """Return the module of a reference, with the code of its files as they are now."""
     try:
-        return importlib.import_module(name)
+        trace, entry = trace_plugin(reference, base=base)
+    except FileNotFoundError as error:
+        raise PluginError(
+            f"{where}: no such file: {error.filename}; the path is relative to the experiment file"
+        ) from error
+    except OSError as error:
+        raise PluginError(f"{where}: cannot read {error.filename}: {error.strerror}") from error
+    location, directory = reference.rpartition(":")[0], plugin_directory(reference, base=base)
+    here = [file for file in trace.files.values() if file.directory == directory]
+    try:
+        if here:
+            name = entry.name if entry else location
+            module = PluginPackage.of(directory, name, here).load(name)
+        else:
+            module = importlib.import_module(location)
     except ModuleNotFoundError as error:
         # Only if the missing module is the named one or a package above it; else the named module
         # exists and lacks a dependency.
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+        if error.name and (location == error.name or location.startswith(f"{error.name}.")):
             raise PluginError(
                 f"{where}: no module named {error.name!r}; install it, add its directory to "
                 "PYTHONPATH, or write ./file.py:callable"
             ) from error
-        raise _import_failure(error, where, _deepest_file(error)) from error
+        raise _import_failure(error, where, _deepest_file(error, entry)) from error
     except (Exception, SystemExit) as error:
-        raise _import_failure(error, where, _deepest_file(error)) from error
-
-
-def _load_file(path: Path, where: str) -> ModuleType:
-    path = path.resolve()
-    try:
-        source = path.read_bytes()
-    except FileNotFoundError as error:
-        raise PluginError(
-            f"{where}: no such file: {path}; the path is relative to the experiment file"
-        ) from error
-    except OSError as error:
-        raise PluginError(f"{where}: cannot read {path}: {error.strerror}") from error
-    digest = hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()[:16]
-    name = f"fedsim_plugin_{path.stem}_{digest}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None:
-        raise PluginError(f"{where}: {path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        # Not spec.loader.exec_module: its bytecode cache compares time and size, so a file edited
-        # twice within a second could run in its old version.
-        exec(compile(source, str(path), "exec"), module.__dict__)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise _import_failure(error, where, str(path)) from error
+        raise _import_failure(error, where, _deepest_file(error, entry)) from error
+    _refuse_edited(trace.files.values(), directory, where)
     return module
+
+
+def _refuse_edited(files: Iterable[SourceFile], directory: Path, where: str) -> None:
+    """Refuse modules outside of `directory` that were edited after their import.
+
+    Their first digest is kept in the module. An edit between the import and that is not seen.
+    """
+    for file in files:
+        module = sys.modules.get(file.name)
+        if file.directory == directory or getattr(module, "__file__", None) != str(file.path):
+            continue
+        if vars(module).setdefault("__fedsim_digest__", file.digest) != file.digest:
+            raise PluginError(
+                f"{where}: {file.path} was edited after this process imported it; restart the "
+                "process, or put the file into the experiment's directory"
+            )
 
 
 def _import_failure(error: BaseException, where: str, file: str | None) -> PluginError:
@@ -144,7 +130,10 @@ def _import_failure(error: BaseException, where: str, file: str | None) -> Plugi
     )
 
 
-def _deepest_file(error: BaseException) -> str | None:
+def _deepest_file(error: BaseException, entry: SourceFile | None) -> str | None:
+    """Return the deepest file of a traceback that is not fedsim's, or the plug-in's own."""
+    if entry is not None:
+        return str(entry.path)
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     imported = [f for f in files if f != __file__ and not f.startswith("<frozen")]
     return imported[-1] if imported else None

@@ -9,6 +9,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from fedsim.core.plugin_sources import plugin_directory, trace_plugin
 from fedsim.deployment.errors import DeploymentError
 from fedsim.experiment import Experiment, LoadedExperiment, dump_experiment
 from fedsim.federation.nodes import num_helpers
@@ -100,22 +101,26 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
 
 
 def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:
-    """Return the Python files that the experiment names, relative to its directory."""
-    experiment = loaded.experiment
-    named = (experiment.data.dataset, experiment.model.name, experiment.model.loss)
-    files = []
-    for reference in named:
-        location = reference.rpartition(":")[0] if isinstance(reference, str) else ""
-        if location.endswith(".py"):
-            path = (loaded.base / Path(location).expanduser()).resolve()
-            if not path.is_relative_to(loaded.base.resolve()):
-                raise DeploymentError(
-                    f"{reference}: lies outside of {loaded.base}; an app contains only files from "
-                    "there: move it there, or install it as a package on every node"
-                )
-            if not path.is_file():
-                raise DeploymentError(f"{reference}: no such file: {path}")
-            files.append(PurePosixPath(path.relative_to(loaded.base.resolve())))
+    """Return the plug-in files and the modules that they import, relative to the experiment.
+
+    Raises:
+        DeploymentError: a plug-in file is missing, or outside of the experiment's directory.
+    """
+    base, files = loaded.base.resolve(), list[PurePosixPath]()
+    for reference in loaded.experiment.plugins:
+        if plugin_directory(reference, base=base) != base:
+            raise DeploymentError(
+                f"{reference}: lies outside of {loaded.base}; an app contains only files from "
+                "there: move it there, or install it as a package on every node"
+            )
+        try:
+            trace, _ = trace_plugin(reference, base=base)
+        except OSError as error:
+            raise DeploymentError(
+                f"{reference}: cannot read {error.filename}: {error.strerror}"
+            ) from error
+        found = [file for file in trace.files.values() if file.directory == base]
+        files += [PurePosixPath(file.place) for file in found]
     return list(dict.fromkeys(files))
 
 

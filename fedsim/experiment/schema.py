@@ -55,6 +55,13 @@ class Experiment(Settings):
         description="how the experiment is executed; changes neither the result nor ε",
     )
 
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """References of all plug-ins: every place that takes one is listed here."""
+        dataset = self.data.dataset
+        named = (dataset if isinstance(dataset, str) else "", self.model.name, self.model.loss)
+        return tuple(reference for reference in named if ":" in reference)
+
     @field_validator("model")
     @classmethod
     def _defaults_of_the_model(cls, model: ModelSettings) -> ModelSettings:

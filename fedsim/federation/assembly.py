@@ -16,7 +16,7 @@ from fedsim.data import FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.federation.client_tables import read_client_tables
 from fedsim.federation.client_tensors import order_by_client
-from fedsim.federation.conditions import digest_sources
+from fedsim.federation.conditions import plugin_sources, refuse_edited_plugins
 from fedsim.federation.federation import Federation
 from fedsim.federation.initial_model import (
     NUM_CHECK_EXAMPLES,
@@ -47,6 +47,7 @@ def assemble(
             fix (DataError, ModelError, PluginError and UnsafeModelError are ValueErrors).
     """
     experiment = loaded.experiment
+    sources = plugin_sources(experiment, loaded.base)
     data = load_federated_data(
         experiment.data,
         seed=experiment.seed,
@@ -75,6 +76,7 @@ def assemble(
     secure = secure_channel(experiment, model.state_dict(), data.clients.sizes)
     if secure is not None:
         check_train_metrics(secure.settings.metrics, model, loss, task, public)
+    refuse_edited_plugins(sources, experiment, loaded.base)
     return Federation(
         experiment=experiment,
         base=loaded.base,
@@ -93,7 +95,7 @@ def assemble(
         else _plans(client_privacy, experiment, data, participation, gradients),
         device=device,
         journal=None if ledger is None else FileJournal(ledger),
-        sources=digest_sources(experiment, loaded.base),
+        sources=sources,
         secure=secure,
     )
 

@@ -13,26 +13,46 @@ import numpy as np
 import torch
 
 import fedsim
-from fedsim.core.plugins import plugin_source
+from fedsim.core.plugin_sources import PluginSources, read_sources
+from fedsim.core.plugins import PluginError
 from fedsim.data import Examples
 from fedsim.experiment import Experiment
 
 
-def digest_sources(experiment: Experiment, base: Path) -> str:
-    """Return the digest of the plug-ins that the experiment names for data, model and loss.
-
-    Modules that a plug-in imports are not part of it.
+def plugin_sources(experiment: Experiment, base: Path) -> PluginSources:
+    """Return what is recorded of the plug-ins that the experiment names.
 
     Args:
         experiment: the settings.
         base: the directory in which relative paths start.
+
+    Raises:
+        PluginError: the file of a plug-in cannot be read.
     """
-    dataset = experiment.data.dataset
-    named = (dataset if isinstance(dataset, str) else "", experiment.model.name)
-    state = hashlib.sha256()
-    for reference in (*named, experiment.model.loss):
-        state.update(hashlib.sha256(plugin_source(reference, base=base)).digest())
-    return state.hexdigest()
+    try:
+        return read_sources(experiment.plugins, base=base)
+    except OSError as error:
+        raise PluginError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
+def refuse_edited_plugins(before: PluginSources, experiment: Experiment, base: Path) -> None:
+    """Check that plug-ins were loaded from the sources that their digest is of.
+
+    Args:
+        before: the sources of the run.
+        experiment: the settings.
+        base: the directory in which relative paths start.
+
+    Raises:
+        PluginError: a file or an installed package is another one by now.
+    """
+    entries, now = before.entries, plugin_sources(experiment, base).entries
+    for name in [*entries, *(name for name in now if name not in entries)]:
+        if entries.get(name) != now.get(name):
+            raise PluginError(
+                f"the {name} changed while the experiment was loaded or ran: restore it to go on, "
+                "or start a new run"
+            )
 
 
 def digest_conditions(experiment: Experiment, sources: str, device: torch.device) -> str:
@@ -41,7 +61,7 @@ def digest_conditions(experiment: Experiment, sources: str, device: torch.device
     Args:
         experiment: the settings. The place of a data file is no part of them: each client's
             examples have a digest of their own.
-        sources: as `digest_sources` returns it.
+        sources: digest of the plug-ins' sources.
         device: the device that trains.
     """
     settings = experiment.model_dump(mode="json", include={"data", "model", "local", "privacy"})

@@ -19,6 +19,7 @@ from fedsim.clients.faults.injection import FaultPlan
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.shared_model import SharedModel
+from fedsim.core.plugin_sources import PluginSources
 from fedsim.data import FederatedData
 from fedsim.experiment import Experiment
 from fedsim.federation.block_plan import BlockPlan
@@ -55,7 +56,7 @@ class Federation:
         plans: privacy plan of each client; None without privacy.
         device: the device that trains.
         journal: the durable ledger; None: accounts live in the clients' state only.
-        sources: digest of the plug-ins' source files.
+        sources: what is recorded of the plug-ins' sources.
         secure: keys and encoding of secure aggregation; None where updates are sent in clear.
     """
 
@@ -72,7 +73,7 @@ class Federation:
     plans: tuple[PrivacyPlan, ...] | None
     device: torch.device
     journal: FileJournal | None
-    sources: str
+    sources: PluginSources
     secure: SecureChannel | None = None
 
     @cached_property
@@ -81,7 +82,7 @@ class Federation:
 
     @cached_property
     def _conditions(self) -> str:
-        return digest_conditions(self.experiment, self.sources, self.device)
+        return digest_conditions(self.experiment, self.sources.digest, self.device)
 
     @cached_property
     def _faults(self) -> FaultPlan:

@@ -19,6 +19,7 @@ from fedsim.data import FederatedData
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.block_plan import BlockPlan
+from fedsim.federation.conditions import refuse_edited_plugins
 from fedsim.federation.federation import Federation
 from fedsim.federation.initial_model import (
     NUM_CHECK_EXAMPLES,
@@ -168,6 +169,7 @@ class _FederationShard:
         examples = to_tensors(public_examples(self.data, NUM_CHECK_EXAMPLES), device)
         private = experiment.privacy is not None
         gradients = training_gradients(model, loss, *examples, private=private)
+        refuse_edited_plugins(self.rest["sources"], experiment, base)
         # A copy: arrays that Ray delivers are shared and read-only.
         federation = self.federation_class(
             **self.rest,

@@ -21,7 +21,7 @@ _WHAT = {
 
 
 def fingerprint(federation: Federation) -> dict[str, str]:
-    """Return the digests of the data, the initial model and every client's mechanism.
+    """Return the digests of the data, the initial model, the mechanisms and the plug-ins' sources.
 
     The number of planned rounds is not part of them.
     """
@@ -34,6 +34,7 @@ def fingerprint(federation: Federation) -> dict[str, str]:
             repr((plan.step, plan.delta, plan.target_epsilon, plan.secure_noise)).encode()
             for plan in federation.plans or ()
         ),
+        **federation.sources.entries,
     }
 
 
@@ -47,10 +48,12 @@ def refuse_other_inputs(before: Mapping[str, str], federation: Federation) -> No
     Raises:
         RunDirectoryError: an input differs; the message names it.
     """
-    for name, now in fingerprint(federation).items():
-        if before.get(name) != now:
+    now = fingerprint(federation)
+    for name in [*now, *(name for name in before if name not in now)]:
+        if before.get(name) != now.get(name):
+            what = _WHAT.get(name, f"the {name}")
             raise RunDirectoryError(
-                f"{_WHAT[name]} changed since the run began, though the experiment did not: "
+                f"{what} changed since the run began, though the experiment did not: "
                 "restore the original to resume, or start a new run in another --out"
             )
 

@@ -21,6 +21,7 @@ from fedsim.federation.federation import Federation
 from fedsim.protocol.arrays import digest, to_arrays
 from fedsim.protocol.errors import NOISE_REUSE
 from fedsim.protocol.messages import TrainReply, TrainRequest
+from fedsim.runs.directory import RunDirectoryError
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.simulation.flower_internals import server_identity
 
@@ -231,11 +232,11 @@ def test_under_secure_noise_the_record_tells_nothing_of_the_examples(base: Path)
     assert seeded.client_task(0).request_digest(request, (0, 1), "model") != one
 
 
-def test_a_run_whose_plugin_changed_in_mid_round_ends_with_the_way_out(
+def test_a_run_that_changed_in_mid_round_ends_with_the_way_out(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the first client was charged before the power cut. The run ends, charges nobody else,
-    and goes on with the plug-in that it began with.
+    and goes on with the version that it began with. An edited plug-in is refused before a round.
     """
     train, calls = client_round.train_block, []
 
@@ -253,9 +254,13 @@ def test_a_run_whose_plugin_changed_in_mid_round_ends_with_the_way_out(
     lines = (base / "r" / "ledger.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 1, 1, 2]
     (base / "p.py").write_text(PLUGIN.replace('"none")', '"none") * 2.0'))
-    with pytest.raises(RunFailedError, match=r"round 2: client 0 .* another seed") as end:
+    with pytest.raises(RunDirectoryError, match=r"the plug-in file p\.py changed since the run"):
         run_experiment(experiment(), base=base, overrides=alone, out=base / "r", resume=True)
-    assert end.value.exit_code == 1
     (base / "p.py").write_text(PLUGIN)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "99.0")
+        with pytest.raises(RunFailedError, match=r"round 2: client 0 .* another seed") as end:
+            run_experiment(experiment(), base=base, overrides=alone, out=base / "r", resume=True)
+    assert end.value.exit_code == 1
     result = run_experiment(experiment(), base=base, overrides=alone, out=base / "r", resume=True)
     assert result.status == "completed"

@@ -1,0 +1,293 @@
+"""Sources of plug-ins: their files, and all that their import statements lead to.
+
+They are found by reading import statements, also those inside functions. So they depend on files
+alone, not on what the process has imported, and are the same on every engine and node.
+
+| what a plug-in imports                         | what is recorded of it                       |
+|------------------------------------------------|----------------------------------------------|
+| a module of the experiment's directory         | its content, and that of what it imports     |
+| a module elsewhere that is not installed       | the same                                     |
+| an installed package                           | the version of its distribution              |
+| the standard library                           | the version of Python                        |
+| fedsim, torch, numpy                           | nothing: the conditions of a run have them   |
+| by a computed name; a compiled extension       | nothing                                      |
+| a file that it opens                           | nothing; examples have a digest of their own |
+"""
+
+import ast
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.machinery import PathFinder
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+
+_CONDITIONS = {"fedsim", "torch", "numpy"}  # their versions are conditions of every run
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A Python file as it was read.
+
+    Attributes:
+        directory: the directory in which its absolute imports start.
+        path: the file.
+        name: its dotted module name below `directory`.
+        content: its bytes.
+    """
+
+    directory: Path
+    path: Path
+    name: str
+    content: bytes
+
+    @property
+    def is_package(self) -> bool:
+        """Whether it is the `__init__.py` of its package."""
+        return self.path.name == "__init__.py" and self.name != "__init__"
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the content."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def place(self) -> str:
+        """Path below `directory`, the same on every machine."""
+        return self.path.relative_to(self.directory).as_posix()
+
+
+@dataclass(frozen=True)
+class PluginSources:
+    """Everything that is recorded of an experiment's plug-ins.
+
+    Attributes:
+        files: digest of each file, by its path below its directory.
+        packages: version of each imported distribution, and of Python where there is a plug-in.
+    """
+
+    files: Mapping[str, str]
+    packages: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """One SHA-256 over files and packages."""
+        content = [dict(self.files), dict(self.packages)]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def entries(self) -> dict[str, str]:
+        """Digests and versions, each by its name in a message."""
+        files = {f"plug-in file {place}": digest for place, digest in self.files.items()}
+        return files | {f"plug-in's package {name}": v for name, v in self.packages.items()}
+
+
+@dataclass
+class Trace:
+    """Files and installed modules that one plug-in leads to.
+
+    Attributes:
+        files: by (directory, module name).
+        installed: top-level names of installed modules.
+    """
+
+    files: dict[tuple[Path, str], SourceFile] = field(default_factory=dict)
+    installed: set[str] = field(default_factory=set)
+
+    def follow(self, entry: SourceFile) -> None:
+        """Add a file, the packages above it, and everything that they import."""
+        self._follow_all([*_find_all(entry.directory, _parents(entry.name)), entry])
+
+    def follow_name(self, name: str, directory: Path) -> SourceFile | None:
+        """Add a module and everything that it imports.
+
+        Args:
+            name: dotted name of the module.
+            directory: the directory in which the import starts.
+
+        Returns:
+            The file of the module; None if it is installed or missing.
+        """
+        found = self._find(name, directory)
+        self._follow_all(found)
+        return found[-1] if found and found[-1].name == name else None
+
+    def _follow_all(self, found: Iterable[SourceFile]) -> None:
+        waiting = list(found)
+        while waiting:
+            file = waiting.pop()
+            if self.files.setdefault((file.directory, file.name), file) is not file:
+                continue
+            for name in _imports(file):
+                waiting += self._find(name, file.directory)
+
+    def _find(self, name: str, directory: Path) -> list[SourceFile]:
+        """Return the files of a module and of the packages above it; none if it is installed."""
+        top = name.partition(".")[0]
+        if is_foreign(top):
+            return []
+        names = [*_parents(name), name]
+        if found := _find_all(directory, names):
+            return found
+        elsewhere = _own_directory(top)
+        if elsewhere is not None and (found := _find_all(elsewhere, names)):
+            return found
+        self.installed.add(top)
+        return []
+
+
+def read_sources(references: Iterable[str], *, base: Path) -> PluginSources:
+    """Return what is recorded of plug-ins. Nothing is imported.
+
+    Args:
+        references: as in `fedsim.core.plugins.resolve`; built-in names are left out.
+        base: the directory of the experiment file.
+
+    Raises:
+        OSError: the file of a plug-in cannot be read.
+    """
+    named = [reference for reference in references if ":" in reference]
+    digests: dict[str, set[str]] = {}
+    installed: set[str] = set()
+    for reference in named:
+        trace, _ = trace_plugin(reference, base=base)
+        installed |= trace.installed
+        for file in trace.files.values():
+            digests.setdefault(file.place, set()).add(file.digest)
+    files = {place: " ".join(sorted(found)) for place, found in sorted(digests.items())}
+    packages = {"Python": platform.python_version(), **_versions(installed)} if named else {}
+    return PluginSources(files, packages)
+
+
+def trace_plugin(reference: str, *, base: Path) -> tuple[Trace, SourceFile | None]:
+    """Return the trace of a plug-in, and its own file; None for an installed one.
+
+    Args:
+        reference: as in `fedsim.core.plugins.resolve`.
+        base: the directory of the experiment file.
+
+    Raises:
+        OSError: the file of the plug-in cannot be read.
+    """
+    trace, location = Trace(), reference.rpartition(":")[0]
+    directory = plugin_directory(reference, base=base)
+    if not location.endswith(".py"):
+        return trace, trace.follow_name(location, directory)
+    path = (base / Path(location).expanduser()).resolve()
+    entry = SourceFile(directory, path, _module_name(path, directory), path.read_bytes())
+    trace.follow(entry)
+    return trace, entry
+
+
+def plugin_directory(reference: str, *, base: Path) -> Path:
+    """Return the directory in which a plug-in's imports start.
+
+    It is that of the experiment file; for a plug-in file outside of it, the file's own.
+
+    Args:
+        reference: as in `fedsim.core.plugins.resolve`.
+        base: the directory of the experiment file.
+    """
+    base, location = base.resolve(), reference.rpartition(":")[0]
+    path = (base / Path(location).expanduser()).resolve()
+    outside = location.endswith(".py") and not path.is_relative_to(base)
+    return path.parent if outside else base
+
+
+def is_foreign(top: str) -> bool:
+    """Whether a top-level name never means a file of the experiment's directory."""
+    return top in sys.stdlib_module_names or top in _CONDITIONS
+
+
+def find_file(directory: Path, name: str) -> Path | None:
+    """Return the file of a module or package below a directory, or None.
+
+    Args:
+        directory: the directory in which the name starts.
+        name: dotted name of the module.
+    """
+    inside = directory.joinpath(*name.split("."))
+    for path in (inside / "__init__.py", inside.parent / f"{inside.name}.py"):
+        if path.is_file():
+            return path
+    return None
+
+
+def _find_all(directory: Path, names: Iterable[str]) -> list[SourceFile]:
+    paths = ((name, find_file(directory, name)) for name in names)
+    return [SourceFile(directory, path, name, path.read_bytes()) for name, path in paths if path]
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(1, len(parts))]
+
+
+def _module_name(path: Path, directory: Path) -> str:
+    """Return the name by which other modules import a file; a digest if none can."""
+    place = path.relative_to(directory).with_suffix("")
+    parts = place.parts[:-1] if place.name == "__init__" and len(place.parts) > 1 else place.parts
+    if all(part.isidentifier() for part in parts):
+        return ".".join(parts)
+    return "file_" + hashlib.sha256(place.as_posix().encode()).hexdigest()[:16]
+
+
+def _imports(file: SourceFile) -> Iterator[str]:
+    """Yield the absolute names of all modules that a file's import statements may load."""
+    try:
+        tree = ast.parse(file.content)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # loading it gives the message
+    package = file.name.split(".") if file.is_package else file.name.split(".")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            module = [*above, *(node.module.split(".") if node.module else [])]
+            if module:
+                yield ".".join(module)
+            for alias in node.names:
+                if alias.name != "*":
+                    yield ".".join([*module, alias.name])
+                else:
+                    yield from _inside(file.directory, module)
+
+
+def _inside(directory: Path, package: list[str]) -> Iterator[str]:
+    """Yield the names of all modules of a package: `import *` may load any of them."""
+    for path in sorted(directory.joinpath(*package).glob("*.py")):
+        if path.stem.isidentifier() and path.stem != "__init__":
+            yield ".".join([*package, path.stem])
+
+
+def _own_directory(top: str) -> Path | None:
+    """Return the directory on `sys.path` that holds a module that is not installed, or None."""
+    try:
+        spec = PathFinder.find_spec(top)
+    except (ImportError, ValueError, OSError):
+        return None
+    if spec is None:
+        return None
+    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    found = Path(places[0]).absolute()
+    if found.name == "__init__.py":
+        found = found.parent
+    return None if _INSTALLED & set(found.parts) else found.parent.resolve()
+
+
+def _versions(modules: Iterable[str]) -> dict[str, str]:
+    """Return the version of each module's distribution; modules without one are named as such."""
+    if not (wanted := sorted(modules)):
+        return {}
+    known = packages_distributions()
+    return {
+        name: version(name) if top in known else "not a distribution"
+        for top in wanted
+        for name in known.get(top, [f"module {top}"])
+    }
