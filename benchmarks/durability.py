@@ -26,7 +26,9 @@ from records import Number, quartiles, write_record
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.shards import client_app
+from fedsim.runs.checkpoint import Checkpoint
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.rounds_file import RoundsFile
 from fedsim.server.aggregation.strategies import strategy_for
 from fedsim.server.app import RoundSetup, run_round
 from fedsim.server.client_ledgers import ClientLedgers
@@ -56,6 +58,7 @@ class Contender:
         ledger = None if run is None else run.ledger
         self._federation = assemble(loaded, ledger=ledger, in_process=True)
         self._run = run if checkpoints else None
+        self._rounds = None if run is None else RoundsFile(run.rounds)
         clients = self._federation.num_clients
         app = client_app(self._federation, in_process=True, ledger=None)
         self._grid = LocalGrid(app, clients)
@@ -84,11 +87,11 @@ class Contender:
         return time.perf_counter() - started
 
     def _keep(self, report: RoundReport) -> None:
-        if self._run is None:
+        if self._run is None or self._rounds is None:
             return
         started = time.perf_counter()
-        self._run.append_round(report.to_json())
-        self._run.write_checkpoint(self._state)
+        self._rounds.append(report.to_json())
+        self._run.write_checkpoint(Checkpoint(self._state, {}, self._rounds.digest))
         self.writing += time.perf_counter() - started
 
 

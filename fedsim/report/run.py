@@ -3,8 +3,7 @@
 from typing import Any
 
 from fedsim.report.html import write_report
-from fedsim.runs.directory import RunDirectory
-from fedsim.runs.runner import RunFailedError, RunResult, run_experiment
+from fedsim.runs.runner import RunResult, run_experiment
 
 
 def run_with_report(*arguments: Any, **options: Any) -> RunResult:
@@ -12,10 +11,4 @@ def run_with_report(*arguments: Any, **options: Any) -> RunResult:
 
     Args and errors: as `run_experiment`.
     """
-    try:
-        result = run_experiment(*arguments, **options)
-    except RunFailedError as error:
-        write_report(RunDirectory(error.result.path))
-        raise
-    write_report(RunDirectory(result.path))
-    return result
+    return run_experiment(*arguments, add_pages=lambda run: write_report(run), **options)

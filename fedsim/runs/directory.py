@@ -1,20 +1,34 @@
 """The files of one run. Text and safetensors only, never pickle; each is whole or absent."""
 
 import csv
+import hashlib
 import io
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
+from pydantic import BaseModel, ConfigDict, RootModel
 from safetensors.numpy import save
 
-from fedsim.core.errors import InputError
-from fedsim.protocol.arrays import to_arrays, to_numpy
+from fedsim.experiment import Experiment, ExperimentError, load_experiment
+from fedsim.runs.checkpoint import Checkpoint, checkpoint_schema
+from fedsim.runs.files import (
+    DamagedRunError,
+    read_bytes,
+    read_object,
+    read_sealed,
+    sync_directory,
+    write_bytes,
+    write_sealed,
+)
+from fedsim.runs.files import RunDirectoryError as RunDirectoryError
+from fedsim.runs.rounds_file import read_rounds
+from fedsim.runs.run_lock import RunLock, refuse_in_use
 from fedsim.runs.schema import (
     CHECKPOINT_SCHEMA,
     RUN_SCHEMA,
@@ -24,7 +38,6 @@ from fedsim.runs.schema import (
 )
 from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
-from fedsim.server.state import ServerState
 
 CLIENT_COLUMNS = (
     "client",
@@ -43,12 +56,20 @@ CLIENT_COLUMNS = (
 )
 
 _RESUME_OR_START_ANEW = "resume it with fedsim {version}, or start a new run with another --out"
+_CHECKPOINT = "checkpoint/model.safetensors"
+_ENVIRONMENT = "environment.json"
+_INPUTS = "checkpoint/inputs.json"
 _OPENING = "checkpoint/opening.json"
-_OPTIMIZER = "optimizer/"  # before the names of the optimizer's arrays in a checkpoint
 
 
-class RunDirectoryError(InputError):
-    """A directory that cannot hold, or does not hold, a run."""
+class _Opening(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+    round: int
+    clients: list[int]
+
+
+class _Digests(RootModel[dict[str, str]]):
+    """A digest by the name of what it is of."""
 
 
 class RunDirectory:
@@ -56,45 +77,94 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock: RunLock | None = None
 
     def refuse_overwriting(self) -> None:
         """Check that the directory is new or empty.
 
         Raises:
             RunDirectoryError: the directory has content; a run is never overwritten.
+            RunInUseError: another process is writing a run there.
         """
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            refuse_in_use(self.path)
             raise RunDirectoryError(
                 f"{self.path} exists and is not empty; a run is never overwritten: "
                 "choose another --out"
             )
 
     def create(
-        self, *, experiment: str, environment: Mapping[str, object], inputs: Mapping[str, str]
+        self,
+        *,
+        experiment: str,
+        environment: Mapping[str, object],
+        inputs: Mapping[str, str],
+        opens_sums: bool = False,
     ) -> None:
         """Create the directory, whole or not at all, so that every directory can be resumed.
+
+        This process then holds its lock, and held it before the directory had its name.
 
         Args:
             experiment: content of `experiment.yaml`.
             environment: content of `environment.json`.
-            inputs: content of `checkpoint/inputs.json`.
+            inputs: digests of the run's inputs, for `checkpoint/inputs.json`.
+            opens_sums: whether secure sums will be opened, which `checkpoint/opening.json` records.
 
         Raises:
             RunDirectoryError: the directory is not new or empty.
+            RunInUseError: another process began a run there at the same time.
+            OSError: the directory cannot be written; nothing is left of it.
         """
         self.refuse_overwriting()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = RunDirectory(Path(mkdtemp(prefix=f".{self.path.name}-", dir=self.path.parent)))
-        (new.path / "checkpoint").mkdir()
-        new.ledger.touch()
-        new.rounds.touch()
-        new.write_text("experiment.yaml", experiment)
-        new.write_json("environment.json", environment)
-        new.write_json("checkpoint/inputs.json", inputs)
-        new.path.chmod(0o755)
-        _sync_directory(new.path)
-        os.replace(new.path, self.path)
-        _sync_directory(self.path.parent)
+        try:
+            (new.path / "checkpoint").mkdir()
+            self._lock = RunLock(new.path)
+            new.ledger.touch()
+            new.rounds.touch()
+            new.write_text("experiment.yaml", experiment)
+            new.write_json(_ENVIRONMENT, environment)
+            write_sealed(new.path / _INPUTS, {**inputs, "environment": new._environment_digest()})
+            if opens_sums:
+                new.write_opening(OpenedSum(0, ()))
+            new.path.chmod(0o755)
+            sync_directory(new.path)
+            self._lock.follow(self.path)
+            self._take_name(new.path)
+        except BaseException:
+            shutil.rmtree(new.path, ignore_errors=True)
+            if not self.is_locked:
+                self.unlock()
+            raise
+
+    def _take_name(self, new: Path) -> None:
+        try:
+            os.replace(new, self.path)
+        except OSError:
+            self.refuse_overwriting()  # another process took the name first
+            raise
+        sync_directory(self.path.parent)
+
+    def lock(self) -> None:
+        """Keep other processes from this run until `unlock`.
+
+        Raises:
+            RunInUseError: another process is writing it; the message names that process.
+            DamagedRunError: the directory has no `checkpoint`.
+        """
+        self._lock = RunLock(self.path)
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether this object holds the lock of the run, under its final name."""
+        return self._lock is not None and self._lock.is_held
+
+    def unlock(self) -> None:
+        """Let other processes have the run; nothing happens without a lock."""
+        if self._lock is not None:
+            self._lock.release()
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
@@ -118,8 +188,8 @@ class RunDirectory:
             RunDirectoryError: `environment.json` is damaged.
             SchemaError: `environment.json` names no version.
         """
-        name = "environment.json"
-        return Origin.from_json(self.read_json(name) if (self.path / name).is_file() else {})
+        has_one = (self.path / _ENVIRONMENT).is_file()
+        return Origin.from_json(self.read_json(_ENVIRONMENT) if has_one else {})
 
     def refuse_other_version(self) -> None:
         """Check that this version of fedsim began the run and can therefore resume it.
@@ -151,44 +221,63 @@ class RunDirectory:
         self.write_bytes(name, text.encode())
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Write a file of the directory, whole or not at all."""
-        target = self.path / name
-        temporary = target.with_name(f".{target.name}.tmp")
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
+        """Write a file of the directory, whole or not at all; when this returns, it is on disk."""
+        write_bytes(self.path / name, data)
 
     def write_json(self, name: str, value: object) -> None:
         """Write a JSON file; NaN and infinity are refused."""
         self.write_text(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
-    def read_json(self, name: str) -> Any:
-        """Read a JSON file of the directory.
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Read a JSON object of the directory.
 
         Raises:
-            RunDirectoryError: the file is missing, or is no JSON.
+            RunDirectoryError: the file is missing, or is no JSON object.
         """
-        try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        if not (self.path / name).exists():
             raise RunDirectoryError(
                 f"{self.path} has no {name}: the run is still running, or was killed before its "
                 f"end; finish it with fedsim run FILE --out {self.path} --resume"
-            ) from None
-        except ValueError as error:
-            raise RunDirectoryError(f"{self.path / name} was damaged: {error}") from error
-
-    def append_round(self, row: Mapping[str, object]) -> None:
-        """Append one finished round to `rounds.jsonl`."""
-        with self.rounds.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
+            )
+        return read_object(self.path / name)
 
     def read_rounds(self) -> list[RoundRow]:
-        """Return the finished rounds, without a line that a crash cut short."""
-        *lines, _unfinished = self.rounds.read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in lines]
+        """Return the finished rounds, without a line that a crash cut short.
+
+        Raises:
+            DamagedRunError: the file is missing or damaged.
+        """
+        return read_rounds(self.rounds)
+
+    def read_experiment(self, *, base: Path) -> Experiment:
+        """Return the experiment of the run.
+
+        Args:
+            base: directory of its relative paths.
+
+        Raises:
+            DamagedRunError: `experiment.yaml` is damaged.
+        """
+        path = self.path / "experiment.yaml"
+        try:
+            return load_experiment(path, base=base).experiment
+        except ExperimentError as error:
+            first = str(error).splitlines()[0]
+            raise DamagedRunError.of(path, f"the file is damaged: {first}") from error
+
+    def read_inputs(self) -> dict[str, str]:
+        """Return the digests of the run's inputs.
+
+        Raises:
+            DamagedRunError: they, or `environment.json`, are missing or damaged.
+        """
+        found = read_sealed(self.path / _INPUTS, _Digests).root
+        if found.pop("environment", None) != self._environment_digest():
+            raise DamagedRunError.of(self.path / _ENVIRONMENT, "the file was changed")
+        return found
+
+    def _environment_digest(self) -> str:
+        return hashlib.sha256(read_bytes(self.path / _ENVIRONMENT)).hexdigest()
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write `clients.csv` from the clients of `privacy.json`."""
@@ -202,37 +291,21 @@ class RunDirectory:
         """Write the final global model."""
         self.write_bytes("model.safetensors", _safetensors(arrays))
 
-    def write_checkpoint(self, state: ServerState) -> None:
-        """Replace the checkpoint by this state.
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Replace the checkpoint."""
+        self.write_bytes(_CHECKPOINT, checkpoint.to_bytes())
 
-        The checkpoint is one file, so a crash leaves no mixture of two states. safetensors sorts
-        names, but a model's digest depends on their order. The metadata keep the order.
-        """
-        arrays = to_numpy(state.arrays)
-        metadata = {
-            "schema": str(CHECKPOINT_SCHEMA),
-            "round": str(state.round_number),
-            "names": json.dumps(list(arrays)),
-            "clip_norms": json.dumps(dict(state.clip_norms)),
-            "withdrawn": json.dumps(sorted(state.withdrawn)),
-        }
-        optimizer = {f"{_OPTIMIZER}{name}": array for name, array in state.optimizer.items()}
-        data = _safetensors({**arrays, **optimizer}, metadata=metadata)
-        self.write_bytes("checkpoint/model.safetensors", data)
-
-    def read_checkpoint(self) -> ServerState | None:
-        """Return the state after the last finished round, None before the first.
+    def read_checkpoint(self) -> Checkpoint | None:
+        """Return the checkpoint after the last finished round, None before the first.
 
         Raises:
             SchemaError: the checkpoint has another schema.
+            DamagedRunError: the checkpoint is damaged.
         """
-        path = self.path / "checkpoint" / "model.safetensors"
-        if not path.is_file():
+        path = self.path / _CHECKPOINT
+        if not path.exists():
             return None
-        with safe_open(path, framework="numpy") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = file.metadata()
-        schema = int(metadata.get("schema", 1))
+        schema = checkpoint_schema(path)
         if schema != CHECKPOINT_SCHEMA:
             refuse_other_version(
                 path,
@@ -241,55 +314,24 @@ class RunDirectory:
                 schema=CHECKPOINT_SCHEMA,
                 way_out=_RESUME_OR_START_ANEW,
             )
-        return ServerState(
-            arrays=to_arrays({name: tensors[name] for name in json.loads(metadata["names"])}),
-            round_number=int(metadata["round"]),
-            clip_norms={int(one): norm for one, norm in json.loads(metadata["clip_norms"]).items()},
-            withdrawn=frozenset(json.loads(metadata["withdrawn"])),
-            optimizer={
-                name.removeprefix(_OPTIMIZER): array
-                for name, array in tensors.items()
-                if name.startswith(_OPTIMIZER)
-            },
-        )
+        return Checkpoint.read(path)
 
     def write_opening(self, opening: OpenedSum) -> None:
         """Record the client set of the next secure sum; it replaces the previous record."""
-        self.write_json(_OPENING, {"round": opening.round_number, "clients": list(opening.clients)})
+        content = {"round": opening.round_number, "clients": list(opening.clients)}
+        write_sealed(self.path / _OPENING, content)
 
     def read_opening(self) -> OpenedSum | None:
-        """Return the client set of the last secure sum; None before the first.
+        """Return the client set of the last secure sum; None without secure aggregation.
 
         Raises:
-            RunDirectoryError: the file is damaged.
+            DamagedRunError: the file is damaged.
         """
-        if not (self.path / _OPENING).is_file():
+        if not (self.path / _OPENING).exists():
             return None
-        found = self.read_json(_OPENING)
-        return OpenedSum(int(found["round"]), tuple(int(client) for client in found["clients"]))
-
-    def forget_rounds_after(self, round_number: int) -> list[RoundRow]:
-        """Drop the rounds after the last checkpoint, and return the others."""
-        rows = [row for row in self.read_rounds() if row["round"] <= round_number]
-        self.write_text(
-            "rounds.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-        )
-        return rows
+        found = read_sealed(self.path / _OPENING, _Opening)
+        return OpenedSum(found.round, tuple(found.clients))
 
 
-def _safetensors(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> bytes:
-    return save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
-
-
-def _sync_directory(path: Path) -> None:
-    """Make new file names durable where the platform can, so that no crash loses a ledger."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        return
-    finally:
-        os.close(descriptor)
+def _safetensors(arrays: Mapping[str, np.ndarray]) -> bytes:
+    return save({name: np.asarray(array, order="C") for name, array in arrays.items()})

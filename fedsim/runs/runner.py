@@ -1,6 +1,7 @@
 """Runs an experiment: from a file to a finished run directory without its report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,15 +14,18 @@ from fedsim.federation.budget_check import refuse_overspending
 from fedsim.federation.federation import Federation
 from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import to_numpy
+from fedsim.runs.checkpoint import Checkpoint
+from fedsim.runs.consistency import refuse_contradictions
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.environment import describe_environment
 from fedsim.runs.inputs import fingerprint, refuse_other_inputs
 from fedsim.runs.privacy_summary import PrivacySummary, not_private, summarise_privacy
 from fedsim.runs.resume import refuse_changes
+from fedsim.runs.rounds_file import RoundsFile
 from fedsim.runs.secure_summary import secure_summary
 from fedsim.server.app import RoundError
 from fedsim.server.errors import FederationError
-from fedsim.server.round_report import RoundReport, RoundRow, withdrawal_rounds
+from fedsim.server.round_report import RoundReport, withdrawal_rounds
 from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.server.state import ServerState
 from fedsim.simulation.engine import Engine
@@ -63,6 +67,36 @@ class RunResult:
     seconds: float
 
 
+AddPages = Callable[[RunDirectory], None]
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What executes a run, and who hears of it.
+
+    Attributes:
+        engine: executes the federation.
+        observer: receives every round.
+        add_pages: writes the pages of a run at its end.
+    """
+
+    engine: Engine
+    observer: RunObserver | None = None
+    add_pages: AddPages | None = None
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """How the rounds of a run ended; `failure` is raised when the files are written."""
+
+    status: Status = "completed"
+    reason: str | None = None
+    failure: Exception | None = None
+
+
+_INTERRUPTED = _Outcome("interrupted", "interrupted by the user")
+
+
 def run_experiment(
     source: str | Path | Mapping[str, Any],
     *,
@@ -72,45 +106,54 @@ def run_experiment(
     base: str | Path | None = None,
     observer: RunObserver | None = None,
     engine: Engine | None = None,
+    add_pages: AddPages | None = None,
 ) -> RunResult:
-    """Run an experiment, write its run directory without the report, and return its result.
+    """Run an experiment, write its run directory, and return its result.
 
-    Args and errors: as `fedsim.run`.
+    Args and errors: as `fedsim.run`. `add_pages` writes what follows from the other files, such as
+    the report; it is called at the end, also of a failed or interrupted run.
     """
     loaded = load_experiment(source, overrides, base=base)
     observer = add_trackers(loaded.experiment.runtime.trackers, observer)
     engine = engine or engine_for(loaded.experiment.runtime)
+    parts = RunParts(engine, observer, add_pages)
     if resume:
-        return _resume(loaded, out, observer, engine)
+        return _resume(loaded, out, parts)
     directory = RunDirectory(Path(out) if out is not None else _default_path(loaded))
     directory.refuse_overwriting()
     federation = _federation_of(loaded, directory, engine)
     refuse_overspending(federation)
-    directory.create(
-        experiment=dump_experiment(loaded.experiment),
-        environment=describe_environment(seed=loaded.experiment.seed),
-        inputs=fingerprint(federation),
+    recorder = _Recorder(federation, directory, parts)
+    return recorder.run(
+        lambda: directory.create(
+            experiment=dump_experiment(loaded.experiment),
+            environment=describe_environment(seed=loaded.experiment.seed),
+            inputs=fingerprint(federation),
+            opens_sums=federation.secure is not None,
+        )
     )
-    return _Recorder(federation, directory, observer, engine).run()
 
 
-def _resume(
-    loaded: LoadedExperiment,
-    out: str | Path | None,
-    observer: RunObserver | None,
-    engine: Engine,
-) -> RunResult:
+def _resume(loaded: LoadedExperiment, out: str | Path | None, parts: RunParts) -> RunResult:
+    """Continue a run; it is checked whole before anything is spent or written."""
     if out is None:
         raise RunDirectoryError("to resume, name the run directory with --out")
     directory = RunDirectory.open(Path(out))
     directory.refuse_other_version()
-    before = load_experiment(directory.path / "experiment.yaml", base=loaded.base)
-    refuse_changes(before.experiment, loaded.experiment)
-    federation = _federation_of(loaded, directory, engine)
-    refuse_other_inputs(directory.read_json("checkpoint/inputs.json"), federation)
-    refuse_overspending(federation)
-    directory.write_text("experiment.yaml", dump_experiment(loaded.experiment))
-    return _Recorder(federation, directory, observer, engine, resume=True).run()
+    directory.lock()
+    try:
+        before = directory.read_experiment(base=loaded.base)
+        refuse_changes(before, loaded.experiment)
+        inputs = directory.read_inputs()
+        refuse_contradictions(directory, before, ledger_lags=not parts.engine.writes_ledger)
+        federation = _federation_of(loaded, directory, parts.engine)
+        refuse_other_inputs(inputs, federation)
+        refuse_overspending(federation)
+        recorder = _Recorder(federation, directory, parts)
+        recorder.restore()
+        return recorder.run(lambda: recorder.begin_again(dump_experiment(loaded.experiment)))
+    finally:
+        directory.unlock()
 
 
 def _federation_of(loaded: LoadedExperiment, directory: RunDirectory, engine: Engine) -> Federation:
@@ -118,61 +161,101 @@ def _federation_of(loaded: LoadedExperiment, directory: RunDirectory, engine: En
     return assemble(loaded, ledger=directory.ledger, in_process=here)
 
 
+def one_line(error: Exception) -> str:
+    """Return the text of an error as one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class _Recorder:
     """Runs a federation and writes every round to its run directory."""
 
-    def __init__(
-        self,
-        federation: Federation,
-        directory: RunDirectory,
-        observer: RunObserver | None,
-        engine: Engine,
-        *,
-        resume: bool = False,
-    ) -> None:
-        self._engine = engine
+    def __init__(self, federation: Federation, directory: RunDirectory, parts: RunParts) -> None:
         self._federation = federation
         self._directory = directory
-        self._observer = observer
-        self._rows: list[RoundRow] = []
+        self._parts = parts
+        self._rounds = RoundsFile(directory.rounds)
         self._state = ServerState(federation.initial_arrays())
-        if resume:
-            self._state = directory.read_checkpoint() or self._state
-            self._rows = directory.forget_rounds_after(self._state.round_number)
+        self._ledgers = federation.client_ledgers()
         self._stopped: str | None = None
 
-    def run(self) -> RunResult:
-        """Execute the federation and write the run directory, also after a failure."""
-        if self._observer is not None:
-            self._observer.started(self._federation, self._directory.path)
-        status: Status = "completed"
-        reason: str | None = None
-        failure: Exception | None = None
+    def restore(self) -> None:
+        """Read the last checkpoint of an earlier process; nothing is written."""
+        checkpoint = self._directory.read_checkpoint()
+        if checkpoint is not None:
+            self._state = checkpoint.state
+        self._rounds = RoundsFile.read(self._directory.rounds, self._state.round_number)
+
+    def begin_again(self, experiment: str) -> None:
+        """Bring the files of an earlier process back to its last checkpoint.
+
+        Args:
+            experiment: new content of `experiment.yaml`.
+        """
+        self._directory.write_text("experiment.yaml", experiment)
+        self._rounds.rewrite()
+
+    def run(self, begin: Callable[[], None]) -> RunResult:
+        """Execute the federation and write the run directory, also after a failure.
+
+        An interrupt at any moment after `begin` ends in a summary with the status `interrupted`.
+
+        Args:
+            begin: creates the run directory, or brings it back to its last checkpoint.
+
+        Raises:
+            RunFailedError: the federation failed; the files are written.
+            KeyboardInterrupt: the run was interrupted before it had a directory.
+        """
         try:
-            self._execute()
-            if self._stopped is not None:
-                status, reason = "stopped", self._stopped
-        except KeyboardInterrupt:
-            status, reason = "interrupted", "interrupted by the user"
-        except FederationError as error:
-            status, reason, failure = "failed", str(error), error
-            if isinstance(error, RoundError):  # not checkpointed: a resumed run repeats the round
-                self._record(error.report)
+            try:
+                begin()
+                outcome = self._execute()
+                result = self._conclude(outcome)
+            except KeyboardInterrupt:
+                if not self._directory.is_locked:
+                    raise
+                outcome = _INTERRUPTED
+                result = self._conclude(outcome)
         finally:
-            if self._observer is not None:
-                self._observer.ended()
-        result = self._finish(status, reason)
-        if failure is not None:
-            raise RunFailedError(str(failure), result) from failure
+            self._directory.unlock()
+        if outcome.failure is not None:
+            raise RunFailedError(str(outcome.failure), result) from outcome.failure
         return result
 
-    def _execute(self) -> None:
-        engine = self._engine
+    def _execute(self) -> _Outcome:
+        """Run the rounds and return how they ended.
+
+        An error that is no failure of the federation is raised when the run directory is complete.
+        """
+        observer = self._parts.observer
+        try:
+            if observer is not None:
+                observer.started(self._federation, self._directory.path)
+            self._run_rounds()
+        except RoundError as error:  # not checkpointed: a resumed run repeats the round
+            self._record(error.report)
+            return _Outcome("failed", str(error), error)
+        except FederationError as error:
+            return _Outcome("failed", str(error), error)
+        except Exception as error:
+            reason = one_line(error)
+            with suppress(OSError):  # the disk may be full; the error itself says more
+                self._conclude(_Outcome("failed", reason))
+            raise
+        finally:
+            if observer is not None:
+                observer.ended()
+        if self._stopped is not None:
+            return _Outcome("stopped", self._stopped)
+        return _Outcome()
+
+    def _run_rounds(self) -> None:
+        engine = self._parts.engine
         server = self._federation.server_app(
             start=self._state,
             on_round=self._on_round,
             on_stop=self._on_stop,
-            ledgers=self._federation.client_ledgers(),
+            ledgers=self._ledgers,
             patience=engine.patience,
             opened_sums=OpenedSums(self._directory.read_opening(), self._directory.write_opening),
         )
@@ -187,32 +270,46 @@ class _Recorder:
         self._stopped = reason
 
     def _on_round(self, state: ServerState, report: RoundReport) -> None:
+        self._rounds.append(report.to_json())
+        self._directory.write_checkpoint(Checkpoint(state, self._heads(), self._rounds.digest))
         self._state = state
-        self._record(report, checkpoint=state)
+        self._observe(report)
 
-    def _record(self, report: RoundReport, *, checkpoint: ServerState | None = None) -> None:
-        row = report.to_json()
-        self._directory.append_round(row)
-        if checkpoint is not None:
-            self._directory.write_checkpoint(checkpoint)
-        self._rows.append(row)
-        if self._observer is not None:
-            self._observer.round_finished(row)
+    def _record(self, report: RoundReport) -> None:
+        self._rounds.append(report.to_json())
+        self._observe(report)
+
+    def _observe(self, report: RoundReport) -> None:
+        if self._parts.observer is not None:
+            self._parts.observer.round_finished(report.to_json())
+
+    def _heads(self) -> dict[int, str]:
+        """Return the hash of the last record of every charged client that the server knows."""
+        spends = {} if self._ledgers is None else self._ledgers.spends
+        return {client: spend.head for client, spend in spends.items() if spend.rounds}
+
+    def _conclude(self, outcome: _Outcome) -> RunResult:
+        """Write the result files and pages and return the result."""
+        result = self._finish(outcome.status, outcome.reason)
+        if self._parts.add_pages is not None:
+            self._parts.add_pages(self._directory)
+        return result
 
     def _finish(self, status: Status, reason: str | None) -> RunResult:
-        seconds = sum(row["seconds"] for row in self._rows)
+        rows = self._rounds.rows
+        seconds = sum(row["seconds"] for row in rows)
         secure = secure_summary(
-            self._federation, self._rows, one_operator=self._engine.one_operator
+            self._federation, rows, one_operator=self._parts.engine.one_operator
         )
         privacy = summarise_privacy(
             self._federation,
-            withdrawn=withdrawal_rounds(self._rows),
+            withdrawn=withdrawal_rounds(rows),
             secure_aggregation=secure,
             clip_norms=self._state.clip_norms,
         )
         sizes = self._federation.data.clients.sizes
         content = privacy.to_json() if privacy else not_private(sizes, secure)
-        last: dict[str, Any] = {**self._rows[-1]} if self._rows else {}
+        last: dict[str, Any] = {**rows[-1]} if rows else {}
         metrics: dict[str, float] = {
             name: value for name, value in last.items() if name.startswith(("test_", "clients_"))
         }
@@ -239,7 +336,7 @@ class _Recorder:
             reason=reason,
             metrics=metrics,
             privacy=privacy,
-            rounds=tuple(self._rows),
+            rounds=tuple(rows),
             seconds=seconds,
         )
 

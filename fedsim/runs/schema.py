@@ -21,7 +21,7 @@ import fedsim
 from fedsim.core.errors import InputError
 
 RUN_SCHEMA = 4
-CHECKPOINT_SCHEMA = 3
+CHECKPOINT_SCHEMA = 4
 PRIVACY_SCHEMA = 1
 NODE_STATE_SCHEMA = 3
 COMPARISON_SCHEMA = 1

@@ -20,10 +20,13 @@ class Engine(ABC):
     Attributes:
         patience: seconds to wait for all nodes and their replies to the roll call.
         one_operator: whether one party operates all nodes.
+        writes_ledger: whether clients are charged in the run's own ledger. Otherwise the ledger is
+            on the nodes, and the run has a copy at its end.
     """
 
     patience: float = 60.0
     one_operator: bool = True
+    writes_ledger: bool = True
 
     @abstractmethod
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:

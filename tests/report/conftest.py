@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,8 @@ from scipy.optimize import root_scalar
 import fedsim
 from fedsim.accountant.gaussian import gaussian_epsilon
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.rounds_file import RoundsFile
+from fedsim.server.round_report import RoundRow
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.recorded_facts import ledger_digest
 
@@ -191,8 +193,10 @@ def write_run(
         environment=_environment(),
         inputs={},
     )
+    directory.unlock()
+    rounds_file = RoundsFile(directory.rounds)
     for row in rows:
-        directory.append_round(row)
+        rounds_file.append(cast(RoundRow, row))
     privacy = _privacy(spends, private=private)
     directory.write_json("privacy.json", privacy)
     directory.write_clients(spends)

@@ -51,7 +51,7 @@ def outcome(path: Path) -> tuple[list[bytes], list[str], list[Any]]:
 def bounds(path: Path) -> dict[int, float]:
     checkpoint = RunDirectory(path).read_checkpoint()
     assert checkpoint is not None
-    return dict(checkpoint.clip_norms)
+    return dict(checkpoint.state.clip_norms)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.protocol.arrays import digest, to_arrays
+from fedsim.runs.checkpoint import Checkpoint
 from fedsim.runs.directory import RunDirectory
 from fedsim.server.state import ServerState
 
@@ -20,9 +21,11 @@ def test_a_checkpoint_is_the_state_of_the_server(tmp_path: Path) -> None:
         withdrawn=frozenset({4, 1}),
         optimizer={"z": np.full((2, 3), 0.5), "momentum": np.arange(4)},
     )
-    directory.write_checkpoint(state)
-    found = directory.read_checkpoint()
-    assert found is not None
+    directory.write_checkpoint(Checkpoint(state, {3: "ab"}, "cd"))
+    checkpoint = directory.read_checkpoint()
+    assert checkpoint is not None
+    assert (checkpoint.heads, checkpoint.rounds_digest) == ({3: "ab"}, "cd")
+    found = checkpoint.state
     assert digest(found.arrays) == digest(state.arrays), "names keep their order"
     assert found.clip_norms == state.clip_norms
     assert (found.round_number, found.withdrawn) == (7, {1, 4})

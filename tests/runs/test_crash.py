@@ -25,6 +25,7 @@ from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.rounds_file import RoundsFile
 from fedsim.runs.runner import run_experiment
 from fedsim.server.train_round import TrainRound
 
@@ -247,7 +248,7 @@ def place(function: Any) -> str:
 RENAME = "os:replace"
 CHARGE = place(FileJournal.append_all)
 AGGREGATE = place(TrainRound.aggregate)
-ROW = place(RunDirectory.append_round)
+ROW = place(RoundsFile.append)
 CHECKPOINT = place(RunDirectory.write_checkpoint)
 MODEL = place(RunDirectory.write_model)
 CLIENTS = place(RunDirectory.write_clients)
@@ -344,7 +345,7 @@ def assert_every_release_is_in_the_ledger(run: Path) -> None:
     released = {(client, row["round"]) for row in rows for client in row["participants"]}
     assert released <= charged
     checkpoint = directory.read_checkpoint()
-    assert (0 if checkpoint is None else checkpoint.round_number) <= len(rows)
+    assert (0 if checkpoint is None else checkpoint.state.round_number) <= len(rows)
 
 
 def assert_same_result(whole: Path, run: Path) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
+from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.secagg.payload import PayloadCodec
+from fedsim.server.secure.opened_sums import OpenedSum
 from fedsim.tracking.observer import RunObserver
 
 
@@ -121,8 +123,9 @@ def test_without_the_record_two_sums_would_give_an_update(lab: Any, tmp_path: Pa
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PayloadCodec, "decode", recorded)
         lab.run(tmp_path / "r", {}, lab.wire(cut))
-        (tmp_path / "r" / "checkpoint" / "opening.json").unlink()
+        RunDirectory(tmp_path / "r").write_opening(OpenedSum(0, ()))
         (tmp_path / "r" / "checkpoint" / "model.safetensors").unlink()
+        (tmp_path / "r" / "rounds.jsonl").write_text("")
         fewer = lab.wire(lab.loses("train", [4], [1]))
         resumed = lab.experiment({}, federation={"rounds": 2})
         run_experiment(resumed, out=tmp_path / "r", resume=True, engine=fewer)

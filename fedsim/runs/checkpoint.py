@@ -1,0 +1,132 @@
+"""The checkpoint of a run: the server's state after a round, and what the other files held then.
+
+One safetensors file, so that a crash leaves no mixture of two states. Its metadata hold a digest of
+everything in it.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from fedsim.protocol.arrays import to_arrays, to_numpy
+from fedsim.runs.files import DamagedRunError, read_bytes
+from fedsim.runs.schema import CHECKPOINT_SCHEMA
+from fedsim.server.state import ServerState
+
+_OPTIMIZER = "optimizer/"  # before the names of the optimizer's arrays
+_CONTENT, _DIGEST, _SCHEMA = "content", "digest", "schema"  # keys of the metadata
+
+
+class _Content(BaseModel):
+    """The part of a checkpoint that is no array."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    round: int = Field(ge=0)
+    names: list[str]
+    clip_norms: dict[int, float]
+    withdrawn: list[int]
+    heads: dict[int, str]
+    rounds_digest: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What `--resume` starts from.
+
+    Attributes:
+        state: the state of the server.
+        heads: hash of the last record of each charged client in the ledger, as far as the server
+            knew it when the round was finished.
+        rounds_digest: SHA-256 of `rounds.jsonl` up to and with this round.
+    """
+
+    state: ServerState
+    heads: Mapping[int, str] = field(default_factory=dict)
+    rounds_digest: str = ""
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the file.
+
+        safetensors sorts names, but a model's digest depends on their order, so `names` keeps it.
+        """
+        arrays = to_numpy(self.state.arrays)
+        content = _Content(
+            round=self.state.round_number,
+            names=list(arrays),
+            clip_norms=dict(self.state.clip_norms),
+            withdrawn=sorted(self.state.withdrawn),
+            heads=dict(self.heads),
+            rounds_digest=self.rounds_digest,
+        ).model_dump_json()
+        optimizer = {f"{_OPTIMIZER}{name}": value for name, value in self.state.optimizer.items()}
+        tensors = {
+            name: np.asarray(value, order="C") for name, value in {**arrays, **optimizer}.items()
+        }
+        metadata = {
+            _SCHEMA: str(CHECKPOINT_SCHEMA),
+            _CONTENT: content,
+            _DIGEST: _digest(content, tensors),
+        }
+        return save(tensors, metadata)
+
+    @classmethod
+    def read(cls, path: Path) -> "Checkpoint":
+        """Read the checkpoint of this schema that `to_bytes` wrote.
+
+        Args:
+            path: the file.
+
+        Raises:
+            DamagedRunError: the file differs from the digest in it, or is no checkpoint.
+        """
+        data = read_bytes(path)
+        try:
+            tensors = load(data)
+            metadata = _metadata(data)
+            if metadata.get(_DIGEST) != _digest(metadata[_CONTENT], tensors):
+                raise ValueError("it differs from the digest in it")
+            content = _Content.model_validate_json(metadata[_CONTENT])
+            arrays = {name: tensors.pop(name) for name in content.names}
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise DamagedRunError.of(path, f"the checkpoint is damaged: {error}") from error
+        state = ServerState(
+            arrays=to_arrays(arrays),
+            round_number=content.round,
+            clip_norms=content.clip_norms,
+            withdrawn=frozenset(content.withdrawn),
+            optimizer={name.removeprefix(_OPTIMIZER): value for name, value in tensors.items()},
+        )
+        return cls(state, content.heads, content.rounds_digest)
+
+
+def checkpoint_schema(path: Path) -> int:
+    """Return the schema number of a checkpoint; one without a number is of fedsim 0.1.0.
+
+    Raises:
+        DamagedRunError: the file is no checkpoint.
+    """
+    try:
+        return int(_metadata(read_bytes(path)).get(_SCHEMA, 1))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedRunError.of(path, f"the checkpoint is damaged: {error}") from error
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    """Return the metadata of a safetensors file: JSON after its length in eight bytes."""
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")].decode())
+    return header.get("__metadata__", {})
+
+
+def _digest(content: str, tensors: Mapping[str, np.ndarray]) -> str:
+    state = hashlib.sha256(content.encode())
+    for name, value in sorted(tensors.items()):
+        state.update(f"{name}{value.dtype}{value.shape}".encode())
+        state.update(np.asarray(value, order="C").tobytes())
+    return state.hexdigest()

@@ -1,0 +1,159 @@
+"""Files of a run: written whole and durable, read by type, refused when damaged.
+
+`write_bytes` replaces a file and returns when the new content and its name are on disk. A sealed
+file holds a digest of its own content, so that no changed byte is read as a record.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from fedsim.core.errors import ExitCode, InputError
+from fedsim.core.file_errors import name_file
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+_DIGEST = "digest"  # key of a sealed file
+
+
+class RunDirectoryError(InputError):
+    """A directory that cannot hold, or does not hold, a run."""
+
+
+class DamagedRunError(RunDirectoryError):
+    """A run whose files are damaged, missing, or contradict each other; nothing was changed."""
+
+    exit_code = ExitCode.FAILED
+
+    @classmethod
+    def of(cls, path: Path, what: str) -> "DamagedRunError":
+        """Return the error of a damaged file, with the way out.
+
+        Args:
+            path: the file.
+            what: what is wrong with it.
+        """
+        return cls(
+            f"{path}: {what}; nothing was changed: restore the run directory from a copy, or start "
+            "a new run in another --out"
+        )
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file, whole or not at all; when this returns, it is on disk.
+
+    Args:
+        path: the file; replaced if it exists.
+        data: its content.
+
+    Raises:
+        OSError: with the name of the file; the old content stays.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    with name_file(path):
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file that every run has.
+
+    Raises:
+        DamagedRunError: the file is missing.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise DamagedRunError.of(path, "the file is missing") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        DamagedRunError: the file is missing, or holds something else.
+    """
+    try:
+        found = json.loads(read_bytes(path).decode())
+    except (ValueError, RecursionError) as error:
+        raise DamagedRunError.of(path, f"the file is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise DamagedRunError.of(path, "the file is damaged: not a JSON object")
+    return found
+
+
+def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a record as JSON together with a digest of it.
+
+    Args:
+        path: the file.
+        content: the record.
+    """
+    sealed = {**content, _DIGEST: digest_of(content)}
+    write_bytes(path, (json.dumps(sealed, indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_sealed(path: Path, model: type[_Model]) -> _Model:
+    """Return the record that `write_sealed` wrote.
+
+    Args:
+        path: the file.
+        model: the type of the record.
+
+    Raises:
+        DamagedRunError: the file is missing, is no such record, or differs from its digest.
+    """
+    found = read_object(path)
+    if found.pop(_DIGEST, None) != digest_of(found):
+        raise DamagedRunError.of(path, "the file is damaged: it differs from the digest in it")
+    return checked(path, model, found)
+
+
+def checked(path: Path, model: type[_Model], content: object) -> _Model:
+    """Return content of a file as a model.
+
+    Args:
+        path: the file, for the message.
+        model: the type of the content.
+        content: as read from the file.
+
+    Raises:
+        DamagedRunError: a key is missing or has another type.
+    """
+    try:
+        return model.model_validate_json(json.dumps(content))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise DamagedRunError.of(path, f"the file is damaged: {place}: {first['msg']}") from error
+
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a JSON object, whatever its whitespace and the order of its keys."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sync_directory(path: Path) -> None:
+    """Force new file names to disk; platforms that cannot open a directory go without.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:  # Windows; or a directory that may be written and not listed
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,147 @@
+"""One process for one run directory, for the whole run.
+
+Two processes in one run directory would mix checkpoints, and open secure sums of two client sets.
+The lock goes with the process that holds it, however the process ends.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fedsim.core.errors import ExitCode
+from fedsim.core.file_errors import name_file
+from fedsim.runs.files import DamagedRunError, RunDirectoryError
+
+LOCK = "checkpoint/lock"
+
+
+class RunInUseError(RunDirectoryError):
+    """Another process writes the run directory; the message names that process."""
+
+    exit_code = ExitCode.FAILED
+
+
+class RunLock:
+    """The lock of a run directory, held until `release`.
+
+    Guarantee: between construction and `release` no other process of this machine holds the lock.
+
+    Args:
+        run: the run directory.
+
+    Raises:
+        RunInUseError: another process holds the lock.
+        DamagedRunError: the directory has no `checkpoint`.
+        OSError: the lock file cannot be created.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / LOCK
+        while True:
+            try:
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            except (FileNotFoundError, NotADirectoryError):
+                raise DamagedRunError.of(self._path.parent, "the directory is missing") from None
+            if not _try_lock(descriptor):
+                os.close(descriptor)
+                raise RunInUseError(_in_use(run))
+            if _is_at(descriptor, self._path):
+                break
+            os.close(descriptor)  # its holder removed it between the two calls
+        self._descriptor: int | None = descriptor
+        with name_file(self._path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, _holder().encode(), 0)
+
+    def follow(self, run: Path) -> None:
+        """Note the new name of the run directory."""
+        self._path = run / LOCK
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the lock is held, on the file at its path."""
+        return self._descriptor is not None and _is_at(self._descriptor, self._path)
+
+    def release(self) -> None:
+        """Remove the lock file and let go of the lock; a second call does nothing."""
+        if self._descriptor is None:
+            return
+        if self.is_held:
+            with suppress(OSError):  # a lock file without a holder is no obstacle
+                self._path.unlink()
+        descriptor, self._descriptor = self._descriptor, None
+        os.close(descriptor)
+
+
+@contextmanager
+def hold_run(run: Path) -> Iterator[None]:
+    """Hold the lock of a run directory in the block.
+
+    Raises:
+        RunInUseError: another process holds it.
+        DamagedRunError: the directory has no `checkpoint`.
+    """
+    lock = RunLock(run)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def refuse_in_use(run: Path) -> None:
+    """Check that no process is writing a run directory; nothing is created.
+
+    Raises:
+        RunInUseError: a process does; the message names it.
+    """
+    try:
+        descriptor = os.open(run / LOCK, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        if not _try_lock(descriptor, shared=True):
+            raise RunInUseError(_in_use(run))
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Lock a file without waiting; without file locks (Windows), there is one process."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _holder() -> str:
+    started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return json.dumps({"pid": os.getpid(), "host": platform.node(), "started": started}) + "\n"
+
+
+def _in_use(run: Path) -> str:
+    try:
+        holder = json.loads((run / LOCK).read_text())
+        who = "process {pid} on {host}, since {started}".format(**holder)
+    except (OSError, ValueError, KeyError, TypeError):  # it is being written, or just removed
+        who = "another process"
+    return (
+        f"{run} is in use by {who}: one process writes a run directory; wait for it, or choose "
+        "another --out"
+    )
