@@ -24,7 +24,7 @@ from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.failure_text import ClientFailureError
 from fedsim.core.moved_names import moved_names_of
 from fedsim.protocol.client_spend import ClientSpend
-from fedsim.protocol.errors import NOISE_REUSE
+from fedsim.protocol.errors import LEDGER_UNWRITABLE, NOISE_REUSE
 from fedsim.protocol.records import record_of
 
 STATE = "privacy-account"
@@ -42,6 +42,12 @@ class NoiseReuseError(ChargeRefusedError):
     """The round was charged for another answer, with the same noise."""
 
     code = NOISE_REUSE
+
+
+class LedgerUnwritableError(ChargeRefusedError):
+    """The charge cannot be written to disk."""
+
+    code = LEDGER_UNWRITABLE
 
 
 class ClientBudgetExhaustedError(ChargeRefusedError):

@@ -13,10 +13,11 @@ from functools import cached_property
 import numpy as np
 from flwr.app import Context
 
-from fedsim.accountant.ledger.journal import Charge
+from fedsim.accountant.ledger.journal import Charge, Journal, JournalWriteError
 from fedsim.clients.account import (
     ChargeRefusedError,
     ClientBudgetExhaustedError,
+    LedgerUnwritableError,
     NoiseReuseError,
     PrivacyAccount,
 )
@@ -224,13 +225,26 @@ def _charge(entries: list[ClientRound | Answer]) -> list[ClientRound | Answer]:
         if any(isinstance(entry, NoiseReuseError) for entry in entries):
             raise ChargeRefusedError("was not charged, since another client would reuse noise")
         if journal is not None:
-            journal.append_all([charge for _, charge, _ in proposed])
+            _write(journal, [charge for _, charge, _ in proposed])
     except Exception as error:  # noqa: BLE001  no charge, no training
         failed = {id(entry): entry.task.failure(error) for entry, _, _ in proposed}
         return [failed.get(id(entry), entry) for entry in entries]
     for entry, charge, account in proposed:
         entry.account = account.commit(charge, entry.asked.context.state)
     return [_strike(entry) for entry in entries]
+
+
+def _write(journal: Journal, charges: Sequence[Charge]) -> None:
+    """Write charges to the ledger.
+
+    Raises:
+        LedgerUnwritableError: the disk refuses them.
+        JournalError: one does not continue its client's chain.
+    """
+    try:
+        journal.append_all(charges)
+    except JournalWriteError as error:
+        raise LedgerUnwritableError(str(error)) from error
 
 
 def _strike(entry: ClientRound | Answer) -> ClientRound | Answer:

@@ -143,7 +143,7 @@ def make_server_app(
                 on_stop(reason)
                 return
             state, report = run_round(state, setup, grid)
-            check_repetition(report)
+            check_end_of_run(report)
             if report.aborted is None:
                 check_participants(report, settings.min_participants)
             elif secure is not None and secure.settings.on_abort == "raise":
@@ -198,16 +198,17 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
     )
 
 
-def check_repetition(report: RoundReport) -> None:
-    """Check that no client of a round was charged for another answer in it, with the same noise.
+def check_end_of_run(report: RoundReport) -> None:
+    """Check that no client of a round failed in a way that ends the run.
 
-    Such a client is not simply left out: the run is not the one that began.
+    A client that would reuse noise is not simply left out: the run is not the one that began. And
+    where the run's ledger cannot be written, no client can be charged.
 
     Raises:
-        RoundError: with the client's reason, which names the way out.
+        RoundError: with the client's reason.
     """
     for failure in report.failed:
-        if failure.reuses_noise:
+        if failure.ends_run:
             raise RoundError(f"round {report.round_number}: {failure.reason}", report)
 
 

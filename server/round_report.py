@@ -77,12 +77,12 @@ class RoundRow(_RowOfAllRounds, total=False):
 class Failure:
     """A client whose update did not become part of the round, and why.
 
-    `reuses_noise`: the client was charged in this round for another answer, with the same noise.
+    `ends_run`: the client would reuse noise, or could not be charged; no further round is run.
     """
 
     client: int
     reason: str
-    reuses_noise: bool = False
+    ends_run: bool = False
 
 
 @dataclass(frozen=True)

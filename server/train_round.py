@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
 from fedsim.protocol.channel import TrainAnswer
-from fedsim.protocol.errors import NOISE_REUSE, ProtocolError
+from fedsim.protocol.errors import ENDS_RUN, ProtocolError
 from fedsim.protocol.exchange import NO_REPLY, ClientError
 from fedsim.protocol.messages import TrainRequest, Withdrawal
 from fedsim.server.aggregation.aggregator import (
@@ -82,9 +82,7 @@ class TrainRound:
         self.round_number = state.round_number + 1
         self._asked: tuple[int, ...] = ()
         self._adapted_clip_norms: dict[int, float] = {}
-        self._noise_reuse: str | None = (
-            None  # the reason of the first client that would reuse noise
-        )
+        self._end_of_run: str | None = None  # the reason of the first client that ends the run
         self.participants: list[int] = []
         self.failed: list[Failure] = []
         self.withdrawn: list[Withdrawal] = []
@@ -136,8 +134,8 @@ class TrainRound:
             client = self._setup.clients[node]
             silent.discard(client)
             self._take(client, answer)
-            if self._noise_reuse is not None:
-                break  # no further client is to be charged in a run that is not the one that began
+            if self._end_of_run is not None:
+                break  # no further client is to be charged
         for client in sorted(silent):
             self._skip(client, NO_REPLY.reason)
         result = self._finish()
@@ -164,9 +162,9 @@ class TrainRound:
     def _take(self, client: int, answer: TrainAnswer) -> None:
         aggregator, deadline = self._setup.aggregator, self._setup.deadline
         if isinstance(answer, ClientError):
-            if answer.code == NOISE_REUSE:
-                self._noise_reuse = answer.reason
-            self._skip(client, answer.reason, reuses_noise=answer.code == NOISE_REUSE)
+            if answer.code in ENDS_RUN:
+                self._end_of_run = answer.reason
+            self._skip(client, answer.reason, ends_run=answer.code in ENDS_RUN)
             return
         try:
             if isinstance(answer, Withdrawal):
@@ -200,8 +198,8 @@ class TrainRound:
     def _finish(self) -> AggregationResult:
         """Return the aggregator's result; the updates of an aborted round are lost."""
         try:
-            if self._noise_reuse is not None:
-                raise RoundAbortedError(self._noise_reuse)
+            if self._end_of_run is not None:
+                raise RoundAbortedError(self._end_of_run)
             return self._setup.aggregator.finish()
         except RoundAbortedError as error:
             self._abort(error)
@@ -212,13 +210,13 @@ class TrainRound:
         logger.warning("the round was given up: %s", error)
         self.aborted = str(error)
 
-    def _skip(self, client: int, reason: str, *, reuses_noise: bool = False) -> None:
+    def _skip(self, client: int, reason: str, *, ends_run: bool = False) -> None:
         self._setup.aggregator.skip(client)
-        self._fail(client, reason, reuses_noise=reuses_noise)
+        self._fail(client, reason, ends_run=ends_run)
 
-    def _fail(self, client: int, reason: str, *, reuses_noise: bool = False) -> None:
+    def _fail(self, client: int, reason: str, *, ends_run: bool = False) -> None:
         logger.info("client %d failed: %s", client, reason)
-        self.failed.append(Failure(client, reason, reuses_noise))
+        self.failed.append(Failure(client, reason, ends_run))
 
     def _withdraw(self, client: int, withdrawal: Withdrawal) -> None:
         if withdrawal.client != client:

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, Protocol, Self
 from fedsim.accountant.events import Event
 from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger, records_of
 from fedsim.core.errors import FedsimError
+from fedsim.core.file_errors import os_error_text
 
 GENESIS = "0" * 64
 
@@ -33,6 +34,10 @@ _SORTED = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
 
 class JournalError(FedsimError, ValueError):
     """A durable ledger that cannot be trusted; the message names the record."""
+
+
+class JournalWriteError(JournalError):
+    """A charge that the disk refuses; nothing may be released."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +178,7 @@ class FileJournal:
         self._path = path
         self._offset = 0
         self._chains: dict[int, _Chain] = {}
+        self._write_error: str | None = None
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
         """Return the charges of a client, oldest first, without the first `after` of them."""
@@ -215,9 +221,20 @@ class FileJournal:
 
         Raises:
             JournalError: one does not continue its client's chain; nothing was written.
+            JournalWriteError: the disk refuses the records, now or earlier: after a failure nobody
+                can tell which pages are on disk, so only another process may go on.
         """
         if not charges:
             return
+        if self._write_error is not None:
+            raise JournalWriteError(self._write_error)
+        try:
+            self._write(charges)
+        except OSError as error:
+            self._write_error = f"{self._path.name}: {os_error_text(error)}"
+            raise JournalWriteError(self._write_error) from error
+
+    def _write(self, charges: Sequence[Charge]) -> None:
         lines = [charge.to_line().encode() for charge in charges]
         with self._path.open("a+b") as file, _exclusive(file):
             self._catch_up(file)

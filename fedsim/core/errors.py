@@ -11,6 +11,7 @@ class ExitCode(IntEnum):
     WRONG_INPUT = 2
     BUDGET_FORBIDS = 3
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 class FedsimError(Exception):

@@ -4,6 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedsim.core.errors import FedsimError
+
+
+class StorageError(FedsimError, OSError):
+    """An error of the operating system at a file; the message says what is kept."""
+
 
 @contextmanager
 def name_file(path: Path) -> Iterator[None]:
@@ -18,3 +24,16 @@ def name_file(path: Path) -> Iterator[None]:
         if error.filename is not None or error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def os_error_text(error: OSError) -> str:
+    """Return what the operating system says, without its number and the name of the file."""
+    return error.strerror or str(error) or type(error).__name__
+
+
+def describe_os_error(error: OSError) -> str:
+    """Return an error of the operating system as one line with the name of its file."""
+    if isinstance(error, StorageError):
+        return str(error)
+    names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    return f"{names}: {os_error_text(error)}" if names else os_error_text(error)

@@ -12,6 +12,7 @@ from fedsim.deployment.node_state import client_ledger, state_directory
 from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.federation.nodes import make_node_app, num_helpers
 from fedsim.federation.shards import TaskSource, client_app_from_source
+from fedsim.protocol.errors import LEDGER_UNWRITABLE
 from fedsim.protocol.roll_call import PARTITION
 from fedsim.simulation.virtual_grid import failure
 
@@ -42,7 +43,11 @@ class NodeClient(ClientApp):
             context: of Flower, with the node's configuration.
         """
         try:
-            return self._answer(message, context)
+            reply = self._answer(message, context)
+            if reply.has_error() and reply.error.code == LEDGER_UNWRITABLE:
+                # On a node of its own, that is the failure of this client, not of the run.
+                return failure(message, reply.error.reason or "")
+            return reply
         except Exception as error:
             logger.exception("this client failed")
             return failure(message, f"{type(error).__name__}: {error}")

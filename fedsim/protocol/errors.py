@@ -7,5 +7,8 @@ class ProtocolError(FedsimError, ValueError):
     """A message that does not follow the protocol; it names the record and what is wrong."""
 
 
-# Code of the error of a client that would reuse noise; the codes of Flower are below 100.
-NOISE_REUSE = 1001
+# Codes of errors of clients; those of Flower are below 100.
+NOISE_REUSE = 1001  # the client would reuse noise
+LEDGER_UNWRITABLE = 1002  # no charge can be written to the ledger of the run
+# After these the run ends: it is not the one that began, or no client can be charged.
+ENDS_RUN = frozenset({NOISE_REUSE, LEDGER_UNWRITABLE})

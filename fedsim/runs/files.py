@@ -130,7 +130,7 @@ def checked(path: Path, model: type[_Model], content: object) -> _Model:
         DamagedRunError: a key is missing or has another type.
     """
     try:
-        return model.model_validate_json(json.dumps(content))
+        return model.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])

@@ -1,5 +1,8 @@
-"""Changes of an experiment that a resumed run allows."""
+"""Changes of an experiment that a resumed run allows, and the command that resumes it."""
 
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedsim.experiment import Experiment
@@ -7,6 +10,20 @@ from fedsim.runs.directory import RunDirectoryError
 
 _MISSING = object()
 _MAY_CHANGE = ("runtime.", "secure_aggregation.on_abort", "secure_aggregation.combine_")
+
+
+def resume_command(source: object, overrides: Mapping[str, Any] | Sequence[str], path: Path) -> str:
+    """Return the command that continues a run.
+
+    Args:
+        source: the experiment, of which a path is named.
+        overrides: as given to the run.
+        path: the run directory.
+    """
+    file = str(source) if isinstance(source, str | Path) else "FILE"
+    pairs = overrides.items() if isinstance(overrides, Mapping) else ()
+    changes = [f"{key}={value}" for key, value in pairs] or list(overrides)
+    return shlex.join(["fedsim", "run", file, *changes, "--out", str(path), "--resume"])
 
 
 def refuse_changes(before: Experiment, after: Experiment) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,13 +16,13 @@ from fedsim.server.round_report import RoundRow
 class _ClientReason(BaseModel):
     model_config = ConfigDict(strict=True)
     client: int
-    reason: str
+    reason: Any  # text of any exception, also such that is no Unicode
 
 
 class _SecureRow(BaseModel):
     model_config = ConfigDict(strict=True)
     survivors: int
-    aborted: str | None
+    aborted: Any
 
 
 class _Row(BaseModel):

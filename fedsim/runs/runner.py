@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedsim.core.errors import FedsimError
+from fedsim.core.file_errors import StorageError, describe_os_error
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.budget_check import refuse_overspending
@@ -20,7 +21,7 @@ from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.environment import describe_environment
 from fedsim.runs.inputs import fingerprint, refuse_other_inputs
 from fedsim.runs.privacy_summary import PrivacySummary, not_private, summarise_privacy
-from fedsim.runs.resume import refuse_changes
+from fedsim.runs.resume import refuse_changes, resume_command
 from fedsim.runs.rounds_file import RoundsFile
 from fedsim.runs.secure_summary import secure_summary
 from fedsim.server.app import RoundError
@@ -117,14 +118,22 @@ def run_experiment(
     observer = add_trackers(loaded.experiment.runtime.trackers, observer)
     engine = engine or engine_for(loaded.experiment.runtime)
     parts = RunParts(engine, observer, add_pages)
-    if resume:
-        return _resume(loaded, out, parts)
-    directory = RunDirectory(Path(out) if out is not None else _default_path(loaded))
+    if resume and out is None:
+        raise RunDirectoryError("to resume, name the run directory with --out")
+    path = Path(out) if out is not None else _default_path(loaded)
+    try:
+        return _resume(loaded, path, parts) if resume else _start(loaded, path, parts)
+    except OSError as error:
+        raise _storage_error(error, path, resume_command(source, overrides, path)) from error
+
+
+def _start(loaded: LoadedExperiment, path: Path, parts: RunParts) -> RunResult:
+    """Begin a run in a new directory."""
+    directory = RunDirectory(path)
     directory.refuse_overwriting()
-    federation = _federation_of(loaded, directory, engine)
+    federation = _federation_of(loaded, directory, parts.engine)
     refuse_overspending(federation)
-    recorder = _Recorder(federation, directory, parts)
-    return recorder.run(
+    return _Recorder(federation, directory, parts).run(
         lambda: directory.create(
             experiment=dump_experiment(loaded.experiment),
             environment=describe_environment(seed=loaded.experiment.seed),
@@ -134,11 +143,20 @@ def run_experiment(
     )
 
 
-def _resume(loaded: LoadedExperiment, out: str | Path | None, parts: RunParts) -> RunResult:
+def _storage_error(error: OSError, path: Path, resume: str) -> StorageError:
+    """Return an error of the operating system with what is kept and the way on."""
+    what = describe_os_error(error)
+    if not (path / "experiment.yaml").exists():
+        return StorageError(f"{what}; nothing of the run was written")
+    return StorageError(
+        f"{what}; {path} keeps every finished round and every charge: once that is fixed, go on "
+        f"with {resume}"
+    )
+
+
+def _resume(loaded: LoadedExperiment, path: Path, parts: RunParts) -> RunResult:
     """Continue a run; it is checked whole before anything is spent or written."""
-    if out is None:
-        raise RunDirectoryError("to resume, name the run directory with --out")
-    directory = RunDirectory.open(Path(out))
+    directory = RunDirectory.open(path)
     directory.refuse_other_version()
     directory.lock()
     try:
@@ -163,6 +181,8 @@ def _federation_of(loaded: LoadedExperiment, directory: RunDirectory, engine: En
 
 def one_line(error: Exception) -> str:
     """Return the text of an error as one line."""
+    if isinstance(error, OSError):
+        return describe_os_error(error)
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -206,6 +226,7 @@ class _Recorder:
             RunFailedError: the federation failed; the files are written.
             KeyboardInterrupt: the run was interrupted before it had a directory.
         """
+        outcome = _Outcome()
         try:
             try:
                 begin()
@@ -216,32 +237,29 @@ class _Recorder:
                     raise
                 outcome = _INTERRUPTED
                 result = self._conclude(outcome)
+        except OSError as error:
+            raise outcome.failure or error from error  # the first error says more
         finally:
             self._directory.unlock()
-        if outcome.failure is not None:
+        if isinstance(outcome.failure, FederationError):
             raise RunFailedError(str(outcome.failure), result) from outcome.failure
+        if outcome.failure is not None:
+            raise outcome.failure
         return result
 
     def _execute(self) -> _Outcome:
-        """Run the rounds and return how they ended.
-
-        An error that is no failure of the federation is raised when the run directory is complete.
-        """
+        """Run the rounds and return how they ended."""
         observer = self._parts.observer
         try:
             if observer is not None:
                 observer.started(self._federation, self._directory.path)
             self._run_rounds()
         except RoundError as error:  # not checkpointed: a resumed run repeats the round
-            self._record(error.report)
+            with suppress(OSError):  # the disk may be full
+                self._record(error.report)
             return _Outcome("failed", str(error), error)
-        except FederationError as error:
-            return _Outcome("failed", str(error), error)
-        except Exception as error:
-            reason = one_line(error)
-            with suppress(OSError):  # the disk may be full; the error itself says more
-                self._conclude(_Outcome("failed", reason))
-            raise
+        except Exception as error:  # noqa: BLE001  raised when the files are written
+            return _Outcome("failed", one_line(error), error)
         finally:
             if observer is not None:
                 observer.ended()
