@@ -11,11 +11,8 @@ since rounding adds variance h^2/6 to each loss; `_grid` chooses h to keep that 
 next finer grid begins, the pmfs on the two grids are mixed with gradually changing weights, which
 is a bound too. So epsilon does not fall when a step is added, up to rounding (1e-9 relative).
 
-Mechanisms without a dominating pair on the line:
-
-- `Concentrated` (zCDP) and `Selection` have an RDP curve only: an account with one of them uses
-  RDP.
-- `AllocatedGaussian`: the least of RDP with amplification, and of PLD without.
+`Concentrated` (zCDP) and `Selection` have an RDP curve and no dominating pair: an account with one
+of them uses RDP.
 
 Limits: where delta is below what the FFT resolves (about 1e-13 for hundreds of steps), or the grid
 would have to be coarser than 1/8, the result is that of Rényi DP, which is also an upper bound.
@@ -45,10 +42,9 @@ from fedsim.accountant.composition import (
     sort_steps,
 )
 from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
-from fedsim.accountant.pld.loss_pmf import (
-    MAX_CELLS,
+from fedsim.accountant.pld.loss_pmf import MAX_CELLS, LossPmf
+from fedsim.accountant.pld.mechanisms import (
     Dominated,
-    LossPmf,
     mechanism_pmfs,
     mechanism_range,
     mechanism_variance,
@@ -69,6 +65,7 @@ _LOG_TAIL = 37.0  # e^-37 = 9e-17 of the composed mass may lie outside the windo
 _CACHE_BYTES = 128 << 20  # for spectra, and again for profiles
 # Beyond these, less noise or more sampling is assumed: a bound, and the grid keeps its digits.
 _MOST_NOISE, _LEAST_RATE = 1e9, 1e-100
+_LEAST_ALLOCATED_NOISE, _MOST_ALLOCATED_NOISE, _MOST_BATCHES = 0.2, 1e4, 1 << 40
 
 
 def pld_epsilon(steps: Mapping[Mechanism, int], delta: float) -> float:
@@ -108,6 +105,11 @@ def _normalise(steps: Mapping[Mechanism, int]) -> _Counts:
                 rest[ReplacedGaussian(max(rate, _LEAST_RATE), min(noise, _MOST_NOISE))] += count
             case FixedSizeGaussian(rate, noise):
                 rest[FixedSizeGaussian(rate, min(noise, _MOST_NOISE))] += count
+            case AllocatedGaussian(batches, noise) if noise >= _LEAST_ALLOCATED_NOISE:
+                allocated = min(batches, _MOST_BATCHES), min(noise, _MOST_ALLOCATED_NOISE)
+                rest[AllocatedGaussian(*allocated)] += count
+            case AllocatedGaussian(_, noise):  # the batch of the example may as well be known
+                plain[noise] += count
             case _:
                 rest[mechanism] += count
     if plain:
@@ -122,10 +124,9 @@ def _epsilon(counts: _Counts, delta: float) -> float:
         return _epsilon_by_rdp(counts, delta)
     mu = _plain_mu(steps)
     if mu is not None:
-        epsilon = gaussian_epsilon(mu, delta)
-        return epsilon if steps == counts else min(epsilon, _epsilon_by_rdp(counts, delta))
+        return gaussian_epsilon(mu, delta)
     profile = _composed(steps)
-    if profile is not None and delta >= profile.resolution and steps == counts:
+    if profile is not None and delta >= profile.resolution:
         return profile.epsilon(delta)
     by_rdp = _epsilon_by_rdp(counts, delta)
     return min(by_rdp, profile.epsilon(delta)) if profile else by_rdp
@@ -138,11 +139,10 @@ def _delta(counts: _Counts, epsilon: float) -> float:
         return _delta_by_rdp(counts, epsilon)
     mu = _plain_mu(steps)
     if mu is not None:
-        delta = math.exp(gaussian_log_delta(mu, epsilon))
-        return delta if steps == counts else min(delta, _delta_by_rdp(counts, epsilon))
+        return math.exp(gaussian_log_delta(mu, epsilon))
     profile = _composed(steps)
     delta = profile.delta(epsilon) if profile else 1.0
-    if profile is None or delta < profile.resolution or steps != counts:
+    if profile is None or delta < profile.resolution:
         delta = min(delta, _delta_by_rdp(counts, epsilon))
     return delta
 
@@ -158,21 +158,10 @@ def _delta_by_rdp(counts: _Counts, epsilon: float) -> float:
 
 
 def _dominated(counts: _Counts) -> _Steps | None:
-    """Return steps with dominating pairs on the line that cost at least `counts`, if there are.
-
-    They are `counts` itself unless a pass of random allocation is taken for one plain Gaussian.
-    """
-    if any(isinstance(mechanism, AllocatedGaussian) for mechanism, _ in counts):
-        plain: Counter[Mechanism] = Counter()
-        for mechanism, count in counts:
-            if isinstance(mechanism, AllocatedGaussian):
-                plain[SampledGaussian(1.0, mechanism.noise_multiplier)] += count
-            else:
-                plain[mechanism] += count
-        return _dominated(_normalise(plain))
+    """Return the steps if all of them have a dominating pair."""
     steps: list[tuple[Dominated, int]] = []
     for mechanism, count in counts:
-        if isinstance(mechanism, (AllocatedGaussian, Concentrated, Selection)):
+        if isinstance(mechanism, (Concentrated, Selection)):
             return None
         steps.append((mechanism, count))
     return tuple(steps)
@@ -236,7 +225,8 @@ def _grid(steps: _Steps) -> tuple[float, float]:
 def _single_saddle(kind: Dominated) -> float:
     if isinstance(kind, Approximate):
         return math.inf
-    q, z = kind.sampling_rate, kind.noise_multiplier
+    z = kind.noise_multiplier
+    q = 1.0 / kind.batches if isinstance(kind, AllocatedGaussian) else kind.sampling_rate
     return 2.0 * z * z * -math.log(q) + 6.0 * z + 2.0
 
 

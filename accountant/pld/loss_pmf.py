@@ -39,12 +39,7 @@ from scipy.special import ndtr
 
 from fedsim.accountant.arrays import Floats
 from fedsim.accountant.cache import cached_by_bytes
-from fedsim.accountant.composition import (
-    Approximate,
-    FixedSizeGaussian,
-    ReplacedGaussian,
-    SampledGaussian,
-)
+from fedsim.accountant.composition import Approximate, FixedSizeGaussian, ReplacedGaussian
 
 MAX_CELLS = 1 << 20
 _CACHE_BYTES = 128 << 20  # a step at the finest grids has 32 MB
@@ -157,15 +152,13 @@ def step_pmfs(q: float, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
     )
 
 
-# The mechanisms that have a dominating pair on the line.
-Dominated = SampledGaussian | ReplacedGaussian | FixedSizeGaussian | Approximate
+# Mechanisms with a dominating pair that is its own mirror image.
+Mirrored = ReplacedGaussian | FixedSizeGaussian | Approximate
 
 
-def mechanism_range(mechanism: Dominated) -> tuple[float, float]:
+def mirrored_range(mechanism: Mirrored) -> tuple[float, float]:
     """Return the least and largest loss: beyond lies less than 1e-20 of the mass."""
     match mechanism:
-        case SampledGaussian():
-            return loss_range(*mechanism)
         case ReplacedGaussian():
             q, z = mechanism.sampling_rate, mechanism.noise_multiplier
             farthest = 1.0 + _REACH * z
@@ -177,22 +170,13 @@ def mechanism_range(mechanism: Dominated) -> tuple[float, float]:
     return -highest, highest
 
 
-def mechanism_variance(mechanism: Dominated) -> float:
-    """Return the variance of the loss, roughly, enough to choose the grid."""
-    match mechanism:
-        case SampledGaussian():
-            return loss_variance(*mechanism)
-        case ReplacedGaussian():
-            # Small losses are those of the two examples added up.
-            return 4.0 * loss_variance(mechanism.sampling_rate, mechanism.noise_multiplier)
-        case FixedSizeGaussian():
-            return loss_variance(mechanism.sampling_rate, 0.5 * mechanism.noise_multiplier)
-        case Approximate():
-            return mechanism.epsilon * mechanism.epsilon
+def _mirrored_bytes(pmf: LossPmf) -> int:
+    return pmf.mass.nbytes + pmf.log_mass.nbytes
 
 
-def mechanism_pmfs(mechanism: Dominated, spacing: float) -> tuple[LossPmf, LossPmf]:
-    """Return the pmfs of the loss in the directions "remove" and "add".
+@cached_by_bytes(_CACHE_BYTES, _mirrored_bytes)
+def mirrored_pmf(mechanism: Mirrored, spacing: float) -> LossPmf:
+    """Return the pmf of the loss, the same in the directions "remove" and "add".
 
     Guarantee: as `step_pmfs`.
 
@@ -200,20 +184,6 @@ def mechanism_pmfs(mechanism: Dominated, spacing: float) -> tuple[LossPmf, LossP
         mechanism: one run of it.
         spacing: the grid's spacing h > 0.
     """
-    if isinstance(mechanism, SampledGaussian):
-        return step_pmfs(*mechanism, spacing)
-    pmf = _mirrored_pmf(mechanism, spacing)
-    return pmf, pmf
-
-
-def _mirrored_bytes(pmf: LossPmf) -> int:
-    return pmf.mass.nbytes + pmf.log_mass.nbytes
-
-
-@cached_by_bytes(_CACHE_BYTES, _mirrored_bytes)
-def _mirrored_pmf(
-    mechanism: ReplacedGaussian | FixedSizeGaussian | Approximate, spacing: float
-) -> LossPmf:
     match mechanism:
         case ReplacedGaussian():
             positive, infinite = _replaced_masses(
@@ -243,7 +213,7 @@ def _mirrored(positive: Floats, infinite: float, spacing: float) -> LossPmf:
 
 def _replaced_masses(q: float, z: float, spacing: float) -> tuple[Floats, float]:
     """Return the masses at the positive grid points, and that beyond, of `ReplacedGaussian`."""
-    last = math.ceil(mechanism_range(ReplacedGaussian(q, z))[1] / spacing)
+    last = math.ceil(mirrored_range(ReplacedGaussian(q, z))[1] / spacing)
     epsilon = spacing * np.arange(last + 1, dtype=np.float64)
     x = _replaced_position(epsilon, q, z)
     to_low, to_high = _replaced_cell_parts(x, epsilon, q, z)

@@ -27,7 +27,6 @@ class SamplingScheme:
         by_epoch: whether one event pays for all lots of an epoch, which may span rounds.
         is_amplified: whether the guarantee needs lots that the adversary cannot predict.
         statement: its sentence in the privacy statement, without capital and full stop.
-        pld_bound: bound of the PLD accountant where it has no privacy loss distribution.
     """
 
     name: SamplingName
@@ -38,7 +37,6 @@ class SamplingScheme:
     by_epoch: bool = False
     is_amplified: bool = True
     statement: str
-    pld_bound: str | None = None
 
     @property
     def needs_seeded_lots(self) -> bool:
@@ -91,8 +89,6 @@ BALLS_AND_BINS = SamplingScheme(
     by_epoch=True,
     statement="each epoch allocated every example to one lot at random, and is accounted for as "
     "random allocation",
-    pld_bound="the smaller of two upper bounds: Rényi differential privacy of random allocation, "
-    "and privacy loss distributions without amplification",
 )
 
 SAMPLING_SCHEMES: Mapping[str, SamplingScheme] = {

@@ -124,12 +124,7 @@ class AccountingSentence(Sentence):
 
     def _method(self) -> str:
         mechanism = self.facts.mechanism
-        if mechanism is None:
-            return ""
-        scheme = SAMPLING_SCHEMES[mechanism.sampling or ""]
-        if mechanism.accountant == "pld" and scheme.pld_bound is not None:
-            return scheme.pld_bound
-        return _METHODS[mechanism.accountant]
+        return "" if mechanism is None else _METHODS[mechanism.accountant]
 
     @property
     def values(self) -> Mapping[str, Any]:

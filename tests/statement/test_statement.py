@@ -181,16 +181,6 @@ def test_a_statement_for_programs_has_the_numbers_unrounded(honest):
     assert content["profile"]["mu"] == 0.7
 
 
-def test_random_allocation_is_not_said_to_be_accounted_for_by_losses_alone(honest):
-    some = tuple(
-        dataclasses.replace(client, events=frozenset({"RandomAllocation"}))
-        for client in honest.clients
-    )
-    facts = dataclasses.replace(honest, clients=some)
-    assert "the smaller of two upper bounds" in words(changed(facts, sampling="balls_and_bins"))
-    assert "the smaller of two upper bounds" not in words(honest)
-
-
 @many
 @given(data=st.data())
 def test_every_statement_is_json_without_nan_or_infinity(facts_strategy, data):

@@ -8,14 +8,8 @@ import numpy as np
 import pytest
 
 from fedsim.accountant.composition import Approximate, FixedSizeGaussian, ReplacedGaussian
-from fedsim.accountant.pld.loss_pmf import (
-    LossPmf,
-    loss_variance,
-    mechanism_pmfs,
-    mechanism_range,
-    mechanism_variance,
-    step_pmfs,
-)
+from fedsim.accountant.pld.loss_pmf import LossPmf, loss_variance, step_pmfs
+from fedsim.accountant.pld.mechanisms import mechanism_pmfs, mechanism_range, mechanism_variance
 
 CASES = [
     (0.2, 1.0, 2.0**-8),
