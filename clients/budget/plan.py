@@ -12,6 +12,7 @@ from fedsim.clients.budget.noise_search import calibrate_noise
 from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
 from fedsim.clients.dp_sgd.clipping import AutomaticClipping, Clipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.dp_sgd.noise import NoiseRangeError
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.sampling import SAMPLINGS, Sampling
 from fedsim.clients.settings import LocalSettings, PrivacySettings
@@ -123,6 +124,8 @@ def plan_privacy(
     if parameters is not None:
         try:
             step = step.for_model(parameters)
+        except NoiseRangeError as error:
+            raise PrivacyPlanError(f"privacy.max_grad_norm cannot be used: {error}") from error
         except ValueError as error:
             raise PrivacyPlanError(f"privacy.clipping does not fit the model: {error}") from error
     return PrivacyPlan(

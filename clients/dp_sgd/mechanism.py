@@ -9,6 +9,7 @@ Edge cases of a step with clipping bound C, noise multiplier z and expected lot 
 | z = 0                         | the clipped sum over L, without noise   | Gaussian(0): ε is ∞  |
 | z = 0 and C infinite          | the plain sum over L                    | Gaussian(0): ε is ∞  |
 | z > 0 and C infinite          | refused when the model is known         | none                 |
+| σ/L, C or C/L out of range    | refused when the model is known         | none                 |
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
-from fedsim.clients.dp_sgd.noise import NoiseSource
+from fedsim.clients.dp_sgd.noise import NoiseRangeError, NoiseSource, check_deviations
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, check_allocation, group_noise
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
@@ -106,10 +107,11 @@ class DpSgdMechanism:
         """Return the step for one model: its event has the noise of each group.
 
         Raises:
+            NoiseRangeError: the model's type cannot hold the noise or the clipped gradients.
             ValueError: the clipping or the allocation does not fit the model.
         """
         bound = replace(self, bound_groups=self.clipping.groups(parameters))
-        bound.standard_deviations(bound.groups(parameters))
+        bound.release_deviations(bound.groups(parameters), parameters.tensors[0].dtype)
         return bound
 
     def groups(self, parameters: FlatParameters) -> Groups:
@@ -144,6 +146,34 @@ class DpSgdMechanism:
             raise ValueError("groups have noise of their own; use standard_deviations")
         return sigmas.pop()
 
+    def release_deviations(self, groups: Groups, dtype: torch.dtype) -> tuple[float, ...]:
+        """Return σ_m / L of the noise in a release, for each group.
+
+        Args:
+            groups: bounds of the model's groups.
+            dtype: of the release.
+
+        Raises:
+            NoiseRangeError: the type cannot hold the noise or the clipped gradients.
+        """
+        deviations = tuple(s / self.expected_lot for s in self.standard_deviations(groups))
+        if self.noise_multiplier == 0.0:  # no privacy, so no law to keep
+            return deviations
+        hint = "choose another max_grad_norm; lr can make up for it"
+        if 0.0 in deviations:  # of a product that no float holds
+            raise NoiseRangeError(f"the standard deviation of noise underflows to 0; {hint}")
+        bounds = groups.bounds
+        for what, sizes in (
+            ("noise_multiplier · max_grad_norm / expected lot", deviations),
+            ("max_grad_norm", bounds),
+            ("max_grad_norm / expected lot", [bound / self.expected_lot for bound in bounds]),
+        ):
+            try:
+                check_deviations(sizes, dtype, what)
+            except NoiseRangeError as error:
+                raise NoiseRangeError(f"{error}; {hint}") from error
+        return deviations
+
     def fill_with_noise(
         self, parameters: FlatParameters, noise: NoiseSource, into: Tensor
     ) -> Groups:
@@ -156,11 +186,14 @@ class DpSgdMechanism:
 
         Returns:
             The groups to clip to; the caller adds the clipped gradients over `expected_lot`.
+
+        Raises:
+            NoiseRangeError: the type cannot hold the noise or the clipped gradients.
         """
         groups = self.groups(parameters)
-        sigmas = self.standard_deviations(groups)
-        for place, sigma in _noise_slices(parameters, groups, sigmas):
-            noise.fill_(into[place], sigma / self.expected_lot)
+        deviations = self.release_deviations(groups, into.dtype)
+        for place, deviation in _noise_slices(parameters, groups, deviations):
+            noise.fill_(into[place], deviation)
         return groups
 
     def release(
@@ -244,12 +277,12 @@ class DpSgdMechanism:
 
 
 def _noise_slices(
-    parameters: FlatParameters, groups: Groups, sigmas: tuple[float, ...]
+    parameters: FlatParameters, groups: Groups, deviations: tuple[float, ...]
 ) -> list[tuple[slice, float]]:
-    """Return (slice, σ) for the longest slices of a flat tensor with one σ, in order."""
-    if len(set(sigmas)) == 1:
-        return [(slice(0, parameters.size), sigmas[0])]
-    of = {i: sigma for members, sigma in zip(groups.members, sigmas, strict=True) for i in members}
+    """Return (slice, deviation) for the longest slices of a flat tensor with one, in order."""
+    if len(set(deviations)) == 1:
+        return [(slice(0, parameters.size), deviations[0])]
+    of = {i: own for members, own in zip(groups.members, deviations, strict=True) for i in members}
     runs: list[tuple[slice, float]] = []
     for index, place in enumerate(parameters.slices(range(len(parameters.tensors)))):
         if runs and runs[-1][1] == of[index]:

@@ -1,7 +1,7 @@
 """Gaussian noise of a step: reproducible from a keyed stream, or from the operating system.
 
-Normals are made at unit scale and multiplied by the standard deviation last. So any deviation that
-the tensor's type can hold is exact on the way.
+Normals are made at unit scale and multiplied by the standard deviation last. A deviation at which
+the tensor's type would not keep the normal distribution is refused (`check_deviations`).
 
 Edge cases of a source's `fill_`:
 
@@ -9,13 +9,14 @@ Edge cases of a source's `fill_`:
 |-------------------------|------------------------------------------------------------------|
 | standard deviation 0    | zeros; the stream still advances                                 |
 | the smallest uniform    | a finite value, 6.8 (float32) or 8.6 (float64) deviations from 0 |
+| deviations out of range | refused; in float32 below 1.2e-32 or above 3.2e32                |
 | an empty tensor         | nothing is drawn                                                 |
 | a view of a tensor      | filled in place, and nothing outside of it                       |
 """
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -25,12 +26,46 @@ from fedsim.clients.dp_sgd.keystream import Keystream
 from fedsim.core.streams import KEY_BYTES, generator_of, torch_seed
 
 
+class NoiseRangeError(ValueError):
+    """A standard deviation at which a floating-point type does not keep the distribution."""
+
+
+def check_deviations(
+    deviations: Iterable[float], dtype: torch.dtype, what: str = "the standard deviation of noise"
+) -> None:
+    """Check that a type holds noise of these deviations, and what is added to it.
+
+    Guarantee: a value down to 2⁻²⁰ deviations is a normal number with all its digits, and the sum
+    of 2²⁰ values of one deviation does not overflow. 0 stands for no noise.
+
+    Args:
+        deviations: standard deviations, or other sizes of what is written.
+        dtype: of the tensor that holds them.
+        what: starts the message.
+
+    Raises:
+        NoiseRangeError: a deviation is outside the range; the message names both.
+    """
+    info = torch.finfo(dtype)
+    low, high = info.tiny * _HEADROOM, info.max / _HEADROOM
+    for deviation in deviations:
+        if not (low <= deviation <= high or deviation == 0.0):
+            raise NoiseRangeError(
+                f"{what} is {deviation:.3g}; {str(dtype).removeprefix('torch.')} keeps the "
+                f"normal distribution from {low:.2g} to {high:.2g} only"
+            )
+
+
 class NoiseSource(ABC):
     """Source of a client's noise: a sequence of independent standard normals."""
 
     @abstractmethod
     def fill_(self, values: Tensor, standard_deviation: float) -> Tensor:
-        """Fill `values` in place with independent N(0, standard_deviation²) and return it."""
+        """Fill `values` in place with independent N(0, standard_deviation²) and return it.
+
+        Raises:
+            NoiseRangeError: the tensor's type cannot hold such noise.
+        """
 
 
 class SeededNoise(NoiseSource):
@@ -66,6 +101,7 @@ class SeededNoise(NoiseSource):
 
     def fill_(self, values: Tensor, standard_deviation: float) -> Tensor:
         """Fill `values` in place with independent N(0, standard_deviation²) and return it."""
+        check_deviations([standard_deviation], values.dtype)
         if values.is_cuda:
             return self._fill_on_device_(values).mul_(standard_deviation)
         if values.dtype != torch.float32:
@@ -100,6 +136,7 @@ class SecureNoise(NoiseSource):
 
     def fill_(self, values: Tensor, standard_deviation: float) -> Tensor:
         """Fill `values` in place with independent N(0, standard_deviation²) and return it."""
+        check_deviations([standard_deviation], values.dtype)
         if self._process != os.getpid():
             self._start()
         return values.copy_(_float64_normals(self._keystream, values.shape, standard_deviation))
@@ -130,10 +167,14 @@ def fill_rows_(sources: Sequence[NoiseSource], rows: Tensor, deviations: Sequenc
         sources: one for each row.
         rows: (clients, size), filled in place.
         deviations: the standard deviation of each row.
+
+    Raises:
+        NoiseRangeError: the type cannot hold such noise.
     """
     keystreams = [source.keystream for source in sources if isinstance(source, SeededNoise)]
     in_place = rows.dtype == torch.float32 and rows.device.type == "cpu" and rows.stride(1) == 1
     if in_place and len(keystreams) == len(sources):
+        check_deviations(deviations, rows.dtype)
         _fill_float32(keystreams, rows.numpy(), np.array(deviations, dtype=np.float32)[:, None])
         return
     for source, row, deviation in zip(sources, rows, deviations, strict=True):
@@ -213,6 +254,7 @@ def _box_muller_float32(words: np.ndarray, into: np.ndarray) -> None:
     second *= radius[..., :rest]
 
 
+_HEADROOM = 2.0**20
 _SEEDED_KEY_BYTES = 16  # AES-128 takes three quarters of the time of AES-256
 _SECURE_KEY_BYTES = 32
 _CHUNK_VALUES = 1 << 20

@@ -281,8 +281,8 @@ class _PrivateBlock(_Block):
         """Return the deviation of a member's noise; None where groups have noise of their own."""
         if step is None or groups is None:
             return 0.0
-        sigmas = set(step.standard_deviations(groups))
-        return sigmas.pop() / step.expected_lot if len(sigmas) == 1 else None
+        deviations = set(step.release_deviations(groups, self.values.dtype))
+        return deviations.pop() if len(deviations) == 1 else None
 
     def _fill_with_noise(self, active: Sequence[bool]) -> None:
         """Overwrite `released` with the active members' noise, and zeros elsewhere."""
