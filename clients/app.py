@@ -20,6 +20,7 @@ from fedsim.clients.failure_text import ClientFailureError
 from fedsim.clients.secure.channel import STAGES
 from fedsim.clients.task import ClientTask
 from fedsim.core.moved_names import moved_names_of
+from fedsim.core.plugin_errors import contained_exits
 from fedsim.protocol.errors import ProtocolError
 from fedsim.protocol.messages import EvaluateReply, EvaluateRequest, TrainRequest
 from fedsim.protocol.roll_call import PARTITION, ROLL_CALL, NodeIdentity, roll_call_reply
@@ -119,7 +120,8 @@ class BatchClientApp(ClientApp):
         """Return the request to the client of a node; an error is its answer."""
         try:
             client = partition_of(context)
-            task = self._task_of(client)
+            with contained_exits():
+                task = self._task_of(client)
         except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
             return error
         try:
@@ -139,10 +141,12 @@ class BatchClientApp(ClientApp):
         return answer
 
     def _evaluate(self, message: Message, context: Context) -> Message:
-        task = self._task_of(partition_of(context))
+        with contained_exits():
+            task = self._task_of(partition_of(context))
         with one_thread():
             try:
-                return evaluate_and_reply(task, message)
+                with contained_exits():
+                    return evaluate_and_reply(task, message)
             except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
                 answer = to_message(task.failure(error), message)
         if isinstance(answer, Exception):

@@ -26,6 +26,7 @@ from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.streams import StreamKey
+from fedsim.core.plugin_errors import contained_exits
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
 from fedsim.protocol.secure import SealedReply
@@ -183,27 +184,34 @@ def _open(asked: ClientRequest | Exception) -> ClientRound | Answer:
     """
     if isinstance(asked, Exception):
         return asked
-    task, request = asked.task, asked.request
+    task = asked.task
     try:
-        fault = task.faults.of(task.client, request.round_number)
-        fault.before_charge()
-        task.check_examples()
-        task.step(request)
-        client_round = ClientRound(asked, fault, task.shared_model.load(request.arrays))
-        if task.privacy is None:
-            return client_round
-        client_round.account = PrivacyAccount.restore(
-            asked.context.state, task.privacy, client=task.client, journal=task.journal
-        )
-        client_round.charge = client_round.account.propose(
-            round_number=request.round_number,
-            request=task.request_digest(request, asked.block, client_round.model_digest),
-            steps=task.local.steps,
-        )
+        with contained_exits():
+            return _propose(asked)
     except ClientBudgetExhaustedError as error:
         return Withdrawal(task.client, str(error))
     except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
         return task.failure(error)
+
+
+def _propose(asked: ClientRequest) -> ClientRound:
+    """Return a client's round with its proposed charge; without privacy there is none."""
+    task, request = asked.task, asked.request
+    fault = task.faults.of(task.client, request.round_number)
+    fault.before_charge()
+    task.check_examples()
+    task.step(request)
+    client_round = ClientRound(asked, fault, task.shared_model.load(request.arrays))
+    if task.privacy is None:
+        return client_round
+    client_round.account = PrivacyAccount.restore(
+        asked.context.state, task.privacy, client=task.client, journal=task.journal
+    )
+    client_round.charge = client_round.account.propose(
+        round_number=request.round_number,
+        request=task.request_digest(request, asked.block, client_round.model_digest),
+        steps=task.local.steps,
+    )
     return client_round
 
 
@@ -280,7 +288,8 @@ def _train_together(rounds: list[ClientRound]) -> dict[int, TrainedClient]:
     trained: dict[int, TrainedClient] = {}
     for group in groups.values():
         try:
-            results = _train(group)
+            with contained_exits():
+                results = _train(group)
         except Exception as error:  # noqa: BLE001  alone, each client shows its own error
             logger.info("a block failed, so its clients train alone: %s", type(error).__name__)
             continue
@@ -310,22 +319,26 @@ def _train(rounds: Sequence[ClientRound]) -> list[TrainedClient]:
 
 
 def _answer(entry: ClientRound, trained: TrainedClient | None) -> Answer:
-    task, request = entry.task, entry.asked.request
     try:
-        if trained is None:
-            (trained,) = _train([entry])
-        private = task.privacy is not None
-        arrays = task.shared_model.upload_of(trained.values, request.arrays, private=private)
-        reply = TrainReply(
-            entry.fault.alter_upload(arrays),
-            task.examples,
-            entry.spend,
-            delay=entry.fault.delay,
-            clip_norm=trained.adapted_clip_norm,
-        )
-        return reply if task.secure is None else _seal(entry, reply, task.secure)
+        with contained_exits():
+            return _upload(entry, trained or _train([entry])[0])
     except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
-        return task.failure(error)
+        return entry.task.failure(error)
+
+
+def _upload(entry: ClientRound, trained: TrainedClient) -> TrainReply | SealedReply:
+    """Return the reply of a trained client, sealed where updates are summed in secret."""
+    task, request = entry.task, entry.asked.request
+    private = task.privacy is not None
+    arrays = task.shared_model.upload_of(trained.values, request.arrays, private=private)
+    reply = TrainReply(
+        entry.fault.alter_upload(arrays),
+        task.examples,
+        entry.spend,
+        delay=entry.fault.delay,
+        clip_norm=trained.adapted_clip_norm,
+    )
+    return reply if task.secure is None else _seal(entry, reply, task.secure)
 
 
 def _seal(entry: ClientRound, reply: TrainReply, channel: SecureChannel) -> SealedReply:

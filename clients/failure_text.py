@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedsim.accountant.ledger.journal import JournalError
 from fedsim.core.errors import FedsimError
+from fedsim.core.plugin_errors import PluginExitError, plugin_place, type_name
 from fedsim.protocol.errors import ProtocolError
 
 
@@ -22,7 +23,7 @@ class ClientFailureError(FedsimError, RuntimeError):
     code: int = 0
 
 
-_PUBLIC_ERRORS = (ClientFailureError, ProtocolError, JournalError)
+_PUBLIC_ERRORS = (ClientFailureError, ProtocolError, JournalError, PluginExitError)
 
 
 def redact_error(error: Exception) -> Exception:
@@ -33,9 +34,14 @@ def redact_error(error: Exception) -> Exception:
     """
     if isinstance(error, _PUBLIC_ERRORS):
         return error
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    place = plugin_place(error.__traceback__) or _deepest_place(error)
+    where = "" if place is None else f" at {place[0]}:{place[1]}"
     return ClientFailureError(
-        f"{type(error).__name__}{where} (the text is withheld, as it may quote examples; "
+        f"{type_name(error)}{where} (the text is withheld, as it may quote examples; "
         "privacy=null shows it)"
     )
+
+
+def _deepest_place(error: Exception) -> tuple[str, int | None] | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    return (Path(frames[-1].filename).name, frames[-1].lineno) if frames else None

@@ -16,6 +16,8 @@ from fedsim.clients.request_digest import AnswerInputs, request_digest
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.shared_model import SharedModel
+from fedsim.core.errors import FedsimError
+from fedsim.core.plugin_errors import describe_error
 from fedsim.protocol.messages import TrainRequest
 
 # Scores a model on the client's held-out examples: their number, and metrics by name.
@@ -115,7 +117,10 @@ class ClientTask:
 
     def failure(self, error: Exception) -> Exception:
         """Return what may be said of an error outside the client: of a private one, little."""
-        return error if self.privacy is None else redact_error(error)
+        if self.privacy is not None:
+            return redact_error(error)
+        known = isinstance(error, FedsimError)
+        return error if known else ClientFailureError(describe_error(error))
 
     @property
     def examples(self) -> int:

@@ -31,6 +31,7 @@ from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.plain import train_by_torch
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
+from fedsim.core.plugin_errors import contained_exits, error_text, type_name
 from fedsim.data.conversion import to_dataset
 from fedsim.data.examples import Examples
 from fedsim.models.losses import PerExampleLoss, resolve_loss
@@ -154,11 +155,12 @@ class _Checks:
             self.found.append(Check(name, "skipped", f"needs: {missing[0]}"))
             return
         try:
-            self.found.append(Check(name, "ok", action()))
+            with contained_exits():
+                self.found.append(Check(name, "ok", action()))
         except Exception as error:  # noqa: BLE001 - every failure of a plug-in is a result
-            text = str(error) or "no message"
-            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            self.found.append(Check(name, "failed", kind + " ".join(text.split())))
+            text = error_text(error) or "no message"
+            kind = "" if isinstance(error, ValueError) else f"{type_name(error)}: "
+            self.found.append(Check(name, "failed", kind + text))
 
 
 class _Trial:

@@ -25,6 +25,7 @@ from fedsim.clients.budget.plan import PrivacyPlanError
 from fedsim.clients.dp_sgd.model_checks.safety import preserve_state
 from fedsim.clients.dp_sgd.per_example.choice import gradients_for
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
+from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.streams import Purpose, stream
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
@@ -53,6 +54,17 @@ def audit_experiment(
         PrivacyPlanError: the experiment has no privacy, or no client with a claim.
         ValueError: the experiment cannot be assembled (see `assemble`).
     """
+    with plugin_calls("a plug-in failed in the audit", mixed=True):
+        return _audit(loaded, clients, steps, confidence, on_client)
+
+
+def _audit(
+    loaded: LoadedExperiment,
+    clients: int,
+    steps: int,
+    confidence: float,
+    on_client: Callable[[int, int], None],
+) -> Audit:
     federation = assemble(loaded, ledger=None)
     chosen = _choose_clients(federation, clients)
     interval_ends = NUM_INTERVAL_ENDS * len(chosen) + 2 * (len(chosen) - 1)

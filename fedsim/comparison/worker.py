@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedsim.core.plugin_errors import contained_exits, error_text, type_name
+
 SendMessage = Callable[[dict[str, Any]], None]
 
 RECORD = "comparison_run.json"
@@ -40,14 +42,15 @@ def serve_jobs() -> None:
 
 def _answer(job: Mapping[str, Any], send: SendMessage) -> None:
     try:
-        send({"event": "finished", "status": _execute(job, send)})
+        with contained_exits():
+            status = _execute(job, send)
+        send({"event": "finished", "status": status})
     except KeyboardInterrupt:  # before or after the rounds; within them, the run handles it
         send({"event": "finished", "status": "interrupted"})
     # A plug-in may raise any exception, and the other runs must continue.
     except Exception as error:  # noqa: BLE001
         traceback.print_exc()
-        message = " ".join(str(error).split())
-        send({"event": "failed", "reason": message or type(error).__name__})
+        send({"event": "failed", "reason": error_text(error) or type_name(error)})
 
 
 def _execute(job: Mapping[str, Any], send: SendMessage) -> str:

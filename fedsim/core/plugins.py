@@ -7,22 +7,19 @@ one that is edited after its import is refused.
 
 import importlib
 import sys
-import traceback
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedsim.core.errors import InputError
+from fedsim.core.plugin_errors import PluginError as PluginError
+from fedsim.core.plugin_errors import describe_error as describe_error
+from fedsim.core.plugin_errors import plugin_calls as plugin_calls
 from fedsim.core.plugin_package import PluginPackage
 from fedsim.core.plugin_sources import SourceFile, plugin_directory, trace_plugin
 
 _FORMS = "package.module:callable or ./file.py:callable"
-
-
-class PluginError(InputError):
-    """A plug-in that an experiment names cannot be found or loaded."""
 
 
 def resolve(reference: str, *, base: Path, what: str) -> Callable[..., Any]:
@@ -41,37 +38,15 @@ def resolve(reference: str, *, base: Path, what: str) -> Callable[..., Any]:
     location, colon, attribute = reference.rpartition(":")
     if not (colon and location and attribute):
         raise PluginError(f"{where}: not a reference; write {_FORMS}")
-    found = _attribute(_load(reference, base, where), attribute, where)
+    module = _load(reference, base, where)
+    with plugin_calls(f"{where}: reading it failed"):
+        found = _attribute(module, attribute, where)
     if not callable(found):
         raise PluginError(
             f"{where}: {attribute} is not callable, it is a {type(found).__name__}; "
             "name a function or a class"
         )
     return found
-
-
-def describe_error(error: BaseException, *, file: str | None = None) -> str:
-    """Return an exception on one line: its type, its message and where it was raised.
-
-    Args:
-        error: the exception.
-        file: the plug-in's source file; the message names its deepest line in the traceback, not a
-            line of a library that it called. None: no line is named.
-    """
-    message = " ".join(str(error).split())
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    if isinstance(error, SyntaxError):  # its message names the line: "... (file.py, line 3)"
-        return text
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
-    return (
-        f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
-    )
-
-
-def source_file(function: Callable[..., Any]) -> str | None:
-    """Return the file of the module that defines a plug-in, for `describe_error`."""
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    return getattr(module, "__file__", None)
 
 
 def _load(reference: str, base: Path, where: str) -> ModuleType:
@@ -100,9 +75,11 @@ def _load(reference: str, base: Path, where: str) -> ModuleType:
                 f"{where}: no module named {error.name!r}; install it, add its directory to "
                 "PYTHONPATH, or write ./file.py:callable"
             ) from error
-        raise _import_failure(error, where, _deepest_file(error, entry)) from error
-    except (Exception, SystemExit) as error:
-        raise _import_failure(error, where, _deepest_file(error, entry)) from error
+        raise _import_failure(error, where) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise _import_failure(error, where) from error
     _refuse_edited(trace.files.values(), directory, where)
     return module
 
@@ -123,20 +100,11 @@ def _refuse_edited(files: Iterable[SourceFile], directory: Path, where: str) -> 
             )
 
 
-def _import_failure(error: BaseException, where: str, file: str | None) -> PluginError:
+def _import_failure(error: BaseException, where: str) -> PluginError:
     return PluginError(
-        f"{where}: importing it failed with {describe_error(error, file=file)}; "
+        f"{where}: importing it failed with {describe_error(error)}; "
         "the file must import without errors"
     )
-
-
-def _deepest_file(error: BaseException, entry: SourceFile | None) -> str | None:
-    """Return the deepest file of a traceback that is not fedsim's, or the plug-in's own."""
-    if entry is not None:
-        return str(entry.path)
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    imported = [f for f in files if f != __file__ and not f.startswith("<frozen")]
-    return imported[-1] if imported else None
 
 
 def _attribute(module: ModuleType, path: str, where: str) -> object:

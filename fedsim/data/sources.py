@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.core.plugins import PluginError, describe_error, resolve, source_file
+from fedsim.core.plugins import PluginError, plugin_calls, resolve
 from fedsim.data.catalog import DATASETS
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError, Examples
@@ -89,20 +89,18 @@ def _call(reference: str, args: dict[str, Any], base: Path, *, tokens: bool) -> 
         load = resolve(reference, base=base, what=what)
     except PluginError as error:
         raise DataError(str(error)) from error
-    try:
+    where = f"{what} {reference!r}"
+    fix = "it is called with data.args and the experiment's seed"
+    with plugin_calls(f"{where}: failed", raises=DataError, fix=fix):
         parts = load(**args)
-    except Exception as error:
-        raise DataError(
-            f"{what} {reference!r}: failed with {describe_error(error, file=source_file(load))}; "
-            "it is called with data.args and the experiment's seed"
-        ) from error
     if not isinstance(parts, tuple | list) or len(parts) not in (2, 4):
         got = f"{len(parts)} values" if isinstance(parts, tuple | list) else type(parts).__name__
-        raise DataError(f"{what} {reference!r}: must return {_RETURNS}, got {got}")
+        raise DataError(f"{where}: must return {_RETURNS}, got {got}")
     try:
-        return to_dataset(*parts, tokens=tokens)
+        with plugin_calls("its arrays failed", raises=DataError, fix=f"return {_RETURNS}"):
+            return to_dataset(*parts, tokens=tokens)
     except DataError as error:
-        raise DataError(f"{what} {reference!r}: {error}") from error
+        raise DataError(f"{where}: {error}") from error
 
 
 def _name(dataset: str | FileDataset) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedsim.core.plugin_errors import contained_exits, describe_error
 from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.ledgers import LEDGER_TYPE, empty_ledger_reply, ledger_reply
 from fedsim.deployment.node_state import client_ledger, state_directory
@@ -43,14 +44,15 @@ class NodeClient(ClientApp):
             context: of Flower, with the node's configuration.
         """
         try:
-            reply = self._answer(message, context)
+            with contained_exits():
+                reply = self._answer(message, context)
             if reply.has_error() and reply.error.code == LEDGER_UNWRITABLE:
                 # On a node of its own, that is the failure of this client, not of the run.
                 return failure(message, reply.error.reason or "")
             return reply
         except Exception as error:
             logger.exception("this client failed")
-            return failure(message, f"{type(error).__name__}: {error}")
+            return failure(message, describe_error(error))
 
     def _answer(self, message: Message, context: Context) -> Message:
         loaded = load_experiment(self._directory / EXPERIMENT_FILE)

@@ -12,6 +12,7 @@ from fedsim.clients.dp_sgd.per_example.choice import training_gradients
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
+from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data import FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.federation.client_tables import read_client_tables
@@ -46,6 +47,11 @@ def assemble(
         ValueError: data, model, loss or privacy do not fit; the message names the setting and the
             fix (DataError, ModelError, PluginError and UnsafeModelError are ValueErrors).
     """
+    with plugin_calls("a plug-in failed before the first round", mixed=True):
+        return _assemble(loaded, ledger, in_process=in_process)
+
+
+def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool) -> Federation:
     experiment = loaded.experiment
     sources = plugin_sources(experiment, loaded.base)
     data = load_federated_data(

@@ -19,6 +19,7 @@ from fedsim.clients.faults.injection import FaultPlan
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.shared_model import SharedModel
+from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.plugin_sources import PluginSources
 from fedsim.data import FederatedData
 from fedsim.experiment import Experiment
@@ -28,9 +29,11 @@ from fedsim.federation.client_tensors import ClientTensors
 from fedsim.federation.conditions import digest_conditions
 from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.federation.train_metrics import TrainMetrics
+from fedsim.models.errors import ModelError
 from fedsim.models.metrics import Task, evaluate
 from fedsim.server.app import SecureAggregationSetup, make_server_app
 from fedsim.server.client_ledgers import ClientLedgers
+from fedsim.server.errors import FederationError
 from fedsim.server.evaluation import ClientEvaluation
 from fedsim.server.participation import Participation
 from fedsim.server.round_report import RoundReport
@@ -174,9 +177,19 @@ class Federation:
         return ledgers
 
     def test_metrics(self, arrays: ArrayRecord) -> dict[str, float]:
-        """Return the metrics of a global model on the server's test set, as `test_...`."""
-        self.model.load_state_dict(arrays.to_torch_state_dict())
-        metrics = evaluate(self.model, self.loss, self.task, self.data.test, device=self.device)
+        """Return the metrics of a global model on the server's test set, as `test_...`.
+
+        Raises:
+            FederationError: the model or the loss fails.
+        """
+        try:
+            with plugin_calls("the global model failed on the test set", raises=FederationError):
+                self.model.load_state_dict(arrays.to_torch_state_dict())
+                metrics = evaluate(
+                    self.model, self.loss, self.task, self.data.test, device=self.device
+                )
+        except ModelError as error:
+            raise FederationError(f"the global model does not fit the test set: {error}") from error
         return {f"test_{name}": value for name, value in metrics.items()}
 
     def server_app(

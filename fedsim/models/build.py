@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from fedsim.core.plugins import PluginError, describe_error, resolve, source_file
+from fedsim.core.plugins import PluginError, plugin_calls, resolve
 from fedsim.core.settings import Settings
 from fedsim.core.streams import Purpose, stream_key, torch_seed
 from fedsim.models.architectures import architecture
@@ -93,14 +93,9 @@ def _call(reference: str, args: dict[str, Any], base: Path) -> nn.Module:
         build = resolve(reference, base=base, what="model.name")
     except PluginError as error:
         raise ModelError(str(error)) from error
-    try:
+    fix = "it is called with model.args and nothing else"
+    with plugin_calls(f"model.name {reference!r}: failed", raises=ModelError, fix=fix):
         model = build(**args)
-    except Exception as error:
-        raise ModelError(
-            f"model.name {reference!r}: failed with "
-            f"{describe_error(error, file=source_file(build))}; "
-            "it is called with model.args and nothing else"
-        ) from error
     if not isinstance(model, nn.Module):
         got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise ModelError(f"model.name {reference!r}: must return a torch.nn.Module, got {got}")

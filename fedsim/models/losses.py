@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss as PerExampleLoss
-from fedsim.core.plugins import PluginError, describe_error, resolve, source_file
+from fedsim.core.plugins import PluginError, plugin_calls, resolve
 from fedsim.models.catalog import LOSSES
 from fedsim.models.errors import ModelError
 
@@ -171,16 +171,12 @@ def check_loss(
 
 
 def _losses(loss: PerExampleLoss, outputs: Tensor, targets: Tensor, name: str) -> Tensor:
-    try:
+    shapes = (
+        f"it had outputs of shape {tuple(outputs.shape)} and targets {_dtype(targets)} of shape "
+        f"{tuple(targets.shape)}"
+    )
+    with plugin_calls(f"{name}: failed", raises=ModelError, fix=shapes):
         values = loss(outputs, targets)
-    except ModelError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"{name}: failed with {describe_error(error, file=source_file(loss))} on outputs of "
-            f"shape {tuple(outputs.shape)} and targets {_dtype(targets)} of shape "
-            f"{tuple(targets.shape)}"
-        ) from error
     if not isinstance(values, Tensor):
         raise ModelError(f"{name}: must return a tensor, got {type(values).__name__}")
     batch = len(outputs)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim.core.plugins import describe_error, source_file
+from fedsim.core.plugins import plugin_calls
 from fedsim.data.examples import Examples
 from fedsim.models.errors import ModelError
 from fedsim.models.losses import PerExampleLoss, check_loss
@@ -49,14 +49,10 @@ def preflight(
 
 
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
-    try:
+    what = f"the model failed on inputs of shape {tuple(inputs.shape)}"
+    fix = f"build it for examples of shape {tuple(inputs.shape[1:])}"
+    with plugin_calls(what, raises=ModelError, fix=fix):
         outputs = model(inputs)
-    except Exception as error:
-        raise ModelError(
-            f"the model failed on inputs of shape {tuple(inputs.shape)} with "
-            f"{describe_error(error, file=_own_file(model))}; "
-            f"build it for examples of shape {tuple(inputs.shape[1:])}"
-        ) from error
     if not isinstance(outputs, Tensor):
         raise ModelError(f"the model must return a tensor, got {type(outputs).__name__}")
     if outputs.ndim == 0 or len(outputs) != len(inputs):
@@ -71,8 +67,3 @@ def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
             "the initial model's outputs are not finite; scale the features or check the model"
         )
     return outputs
-
-
-def _own_file(model: nn.Module) -> str | None:
-    """Return the file of the user's model class; None for torch's own, whose lines do not help."""
-    return None if type(model).__module__.startswith("torch.") else source_file(type(model))

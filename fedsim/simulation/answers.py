@@ -8,6 +8,7 @@ from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
 from fedsim.clients.app import AnswerGroup, BatchAnswers
+from fedsim.core.plugin_errors import contained_exits
 
 _Answer = TypeVar("_Answer")
 
@@ -29,7 +30,8 @@ def answer_requests(
         return
     for message, context in requests:
         try:
-            answer: Message | Exception = app(message, context)
+            with contained_exits():
+                answer: Message | Exception = app(message, context)
         except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
             answer = error
         yield [answer]

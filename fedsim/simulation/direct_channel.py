@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, Context
 
 from fedsim.clients.client_round import Answer
 from fedsim.clients.failure_text import ClientFailureError
+from fedsim.core.plugin_errors import error_text, type_name
 from fedsim.protocol.channel import TrainAnswer
 from fedsim.protocol.exchange import ClientError
 from fedsim.protocol.live_arrays import live_record
@@ -82,7 +83,7 @@ class LiveArrayCache:
 def failure_reason(node: int, error: Exception) -> str:
     """Log what the app of a node raised, and return the reason of its failure."""
     logger.debug("node %d raised", node, exc_info=error)
-    return f"{type(error).__name__}: {error}"
+    return f"{type_name(error)}: {error_text(error)}"
 
 
 def _without_exception(node: int, answer: Answer) -> TrainAnswer:

@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 import fedsim
 from fedsim.clients.app import partition_of
+from fedsim.core.plugin_errors import error_text, type_name
 from fedsim.protocol.live_arrays import is_live, live_record
 from fedsim.simulation.answers import answer_requests, chunk_by_time
 from fedsim.simulation.flower_internals import replace_content
@@ -152,7 +153,7 @@ class ClientHost:
     ) -> PackedReply:
         if isinstance(answer, Exception):
             logger.debug("node %d raised", context.node_id, exc_info=answer)
-            answer = failure(message, f"{type(answer).__name__}: {answer}")
+            answer = failure(message, f"{type_name(answer)}: {error_text(answer)}")
         return PackedReply.pack(answer, context.state)
 
     def _unpack(self, request: PackedRequest) -> Message:

@@ -1,0 +1,167 @@
+"""Errors of plug-ins: one short line with the place, and no way to end the program in silence.
+
+A plug-in may raise anything: `SystemExit`, `GeneratorExit`, an exception of its own whose text
+raises or has a million characters. Every call of a plug-in is inside `plugin_calls`, which raises
+one error with a message for people, or inside `contained_exits`, for code that handles every
+`Exception`. A `KeyboardInterrupt` stays one: it is the user's.
+
+`os._exit` and a crash of the interpreter cannot be caught in their own process.
+"""
+
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fedsim.core.errors import FedsimError, InputError
+
+MAX_ERROR_CHARS = 500
+"""Most characters of a foreign error's text in a message."""
+
+# The deepest line that names a mistake is one of neither fedsim nor a library that it runs on.
+_LIBRARIES = {"fedsim", "torch", "numpy", "scipy", "sklearn", "pyarrow", "flwr", "ray", "click"}
+_NO_PLACES = frozenset(_LIBRARIES) | sys.stdlib_module_names
+
+
+class PluginError(InputError):
+    """A plug-in that an experiment names cannot be found or loaded, or its call failed."""
+
+
+class PluginExitError(Exception):
+    """A plug-in that tried to end the program; the message has no text of the plug-in's own."""
+
+
+class plugin_calls:
+    """Context in which every error of a plug-in becomes one `FedsimError` with its place.
+
+    Errors that fedsim raises for people are left as they are.
+
+    Args:
+        what: what failed, such as `model.name './net.py:build': failed`; starts the message.
+        raises: class of the error.
+        fix: what to do about it; ends the message.
+        mixed: whether much of the code inside is fedsim's own. Then only errors with a line of a
+            plug-in count, and those that would end the program.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        raises: type[FedsimError] = PluginError,
+        fix: str | None = None,
+        mixed: bool = False,
+    ) -> None:
+        self._what, self._raises, self._mixed = what, raises, mixed
+        self._fix = "" if fix is None else f"; {fix}"
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Raise the error of the plug-in in another form.
+
+        Raises:
+            FedsimError: of the class `raises`, for an error that a plug-in raised.
+        """
+        if kind is None or error is None or issubclass(kind, KeyboardInterrupt):
+            return
+        is_ours = issubclass(kind, FedsimError) and _module_of(kind).startswith("fedsim.")
+        is_elsewhere = self._mixed and issubclass(kind, Exception) and plugin_place(trace) is None
+        if is_ours or is_elsewhere:
+            return
+        raise self._raises(f"{self._what} with {describe_error(error)}{self._fix}") from error
+
+
+class contained_exits:
+    """Context in which nothing but an `Exception` or the user's interrupt is raised."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Raise an `Exception` in place of one that would end the program.
+
+        Raises:
+            PluginExitError: for `SystemExit`, `GeneratorExit` and the like.
+        """
+        if kind is None or issubclass(kind, (Exception, KeyboardInterrupt)):
+            return
+        place = plugin_place(trace)
+        where = "" if place is None else f" at {place[0]}:{place[1]}"
+        raise PluginExitError(
+            f"{_name_of(kind)}{where}: a plug-in must not end the program"
+        ) from error
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception on one short line: its type, its message and where it was raised.
+
+    The place is the deepest line of the traceback that is neither fedsim's nor a library's. A text
+    that cannot be shown is left out, and a long one is cut.
+    """
+    message = error_text(error)
+    name = type_name(error)
+    text = f"{name}: {message}" if message else name
+    place = None if isinstance(error, SyntaxError) else plugin_place(_traceback_of(error))
+    return text if place is None else f"{text} ({place[0]}, line {place[1]})"
+
+
+def error_text(error: BaseException) -> str:
+    """Return the text of an exception on one line, cut to `MAX_ERROR_CHARS` characters."""
+    try:
+        text = str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001  a `__str__` of a plug-in may raise anything
+        return "its text cannot be shown"
+    return _text_of(text)
+
+
+def _text_of(value: Any) -> str:
+    """Return a text on one printable line; methods of a subclass of str are not called."""
+    if not isinstance(value, str):
+        return ""
+    start = str.__getitem__(value, slice(4 * MAX_ERROR_CHARS))
+    line = " ".join(str.split(start))
+    line = "".join(character if character.isprintable() else "?" for character in line)
+    return line if len(line) <= MAX_ERROR_CHARS else f"{line[:MAX_ERROR_CHARS]}..."
+
+
+def type_name(error: BaseException) -> str:
+    """Return the name of an exception's class, cut to `MAX_ERROR_CHARS` characters."""
+    return _name_of(type(error))
+
+
+def _name_of(kind: type[BaseException]) -> str:
+    return _text_of(type.__dict__["__name__"].__get__(kind))
+
+
+def _module_of(kind: type[BaseException]) -> str:
+    return _text_of(type.__dict__["__module__"].__get__(kind))
+
+
+def _traceback_of(error: BaseException) -> TracebackType | None:
+    return BaseException.__dict__["__traceback__"].__get__(error)
+
+
+def plugin_place(trace: TracebackType | None) -> tuple[str, int] | None:
+    """Return file name and line of the deepest frame of a plug-in; None without one.
+
+    A frame of neither fedsim nor a library that it runs on counts as one of a plug-in.
+    """
+    found = None
+    while trace is not None:
+        module = trace.tb_frame.f_globals.get("__name__")
+        if isinstance(module, str) and module.partition(".")[0] not in _NO_PLACES:
+            found = _text_of(Path(trace.tb_frame.f_code.co_filename).name), trace.tb_lineno
+        trace = trace.tb_next
+    return found
