@@ -84,12 +84,14 @@ class MaskedUpload:
     """One client's side of SecAgg and SecAgg+.
 
     Guarantee: the client answers each stage of a round once. It never gives shares of both secrets
-    of one peer. It never unmasks for fewer than the threshold, nor for other peers than
-    those it masked with. Keys and seeds are fresh from the operating system in every round.
+    of one peer. It never unmasks for fewer than the threshold or its own `min_clients`, nor for
+    other peers than those it masked with. Keys and seeds are fresh from the operating system in
+    every round.
 
     A server that follows the protocol learns only the sum. These checks catch a server that
-    deviates, with one exception: it can show different sets to different clients (there is no
-    consistency round).
+    deviates, with two exceptions. It can show different sets to different clients (there is no
+    consistency round). And it can make clients up: no client knows the keys of the others, so
+    `min_clients` counts keys, not people.
 
     Args:
         client: number of this client.
@@ -224,6 +226,8 @@ class MaskedUpload:
 
         Raises:
             UnmaskRefusedError: the request would reveal single updates, or is the second one.
+            TooFewClientsError: fewer active clients, of those that the client masked with and
+                itself, than its own `min_clients`.
         """
         if self.state.stage == _DONE:
             raise UnmaskRefusedError(
@@ -257,14 +261,7 @@ class MaskedUpload:
 
     def _check_roster(self, roster: Roster) -> None:
         holders = len(roster.clients)
-        parties = len({*roster.clients, self.client})
-        if parties < self._settings.min_clients:
-            raise TooFewClientsError(
-                f"the server announced {parties} parties, below the client's own min_clients "
-                f"{self._settings.min_clients}",
-                client=self.client,
-                **self._location(),
-            )
+        self._check_minimum("announced", roster.clients)
         own_threshold = self._settings.threshold
         least = holders // 2 + 1
         if own_threshold != "auto":
@@ -286,6 +283,18 @@ class MaskedUpload:
         if announced.get(self.client, own) != own:
             raise PublicKeyError("the server announced a key that is not mine", client=self.client)
 
+    def _check_minimum(self, what: str, others: tuple[int, ...]) -> None:
+        """Compare a set of the server with the minimum of the client's own experiment."""
+        parties, least = len({*others, self.client}), self._settings.min_clients
+        if parties < least:
+            raise TooFewClientsError(
+                f"the server {what} {parties} parties, below the client's own min_clients {least}",
+                have=parties,
+                need=least,
+                client=self.client,
+                **self._location(),
+            )
+
     def _check_senders(self, request: MaskRequest) -> None:
         senders = set(request.senders)
         known = senders <= set(self.state.peers) - {self.client}
@@ -305,6 +314,7 @@ class MaskedUpload:
             )
 
     def _check_unmask(self, request: UnmaskRequest) -> None:
+        self._check_minimum("asks to unmask", request.active)
         active, dead = set(request.active), set(request.dead)
         reasons = (
             (bool(active & dead), "lists clients as active and as dead"),

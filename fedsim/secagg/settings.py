@@ -69,7 +69,10 @@ class SecureAggregationSettings(Settings):
         default=8, ge=0, le=32, description="unused top bits; they reveal mismatched shares"
     )
     min_clients: int = Field(
-        default=3, ge=2, description="fewest clients whose sum is opened; helpers enforce it too"
+        default=3,
+        ge=2,
+        description="fewest clients whose sum is opened; helpers, and clients of secagg, enforce "
+        "their own",
     )
     metrics: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         default={},

@@ -197,7 +197,15 @@ def _sums(recorded: Mapping[str, Any]) -> str:
 
 def _trust(recorded: Mapping[str, Any]) -> list[str]:
     trust = recorded.get("trust")
-    return [f"This requires: {trust['privacy_requires']}."] if isinstance(trust, dict) else []
+    if not isinstance(trust, dict):
+        return []
+    texts = [f"This requires: {trust['privacy_requires']}."]
+    if trust.get("forged_clients") == "undetected":
+        texts.append(
+            "The minimum number of clients in a sum is a count: a server that makes clients up can "
+            "open a sum with a single real client."
+        )
+    return texts
 
 
 def _rounds(recorded: Mapping[str, Any]) -> list[str]:

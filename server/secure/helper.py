@@ -90,6 +90,9 @@ class Helper:
     the difference of two sums reveals single updates. Earlier rounds are refused. The helper sees
     the participants and their seeds, which are independent of every update.
 
+    Clients have no keys that a helper knows, so `min_clients` counts envelopes, not people: a
+    leader that seals envelopes of clients that it made up can open a sum with one real client.
+
     Args:
         helper: number of this helper, ≥ 1 (the leader is 0).
         settings: the helper's own settings; the leader can only raise `min_clients`.

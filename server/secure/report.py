@@ -74,6 +74,7 @@ class SecureAggregationReport:
                 if settings.helper_key_fingerprints
                 else "not_covered",
                 "malicious_clients": "undetected",
+                "forged_clients": "undetected" if hidden else "not_needed",
             },
             "simulated_non_collusion": True,
             "server_view": _server_view(hidden, list(settings.metrics)),

@@ -1,0 +1,106 @@
+"""`min_clients` holds against a server that asks for less, and nobody claims more than that."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsim.secagg.additive import AdditiveSharing
+from fedsim.secagg.additive_info import seed_info
+from fedsim.secagg.errors import TooFewClientsError
+from fedsim.secagg.hpke import seal
+from fedsim.secagg.messages import UnmaskRequest
+from fedsim.secagg.prg import SeedExpander, new_seed
+from fedsim.server.secure.report import SecureAggregationReport
+from fedsim.statement.facts import Facts
+from fedsim.statement.secure import SecureAggregationSentence
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_client_unmasks_no_sum_below_its_own_minimum(secure_parties: Any) -> None:
+    """A server that claims dropouts down to the threshold, which is below the minimum."""
+    scene = secure_parties(protocol="secagg", threshold=4, min_clients=5)
+    one = scene.masked()
+    one.keys()
+    one.shares()
+    one.masks()
+    honest = one.server.unmask_requests()[0]
+    lie = UnmaskRequest(active=(0, 1, 2, 3), dead=(4, 5))
+    with pytest.raises(TooFewClientsError, match="4 parties, below the client's own min_clients 5"):
+        one.clients[0].unmask(lie)
+    assert one.clients[0].unmask(honest).active == (0, 1, 2, 3, 4, 5)
+
+
+def test_the_count_of_a_client_is_of_the_parties_it_masked_with(secure_parties: Any) -> None:
+    """In a sparse graph the request lists neighbours only; the client counts itself as well."""
+    scene = secure_parties(
+        clients=60, protocol="secagg_plus", corrupt_fraction=0.05, min_clients=18
+    )
+    one = scene.masked()
+    for stage in (one.keys, one.shares, one.masks):
+        stage()
+    assert not one.server.graph.complete
+    client, request = 7, one.server.unmask_requests()[7]
+    threshold = one.server.graph.threshold
+    assert threshold < 16 < len(request.active)
+    few = replace(request, active=request.active[:16], dead=request.active[16:])
+    with pytest.raises(TooFewClientsError, match="17 parties"):
+        one.clients[client].unmask(few)
+    enough = replace(request, active=request.active[:17], dead=request.active[17:])
+    assert one.clients[client].unmask(enough).active == request.active[:17]
+
+
+def test_the_leader_lowers_no_helpers_minimum(secure_parties: Any) -> None:
+    scene = secure_parties(min_clients=4)
+    leader = scene.leader()
+    for client in range(6):
+        leader.add(scene.upload(leader, client))
+    request = leader.requests()[1]
+    few = replace(request, clients=request.clients[:3], envelopes=request.envelopes[:3])
+    with pytest.raises(TooFewClientsError, match="no sum of fewer than 4"):
+        scene.helpers[1].combine(few)
+
+
+def test_forged_clients_are_told_and_not_hidden(secure_parties: Any) -> None:
+    """What the threat model says: a leader that makes clients up reads the real one's update."""
+    scene = secure_parties(min_clients=3)
+    leader = scene.leader()
+    real = scene.upload(leader, 0)
+    leader.add(real)
+    for client in (1, 2):
+        leader.add(scene.upload(leader, client))
+    genuine = leader.requests()[1]
+    context, key = leader.offer(scene.keys).context, scene.keys[1].public_key
+    forged = {client: new_seed() for client in (1, 2)}
+    infos = {client: seed_info(context, client, 1) for client in (0, 1, 2)}
+    envelopes = [seal(seed, key, info=infos[client]) for client, seed in forged.items()]
+    reply = scene.helpers[1].combine(replace(genuine, envelopes=(genuine.envelopes[0], *envelopes)))
+    assert reply.released, "a helper cannot tell"
+    known = np.zeros_like(reply.total)
+    sharing = AdditiveSharing(SeedExpander(scene.settings.prg))
+    sharing.expand_into(known, list(forged.values()), [infos[1], infos[2]])
+    read = real.share + (reply.total - known)
+    np.testing.assert_array_equal(
+        read, scene.uploader(0).encode_payload(leader.offer(scene.keys), **scene.arguments(0))
+    )
+    facts = SecureAggregationReport(scene.settings, scene.codec.encoder, 6).to_dict()
+    assert facts["trust"]["forged_clients"] == "undetected"
+    page = (ROOT / "docs" / "secure_aggregation.md").read_text()
+    assert "**Clients that the server makes up.**" in page
+    assert "enforced by server, helpers and clients" not in page
+
+
+def test_the_statement_of_a_run_says_so(secure_parties: Any) -> None:
+    scene = secure_parties()
+    facts = SecureAggregationReport(scene.settings, scene.codec.encoder, 6).to_dict()
+    text = SecureAggregationSentence(_facts(facts)).text
+    assert "a server that makes clients up can open a sum with a single real client" in text
+    del facts["trust"]["forged_clients"]  # as older runs recorded it
+    assert "makes clients up" not in SecureAggregationSentence(_facts(facts)).text
+
+
+def _facts(secure: dict[str, Any]) -> Facts:
+    return Facts(clients=(), mechanism=None, secure_aggregation=secure)
