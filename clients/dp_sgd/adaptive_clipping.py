@@ -4,11 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Self
 
-from torch import Tensor
-
 from fedsim.accountant.groups import adaptive_clip_noise_multiplier
-from fedsim.clients.dp_sgd.clipping import Clipping, Groups, hard_clip_factors, one_group
-from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.clients.dp_sgd.clipping import FlatClipping
 
 # Andrew et al. 2021, section 3.1: σ_b = (expected lot) / 20 hardly costs anything.
 _LOT_OVER_COUNT_NOISE = 20.0
@@ -16,7 +13,7 @@ _MIN_CLIP_NORM, _MAX_CLIP_NORM = 1e-10, 1e10
 
 
 @dataclass(frozen=True)
-class AdaptiveClipping(Clipping):
+class AdaptiveClipping(FlatClipping):
     """Scale each example's whole gradient to a bound C that follows a quantile of the norms.
 
     With each lot, Σ (b_i − ½) is released with noise σ_b, where b_i is 1 if the norm of example i
@@ -28,7 +25,7 @@ class AdaptiveClipping(Clipping):
     between lots only, and is a function of the releases.
 
     Attributes:
-        max_grad_norm: C, the bound of the next lot. It is the only state: see `state`.
+        max_grad_norm: C, the bound of the next lot, and the only state: see `resume`.
         count_noise: σ_b.
         quantile: γ, the target fraction of examples within the bound.
         learning_rate: η of the geometric update.
@@ -37,7 +34,6 @@ class AdaptiveClipping(Clipping):
         ValueError: an attribute is outside its range.
     """
 
-    max_grad_norm: float
     count_noise: float
     quantile: float = 0.5
     learning_rate: float = 0.2
@@ -70,20 +66,6 @@ class AdaptiveClipping(Clipping):
         return cls(max_grad_norm, expected_lot / _LOT_OVER_COUNT_NOISE, quantile, learning_rate)
 
     @property
-    def state(self) -> dict[str, float]:
-        """The state to keep over rounds; public, as a function of the releases."""
-        return {"max_grad_norm": self.max_grad_norm}
-
-    def with_state(self, state: dict[str, float]) -> Self:
-        """Return the clipping as it was when `state` was taken."""
-        return self.resume(state["max_grad_norm"])
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """The rule without its bound and its parameters."""
-        return (AdaptiveClipping,)
-
-    @property
     def adapted_clip_norm(self) -> float:
         """C of the next lot."""
         return self.max_grad_norm
@@ -103,14 +85,6 @@ class AdaptiveClipping(Clipping):
                 f"got {clip_norm!r}"
             )
         return replace(self, max_grad_norm=clip_norm)
-
-    def groups(self, parameters: FlatParameters) -> Groups:
-        """Return one group of all parameters."""
-        return one_group(parameters, self.max_grad_norm)
-
-    def clip_factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
-        """Return min(1, C / norm), and 0 where the norm is not finite."""
-        return hard_clip_factors(norms, bounds)
 
     @property
     def noise_on_count(self) -> float:

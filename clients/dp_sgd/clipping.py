@@ -64,14 +64,18 @@ class Clipping(ABC):
     def groups(self, parameters: FlatParameters) -> Groups:
         """Return the groups and their bounds for a model."""
 
-    @abstractmethod
     def clip_factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
-        """Return the clip factors (n, m), float64.
+        """Return the clip factors (n, m), float64: min(1, C_m / norm).
+
+        They are 0 in all groups where one norm is not finite.
 
         Args:
             norms: L2 norms of each example's gradient in each group (n, m), float64.
             bounds: C_m of each group (m,), or one row for each example (n, m).
         """
+        # A norm of 0 makes the quotient infinite, and the factor 1.
+        factors = (bounds * _ROUNDING_MARGIN / norms).clamp_(max=1.0)
+        return _zero_where_not_finite(factors, norms)
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -120,19 +124,16 @@ class FlatClipping(Clipping):
     @property
     def kind(self) -> tuple[object, ...]:
         """The rule without its bound."""
-        return (FlatClipping,)
+        return (type(self),)
 
     def groups(self, parameters: FlatParameters) -> Groups:
         """Return one group of all parameters."""
-        return one_group(parameters, self.max_grad_norm)
-
-    def clip_factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
-        """Return min(1, C / norm), and 0 where the norm is not finite."""
-        return hard_clip_factors(norms, bounds)
+        members = (tuple(range(len(parameters.tensors))),)
+        return Groups(members, (self.max_grad_norm,), (parameters.size,))
 
 
 @dataclass(frozen=True)
-class AutomaticClipping(Clipping):
+class AutomaticClipping(FlatClipping):
     """Scale each example's whole gradient to C · norm / (norm + γ) (Bu et al. 2023, AUTO-S).
 
     Gradients are normalised rather than clipped: C then only scales the learning rate, and there is
@@ -144,7 +145,6 @@ class AutomaticClipping(Clipping):
         ValueError: C or γ is not positive and finite.
     """
 
-    max_grad_norm: float
     gamma: float = 0.01
 
     @property
@@ -158,10 +158,6 @@ class AutomaticClipping(Clipping):
                 raise ValueError(
                     f"{name} of automatic clipping must be > 0 and finite, got {value}"
                 )
-
-    def groups(self, parameters: FlatParameters) -> Groups:
-        """Return one group of all parameters."""
-        return one_group(parameters, self.max_grad_norm)
 
     def clip_factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
         """Return C / (norm + γ), and 0 where the norm is not finite."""
@@ -204,10 +200,6 @@ class GroupClipping(Clipping):
         sizes = [sum(parameters.sizes[i] for i in group) for group in members]
         return Groups(members, self._bounds(sizes), tuple(sizes))
 
-    def clip_factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
-        """Return min(1, C_m / norm), and 0 in all groups where one norm is not finite."""
-        return hard_clip_factors(norms, bounds)
-
     def _bounds(self, sizes: list[int]) -> tuple[float, ...]:
         if isinstance(self.bounds, tuple) and len(self.bounds) != len(sizes):
             raise ValueError(
@@ -223,23 +215,6 @@ class GroupClipping(Clipping):
             case given:
                 bounds = explicit_clip_norms(self.max_grad_norm, given)
         return tuple(bounds.tolist())
-
-
-def one_group(parameters: FlatParameters, bound: float) -> Groups:
-    """Return one group of all parameters."""
-    return Groups((tuple(range(len(parameters.tensors))),), (bound,), (parameters.size,))
-
-
-def hard_clip_factors(norms: Tensor, bounds: Tensor) -> Tensor:
-    """Return min(1, C_m / norm), and 0 in all groups where one norm is not finite.
-
-    Args:
-        norms: L2 norms (n, m).
-        bounds: C_m (m,), or one row for each example (n, m).
-    """
-    # A norm of 0 makes the quotient infinite, and the factor 1.
-    factors = (bounds * _ROUNDING_MARGIN / norms).clamp_(max=1.0)
-    return _zero_where_not_finite(factors, norms)
 
 
 def _zero_where_not_finite(factors: Tensor, norms: Tensor) -> Tensor:

@@ -12,11 +12,9 @@ Edge cases of a step with clipping bound C, noise multiplier z and expected lot 
 | σ/L, C or C/L out of range    | refused when the model is known         | none                 |
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,13 +23,10 @@ from fedsim.clients.dp_sgd.clipping import Clipping, Groups
 from fedsim.clients.dp_sgd.noise import NoiseRangeError, NoiseSource, check_deviations
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, check_allocation, group_noise
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, lot_statistics
+from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.dp_sgd.sampling import Charges, Sampling
-from fedsim.clients.dp_sgd.tiles import LotReader, tile_rows
+from fedsim.clients.dp_sgd.tiles import tile_rows
 from fedsim.core.moved_names import moved_names_of
-
-Lots = Iterator[np.ndarray] | np.random.Generator
 
 COUNT_SENSITIVITY = 0.5  # of Σ (b_i − ½), where b_i is 1 if example i is within its bound
 
@@ -135,17 +130,6 @@ class DpSgdMechanism:
         z = self.clipping.gradient_noise(self.noise_multiplier)
         return group_noise(self.allocation, z, groups)
 
-    def standard_deviation(self, groups: Groups) -> float:
-        """Return σ where all groups share it.
-
-        Raises:
-            ValueError: groups have noise of their own.
-        """
-        sigmas = set(self.standard_deviations(groups))
-        if len(sigmas) != 1:
-            raise ValueError("groups have noise of their own; use standard_deviations")
-        return sigmas.pop()
-
     def release_deviations(self, groups: Groups, dtype: torch.dtype) -> tuple[float, ...]:
         """Return σ_m / L of the noise in a release, for each group.
 
@@ -174,63 +158,41 @@ class DpSgdMechanism:
                 raise NoiseRangeError(f"{error}; {hint}") from error
         return deviations
 
-    def fill_with_noise(
-        self, parameters: FlatParameters, noise: NoiseSource, into: Tensor
-    ) -> Groups:
-        """Overwrite a flat tensor with one step's noise, divided by `expected_lot`.
+    def noise_slices(self, parameters: FlatParameters) -> list[tuple[slice, float]]:
+        """Return the noise of a release: slices of a flat tensor, and σ / `expected_lot` of each.
+
+        Slices are as long as they can be with one σ, so that groups of one σ are drawn in one go.
+
+        Raises:
+            NoiseRangeError: the model's type cannot hold the noise or the clipped gradients.
+        """
+        groups = self.groups(parameters)
+        sigmas = self.release_deviations(groups, parameters.tensors[0].dtype)
+        if len(set(sigmas)) == 1:
+            return [(slice(0, parameters.size), sigmas[0])]
+        pairs = zip(groups.members, sigmas, strict=True)
+        of = {index: sigma for members, sigma in pairs for index in members}
+        found: list[tuple[slice, float]] = []
+        for index, place in enumerate(parameters.slices(range(len(parameters.tensors)))):
+            if found and found[-1][1] == of[index]:
+                found[-1] = (slice(found[-1][0].start, place.stop), of[index])
+            else:
+                found.append((place, of[index]))
+        return found
+
+    def fill_with_noise(self, parameters: FlatParameters, noise: NoiseSource, into: Tensor) -> None:
+        """Overwrite a flat tensor with one release's noise, divided by `expected_lot`.
 
         Args:
             parameters: of the model.
             noise: the noise of this step.
             into: flat tensor (size,).
 
-        Returns:
-            The groups to clip to; the caller adds the clipped gradients over `expected_lot`.
-
         Raises:
-            NoiseRangeError: the type cannot hold the noise or the clipped gradients.
+            NoiseRangeError: the model's type cannot hold the noise or the clipped gradients.
         """
-        groups = self.groups(parameters)
-        deviations = self.release_deviations(groups, into.dtype)
-        for place, deviation in _noise_slices(parameters, groups, deviations):
-            noise.fill_(into[place], deviation)
-        return groups
-
-    def release(
-        self,
-        gradients: PerExampleGradients,
-        features: Tensor,
-        targets: Tensor,
-        *,
-        lots: Lots,
-        noise: NoiseSource,
-        into: Tensor,
-    ) -> LotStatistics:
-        """Write one noisy gradient into the flat tensor `into` (size,).
-
-        Args:
-            gradients: the model's clipped gradient sums.
-            features: all of the client's examples (n, ...).
-            targets: their targets (n, ...).
-            lots: the client's lots from `sampling.lots`; or, for independent lots, the stream to
-                draw one from.
-            noise: the client's noise of this round.
-            into: overwritten by the released gradient.
-
-        Returns:
-            Counts of the lot's examples: private, must not leave the client.
-        """
-        lot = next(lots) if isinstance(lots, Iterator) else self.sampling.lot(len(features), lots)
-        groups = self.fill_with_noise(gradients.parameters, noise, into)
-        statistics = LotStatistics(0, 0, (0,) * len(groups.bounds))
-        reader = LotReader([(features, targets)], self.tile_rows, dtype=into.dtype)
-        values = gradients.parameters.data.unsqueeze(0)
-        for tile in reader.tiles([lot]):
-            scales = tile.weights.double().unsqueeze(1) * (1.0 / self.expected_lot)
-            clip = ClipBounds.of_client(self.clipping, groups, scales)
-            found = gradients.add_clipped_sums(values, tile, clip, into.unsqueeze(0))
-            statistics += lot_statistics(clip, *found)
-        return statistics
+        for place, sigma in self.noise_slices(parameters):
+            noise.fill_(into[place], sigma)
 
     @property
     def tile_rows(self) -> int:
@@ -274,19 +236,3 @@ class DpSgdMechanism:
             return (self.clipping.gradient_noise(self.noise_multiplier),)
         sigmas = self.standard_deviations(self.bound_groups)
         return tuple(s / c for s, c in zip(sigmas, self.bound_groups.bounds, strict=True))
-
-
-def _noise_slices(
-    parameters: FlatParameters, groups: Groups, deviations: tuple[float, ...]
-) -> list[tuple[slice, float]]:
-    """Return (slice, deviation) for the longest slices of a flat tensor with one, in order."""
-    if len(set(deviations)) == 1:
-        return [(slice(0, parameters.size), deviations[0])]
-    of = {i: own for members, own in zip(groups.members, deviations, strict=True) for i in members}
-    runs: list[tuple[slice, float]] = []
-    for index, place in enumerate(parameters.slices(range(len(parameters.tensors)))):
-        if runs and runs[-1][1] == of[index]:
-            runs[-1] = (slice(runs[-1][0].start, place.stop), of[index])
-        else:
-            runs.append((place, of[index]))
-    return runs

@@ -44,6 +44,7 @@ class Sampling(ABC):
     """
 
     scheme: ClassVar[SamplingScheme]
+    has_even_lots: ClassVar[bool] = False  # whether sizes of lots differ by at most one
 
     @classmethod
     @abstractmethod
@@ -69,13 +70,17 @@ class Sampling(ABC):
         Args:
             expected_lot: expected number of examples in a lot.
         """
-        return math.ceil(expected_lot + 2.5 * math.sqrt(expected_lot * (1 - self.sampling_rate)))
+        variance = 0.0 if self.has_even_lots else expected_lot * (1 - self.sampling_rate)
+        return math.ceil(expected_lot + 2.5 * math.sqrt(variance))
 
     @abstractmethod
     def event(self, mechanism: Event) -> Event:
         """Return the event of `mechanism` about one lot, or about each lot of one epoch."""
 
     @abstractmethod
+    def num_events(self, steps: int) -> int:
+        """Return the number of events that the first `steps` steps of a client cost."""
+
     def charges(self, mechanism: Event, first_step: int, steps: int) -> Charges:
         """Return (event, count) for the additional cost of some steps.
 
@@ -84,6 +89,8 @@ class Sampling(ABC):
             first_step: number of the first step.
             steps: number of steps.
         """
+        count = self.num_events(first_step + steps) - self.num_events(first_step)
+        return [(self.event(mechanism), count)] if count else []
 
     @abstractmethod
     def lots(
@@ -104,21 +111,22 @@ class Sampling(ABC):
             first_step: steps that the client was charged for before.
         """
 
-    def lot(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
-        """Return the indices of one lot that is independent of all others.
-
-        Raises:
-            TypeError: the sampling draws whole epochs; take its lots from `lots`.
-        """
-        raise TypeError(f"{type(self).__name__} draws whole epochs; take its lots from `lots`")
-
 
 class IndependentLots(Sampling):
     """A sampling with independent lots: every step is an event."""
 
-    def charges(self, mechanism: Event, first_step: int, steps: int) -> Charges:
+    @abstractmethod
+    def lot(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
+        """Return the indices of one lot, ascending.
+
+        Args:
+            num_examples: examples of the client.
+            generator: of the lot.
+        """
+
+    def num_events(self, steps: int) -> int:
         """Return one event for each step."""
-        return [(self.event(mechanism), steps)] if steps else []
+        return steps
 
     def lots(
         self,
@@ -163,11 +171,9 @@ class EpochLots(Sampling):
         """Expected fraction of the examples in one lot: 1 / batches."""
         return 1.0 / self.batches
 
-    def charges(self, mechanism: Event, first_step: int, steps: int) -> Charges:
-        """Return one event for each epoch that starts in these steps."""
-        started = _epochs_started(first_step + steps, self.batches)
-        started -= _epochs_started(first_step, self.batches)
-        return [(self.event(mechanism), started)] if started else []
+    def num_events(self, steps: int) -> int:
+        """Return one event for each epoch that the steps start."""
+        return -(-steps // self.batches)
 
     def lots(
         self,
@@ -248,6 +254,7 @@ class FixedSizeSampling(IndependentLots):
     population: int
     batch: int
     scheme: ClassVar[SamplingScheme] = FIXED_SIZE
+    has_even_lots: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch <= self.population:
@@ -281,10 +288,6 @@ class FixedSizeSampling(IndependentLots):
             )
         return np.sort(generator.choice(num_examples, self.batch, replace=False, shuffle=False))
 
-    def usual_lot(self, expected_lot: float) -> int:
-        """Return the size of all lots."""
-        return math.ceil(expected_lot)
-
     def event(self, mechanism: Event) -> FixedSizeSampled:
         """Return the event of one step that applies `mechanism` to a lot."""
         return FixedSizeSampled(self.population, self.batch, mechanism)
@@ -300,14 +303,11 @@ class ShuffledEpochs(EpochLots):
     """
 
     scheme: ClassVar[SamplingScheme] = SHUFFLE
+    has_even_lots: ClassVar[bool] = True
 
     def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
         """Return the lots of one epoch; their lengths differ by at most one."""
         return np.array_split(generator.permutation(num_examples), self.batches)
-
-    def usual_lot(self, expected_lot: float) -> int:
-        """Return the size of all lots."""
-        return math.ceil(expected_lot)
 
     def event(self, mechanism: Event) -> EpochShuffled:
         """Return the event of one epoch that applies `mechanism` to each lot."""
@@ -333,11 +333,6 @@ class BallsAndBins(EpochLots):
     def event(self, mechanism: Event) -> RandomAllocation:
         """Return the event of one epoch that applies `mechanism` to each lot."""
         return RandomAllocation(self.batches, mechanism)
-
-
-def _epochs_started(steps: int, batches: int) -> int:
-    """Return the number of epochs that the first `steps` steps of a client start."""
-    return -(-steps // batches)
 
 
 SAMPLINGS: Mapping[str, type[Sampling]] = {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise
-from fedsim.clients.dp_sgd.sampling import EpochLots
+from fedsim.clients.dp_sgd.sampling import EpochLots, IndependentLots
 from fedsim.clients.privacy_engine.lot_sizes import LotSizes, NotPoissonError
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 from fedsim.core.errors import FedsimError
@@ -162,10 +162,12 @@ class LotSchedule:
     def lots(self, num_examples: int, steps: int) -> Iterator[Lot]:
         """Yield the lots of the next `steps` steps; each must be released, in this order."""
         sampling = self._terms.sampling
-        if not isinstance(sampling, EpochLots):
+        if isinstance(sampling, IndependentLots):
             for step in range(self.steps, self.steps + steps):
                 yield Lot(sampling.lot(num_examples, self._streams.lot(step)), step)
             return
+        if not isinstance(sampling, EpochLots):
+            raise TypeError(f"no lots are known of {type(sampling).__name__}")
         number, place = self._next_own(sampling.batches)
         divided = sampling.divide(num_examples, self._streams.lot(number))
         for _ in range(steps):

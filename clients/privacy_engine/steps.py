@@ -1,14 +1,13 @@
 """Step of an attached optimizer: lot, charge, noise, update, in this order."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.privacy_engine.attachment import AttachedModel
@@ -115,14 +114,12 @@ class PrivateSteps:
 
     def clipping_state(self) -> dict[str, float] | None:
         """Return the state of adaptive clipping; None where the bound is fixed."""
-        clipping = self.mechanism.clipping
-        return clipping.state if isinstance(clipping, AdaptiveClipping) else None
+        norm = self.mechanism.clipping.adapted_clip_norm
+        return None if norm is None else {"max_grad_norm": norm}
 
     def clipping_from(self, state: Mapping[str, float]) -> None:
         """Resume from `clipping_state`."""
-        clipping = self.mechanism.clipping
-        if isinstance(clipping, AdaptiveClipping):
-            self.use_mechanism(replace(self.mechanism, clipping=clipping.with_state(dict(state))))
+        self.use_mechanism(self.mechanism.resume(state["max_grad_norm"]))
 
     def _release(self, lot: _OpenLot | None, last: RecordedPass | None, number: int) -> None:
         """Make noise, open lot and last pass, in this order of addition, the gradients."""

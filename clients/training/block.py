@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.clipping import Groups
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import fill_rows_
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
@@ -271,33 +270,25 @@ class _PrivateBlock(_Block):
         like = {"dtype": torch.float64, "device": self.values.device}
         stacked = self._by_row(torch.tensor(bounds, **like))
         self._clip = ClipBounds(clipping, first.members, stacked, self._scales)
-        self._deviations = [self._deviation(s, g) for s, g in zip(self._steps, groups, strict=True)]
+        self._slices = [step.noise_slices(parameters) if step else [] for step in self._steps]
+        self._is_flat = all(len(slices) == 1 for slices in self._slices)
 
     def _by_row(self, values: Tensor) -> Tensor:
         """Return values of members (K, m) for each row of a tile (K · R, m)."""
         return values.repeat_interleave(self.rows, 0, output_size=len(values) * self.rows)
 
-    def _deviation(self, step: DpSgdMechanism | None, groups: Groups | None) -> float | None:
-        """Return the deviation of a member's noise; None where groups have noise of their own."""
-        if step is None or groups is None:
-            return 0.0
-        deviations = set(step.release_deviations(groups, self.values.dtype))
-        return deviations.pop() if len(deviations) == 1 else None
-
     def _fill_with_noise(self, active: Sequence[bool]) -> None:
         """Overwrite `released` with the active members' noise, and zeros elsewhere."""
-        if len(active) > 1 and all(active) and None not in self._deviations:
-            sources = [noise for noise in self._noises if noise is not None]
-            fill_rows_(sources, self.released, [d or 0.0 for d in self._deviations])
+        sources = [noise for noise in self._noises if noise is not None]
+        if len(active) > 1 and self._is_flat and all(active):
+            fill_rows_(sources, self.released, [slices[0][1] for slices in self._slices])
             return
-        for k, (step, noise) in enumerate(zip(self._steps, self._noises, strict=True)):
-            deviation = self._deviations[k]
-            if not active[k] or step is None or noise is None:
+        for k, (noise, slices) in enumerate(zip(self._noises, self._slices, strict=True)):
+            if not active[k] or noise is None:
                 self.released[k].zero_()
-            elif deviation is not None:
-                noise.fill_(self.released[k], deviation)
-            else:
-                step.fill_with_noise(self.gradients.parameters, noise, self.released[k])
+                continue
+            for place, deviation in slices:
+                noise.fill_(self.released[k, place], deviation)
 
     def _adapt(self, lots: Sequence[np.ndarray | None], within: np.ndarray) -> None:
         """Let the clipping of each member that took the step learn from its lot."""

@@ -1,9 +1,9 @@
 """Local optimizers: SGD and Adam, entry by entry, over any list of tensors.
 
 The arithmetic is that of torch.optim, to the bit (tests compare). An optimizer sees values and
-gradients alone, so the same code trains one client or the stacked values of a cohort. `restart`
-makes it ready for the next client. (Building torch's optimizer takes longer than a step of a small
-model, and the first one imports torch's compiler: a second of start-up.)
+gradients alone, so the same code trains one client or the stacked values of a block. (Building
+torch's optimizer takes longer than a step of a small model, and the first one imports torch's
+compiler: a second of start-up.)
 """
 
 import math
@@ -23,15 +23,11 @@ class LocalOptimizer(ABC):
     """Updates values in place from their gradients."""
 
     @abstractmethod
-    def restart(self) -> None:
-        """Reset the state, for the next client."""
-
-    @abstractmethod
     def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Take one step; the gradients may be overwritten.
 
         Args:
-            values: the same tensors in every step since `restart`.
+            values: the same tensors in every step.
             gradients: one for each of `values`, in its shape.
         """
 
@@ -43,10 +39,6 @@ class Sgd(LocalOptimizer):
         self._settings = settings
         self._velocities: list[Tensor] | None = None
 
-    def restart(self) -> None:
-        """Reset the velocities."""
-        self._velocities = None
-
     @torch.no_grad()
     def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Take one step; the gradients may be overwritten."""
@@ -55,18 +47,14 @@ class Sgd(LocalOptimizer):
             for value, gradient in zip(values, gradients, strict=True):
                 gradient.add_(value, alpha=settings.weight_decay)
         if settings.momentum:
-            gradients = self._update_velocities(gradients, settings.momentum)
+            if self._velocities is None:
+                self._velocities = [gradient.clone() for gradient in gradients]
+            else:
+                for velocity, gradient in zip(self._velocities, gradients, strict=True):
+                    velocity.mul_(settings.momentum).add_(gradient)
+            gradients = self._velocities
         for value, gradient in zip(values, gradients, strict=True):
             value.add_(gradient, alpha=-settings.lr)
-
-    def _update_velocities(self, gradients: Sequence[Tensor], momentum: float) -> list[Tensor]:
-        """Update the velocities and return them."""
-        if self._velocities is None:
-            self._velocities = [gradient.clone() for gradient in gradients]
-        else:
-            for velocity, gradient in zip(self._velocities, gradients, strict=True):
-                velocity.mul_(momentum).add_(gradient)
-        return self._velocities
 
 
 class Adam(LocalOptimizer):
@@ -74,10 +62,6 @@ class Adam(LocalOptimizer):
 
     def __init__(self, settings: AdamSettings) -> None:
         self._settings = settings
-        self.restart()
-
-    def restart(self) -> None:
-        """Reset the moments and the number of steps."""
         self._steps = 0
         self._moments: list[tuple[Tensor, Tensor]] = []
 

@@ -30,7 +30,14 @@ class SharedModel:
     def __init__(self, model: nn.Module, *, parameters: FlatParameters | None = None) -> None:
         self.model = model
         self.parameters = FlatParameters(model) if parameters is None else parameters
-        self._layout = _Layout(model, self.parameters)
+        tensors = self.parameters.tensors
+        places = zip(tensors, self.parameters.slices(range(len(tensors))), strict=True)
+        at = {id(tensor): (place, tensor.shape) for tensor, place in places}
+        # Place in the flat tensor by name; tied parameters have several names and one place.
+        named = model.named_parameters(remove_duplicate=False)
+        self._places = {name: at[id(value)] for name, value in named if id(value) in at}
+        state = model.state_dict().items()
+        self._fixed = {name: v.detach() for name, v in state if name not in self._places}
         self._loaded: tuple[ArrayRecord, str] | None = None
         self.start_values: Tensor = self.parameters.data.clone()
         self._fixed_values: list[tuple[Tensor, Tensor]] = []
@@ -47,7 +54,7 @@ class SharedModel:
         state = {name: torch.from_numpy(np.array(a.numpy())) for name, a in arrays.items()}
         self.model.load_state_dict(state)
         self.start_values.copy_(self.parameters.data)
-        self._fixed_values = [(tensor, tensor.clone()) for tensor in self._layout.fixed_tensors]
+        self._fixed_values = [(tensor, tensor.clone()) for tensor in self._fixed.values()]
         self._loaded = arrays, digest(arrays)
         return self._loaded[1]
 
@@ -57,55 +64,26 @@ class SharedModel:
         for tensor, value in self._fixed_values:
             tensor.copy_(value)
 
-    def upload(self, request: ArrayRecord, *, private: bool) -> ArrayRecord:
-        """Return the trained model as a record with the names and kind of the request's.
+    def upload_of(self, trained: np.ndarray, request: ArrayRecord, *, private: bool) -> ArrayRecord:
+        """Return a trained model as a record with the names and kind of the request's.
 
         Args:
+            trained: flat trainable values (size,); the record keeps this memory, read-only.
             request: the global model that the client started from.
             private: whether buffers and frozen parameters are copied from the request.
-        """
-        trained = self.parameters.data.detach().cpu().numpy().copy()
-        return self.upload_of(trained, request, private=private)
-
-    def upload_of(self, trained: np.ndarray, request: ArrayRecord, *, private: bool) -> ArrayRecord:
-        """Return the record of a model whose trainable values are `trained`.
-
-        Args:
-            trained: flat values (size,); the record keeps this memory, read-only.
-            request: as in `upload`.
-            private: as in `upload`.
         """
         values: dict[str, np.ndarray] = {}
         trained = trained.view()
         trained.flags.writeable = False  # and with it its views
         for name, array in request.items():
-            place = self._layout.places.get(name)
-            if place is not None:
-                values[name] = trained[place[0]].reshape(place[1])
+            if name in self._places:
+                place, shape = self._places[name]
+                values[name] = trained[place].reshape(shape)
             elif private:
                 values[name] = array.numpy()
             else:
-                tensor = self._layout.tensors[name]
-                values[name] = tensor.detach().cpu().numpy().copy()
+                values[name] = self._fixed[name].cpu().numpy().copy()
         return live_record(values) if is_live(request) else to_arrays(values)
-
-
-class _Layout:
-    """Place of each name of a model's state: in the flat tensor, or a tensor of its own.
-
-    Tied parameters have several names and one place.
-    """
-
-    def __init__(self, model: nn.Module, parameters: FlatParameters) -> None:
-        slices = parameters.slices(range(len(parameters.tensors)))
-        at = {
-            id(tensor): (place, tuple(tensor.shape))
-            for tensor, place in zip(parameters.tensors, slices, strict=True)
-        }
-        named = model.named_parameters(remove_duplicate=False)
-        self.places = {name: at[id(value)] for name, value in named if id(value) in at}
-        self.tensors = {name: value.detach() for name, value in model.state_dict().items()}
-        self.fixed_tensors = [t for name, t in self.tensors.items() if name not in self.places]
 
 
 def _is_same(one: ArrayRecord, other: ArrayRecord) -> bool:

@@ -54,15 +54,11 @@ class StreamKey:
         """
         return SecureNoise() if secure else SeededNoise(self.key_bytes(Purpose.NOISE))
 
-    def torch_seed(self, purpose: Purpose) -> int:
-        """Return a seed for torch's own generators (dropout)."""
-        return torch_seed(self.key_bytes(purpose))
-
 
 @contextmanager
 def seeded_torch(key: StreamKey, device: torch.device) -> Iterator[None]:
     """Seed torch's generator (dropout) from the client's stream, and restore it afterwards."""
-    seed = key.torch_seed(Purpose.DROPOUT)
+    seed = torch_seed(key.key_bytes(Purpose.DROPOUT))
     if device.type != "cpu":
         with torch.random.fork_rng(devices=[device]):
             torch.manual_seed(seed)

@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.deployment.client_app import EXPERIMENT_FILE
+from fedsim.deployment.deployed_grid import DeployedGrid
 from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.ledgers import collect_ledgers
 from fedsim.deployment.node_state import state_directory
@@ -33,7 +34,7 @@ class DeployedEngine(Engine):
     writes_ledger = False
 
     def __init__(self, grid: Grid, context: Context) -> None:
-        self._grid = grid
+        self._grid = DeployedGrid(grid)
         self._context = context
 
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:

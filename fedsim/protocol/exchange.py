@@ -6,9 +6,9 @@ source only on a grid that sets no ids.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -32,6 +32,20 @@ class ClientError:
 
 
 NO_REPLY = ClientError("no reply")
+
+
+@runtime_checkable
+class PatientGrid(Protocol):
+    """A grid whose nodes may come back, such as a SuperNode that is restarted."""
+
+    def wait_until_online(self, nodes: Collection[int], *, timeout: float) -> None:
+        """Return when all nodes are online, or after the timeout.
+
+        Args:
+            nodes: node ids.
+            timeout: seconds.
+        """
+        ...
 
 
 def exchange(

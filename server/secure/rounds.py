@@ -8,7 +8,7 @@ from typing import TypeVar
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.protocol.exchange import ClientError, exchange
+from fedsim.protocol.exchange import ClientError, PatientGrid, exchange
 from fedsim.protocol.secure import COMBINE, MASKED, SHARES, UNMASK, from_records, make_query
 from fedsim.secagg.errors import (
     AggregatorUnavailableError,
@@ -85,6 +85,8 @@ class QueryChannel:
     ) -> Iterator[tuple[int, _Reply]]:
         """Yield the number and reply of each party; query silent parties again.
 
+        A party that is offline gets `timeout` seconds to come back before each further attempt.
+
         Args:
             stage: message type of the query.
             queries: query to each party, by its number.
@@ -101,6 +103,9 @@ class QueryChannel:
         for attempt in range(1 + retries):
             if attempt:
                 on_retry(len(pending))
+                if isinstance(self.grid, PatientGrid):
+                    silent_nodes = [self.nodes[number] for number in pending]
+                    self.grid.wait_until_online(silent_nodes, timeout=timeout)
             for number, reply in self.query(stage, dict(pending), kind, timeout=timeout):
                 if isinstance(reply, SecureAggregationError):
                     raise reply

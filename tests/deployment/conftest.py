@@ -51,15 +51,11 @@ class Deployment:
         self.home = home
         self._processes: list[subprocess.Popen[bytes]] = []
         self._bin = home / "bin"
-        _write_commands(self._bin)
         self.environment = {
-            **os.environ,
-            "PATH": f"{self._bin}{os.pathsep}{os.environ['PATH']}",
-            "FLWR_HOME": str(home / "flwr"),
+            **environment_of(home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "OMP_NUM_THREADS": "1",
         }
         self._link_port = _free_port()
         (home / "flwr").mkdir()
@@ -147,17 +143,34 @@ class Deployment:
         return process
 
 
+def environment_of(home: Path) -> dict[str, str]:
+    """Return an environment with the commands of Flower and fedsim, and Flower's home in `home`."""
+    _write_commands(home / "bin")
+    return {
+        **os.environ,
+        "PATH": f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "FLWR_HOME": str(home / "flwr"),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
 def _write_commands(directory: Path) -> None:
-    """Write Flower's commands for this interpreter, wherever they were installed."""
+    """Write the commands for this interpreter, wherever they were installed."""
     directory.mkdir(parents=True)
-    for entry in distribution("flwr").entry_points:
-        if entry.group == "console_scripts":
-            path = directory / entry.name
-            path.write_text(
-                f"#!{sys.executable}\nimport sys\nfrom {entry.module} import {entry.attr}\n"
-                f"sys.exit({entry.attr}())\n"
-            )
-            path.chmod(0o755)
+    scripts = {"python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'}
+    commands = {
+        entry.name: (entry.module, entry.attr)
+        for entry in distribution("flwr").entry_points
+        if entry.group == "console_scripts"
+    }
+    for name, (module, function) in {**commands, "fedsim": ("fedsim.cli", "main")}.items():
+        scripts[name] = (
+            f"#!{sys.executable}\nimport sys\nfrom {module} import {function}\n"
+            f"sys.exit({function}())\n"
+        )
+    for name, text in scripts.items():
+        (directory / name).write_text(text)
+        (directory / name).chmod(0o755)
 
 
 def _free_port() -> int:
@@ -206,6 +219,11 @@ class Site:
     def ledger(run: Path) -> list[str]:
         """Return the records of a run's ledger, as they are written."""
         return (run / "ledger.jsonl").read_text().splitlines()
+
+    @staticmethod
+    def environment(home: Path) -> dict[str, str]:
+        """Return an environment with the commands of Flower and fedsim, as installed."""
+        return environment_of(home)
 
     @contextmanager
     def running(self) -> Iterator[Deployment]:

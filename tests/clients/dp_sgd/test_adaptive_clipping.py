@@ -1,7 +1,8 @@
 """The bound follows a quantile, and what it learns from is accounted for."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -17,6 +18,10 @@ from fedsim.clients.dp_sgd.noise import NoiseSource, SeededNoise
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.clients.settings import LocalSettings
+from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.shared_model import SharedModel
+from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key
 
 
@@ -39,16 +44,31 @@ def score(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.squeeze(1)
 
 
-def bounds(
-    one: DpSgdMechanism, x: Tensor, lots: np.random.Generator, noise: NoiseSource, steps: int
-) -> Iterator[float]:
+@dataclass(frozen=True)
+class GivenNoise(StreamKey):
+    """A client's streams, with the noise that a test gives."""
+
+    source: NoiseSource
+
+    def noise(self, *, secure: bool = False) -> NoiseSource:
+        return self.source
+
+
+def bounds(one: DpSgdMechanism, x: Tensor, noise: NoiseSource, steps: int) -> list[float]:
+    """Return the bound after each step of a client."""
     gradients = RuleGradients(nn.Linear(x.shape[1], 1, bias=False), score)
-    into = torch.zeros_like(gradients.parameters.data)
-    for _ in range(steps):
-        seen = one.release(gradients, x, torch.zeros(len(x)), lots=lots, noise=noise, into=into)
-        one = one.adapt(seen, noise)
-        assert isinstance(one.clipping, AdaptiveClipping)
-        yield one.clipping.max_grad_norm
+    found: list[float | None] = []
+
+    def watch(lots: object, released: Tensor, used: Sequence[DpSgdMechanism | None]) -> None:
+        assert used[0] is not None
+        found.append(used[0].clipping.adapted_clip_norm)
+
+    local = LocalSettings(steps=steps, batch_size=1)
+    member = BlockMember(x, torch.zeros(len(x)), GivenNoise(1, 0, 1, noise), range(steps), one)
+    shared = SharedModel(gradients.model, parameters=gradients.parameters)
+    result = train_block(shared, gradients.loss, gradients, local, [member], on_step=watch)
+    found.append(result.adapted_clip_norm[0])
+    return [bound for bound in found[1:] if bound is not None]
 
 
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
@@ -60,8 +80,7 @@ def test_the_bound_converges_to_the_quantile(quantile: float, start: float) -> N
     clipping = AdaptiveClipping.for_lot(200.0, max_grad_norm=start, quantile=quantile)
     assert clipping.count_noise == 10.0
     one = step(clipping, z=2.0, lot=200.0)
-    lots, noise = np.random.default_rng(1), SeededNoise(stream_key(2, Purpose.NOISE))
-    found = list(bounds(one, x, lots, noise, 500))
+    found = bounds(one, x, SeededNoise(stream_key(2, Purpose.NOISE)), 500)
     # A factor 1000 away, C moves by e^(η γ) a step at worst; then it wanders by a few percent.
     assert np.mean(found[-200:]) == pytest.approx(1 + 9 * quantile, rel=0.04)
 
@@ -93,17 +112,9 @@ def test_one_example_moves_the_count_by_half(within: int) -> None:
 
 def test_an_example_that_is_not_finite_is_not_within() -> None:
     x = torch.tensor([[0.1, 0.0], [math.nan, 0.0], [5.0, 0.0]])
-    gradients = RuleGradients(nn.Linear(2, 1, bias=False), score)
-    one = DpSgdMechanism(PoissonSampling(1.0), AdaptiveClipping(1.0, 3.0), 1.0, 3.0)
-    seen = one.release(
-        gradients,
-        x,
-        torch.zeros(3),
-        lots=np.random.default_rng(0),
-        noise=NoNoise(),
-        into=torch.zeros(2),
-    )
-    assert (seen.examples, seen.not_finite, seen.within) == (3, 1, (1,))
+    clipping = AdaptiveClipping(1.0, 3.0, learning_rate=1.0)
+    (found,) = bounds(DpSgdMechanism(PoissonSampling(1.0), clipping, 1.0, 3.0), x, NoNoise(), 1)
+    assert found == pytest.approx(math.exp(0.5 - (1 - 3 / 2) / 3 - 0.5)), "one of three is within"
 
 
 def test_gradients_and_count_have_the_noise_that_was_asked_for_together() -> None:
@@ -140,8 +151,7 @@ def test_the_released_count_has_the_noise_that_is_charged(released_about: int) -
     assert isinstance(event, PoissonSampled)
     assert isinstance(event.event, JointGaussian)
     charged = event.event.noise_multipliers[1] * 0.5
-    lots, noise = np.random.default_rng(1), SeededNoise(stream_key(2, Purpose.NOISE))
-    found = np.log([1.0, *bounds(one, x, lots, noise, 4000)])
+    found = np.log([1.0, *bounds(one, x, SeededNoise(stream_key(2, Purpose.NOISE)), 4000)])
     count = -np.diff(found) / clipping.learning_rate * n
     assert count_noise_is_plausible(count, charged)
     assert not count_noise_is_plausible(1.07 * count, charged)
@@ -215,7 +225,7 @@ def test_the_state_is_the_bound() -> None:
     clipping = AdaptiveClipping(0.7, count_noise=5.0)
     later = clipping.adapt(0.9)
     assert later.max_grad_norm < clipping.max_grad_norm
-    assert clipping.with_state(later.state) == later
+    assert clipping.resume(later.adapted_clip_norm) == later
 
 
 @pytest.mark.parametrize("share", [-1e300, 1e300])

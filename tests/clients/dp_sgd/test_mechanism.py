@@ -7,6 +7,7 @@ well-known bug cannot pass the check that is about it.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,14 +24,25 @@ from fedsim.accountant import (
     PoissonSampled,
 )
 from fedsim.clients.dp_sgd.clipping import Clipping, FlatClipping, GroupClipping, Groups
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism, Lots
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, group_noise
-from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, Tile
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
-from fedsim.clients.dp_sgd.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
+from fedsim.clients.dp_sgd.sampling import (
+    FixedSizeSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledEpochs,
+)
+from fedsim.clients.settings import LocalSettings, SgdSettings
+from fedsim.clients.training import block
+from fedsim.clients.training.block import BlockMember, BlockResult, train_block
+from fedsim.clients.training.shared_model import SharedModel
+from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key
+
+Lots = Iterator[np.ndarray] | np.random.Generator
 
 Z, C, LOT = 1.3, 0.5, 8.0
 FIRST, SECOND = 300_000, 200_000  # dimensions of the two layers of `Pair`
@@ -82,25 +94,52 @@ STEPS = {
 }
 
 
-def released(
+@dataclass(frozen=True)
+class GivenStreams(StreamKey):
+    """A client's lots and noise, as a test gives them."""
+
+    given_lots: Lots
+    source: NoiseSource
+
+    def lots(self, sampling: Sampling, num_examples: int, *, first_step: int, **_: object) -> Any:
+        if isinstance(self.given_lots, Iterator):
+            return self.given_lots
+        return sampling.lots(
+            num_examples, self.given_lots, epochs=self.epoch, first_step=first_step
+        )
+
+    def noise(self, *, secure: bool = False) -> NoiseSource:
+        return self.source
+
+
+def trained(
     step: DpSgdMechanism,
     x: Tensor,
     *,
     gradients: PerExampleGradients | None = None,
     lots: Lots | None = None,
     noise: NoiseSource | None = None,
-) -> Tensor:
+    steps: int = 1,
+    lr: float = 1e-30,
+) -> tuple[list[int], Tensor, BlockResult]:
+    """Train a client alone; return the sizes of its lots, its releases, and what it ends with."""
     gradients = gradients or dirac(x.shape[1])
-    into = torch.full_like(gradients.parameters.data, float("nan"))
-    step.release(
-        gradients,
-        x,
-        torch.zeros(len(x)),
-        lots=lots or stream(),
-        noise=noise or seeded(),
-        into=into,
-    )
-    return into
+    sizes, releases = [], []
+
+    def watch(lots: Any, released: Tensor, mechanisms: object) -> None:
+        sizes.append(len(lots[0]))
+        releases.append(released[0].clone())
+
+    local = LocalSettings(steps=steps, batch_size=1, optimizer=SgdSettings(name="sgd", lr=lr))
+    streams = GivenStreams(0, 0, 1, lots or stream(), noise or seeded())
+    member = BlockMember(x, torch.zeros(len(x)), streams, range(steps), step)
+    shared = SharedModel(gradients.model, parameters=gradients.parameters)
+    result = train_block(shared, gradients.loss, gradients, local, [member], on_step=watch)
+    return sizes, torch.stack(releases), result
+
+
+def released(step: DpSgdMechanism, x: Tensor, **given: Any) -> Tensor:
+    return trained(step, x, **given)[1][0]
 
 
 # --- What a step promises -------------------------------------------------------------------------
@@ -143,8 +182,8 @@ def check_neighbours_share_noise(step: DpSgdMechanism) -> None:
     """N and N + 1 examples, the same public settings: all that is drawn for the noise is equal."""
 
     def ten_releases(examples: int) -> Tensor:
-        lots, noise, x = stream(3), seeded(4), torch.zeros(examples, 50)
-        return torch.stack([released(step, x, lots=lots, noise=noise) for _ in range(10)])
+        x = torch.zeros(examples, 50)
+        return trained(step, x, lots=stream(3), noise=seeded(4), steps=10)[1]
 
     assert torch.equal(ten_releases(20), ten_releases(21))
 
@@ -246,9 +285,7 @@ def test_steps_and_layers_have_independent_noise(source: Callable[[int], NoiseSo
     """Within a round; clients, rounds and seeds are in test_noise.py. 5.5 standard errors: 4e-8."""
     gradients, noise, lots = RuleGradients(Pair(), score), source(1), stream()
     x = torch.zeros(3, FIRST + SECOND)
-    steps = [
-        released(UNEVEN, x, gradients=gradients, lots=lots, noise=noise).clone() for _ in range(3)
-    ]
+    steps = trained(UNEVEN, x, gradients=gradients, lots=lots, noise=noise, steps=3)[1]
     for i in range(3):
         assert correlation(steps[i], steps[i - 1]) < 5.5
         assert correlation(steps[i][:SECOND], steps[i][FIRST:]) < 5.5
@@ -270,11 +307,11 @@ def test_neighbours_share_noise_normaliser_and_steps(rate: float, clipping: Clip
     check_neighbours_share_noise(DpSgdMechanism(PoissonSampling(rate), clipping, Z, LOT))
 
 
-def test_a_step_does_not_move_the_model_itself() -> None:
+def test_a_model_is_moved_by_its_release_and_nothing_else() -> None:
     gradients = dirac()
     before = gradients.parameters.data.clone()
-    released(FLAT, torch.ones(5, 3), gradients=gradients)
-    assert torch.equal(gradients.parameters.data, before)
+    _, releases, result = trained(FLAT, torch.ones(5, 3), gradients=gradients, lr=0.5)
+    torch.testing.assert_close(result.values[0], before - 0.5 * releases[0])
 
 
 def test_a_step_is_the_event_that_is_charged() -> None:
@@ -289,11 +326,9 @@ def test_a_step_is_the_event_that_is_charged() -> None:
 
 def test_standard_deviation_is_z_times_the_sensitivity() -> None:
     groups = Groups(((0,), (1,)), (0.3, 0.4), (10, 20))
-    assert FLAT.standard_deviation(groups) == pytest.approx(Z * 0.5)
-    with pytest.raises(ValueError, match="use standard_deviations"):
-        replace(FLAT, allocation="proportional").standard_deviation(groups)
+    assert FLAT.standard_deviations(groups) == pytest.approx([Z * 0.5] * 2)
     nothing = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(math.inf), 0.0, 1.0)
-    assert nothing.standard_deviation(Groups(((0,),), (math.inf,))) == 0.0
+    assert nothing.standard_deviations(Groups(((0,),), (math.inf,))) == (0.0,)
 
 
 @pytest.mark.parametrize("allocation", ["uniform", "proportional", "optimal", (Z,)])
@@ -319,15 +354,11 @@ def test_without_noise_a_step_is_the_clipped_sum_and_epsilon_is_infinite(
 def test_empty_lots_are_charged_and_noisy() -> None:
     """Rate 0.01 of one example: nearly every lot is empty; each step releases, each is charged."""
     step = DpSgdMechanism(PoissonSampling(0.01), FlatClipping(C), Z, LOT)
-    lots, noise, gradients, sizes = stream(1), seeded(2), dirac(100), []
-    into = torch.zeros(100)
-    for _ in range(200):
-        before = into.clone()
-        statistics = step.release(
-            gradients, torch.ones(1, 100), torch.zeros(1), lots=lots, noise=noise, into=into
-        )
-        sizes.append(statistics.examples)
-        assert (into != before).all()
+    sizes, releases, _ = trained(
+        step, torch.ones(1, 100), lots=stream(1), noise=seeded(2), gradients=dirac(100), steps=200
+    )
+    assert (releases[1:] != releases[:-1]).all()
+    assert releases.all()
     assert 0 < sum(sizes) < 10
     assert step.charges(0, 200) == [(PoissonSampled(0.01, Gaussian(Z)), 200)]
 
@@ -336,14 +367,11 @@ def iterate(*lots: list[int]) -> Iterator[np.ndarray]:
     return iter([np.array(lot, dtype=np.int64) for lot in lots])
 
 
-def test_lots_come_from_an_iterator_or_a_stream() -> None:
+def test_a_release_is_about_the_lot_alone() -> None:
     x = torch.eye(3) * 0.1
     step = replace(FLAT, noise_multiplier=0.0)
     gradient = released(step, x, lots=iterate([0, 2]))
     torch.testing.assert_close(gradient * LOT, torch.tensor([0.1, 0.0, 0.1]))
-    shuffled = replace(step, sampling=ShuffledEpochs(3))
-    with pytest.raises(TypeError, match="take its lots from `lots`"):
-        released(shuffled, x, lots=stream())
 
 
 @pytest.mark.parametrize("physical", [1, 3, 7, 100])
@@ -354,14 +382,13 @@ def test_splitting_a_lot_changes_nothing(physical: int) -> None:
     step = DpSgdMechanism(PoissonSampling(0.7), FlatClipping(C), Z, LOT)
     split = replace(step, max_physical_batch=physical)
     assert split.charges(0, 1) == step.charges(0, 1)
-    lots, noise = (stream(1), stream(1)), (seeded(2), seeded(2))
-    for _ in range(5):
-        whole = released(step, x, lots=lots[0], noise=noise[0])
-        parts = released(split, x, lots=lots[1], noise=noise[1])
-        torch.testing.assert_close(parts, whole, rtol=1e-6, atol=1e-7)
+    streams = [{"lots": stream(1), "noise": seeded(2)} for _ in range(2)]
+    whole = trained(step, x, steps=5, **streams[0])[1]
+    parts = trained(split, x, steps=5, **streams[1])[1]
+    torch.testing.assert_close(parts, whole, rtol=1e-6, atol=1e-7)
 
 
-def test_splitting_bounds_the_batch_and_adds_up_what_happened() -> None:
+def test_splitting_bounds_the_batch_and_adds_up() -> None:
     seen: list[tuple[int, int]] = []
 
     class Spy(RuleGradients):
@@ -371,13 +398,10 @@ def test_splitting_bounds_the_batch_and_adds_up_what_happened() -> None:
 
     x = torch.tensor([[0.1], [9.0], [math.nan], [0.2], [0.3]])
     spy = Spy(nn.Linear(1, 1, bias=False), score)
-    into = torch.zeros(1)
-    statistics = replace(FLAT, max_physical_batch=2, noise_multiplier=0.0).release(
-        spy, x, torch.zeros(5), lots=stream(), noise=seeded(), into=into
-    )
+    split = replace(FLAT, max_physical_batch=2, noise_multiplier=0.0)
+    total = released(split, x, gradients=spy).item() * LOT
     assert seen == [(1, 1)] * 5, "tiles have a multiple of 8 rows, or one"
-    assert statistics == LotStatistics(5, 1, (3,))
-    assert into.item() * LOT == pytest.approx(0.1 + C + 0.2 + 0.3, rel=1e-5)
+    assert total == pytest.approx(0.1 + C + 0.2 + 0.3, rel=1e-5)
 
 
 def test_a_lot_of_several_tiles_counts_each_example_once() -> None:
@@ -436,84 +460,65 @@ def test_mutation_no_clipping_is_caught() -> None:
 
 
 class TooLittleNoise(DpSgdMechanism):
-    def fill_with_noise(self, parameters, noise, into) -> Groups:
-        groups = super().fill_with_noise(parameters, noise, into)
-        into /= math.sqrt(2)
-        return groups
+    def standard_deviations(self, groups: Groups) -> tuple[float, ...]:
+        return tuple(sigma / math.sqrt(2) for sigma in super().standard_deviations(groups))
 
 
 def test_mutation_too_little_noise_is_caught() -> None:
-    with pytest.raises(AssertionError):
-        check_noise(mutated(TooLittleNoise), claimed=FLAT)
-
-
-class NoisePerPhysicalBatch(DpSgdMechanism):
-    """Sums releases of the parts: one noise draw for each."""
-
-    def release(self, gradients, features, targets, *, lots, noise, into) -> LotStatistics:
-        total, statistics = torch.zeros_like(into), LotStatistics(0, 0, (0,))
-        for part in range(0, len(features), self.max_physical_batch or 1):
-            rows = slice(part, part + (self.max_physical_batch or 1))
-            statistics = super().release(
-                gradients, features[rows], targets[rows], lots=lots, noise=noise, into=into
-            )
-            total += into
-        into.copy_(total)
-        return statistics
-
-
-def test_mutation_noise_for_each_physical_batch_is_caught() -> None:
-    check_noise(replace(FLAT, max_physical_batch=2), examples=4)
-    with pytest.raises(AssertionError):
-        check_noise(mutated(NoisePerPhysicalBatch, max_physical_batch=2), examples=4)
-
-
-class DividesByTheDrawnLot(DpSgdMechanism):
-    """Opacus #571: the release depends on how many examples there are."""
-
-    def release(self, gradients, features, targets, *, lots, noise, into) -> LotStatistics:
-        statistics = super().release(
-            gradients, features, targets, lots=lots, noise=noise, into=into
-        )
-        into *= self.expected_lot / max(1, statistics.examples)
-        return statistics
-
-
-def test_mutation_dividing_by_the_drawn_lot_is_caught() -> None:
-    wrong = mutated(DividesByTheDrawnLot)
-    with pytest.raises(AssertionError):
-        check_neighbours_share_noise(wrong)
-    with pytest.raises(AssertionError):
-        check_sensitivity(wrong)
-
-
-@dataclass(frozen=True)
-class LotFromTheSizeOfTheData(DpSgdMechanism):
-    """The normaliser is q N with the private N."""
-
-    def release(self, gradients, features, targets, *, lots, noise, into) -> LotStatistics:
-        step = replace(FLAT, expected_lot=float(max(1, len(features))))
-        return step.release(gradients, features, targets, lots=lots, noise=noise, into=into)
-
-
-def test_mutation_a_normaliser_from_private_sizes_is_caught() -> None:
-    with pytest.raises(AssertionError):
-        check_neighbours_share_noise(mutated(LotFromTheSizeOfTheData))
-
-
-class NoNoiseForEmptyLots(DpSgdMechanism):
-    def release(self, gradients, features, targets, *, lots, noise, into) -> LotStatistics:
-        if len(features) == 0:
-            into.zero_()
-            return LotStatistics(0, 0, (0,))
-        return super().release(gradients, features, targets, lots=lots, noise=noise, into=into)
-
-
-def test_mutation_skipping_empty_lots_is_caught() -> None:
-    with pytest.raises(AssertionError):
-        check_noise(mutated(NoNoiseForEmptyLots), examples=0)
-
-
-def mutated(kind: type[DpSgdMechanism], **changes: object) -> DpSgdMechanism:
     fields = {name: getattr(FLAT, name) for name in FLAT.__dataclass_fields__}
-    return kind(**{**fields, **changes})
+    with pytest.raises(AssertionError):
+        check_noise(TooLittleNoise(**fields), claimed=FLAT)
+
+
+def test_mutation_noise_for_each_physical_batch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, noise = replace(FLAT, max_physical_batch=2), seeded()
+    whole = RuleGradients.add_clipped_sums
+    check_noise(step, examples=4)
+
+    def noisy(self: RuleGradients, values: Any, tile: Any, clip: Any, into: Tensor) -> Any:
+        into += noise.fill_(torch.empty_like(into), Z * C / LOT)
+        return whole(self, values, tile, clip, into)
+
+    monkeypatch.setattr(RuleGradients, "add_clipped_sums", noisy)
+    with pytest.raises(AssertionError):
+        check_noise(step, examples=4)
+
+
+@pytest.fixture
+def changed_release(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]], None]:
+    """Let a function change the releases of a block: of its lots, its members and `released`."""
+    whole = block._PrivateBlock.fill_released
+
+    def change(how: Callable[..., None]) -> None:
+        def changed(self: Any, active: Any, lots: Any) -> None:
+            whole(self, active, lots)
+            how(lots[0], self.members[0], self.released)
+
+        monkeypatch.setattr(block._PrivateBlock, "fill_released", changed)
+
+    return change
+
+
+def test_mutation_dividing_by_the_drawn_lot_is_caught(changed_release: Callable[..., None]) -> None:
+    """Opacus #571: the release depends on how many examples there are."""
+    changed_release(lambda lot, member, release: release.mul_(LOT / max(1, len(lot))))
+    with pytest.raises(AssertionError):
+        check_neighbours_share_noise(FLAT)
+    with pytest.raises(AssertionError):
+        check_sensitivity(FLAT)
+
+
+def test_mutation_a_normaliser_from_private_sizes_is_caught(
+    changed_release: Callable[..., None],
+) -> None:
+    """The normaliser is q N with the private N."""
+    changed_release(lambda lot, member, release: release.mul_(LOT / max(1, len(member.features))))
+    with pytest.raises(AssertionError):
+        check_neighbours_share_noise(FLAT)
+
+
+def test_mutation_skipping_empty_lots_is_caught(changed_release: Callable[..., None]) -> None:
+    check_noise(FLAT, examples=0)
+    changed_release(lambda lot, member, release: None if len(lot) else release.zero_())
+    with pytest.raises(AssertionError):
+        check_noise(FLAT, examples=0)

@@ -179,12 +179,6 @@ def test_epochs_go_on_over_rounds(sampling: Sampling) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("sampling", [ShuffledEpochs(5), BallsAndBins(5)])
-def test_a_sampling_by_epochs_has_no_single_lots(sampling: Sampling) -> None:
-    with pytest.raises(TypeError, match="take its lots from `lots`"):
-        sampling.lot(10, stream())
-
-
 @pytest.mark.parametrize(
     ("sampling", "event"),
     [

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from fedsim.clients.dp_sgd import tiles
 from fedsim.clients.dp_sgd.clipping import FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.noise import SecureNoise
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss, Tile
@@ -26,6 +25,10 @@ from fedsim.clients.dp_sgd.per_example.layers.base import ExampleUse
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.dp_sgd.tiles import LotReader, tile_rows
+from fedsim.clients.settings import LocalSettings
+from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.shared_model import SharedModel
+from fedsim.clients.training.streams import StreamKey
 from fedsim.models.losses import cross_entropy
 
 C = 1.0
@@ -206,6 +209,7 @@ def test_no_other_row_and_no_place_changes_a_bit_of_a_contribution(
 # --- The attack on a sum without tiles ------------------------------------------------------------
 
 LOT = 16
+ONE_STEP = LocalSettings(steps=1, batch_size=LOT)
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -259,10 +263,15 @@ def test_an_example_moves_a_sum_by_no_more_than_its_bound_even_at_a_kink() -> No
     step = DpSgdMechanism(PoissonSampling(1.0), clipping, 0.0, float(LOT))
 
     def by_tiles(n: int) -> Tensor:
-        into = torch.zeros_like(gradients.parameters.data)
-        stream = np.random.default_rng(0)
-        step.release(gradients, x[:n], y[:n], lots=stream, noise=SecureNoise(), into=into)
-        return into * LOT
+        releases = []
+        shared = SharedModel(model, parameters=gradients.parameters)
+        member = BlockMember(x[:n], y[:n], StreamKey(0, 0, 1), range(1), step)
+        train_block(
+            *(shared, squared_error, gradients, ONE_STEP, [member]),
+            on_step=lambda lots, released, used: releases.append(released[0] * LOT),
+        )
+        shared.restart()
+        return releases[0]
 
     def untiled(n: int) -> Tensor:
         into = torch.zeros_like(gradients.parameters.data)

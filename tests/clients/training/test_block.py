@@ -13,6 +13,7 @@ from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
 from fedsim.clients.dp_sgd.clipping import AutomaticClipping, Clipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.choice import gradients_for, training_gradients
+from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.dp_sgd.per_example.one_at_a_time import OneAtATime
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
@@ -271,8 +272,8 @@ def test_fixed_bounds_are_not_adapted() -> None:
     assert bench().train([member(0), None, member(3)]).adapted_clip_norm == (None, None, None)
 
 
-def test_a_release_is_the_mechanisms_own() -> None:
-    """A block of one takes the steps that `DpSgdMechanism.release` would."""
+def test_a_release_is_noise_and_clipped_gradients_over_the_expected_lot() -> None:
+    """Step by step as the paper has it, from gradients of one example at a time."""
     local = LocalSettings(steps=5, batch_size=6, optimizer=SgdSettings(name="sgd", lr=0.3))
     for clipping in ("flat", "layers", "adaptive"):
         place, one = bench(), member(3, clipping=clipping, steps=5)
@@ -280,16 +281,25 @@ def test_a_release_is_the_mechanisms_own() -> None:
         assert place.gradients is not None
         assert one.step is not None
         place.shared.restart()
-        step, into = one.step, torch.zeros_like(values)
+        step, parameters = one.step, place.shared.parameters
+        exact = OneAtATime(place.shared.model, place.loss, parameters=parameters)
         lots = one.key.lots(step.sampling, len(one.features), first_step=3)
-        noise = one.key.noise()
-        for _ in range(5):
-            seen = step.release(
-                place.gradients, one.features, one.targets, lots=lots, noise=noise, into=into
-            )
-            place.shared.parameters.data.add_(into, alpha=-0.3)
-            step = step.adapt(seen, noise)
-        torch.testing.assert_close(place.shared.parameters.data, values, rtol=1e-5, atol=1e-6)
+        noise, into = one.key.noise(), torch.zeros_like(values)
+        for lot in islice(lots, 5):
+            step.fill_with_noise(parameters, noise, into)
+            groups, within = step.groups(parameters), []
+            rows = exact.gradients(one.features[lot], one.targets[lot])
+            for members, bound in zip(groups.members, groups.bounds, strict=True):
+                places = parameters.slices(members)
+                own = torch.cat([rows[:, at] for at in places], 1)
+                norms = torch.linalg.vector_norm(own, dim=1, keepdim=True)
+                within.append(int(torch.count_nonzero(norms <= bound)))
+                for at in places:
+                    part = rows[:, at] * (bound / norms).clamp(max=1)
+                    into[at] += part.sum(0) / step.expected_lot
+            parameters.data.add_(into, alpha=-0.3)
+            step = step.adapt(LotStatistics(len(lot), 0, tuple(within)), noise)
+        torch.testing.assert_close(parameters.data, values, rtol=1e-4, atol=1e-6)
 
 
 # --- Streams --------------------------------------------------------------------------------------
@@ -439,8 +449,8 @@ class Recorded(Sampling):
     def event(self, mechanism):
         return self.inner.event(mechanism)
 
-    def charges(self, mechanism, first_step, steps):
-        return self.inner.charges(mechanism, first_step, steps)
+    def num_events(self, steps):
+        return self.inner.num_events(steps)
 
     def lots(self, num_examples, stream, *, epochs, first_step) -> Iterator[np.ndarray]:
         for lot in self.inner.lots(num_examples, stream, epochs=epochs, first_step=first_step):

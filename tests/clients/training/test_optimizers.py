@@ -61,17 +61,6 @@ def test_steps_are_those_of_torch(settings: OptimizerSettings) -> None:
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_a_restarted_optimizer_remembers_nothing(settings: OptimizerSettings) -> None:
-    optimizer = make_optimizer(settings)
-    for seed in (2, 1):
-        optimizer.restart()
-        values = starts(seed)
-        for step in range(STEPS):
-            optimizer.step(values, gradients(seed, step))
-    assert all(map(torch.equal, values, trained(settings, 1)))
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("clients", [2, 5])
 def test_stacked_clients_step_as_each_alone(settings: OptimizerSettings, clients: int) -> None:
     """To the bit: a client's values lie anywhere in a vector register, ends of rows included."""

@@ -64,7 +64,8 @@ def test_an_upload_has_what_may_leave(pack, private: bool) -> None:
     shared_model.restart()
     shared_model.parameters.data += 1.0
     running_mean(shared_model).add_(5.0)
-    upload = shared_model.upload(record, private=private)
+    trained = shared_model.parameters.data.numpy().copy()
+    upload = shared_model.upload_of(trained, record, private=private)
     assert list(upload) == list(record)
     assert is_live(upload) == is_live(record)
     sent = {name: array.numpy().copy() for name, array in upload.items()}
