@@ -5,6 +5,7 @@ Nothing heavy is imported before a command needs it: `--help` answers at once.
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -14,6 +15,7 @@ import fedsim
 from fedsim.audit.command import audit
 from fedsim.comparison.command import compare_command
 from fedsim.core.errors import ExitCode, FedsimError
+from fedsim.deployment.command import node_policy
 
 if TYPE_CHECKING:
     from fedsim.experiment import Experiment
@@ -193,9 +195,18 @@ def deploy(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> No
     app = write_app(load_experiment(file, overrides), Path(out))
     data = None if app.data_file is None else str(app.data_file)
     if as_json:
-        _print_json({"path": str(app.path), "clients": app.num_nodes, "data_file": data})
+        _print_json(
+            {
+                "path": str(app.path),
+                "clients": app.num_nodes,
+                "data_file": data,
+                "plugin_digest": app.plugin_digest,
+            }
+        )
         return
     click.echo(f"{app.path}: a Flower app for {app.num_nodes} SuperNodes; see docs/deployment.md")
+    if app.plugin_digest is not None:
+        click.echo(f"plugin_digests of a node's policy: {app.plugin_digest}")
     if data is not None:
         click.echo(f"not in the app: {data}; copy it to this path on every node", err=True)
 
@@ -236,6 +247,8 @@ def validate(file: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
     Lists the code that a run would execute and the files that it would read.
     """
+    from fedsim.deployment.errors import DeploymentError
+    from fedsim.deployment.plugin_digest import plugin_digest
     from fedsim.experiment import load_experiment
     from fedsim.planning.footprint import find_footprint
 
@@ -247,6 +260,10 @@ def validate(file: str, overrides: tuple[str, ...], as_json: bool) -> None:
     click.echo(f"{file}: ok ({experiment.name}, {_privacy_in_words(experiment)})")
     for line in find_footprint(loaded).lines():
         click.echo(line)
+    with suppress(DeploymentError):  # a plug-in that is not here yet
+        digest = plugin_digest(loaded)
+        if digest is not None:
+            click.echo(f"  plugin_digests of a node's policy: {digest}")
 
 
 @cli.command()
@@ -276,6 +293,7 @@ def list_names(as_json: bool) -> None:
 
 cli.add_command(audit)
 cli.add_command(compare_command)
+cli.add_command(node_policy)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import click
 import fedsim
 from fedsim.cli import EXIT_CODES, cli
 from fedsim.comparison.settings import ComparisonSettings
+from fedsim.deployment.policy import NodePolicy
 from fedsim.experiment import Experiment
 from fedsim.models.catalog import MODELS
 from fedsim.runs.directory import CLIENT_COLUMNS
@@ -68,6 +69,7 @@ def _settings() -> Iterator[str]:
         title = f"`model.args` of `{name}`"
         yield from _section(title, _key_table(rows_of(entry.args, "model.args")), level=3)
     yield from _section("Keys of a comparison file", _key_table(rows_of(ComparisonSettings)))
+    yield from _section("Keys of a node's policy", _key_table(rows_of(NodePolicy)))
 
 
 def _key_table(rows: Iterable[SettingRow]) -> Iterator[str]:

@@ -1,18 +1,31 @@
 """The ClientApp of a SuperNode: one client, or one helper, with its ledger on the node's disk."""
 
 import logging
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedsim.clients.app import BatchClientApp
+from fedsim.clients.task import ClientTask
 from fedsim.core.plugin_errors import contained_exits, describe_error
+from fedsim.deployment.data_ledger import data_directory
 from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.ledgers import LEDGER_TYPE, empty_ledger_reply, ledger_reply
-from fedsim.deployment.node_state import client_ledger, state_directory
+from fedsim.deployment.node_journal import NodeJournal, record_without_privacy
+from fedsim.deployment.node_state import claim_seed, client_ledger, state_directory
+from fedsim.deployment.policy import NodePolicy, policy_of_node
+from fedsim.deployment.policy_rules import (
+    PolicyRefusalError,
+    check_experiment,
+    check_plan,
+    check_round,
+)
 from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.federation.nodes import make_node_app, num_helpers
-from fedsim.federation.shards import TaskSource, client_app_from_source
+from fedsim.federation.shards import TaskSource
 from fedsim.protocol.errors import LEDGER_UNWRITABLE
 from fedsim.protocol.roll_call import PARTITION
 from fedsim.simulation.virtual_grid import failure
@@ -28,8 +41,9 @@ class NodeClient(ClientApp):
     Args:
         directory: contains `experiment.yaml` and its plug-in files.
 
-    Guarantee: a round is charged in the node's ledger, on disk, before training starts. The charge
-    remains if the SuperNode or the run fails.
+    Guarantee: a round is charged in the ledgers of the node's data and of its client, on disk,
+    before training starts. The charge remains if the SuperNode or the run fails. What the node's
+    policy forbids is refused, and charged nothing.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -50,6 +64,9 @@ class NodeClient(ClientApp):
                 # On a node of its own, that is the failure of this client, not of the run.
                 return failure(message, reply.error.reason or "")
             return reply
+        except PolicyRefusalError as error:
+            logger.warning("%s", error)
+            return failure(message, str(error))
         except Exception as error:
             logger.exception("this client failed")
             return failure(message, describe_error(error))
@@ -60,11 +77,47 @@ class NodeClient(ClientApp):
         if client >= loaded.experiment.data.partition.num_clients:
             return _helper(loaded, message, context)
         state = state_directory(context.node_config)
+        policy = policy_of_node(context.node_config, state)
+        check_experiment(policy, loaded)  # first: nothing of a refused experiment is kept or run
+        check_round(loaded.experiment, message)
         ledger = client_ledger(state, loaded.experiment, client)
         if message.metadata.message_type == LEDGER_TYPE:
             return ledger_reply(ledger, message)
-        source = TaskSource(loaded.experiment.model_dump_json(), loaded.base, ledger)
-        return client_app_from_source(source)(message, context)
+        tasks = _GuardedTasks(policy, state, loaded, ledger)
+        return BatchClientApp(tasks)(message, context)
+
+
+@dataclass(frozen=True)
+class _GuardedTasks:
+    """Tasks of the node's client that charge through the node's policy."""
+
+    policy: NodePolicy
+    state: Path
+    loaded: LoadedExperiment
+    ledger: Path
+
+    def __call__(self, client: int) -> ClientTask:
+        experiment = self.loaded.experiment
+        source = TaskSource(experiment.model_dump_json(), self.loaded.base, self.ledger)
+        task = source(client)
+        data = data_directory(self.state, self.policy, self.loaded)
+        if task.privacy is None or task.journal is None or experiment.privacy is None:
+            record_without_privacy(
+                data, experiment=experiment.name, seed=experiment.seed, client=client
+            )
+            return task
+        check_plan(self.policy, task.privacy)
+        journal = NodeJournal(
+            own=task.journal,
+            data=data,
+            policy=self.policy,
+            plan=task.privacy,
+            experiment=experiment.name,
+            seed=experiment.seed,
+            adjacency=experiment.privacy.adjacency,
+            claim=partial(claim_seed, self.state, experiment, client),
+        )
+        return replace(task, journal=journal)
 
 
 def _helper(loaded: LoadedExperiment, message: Message, context: Context) -> Message:

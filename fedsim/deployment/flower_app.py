@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from fedsim.core.plugin_sources import plugin_directory, trace_plugin
 from fedsim.deployment.errors import DeploymentError
+from fedsim.deployment.plugin_digest import plugin_digest
 from fedsim.experiment import Experiment, LoadedExperiment, dump_experiment
 from fedsim.federation.nodes import num_helpers
 
@@ -62,11 +63,14 @@ class WrittenApp:
         path: its directory.
         num_nodes: SuperNodes that it waits for: clients and helpers of secure aggregation.
         data_file: absolute path of the data file on every node; None for built-in data.
+        plugin_digest: digest of its plug-ins, for `plugin_digests` of a node's policy; None without
+            plug-ins.
     """
 
     path: Path
     num_nodes: int
     data_file: Path | None
+    plugin_digest: str | None
 
 
 def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
@@ -97,7 +101,8 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(loaded.base / plugin, target)
     nodes = experiment.data.partition.num_clients + num_helpers(experiment)
-    return WrittenApp(out, nodes, data_file)
+    digest = plugin_digest(LoadedExperiment(experiment, None, package))
+    return WrittenApp(out, nodes, data_file, digest)
 
 
 def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:

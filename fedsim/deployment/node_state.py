@@ -27,6 +27,7 @@ STATE_KEY = "state"  # key of a SuperNode's --node-config
 STATE_VARIABLE = "FEDSIM_STATE"
 
 _LEDGER = "ledger.jsonl"
+_EXPERIMENT = "experiment.json"
 
 
 def state_directory(node_config: Mapping[str, object]) -> Path:
@@ -53,7 +54,7 @@ def client_ledger(state: Path, experiment: Experiment, client: int) -> Path:
 
     Args:
         state: the node's state directory.
-        experiment: the experiment that the client is about to answer.
+        experiment: the experiment of a request.
         client: number of the client.
 
     Guarantee: neither the directories nor the ledger can be read by another user.
@@ -66,29 +67,46 @@ def client_ledger(state: Path, experiment: Experiment, client: int) -> Path:
     directory = state / f"seed-{experiment.seed}" / f"client-{client}"
     for path in (state, directory.parent, directory):
         private_directory(path)
-    _check_same_experiment(directory / "experiment.json", experiment)
+    with exclusive(directory):
+        _check_stored(directory / _EXPERIMENT, experiment)
     ledger = directory / _LEDGER
     private_file(ledger)
     return ledger
 
 
-def _check_same_experiment(path: Path, experiment: Experiment) -> None:
-    """Compare the experiment with the stored one; store it if there is none.
+def claim_seed(state: Path, experiment: Experiment, client: int) -> None:
+    """Store the experiment to which a client's seed belongs, before the client's first charge.
 
     The file is written once. Of two processes with different experiments, the second finds the
-    experiment of the first.
+    experiment of the first. A request that is refused claims nothing.
+
+    Args:
+        state: the node's state directory.
+        experiment: the experiment that is about to be charged.
+        client: number of the client.
+
+    Raises:
+        DeploymentError: as `client_ledger`.
+        SchemaError: another version of fedsim wrote the state.
     """
+    path = client_ledger(state, experiment, client).with_name(_EXPERIMENT)
     with exclusive(path.parent):
-        if not path.exists():
-            content = {
-                "fedsim": fedsim.__version__,
-                "schema": NODE_STATE_SCHEMA,
-                "experiment": experiment.model_dump(mode="json"),
-            }
-            write_whole(path, json.dumps(content))
+        if _check_stored(path, experiment):
             return
-        refuse_open(path, "600")
-        before = _read(path)
+        content = {
+            "fedsim": fedsim.__version__,
+            "schema": NODE_STATE_SCHEMA,
+            "experiment": experiment.model_dump(mode="json"),
+        }
+        write_whole(path, json.dumps(content))
+
+
+def _check_stored(path: Path, experiment: Experiment) -> bool:
+    """Compare an experiment with the stored one; return whether there is one."""
+    if not path.exists():
+        return False
+    refuse_open(path, "600")
+    before = _read(path)
     changed = [key for key in changed_keys(before, experiment) if not _may_grow(key, before)]
     if changed:
         raise DeploymentError(
@@ -96,6 +114,7 @@ def _check_same_experiment(path: Path, experiment: Experiment) -> None:
             f"{experiment.name!r} differs in {', '.join(changed)}: the same seed would draw "
             "the same noise again; choose another seed"
         )
+    return True
 
 
 def _read(path: Path) -> Experiment:

@@ -33,6 +33,7 @@ _TYPES = {
     "bool_type": "true or false",
     "string_type": "a string",
     "list_type": "a list",
+    "tuple_type": "a list",
     "dict_type": "a mapping",
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
@@ -46,6 +47,7 @@ _LIMITS = {
 }
 _PATTERNS = {
     NAME_PATTERN: "letters, digits, '.', '_' or '-', starting with a letter or a digit",
+    "^[0-9a-f]{64}$": "64 digits of 0 to 9 and a to f",
 }
 
 

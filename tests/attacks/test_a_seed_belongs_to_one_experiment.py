@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedsim.deployment.errors import DeploymentError
-from fedsim.deployment.node_state import client_ledger
+from fedsim.deployment.node_state import claim_seed
 from fedsim.experiment import load_experiment
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="starts processes with fork")
@@ -30,7 +30,7 @@ RACE = f"""
 import json, os, sys
 from pathlib import Path
 from fedsim.deployment.errors import DeploymentError
-from fedsim.deployment.node_state import client_ledger
+from fedsim.deployment.node_state import claim_seed
 from fedsim.experiment import load_experiment
 
 CHILDREN, SEEDS, state = 6, 25, Path(sys.argv[1])
@@ -41,7 +41,7 @@ def child(number, start, results):
     granted, refused = [], 0
     for seed in range(SEEDS):
         try:
-            client_ledger(state, asked.model_copy(update={{"seed": seed}}), 0)
+            claim_seed(state, asked.model_copy(update={{"seed": seed}}), 0)
             granted.append(seed)
         except DeploymentError as error:
             assert "choose another seed" in str(error), error
@@ -71,14 +71,14 @@ print(open(read).read())
 KILLED = f"""
 import os, signal, sys
 from pathlib import Path
-from fedsim.deployment.node_state import client_ledger
+from fedsim.deployment.node_state import claim_seed
 from fedsim.experiment import load_experiment
 
 def killed(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 setattr(os, sys.argv[2], killed)
-client_ledger(Path(sys.argv[1]), load_experiment({EXPERIMENT!r}).experiment, 0)
+claim_seed(Path(sys.argv[1]), load_experiment({EXPERIMENT!r}).experiment, 0)
 """
 
 
@@ -107,7 +107,7 @@ def test_a_kill_between_write_and_rename_leaves_a_node_that_works(
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     stored = tmp_path / "seed-0" / "client-0" / "experiment.json"
     assert not stored.exists(), "half of a file has its name"
-    client_ledger(tmp_path, experiment(), 0)
+    claim_seed(tmp_path, experiment(), 0)
     assert json.loads(stored.read_text())["experiment"]["name"] == "e"
     names = {path.name for path in stored.parent.iterdir()}
     assert names == {"experiment.json", "ledger.jsonl", "lock"}
@@ -124,36 +124,37 @@ def test_what_is_on_disk_was_forced_there(tmp_path: Path, monkeypatch: pytest.Mo
             real(*given)
 
         monkeypatch.setattr(os, name, spy)
-    client_ledger(tmp_path, experiment(), 0)
+    claim_seed(tmp_path, experiment(), 0)
     assert steps[:3] == ["fsync", "replace", "fsync"]
 
 
 def test_the_first_experiment_stays(tmp_path: Path) -> None:
     """The file is written once: more rounds are allowed, and do not replace it."""
-    client_ledger(tmp_path, experiment(), 0)
+    claim_seed(tmp_path, experiment(), 0)
     stored = tmp_path / "seed-0" / "client-0" / "experiment.json"
     before = stored.read_bytes()
-    client_ledger(tmp_path, experiment(**{"federation.rounds": 5}), 0)
+    claim_seed(tmp_path, experiment(**{"federation.rounds": 5}), 0)
     assert stored.read_bytes() == before
     with pytest.raises(DeploymentError, match=r"differs in local\.steps"):
-        client_ledger(tmp_path, experiment(**{"local.steps": 5}), 0)
+        claim_seed(tmp_path, experiment(**{"local.steps": 5}), 0)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"experiment": 3}', "\0\0\0"])
 def test_a_damaged_file_names_the_way_out(tmp_path: Path, content: str) -> None:
-    ledger = client_ledger(tmp_path, experiment(), 0)
-    stored = ledger.parent / "experiment.json"
+    claim_seed(tmp_path, experiment(), 0)
+    stored = tmp_path / "seed-0" / "client-0" / "experiment.json"
+    ledger = stored.with_name("ledger.jsonl")
     versions = json.loads(stored.read_text())
     del versions["experiment"]
     kept = json.loads(content) if content.startswith("{") and content != "{" else None
     stored.write_text(content if kept is None else json.dumps({**versions, **kept}))
     with pytest.raises(DeploymentError) as empty:
-        client_ledger(tmp_path, experiment(), 0)
+        claim_seed(tmp_path, experiment(), 0)
     assert f"{stored} is empty or damaged" in str(empty.value)
     assert str(empty.value).endswith("no charge was recorded beside it: delete it")
     ledger.write_text("a charge\n")
     with pytest.raises(DeploymentError, match="from a copy, or choose another seed"):
-        client_ledger(tmp_path, experiment(), 0)
+        claim_seed(tmp_path, experiment(), 0)
     ledger.write_text("")
     stored.unlink()
-    client_ledger(tmp_path, experiment(), 0)
+    claim_seed(tmp_path, experiment(), 0)

@@ -200,8 +200,8 @@ class Site:
         self.home.mkdir()
 
     def written(self, name: str, **sections: Any) -> Path:
-        """Write an experiment with its plug-in, and return its file; a section None is left out."""
-        content = {k: v for k, v in {**EXPERIMENT, **sections}.items() if v is not None}
+        """Write an experiment with its plug-in, and return its file."""
+        content = {**EXPERIMENT, **sections}
         (self.directory / "net.py").write_text(MODEL)
         path = self.directory / f"{name}.yaml"
         path.write_text(json.dumps(content))

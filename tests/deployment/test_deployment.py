@@ -35,15 +35,18 @@ def test_two_supernodes_give_the_local_result_also_over_a_restart(site, tmp_path
     )
     third = site.deploy(open_book, "app-3")
     home, out = site.home, tmp_path / "run"
+    policy = home / "policy.yaml"
+    policy.write_text("require_privacy: false\n")
+    policy.chmod(0o600)
     with site.running() as running:
-        nodes = [running.start_node(client) for client in (0, 1)]
+        nodes = [running.start_node(client, policy=policy) for client in (0, 1)]
         assert running.run_app(first, out) == "finished:completed", running.log()
         assert len((out / "rounds.jsonl").read_text().splitlines()) == 1
         for node in nodes:
             running.stop(node)
         shutil.rmtree(home / "flwr" / "apps", ignore_errors=True)
         for client in (0, 1):
-            running.start_node(client)
+            running.start_node(client, policy=policy)
         assert running.run_app(second, out) == "finished:completed", running.log()
         for name in ("model.safetensors", "privacy.json", "clients.csv"):
             assert (out / name).read_bytes() == (local.path / name).read_bytes(), name

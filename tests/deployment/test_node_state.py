@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedsim.deployment.errors import DeploymentError
-from fedsim.deployment.node_state import client_ledger, state_directory
+from fedsim.deployment.node_state import claim_seed, client_ledger, state_directory
 from fedsim.experiment import Experiment, load_experiment
 
 EXPERIMENT: dict[str, Any] = {
@@ -26,6 +26,12 @@ def experiment(**overrides: object) -> Experiment:
     return load_experiment(EXPERIMENT, overrides).experiment
 
 
+def claimed(state: Path, asked: Experiment, client: int) -> Path:
+    """Answer an experiment, as far as the node's files are concerned, and return the ledger."""
+    claim_seed(state, asked, client)
+    return client_ledger(state, asked, client)
+
+
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -34,8 +40,8 @@ def mode(path: Path) -> int:
 def test_everything_is_the_users_alone_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        ledger = client_ledger(tmp_path / "state", experiment(), 1)
-        again = client_ledger(tmp_path / "state", experiment(), 1)
+        ledger = claimed(tmp_path / "state", experiment(), 1)
+        again = claimed(tmp_path / "state", experiment(), 1)
     finally:
         os.umask(before)
     assert again == ledger == tmp_path / "state" / "seed-0" / "client-1" / "ledger.jsonl"
@@ -57,32 +63,32 @@ def test_everything_is_the_users_alone_whatever_the_umask(tmp_path: Path) -> Non
 def test_what_others_can_open_is_refused(
     tmp_path: Path, opened: str, permissions: int, fix: str
 ) -> None:
-    client_ledger(tmp_path / "state", experiment(), 1)
+    claimed(tmp_path / "state", experiment(), 1)
     (tmp_path / opened).chmod(permissions)
     with pytest.raises(DeploymentError, match=rf"other users \(mode {permissions:o}\): {fix} "):
-        client_ledger(tmp_path / "state", experiment(), 1)
+        claimed(tmp_path / "state", experiment(), 1)
 
 
 @pytest.mark.parametrize("change", [{"local.steps": 2}, {"privacy.noise_multiplier": 2.0}])
 def test_another_experiment_with_the_same_seed_is_refused(
     tmp_path: Path, change: dict[str, object]
 ) -> None:
-    client_ledger(tmp_path / "state", experiment(), 0)
+    claimed(tmp_path / "state", experiment(), 0)
     (key,) = change
     with pytest.raises(DeploymentError, match=f"differs in {key}: .* choose another seed"):
-        client_ledger(tmp_path / "state", experiment(**change), 0)
-    other = client_ledger(tmp_path / "state", experiment(seed=1, **change), 0)
+        claimed(tmp_path / "state", experiment(**change), 0)
+    other = claimed(tmp_path / "state", experiment(seed=1, **change), 0)
     assert other.parent.parent.name == "seed-1"
 
 
 def test_what_changes_no_noise_may_change(tmp_path: Path) -> None:
-    first = client_ledger(tmp_path / "state", experiment(), 0)
+    first = claimed(tmp_path / "state", experiment(), 0)
     more = experiment(**{"federation.rounds": 5, "runtime.device": "cpu"})
-    assert client_ledger(tmp_path / "state", more, 0) == first
+    assert claimed(tmp_path / "state", more, 0) == first
     calibrated = {"privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5}}
-    client_ledger(tmp_path / "other", experiment(**calibrated), 0)
+    claimed(tmp_path / "other", experiment(**calibrated), 0)
     with pytest.raises(DeploymentError, match=r"differs in federation\.rounds"):
-        client_ledger(tmp_path / "other", experiment(**calibrated, **{"federation.rounds": 5}), 0)
+        claimed(tmp_path / "other", experiment(**calibrated, **{"federation.rounds": 5}), 0)
 
 
 def test_where_the_state_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+"""The `fedsim node-policy` command. Nothing heavy is imported before it is called."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command("node-policy", short_help="Write or check the policy of a SuperNode in FILE.")
+@click.argument("file", type=click.Path())
+@click.option("--check", is_flag=True, help="Check FILE and print what it allows.")
+def node_policy(file: str, check: bool) -> None:
+    """Write a commented policy for a SuperNode to FILE, or check the one in FILE.
+
+    The policy limits what a server can ask of the node. docs/deployment.md describes it.
+    """
+    from fedsim.deployment.policy import load_policy, write_template
+
+    path = Path(file)
+    if not check:
+        write_template(path)
+        click.echo(f"{path}: a new policy; edit it, then run: fedsim node-policy {path} --check")
+        return
+    policy = load_policy(path)
+    click.echo(f"{path}: ok")
+    for line in policy.lines():
+        click.echo(f"  {line}")

@@ -1,0 +1,93 @@
+"""Budget of a node's data: which releases it affords to a server that chooses as it goes.
+
+A server may choose each experiment after it saw the answers to the ones before. The ε of an
+accountant does not hold for such choices. A release is granted if one of these rules grants it:
+
+| rule                                                                     | share of δ |
+|--------------------------------------------------------------------------|------------|
+| everything is one and the same event, and its ε by PLD stays at the limit | 1/2        |
+| Rényi filter at the order that affords most Gaussian releases            | 1/4        |
+| Rényi filter at three quarters of that order, better for sampled events  | 1/4        |
+
+Each rule alone is a filter: if it grants all releases, they are (ε, its share)-DP. For the first,
+since the event is chosen before any answer and only the number of releases is not; for the others
+by Feldman, Zrnic 2021 (arXiv:2008.11193). What a rule grants, it granted at every step before. So
+the privacy loss at the last release is the loss where one of the rules stops, and the sum of their
+δ bounds that of all.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from fedsim.accountant import Event, PrivacyFilter
+from fedsim.accountant.adjacency import Adjacency
+
+Releases = Sequence[tuple[Event, int]]
+
+
+def count_affordable(
+    spent: Mapping[Event, int],
+    wanted: Releases,
+    *,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency = "zero_out",
+) -> int:
+    """Return how many of some releases a budget affords, after what was spent from it.
+
+    Guarantee: releases that are granted one after the other by this function, however a server
+    chooses them, are (epsilon, delta)-DP under the adjacency.
+
+    Args:
+        spent: number of releases of each event.
+        wanted: (event, number of releases), in order.
+        epsilon: > 0.
+        delta: in (0, 1).
+        adjacency: adjacency of all releases.
+
+    Raises:
+        UnsupportedEventError: an event has no rule under the adjacency.
+    """
+    events = {*spent, *(event for event, _ in wanted)}
+    filters = list(_renyi_filters(epsilon, delta, adjacency))
+    if len(events) == 1:
+        filters.append(PrivacyFilter(epsilon, delta / 2, adjacency=adjacency))
+    return max((_count_granted(one, spent, wanted) for one in filters), default=0)
+
+
+def affords_anything(epsilon: float, delta: float) -> bool:
+    """Whether a budget affords any release, if only with enough noise.
+
+    Args:
+        epsilon: > 0.
+        delta: in (0, 1).
+    """
+    return any(_renyi_filters(epsilon, delta, "zero_out"))
+
+
+def _renyi_filters(epsilon: float, delta: float, adjacency: Adjacency) -> Iterator[PrivacyFilter]:
+    order: float | None = None
+    for share in (1.0, 0.75):
+        try:
+            one = PrivacyFilter(
+                epsilon,
+                delta / 4,
+                mode="adaptive",
+                order=None if order is None else order * share,
+                adjacency=adjacency,
+            )
+        except ValueError:  # the order leaves no budget at this ε and δ
+            return
+        order = one.order
+        yield one
+
+
+def _count_granted(budget: PrivacyFilter, spent: Mapping[Event, int], wanted: Releases) -> int:
+    for event, count in spent.items():
+        budget.record(event, count)
+    total = 0
+    for event, count in wanted:
+        granted = budget.request(event, count)
+        total += granted
+        if granted < count:
+            break
+    return total

@@ -1,0 +1,204 @@
+"""Ledger of everything that a node spent on one data set, over all experiments, seeds and runs.
+
+It lies in `STATE/data/NAME/ledger.jsonl`. NAME is `data_name` of the node's policy, else the
+SHA-256 of the data file, else `code` for data that a built-in name or a plug-in makes. It is no
+digest of the client's examples, since the server chooses the seed of the partition, and with it
+which rows of one file are the client's.
+
+A record is a line of JSON, and its `hash` covers the `previous` one, as in a client's own ledger:
+
+    {"experiment": NAME, "seed": 0, "client": 3, "round": 5, "request": DIGEST,
+     "adjacency": "zero_out", "ledger": [{"event": EVENT, "count": n}], "previous": HASH,
+     "hash": HASH}
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from fedsim.accountant import PrivacyLedger
+from fedsim.accountant.adjacency import Adjacency, check_adjacency
+from fedsim.accountant.ledger.journal import GENESIS, JournalError
+from fedsim.data.settings import FileDataset
+from fedsim.deployment.errors import DeploymentError
+from fedsim.deployment.policy import NodePolicy
+from fedsim.deployment.private_files import (
+    exclusive,
+    private_directory,
+    private_file,
+    sync_directory,
+)
+from fedsim.experiment import LoadedExperiment
+
+_CODE = "code"
+
+
+def data_directory(state: Path, policy: NodePolicy, loaded: LoadedExperiment) -> Path:
+    """Return the directory of the ledger of an experiment's data on this node.
+
+    Args:
+        state: the node's state directory.
+        policy: the node's policy.
+        loaded: the experiment.
+
+    Raises:
+        DeploymentError: the data file cannot be read.
+    """
+    dataset = loaded.experiment.data.dataset
+    if policy.data_name is not None:
+        name = policy.data_name
+    elif isinstance(dataset, FileDataset):
+        path = loaded.base / Path(dataset.path).expanduser()
+        try:
+            with path.open("rb") as file:
+                name = hashlib.file_digest(file, "sha256").hexdigest()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DeploymentError(f"the data file {path} cannot be read: {reason}") from error
+    else:
+        name = _CODE
+    return state / "data" / name
+
+
+@dataclass(frozen=True)
+class DataCharge:
+    """One charge of one experiment, before its place in the ledger is known.
+
+    Attributes:
+        experiment: name of the experiment.
+        seed: its seed.
+        client: number of the client.
+        round_number: the round.
+        request: digest of everything that the answer depends on.
+        adjacency: adjacency of the experiment.
+        ledger: the events.
+    """
+
+    experiment: str
+    seed: int
+    client: int
+    round_number: int
+    request: str
+    adjacency: Adjacency
+    ledger: PrivacyLedger
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Seed, client and round: the key of seeded noise."""
+        return self.seed, self.client, self.round_number
+
+    def fields(self) -> dict[str, Any]:
+        """Return the charge as JSON values."""
+        return {
+            "experiment": self.experiment,
+            "seed": self.seed,
+            "client": self.client,
+            "round": self.round_number,
+            "request": self.request,
+            "adjacency": self.adjacency,
+            "ledger": self.ledger.to_list(),
+        }
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """Return the charge that `fields` wrote.
+
+        Raises:
+            KeyError: a field is missing.
+            ValueError: the events or the adjacency are unknown.
+        """
+        return cls(
+            experiment=fields["experiment"],
+            seed=fields["seed"],
+            client=fields["client"],
+            round_number=fields["round"],
+            request=fields["request"],
+            adjacency=check_adjacency(fields["adjacency"]),
+            ledger=PrivacyLedger.from_list(fields["ledger"]),
+        )
+
+
+class DataLedger:
+    """The ledger of one data set while its directory is held; see `open_data_ledger`.
+
+    Guarantee: when `append` returns, its record is on disk. A record that a crash cut short was
+    never followed by a release, and is removed.
+
+    Args:
+        path: the file.
+
+    Raises:
+        JournalError: a record was changed or is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._head = GENESIS
+        charges = []
+        *lines, unfinished = path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            charges.append(self._read(line, f"{path}, record {number}"))
+        self._charges = charges
+        if unfinished:
+            os.truncate(path, path.stat().st_size - len(unfinished))
+
+    @property
+    def charges(self) -> Sequence[DataCharge]:
+        """All charges, oldest first."""
+        return tuple(self._charges)
+
+    def append(self, charge: DataCharge) -> None:
+        """Write a charge and force it to disk."""
+        fields = {**charge.fields(), "previous": self._head}
+        digest = _digest(fields)
+        with self._path.open("ab") as file:
+            file.write((json.dumps({**fields, "hash": digest}) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self._head = digest
+        self._charges.append(charge)
+
+    def _read(self, line: bytes, where: str) -> DataCharge:
+        try:
+            fields = json.loads(line)
+            declared, previous = fields.pop("hash"), fields["previous"]
+            charge = DataCharge.from_fields(fields)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise JournalError(f"{where}: not a record: {error!r}") from error
+        if _digest(fields) != declared or previous != self._head:
+            raise JournalError(f"{where}: it was changed, or a record before it is missing")
+        self._head = declared
+        return charge
+
+
+@contextmanager
+def open_data_ledger(directory: Path) -> Iterator[DataLedger]:
+    """Hold the ledger of a data set against other processes of the node.
+
+    Args:
+        directory: as `data_directory` returns it; created if it does not exist.
+
+    Raises:
+        DeploymentError: a file or directory is open to other users or belongs to one.
+        JournalError: a record was changed or is missing.
+    """
+    for path in (directory.parent.parent, directory.parent, directory):
+        private_directory(path)
+    with exclusive(directory):
+        path = directory / "ledger.jsonl"
+        if not path.exists():
+            private_file(path)
+            for above in (directory, directory.parent, directory.parent.parent):
+                sync_directory(above)
+        private_file(path)
+        yield DataLedger(path)
+
+
+def _digest(fields: dict[str, Any]) -> str:
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

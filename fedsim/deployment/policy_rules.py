@@ -1,0 +1,127 @@
+"""Rules of a node's policy: what it refuses of an experiment, a round, and a client's plan.
+
+A refusal names the rule, its value and the value that was asked for. Nothing was charged then.
+"""
+
+from collections.abc import Iterator
+
+from flwr.app import Message, MessageType
+
+from fedsim.clients.account import ChargeRefusedError
+from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.deployment.plugin_digest import plugin_digest
+from fedsim.deployment.policy import NodePolicy
+from fedsim.experiment import Experiment, LoadedExperiment
+from fedsim.protocol.messages import TrainRequest
+
+_ROUNDS = {MessageType.TRAIN, MessageType.EVALUATE}
+
+
+class PolicyRefusalError(ChargeRefusedError):
+    """The node's policy does not allow the request; nothing was charged."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(f"this node's policy refuses the request: {rule}")
+
+
+def check_experiment(policy: NodePolicy, loaded: LoadedExperiment) -> None:
+    """Check an experiment against a policy, before any plug-in of it is imported.
+
+    Args:
+        policy: the node's policy.
+        loaded: the experiment.
+
+    Raises:
+        PolicyRefusalError: a rule forbids it; the message names every such rule.
+    """
+    broken = [*_settings_rules(policy, loaded.experiment), *_plugin_rules(policy, loaded)]
+    if broken:
+        raise PolicyRefusalError("; ".join(broken))
+
+
+def check_round(experiment: Experiment, message: Message) -> None:
+    """Check that a request is about a round of the experiment; other messages pass.
+
+    Args:
+        experiment: the experiment.
+        message: the server's message.
+
+    Raises:
+        PolicyRefusalError: the round lies beyond the experiment's rounds.
+        ProtocolError: a request names no round.
+    """
+    if message.metadata.message_type not in _ROUNDS:
+        return
+    asked, rounds = TrainRequest.from_message(message).round_number, experiment.federation.rounds
+    if asked > rounds:
+        raise PolicyRefusalError(
+            f"it is for round {asked}, and {experiment.name!r} has federation.rounds: {rounds}"
+        )
+
+
+def check_plan(policy: NodePolicy, plan: PrivacyPlan) -> None:
+    """Check the noise of a client's plan.
+
+    Args:
+        policy: the node's policy.
+        plan: the plan of the client.
+
+    Raises:
+        PolicyRefusalError: the noise multiplier is below that of the policy.
+    """
+    least, noise = policy.min_noise_multiplier, plan.step.noise_multiplier
+    if least is not None and noise < least:
+        raise PolicyRefusalError(
+            f"min_noise_multiplier is {least:g}, and this client's noise multiplier would be "
+            f"{noise:g}: raise privacy.noise_multiplier, or lower privacy.target_epsilon"
+        )
+
+
+def _settings_rules(policy: NodePolicy, experiment: Experiment) -> Iterator[str]:
+    privacy, rounds = experiment.privacy, experiment.federation.rounds
+    if policy.require_privacy and privacy is None:
+        yield f"require_privacy is true, and {experiment.name!r} has privacy: null: set privacy"
+    if policy.require_secure_noise and privacy is not None and privacy.noise != "secure":
+        yield (
+            f"require_secure_noise is true, and privacy.noise is {privacy.noise}: set "
+            "privacy.noise: secure"
+        )
+    if policy.max_rounds is not None and rounds > policy.max_rounds:
+        yield (
+            f"max_rounds is {policy.max_rounds}, and federation.rounds is {rounds}: lower "
+            f"federation.rounds to {policy.max_rounds}"
+        )
+    if policy.helpers is not None:
+        yield from _helper_rules(policy.helpers, experiment)
+
+
+def _helper_rules(allowed: tuple[str, ...], experiment: Experiment) -> Iterator[str]:
+    settings = experiment.secure_aggregation
+    if settings is None or not settings.helpers:
+        yield (
+            "helpers names the only helpers to which updates are sent, and the experiment has "
+            "none: set secure_aggregation with protocol: additive and helper_key_fingerprints"
+        )
+        return
+    pinned = settings.helper_key_fingerprints
+    if not pinned:
+        yield (
+            "helpers pins keys, and secure_aggregation.helper_key_fingerprints is empty: name the "
+            "fingerprints of the helpers there"
+        )
+    for fingerprint in pinned:
+        if fingerprint not in allowed:
+            yield (
+                f"helpers lacks {fingerprint} of secure_aggregation.helper_key_fingerprints: use a "
+                "helper that the policy names"
+            )
+
+
+def _plugin_rules(policy: NodePolicy, loaded: LoadedExperiment) -> Iterator[str]:
+    digest = None if policy.plugin_digests is None else plugin_digest(loaded)
+    if digest is not None and digest not in (policy.plugin_digests or ()):
+        names = ", ".join(loaded.experiment.plugins)
+        yield (
+            f"plugin_digests lacks {digest}, the digest of {names}: use plug-ins that the policy "
+            "names, or let the node's operator review them and add the digest"
+        )

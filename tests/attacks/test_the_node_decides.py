@@ -1,0 +1,501 @@
+"""A node's own policy limits what a server can ask; a refused request is charged nothing."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+
+from fedsim.accountant import PrivacyLedger
+from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.deployment.client_app import NodeClient
+from fedsim.deployment.data_budget import count_affordable
+from fedsim.deployment.data_ledger import open_data_ledger
+from fedsim.deployment.flower_app import write_app
+from fedsim.experiment import load_experiment
+from fedsim.protocol.messages import TrainRequest
+from fedsim.protocol.roll_call import roll_call_message
+from fedsim.simulation.flower_internals import server_identity
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "asked",
+    "data": {"dataset": "digits", "partition": {"scheme": "dirichlet", "num_clients": 2}},
+    "model": {"name": "logistic"},
+    "federation": {"rounds": 5},
+    "local": {"steps": 2, "batch_size": 64},
+    "privacy": {"noise_multiplier": 1.0, "delta": 1e-5, "max_grad_norm": 0.5},
+}
+MODEL = "from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Flatten(), {})\n"
+LINEAR = "nn.Linear(64, 10)"
+
+# Each child is an experiment with a seed of its own. All wait for the end of one pipe, then each
+# charges round after round until the policy refuses, and writes how many charges it got.
+RACE = """
+import os, sys
+from pathlib import Path
+from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
+from fedsim.accountant.ledger.journal import Charge, FileJournal
+from fedsim.clients.budget.plan import plan_privacy
+from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.deployment.node_journal import NodeJournal
+from fedsim.deployment.policy import NodePolicy
+from fedsim.deployment.policy_rules import PolicyRefusalError
+
+home = Path(sys.argv[1])
+plan = plan_privacy(
+    PrivacySettings(noise_multiplier=2.0, delta=1e-5, max_grad_norm=1.0),
+    LocalSettings(steps=1, batch_size=10),
+    examples=100,
+    planned_rounds=20,
+)
+
+def child(seed, start, results):
+    own = FileJournal(home / f"own-{seed}.jsonl")
+    journal = NodeJournal(
+        own=own,
+        data=home / "state" / "data" / "code",
+        policy=NodePolicy(max_epsilon=2.0, delta=1e-5),
+        plan=plan,
+        experiment="raced",
+        seed=seed,
+        adjacency="zero_out",
+        claim=lambda: None,
+    )
+    os.read(start, 1)
+    granted = 0
+    for number in range(1, 21):
+        event = PrivacyLedger().record(*plan.step.charges(number - 1, 1)[0])
+        try:
+            journal.append(Charge(0, number, "", 1, event, own.head(0)))
+        except PolicyRefusalError:
+            break
+        granted += 1
+    os.write(results, f"{granted}\\n".encode())
+
+start, go = os.pipe()
+read, results = os.pipe()
+pids = []
+for seed in range(6):
+    pid = os.fork()
+    if not pid:
+        os.close(go)
+        code = 1
+        try:
+            child(seed, start, results)
+            code = 0
+        finally:
+            os._exit(code)
+    pids.append(pid)
+os.close(go)
+os.close(results)
+for pid in pids:
+    assert os.waitpid(pid, 0)[1] == 0
+print(open(read).read())
+"""
+
+
+class Attacker:
+    """A server that sends one node whatever it likes, and the node's policy and state."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.state = home / "state"
+
+    def policy(self, **keys: object) -> None:
+        self.state.mkdir(mode=0o700, exist_ok=True)
+        path = self.state / "policy.yaml"
+        path.write_text(yaml.safe_dump(keys))
+        path.chmod(0o600)
+
+    def asks(self, round_number: int = 1, model: float = 0.0, /, **changes: object) -> Message:
+        """Send the request of a round, for a global model whose values are all `model`."""
+        arrays = ArrayRecord(
+            {"1.weight": torch.full((10, 64), model), "1.bias": torch.full((10,), model)}
+        )
+        return self.sends(TrainRequest(round_number, arrays).to_message(5), **changes)
+
+    def sends(self, message: Message, **changes: object) -> Message:
+        app = self.home / "app"
+        app.mkdir(exist_ok=True)
+        loaded = load_experiment(EXPERIMENT, changes, base=self.home)
+        (app / "experiment.yaml").write_text(loaded.experiment.model_dump_json())
+        config: dict[str, Any] = {"partition-id": 0, "state": str(self.state)}
+        context = Context(
+            run_id=1, node_id=5, node_config=config, state=RecordDict(), run_config={}
+        )
+        return NodeClient(app)(message, context)
+
+    def charges(self) -> list[tuple[int, int]]:
+        """Return (seed, round) of every charge in the ledgers of experiments."""
+        found = [
+            (int(path.parts[-3].removeprefix("seed-")), charge.round_number)
+            for path in sorted(self.state.glob("seed-*/client-0/ledger.jsonl"))
+            for charge in FileJournal(path).history(0)
+        ]
+        return sorted(found)
+
+    def data_charges(self, name: str = "code") -> list[tuple[int, int]]:
+        """Return (seed, round) of every charge in the ledger of some data."""
+        with open_data_ledger(self.state / "data" / name) as ledger:
+            return sorted((one.seed, one.round_number) for one in ledger.charges)
+
+    def spent(self, name: str = "code", delta: float = 1e-5) -> float:
+        """Return the ε of everything in the ledger of some data, by the tightest accountant."""
+        total = PrivacyLedger()
+        with open_data_ledger(self.state / "data" / name) as ledger:
+            for charge in ledger.charges:
+                total.merge(charge.ledger)
+        return total.epsilon(delta)
+
+
+@pytest.fixture(autouse=True)
+def _server() -> Iterator[None]:
+    with server_identity(1):
+        yield
+
+
+@pytest.fixture
+def attacker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Attacker:
+    monkeypatch.delenv("FEDSIM_POLICY", raising=False)
+    return Attacker(tmp_path)
+
+
+def reason(reply: Message) -> str:
+    assert reply.has_error(), "the node answered"
+    return str(reply.error.reason)
+
+
+def answered(reply: Message) -> bool:
+    assert not reply.has_error(), reply.error.reason
+    return "arrays" in reply.content
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_rounds_beyond_the_experiment_are_refused(attacker: Attacker, noise: str) -> None:
+    """60 rounds of an experiment of 5: also under secure noise, where each answer is a new one."""
+    changes: dict[str, Any] = {"federation.rounds": 2, "privacy.noise": noise}
+    for round_number in (1, 2):
+        assert answered(attacker.asks(round_number, **changes))
+    for asked in (3, 60, 10**9):
+        text = reason(attacker.asks(asked, **changes))
+        assert f"for round {asked}, and 'asked' has federation.rounds: 2" in text
+    if noise == "secure":
+        text = reason(attacker.asks(2, 1.0, **changes))
+        assert "needs 2 steps, and 'asked' plans 4 for this client, of which 4 are taken" in text
+        assert "answered round 2 already" in reason(attacker.asks(1, 1.0, **changes))
+    assert attacker.charges() == attacker.data_charges() == [(0, 1), (0, 2)]
+
+
+def test_a_far_round_does_not_lock_the_node_out(attacker: Attacker) -> None:
+    reason(attacker.asks(10**9))
+    assert attacker.charges() == []
+    assert answered(attacker.asks(1))
+
+
+def test_more_rounds_in_a_new_app_are_refused(attacker: Attacker) -> None:
+    attacker.policy(max_rounds=5)
+    assert answered(attacker.asks(1))
+    text = reason(attacker.asks(2, **{"federation.rounds": 60}))
+    assert "max_rounds is 5, and federation.rounds is 60: lower federation.rounds to 5" in text
+    assert attacker.charges() == [(0, 1)]
+    assert answered(attacker.asks(2))
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_new_seeds_have_one_budget_together(attacker: Attacker, noise: str) -> None:
+    """A new seed is another partition, other examples and a new ledger, and no new budget."""
+    attacker.policy(max_epsilon=4.0, delta=1e-5)
+    granted = 0
+    for seed in range(20):
+        reply = attacker.asks(1, seed=seed, **{"federation.rounds": 1, "privacy.noise": noise})
+        if reply.has_error():
+            break
+        granted += 1
+    assert 1 < granted < 20
+    text = reason(attacker.asks(1, seed=99, **{"federation.rounds": 1, "privacy.noise": noise}))
+    assert "max_epsilon is 4 at δ = 1e-05 for all experiments" in text
+    assert "raise max_epsilon" in text
+    assert [seed for seed, _ in attacker.charges()] == list(range(granted))
+    assert attacker.charges() == attacker.data_charges()
+    assert 2.0 < attacker.spent() <= 4.0
+    if noise == "seeded":
+        assert answered(attacker.asks(1, **{"federation.rounds": 1})), "the same bits are free"
+
+
+def test_a_run_that_does_not_fit_is_refused_before_its_first_round(attacker: Attacker) -> None:
+    attacker.policy(max_epsilon=4.0, delta=1e-5)
+    text = reason(attacker.asks(1, **{"federation.rounds": 60}))
+    assert "all rounds of 'asked' would exceed it: of 120 releases" in text
+    assert attacker.charges() == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "rule"),
+    [
+        (
+            {"min_noise_multiplier": 0.5},
+            {"privacy.noise_multiplier": 0.001},
+            "min_noise_multiplier is 0.5, and this client's noise multiplier would be 0.001",
+        ),
+        (
+            {"max_epsilon": 8.0, "delta": 1e-5},
+            {"privacy.noise_multiplier": 0.001},
+            "max_epsilon is 8 at δ = 1e-05",
+        ),
+        (
+            {"max_epsilon": 8.0, "delta": 1e-5},
+            {"privacy.noise_multiplier": 0.0},
+            "max_epsilon is 8 at δ = 1e-05",
+        ),
+        ({}, {"privacy": None}, "require_privacy is true, and 'asked' has privacy: null"),
+        (None, {"privacy": None}, "require_privacy is true, and 'asked' has privacy: null"),
+        (
+            {"require_secure_noise": True},
+            {},
+            "require_secure_noise is true, and privacy.noise is seeded: set privacy.noise: secure",
+        ),
+    ],
+)
+def test_too_little_noise_is_refused(
+    attacker: Attacker,
+    policy: Mapping[str, object] | None,
+    changes: Mapping[str, object],
+    rule: str,
+) -> None:
+    if policy:
+        attacker.policy(**policy)
+    assert rule in reason(attacker.asks(1, **changes))
+    assert attacker.charges() == []
+    if policy is None or "require_secure_noise" not in policy:
+        assert answered(attacker.asks(1)), "the refusal locked the node out"
+
+
+def test_without_a_file_private_experiments_are_answered_with_a_warning(
+    attacker: Attacker, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert answered(attacker.asks(1))
+    assert "this node has no policy" in caplog.text
+    assert f"fedsim node-policy {attacker.state / 'policy.yaml'}" in caplog.text
+
+
+def test_a_refused_experiment_leaves_no_trace(attacker: Attacker) -> None:
+    """Otherwise it would take the seed of an experiment that is allowed."""
+    attacker.policy(max_rounds=5)
+    message = roll_call_message(5)
+    assert "max_rounds is 5" in reason(attacker.sends(message, **{"federation.rounds": 6}))
+    assert [path.name for path in attacker.state.iterdir()] == ["policy.yaml"]
+
+
+def test_a_repeated_request_is_not_charged_twice(attacker: Attacker) -> None:
+    attacker.policy(max_epsilon=4.0, delta=1e-5)
+    first, again = (attacker.asks(1, **{"federation.rounds": 2}) for _ in range(2))
+    assert first.content.array_records == again.content.array_records
+    assert attacker.charges() == attacker.data_charges() == [(0, 1)]
+
+
+def test_what_was_answered_without_privacy_has_no_epsilon(attacker: Attacker) -> None:
+    """A budget that is set later does not hold any more, and the node does not pretend it does."""
+    attacker.policy(require_privacy=False)
+    assert answered(attacker.asks(1, privacy=None))
+    attacker.policy(max_epsilon=8.0, delta=1e-5)
+    text = reason(attacker.asks(1, seed=1))
+    assert "of 10 releases 0 fit" in text
+    attacker.policy(max_epsilon=8.0, delta=1e-5, data_name="other-data")
+    assert answered(attacker.asks(1, seed=1))
+
+
+def test_a_removed_client_ledger_frees_no_noise(attacker: Attacker) -> None:
+    """The ledger of the data still knows what seeded noise was used for, and what was spent."""
+    assert answered(attacker.asks(1))
+    for path in (attacker.state / "seed-0" / "client-0").iterdir():
+        path.unlink()
+    text = reason(attacker.asks(1, **{"local.batch_size": 32}))
+    assert "charged for another answer with seed 0 in round 1" in text
+    for path in (attacker.state / "seed-0" / "client-0").iterdir():
+        path.unlink()
+    assert answered(attacker.asks(1)), "the same bits"
+    assert attacker.charges() == attacker.data_charges() == [(0, 1)]
+
+
+def test_charges_of_an_older_ledger_count(attacker: Attacker) -> None:
+    """The ledger of the data was lost, or has a new name: the experiment's charges are added."""
+    assert answered(attacker.asks(1))
+    attacker.policy(data_name="hospital-7")
+    assert answered(attacker.asks(2))
+    assert attacker.data_charges("hospital-7") == [(0, 1), (0, 2)]
+
+
+def test_a_changed_ledger_of_the_data_is_refused(attacker: Attacker) -> None:
+    assert answered(attacker.asks(1))
+    assert answered(attacker.asks(2))
+    path = attacker.state / "data" / "code" / "ledger.jsonl"
+    first, second = path.read_text().splitlines(keepends=True)
+    for forged in (second, first.replace('"round": 1', '"round": 3') + second, "{}\n", "\0\0\n"):
+        path.write_text(forged)
+        text = reason(attacker.asks(3))
+        assert "ledger.jsonl, record 1" in text
+    assert attacker.charges() == [(0, 1), (0, 2)]
+    path.write_text(first + second + '{"half": of a record')
+    assert answered(attacker.asks(3))
+    assert attacker.data_charges() == [(0, 1), (0, 2), (0, 3)]
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_a_crash_between_both_ledgers_leaves_no_free_answer(
+    attacker: Attacker, monkeypatch: pytest.MonkeyPatch, noise: str
+) -> None:
+    """Seeded noise is the same again, charged once; secure noise is charged once too much."""
+
+    def crash(*_: object) -> None:
+        raise OSError("power cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileJournal, "append_all", crash)
+        reason(attacker.asks(1, **{"privacy.noise": noise}))
+    assert (attacker.charges(), attacker.data_charges()) == ([], [(0, 1)])
+    assert answered(attacker.asks(1, **{"privacy.noise": noise}))
+    assert attacker.charges() == [(0, 1)]
+    assert attacker.data_charges() == [(0, 1)] * (1 if noise == "seeded" else 2)
+
+
+def table(path: Path, *, more: bool = False) -> None:
+    rows = [f"{n},{n % 3},{n % 2}\n" for n in range(200 + 20 * more)]
+    path.write_text("a,b,ill\n" + "".join(rows))
+
+
+def test_one_file_has_one_ledger_whatever_the_server_makes_of_it(attacker: Attacker) -> None:
+    """Partition, seed and name of the file change the client's examples, and not the ledger."""
+    for name in ("h.csv", "copy.csv"):
+        table(attacker.home / name)
+    table(attacker.home / "grown.csv", more=True)
+
+    def asks(seed: int, name: str, **changes: object) -> Message:
+        data = {"path": str(attacker.home / name), "target": "ill"}
+        arrays = ArrayRecord({"1.weight": torch.zeros(2, 2), "1.bias": torch.zeros(2)})
+        message = TrainRequest(1, arrays).to_message(5)
+        return attacker.sends(message, seed=seed, **{"data.dataset": data, **changes})
+
+    assert answered(asks(0, "h.csv"))
+    assert answered(asks(1, "copy.csv"))
+    assert answered(asks(2, "h.csv", **{"data.partition": {"scheme": "iid", "num_clients": 4}}))
+    (ledger,) = (attacker.state / "data").iterdir()
+    assert attacker.data_charges(ledger.name) == [(0, 1), (1, 1), (2, 1)]
+    assert answered(asks(3, "grown.csv"))
+    assert len(list((attacker.state / "data").iterdir())) == 2, "a new content, a new ledger"
+    attacker.policy(data_name="hospital-7")
+    assert answered(asks(4, "h.csv"))
+    assert answered(asks(5, "grown.csv"))
+    assert attacker.data_charges("hospital-7") == [(4, 1), (5, 1)]
+
+
+def test_plug_ins_that_the_policy_does_not_name_are_not_imported(
+    attacker: Attacker, tmp_path: Path
+) -> None:
+    (tmp_path / "net.py").write_text(MODEL.format(LINEAR))
+    changes = {"model": {"name": "./net.py:build"}}
+    written = write_app(load_experiment(EXPERIMENT, changes, base=tmp_path), tmp_path / "out")
+    assert written.plugin_digest is not None
+    attacker.policy(plugin_digests=[written.plugin_digest])
+    app = attacker.home / "app"
+    app.mkdir()
+    arrays = ArrayRecord({"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10)})
+
+    def asks(source: str) -> Message:
+        (app / "net.py").write_text(source)
+        return attacker.sends(TrainRequest(1, arrays).to_message(5), **changes)
+
+    trap = f"open({str(tmp_path / 'ran')!r}, 'w')\n"
+    text = reason(asks(trap + MODEL.format(LINEAR)))
+    assert "plugin_digests lacks " in text
+    assert "the digest of ./net.py:build" in text
+    assert not (tmp_path / "ran").exists(), "refused code ran"
+    assert answered(asks(MODEL.format(LINEAR)))
+    installed = {"model": {"name": "os:system", "args": {"command": f"touch {tmp_path / 'ran'}"}}}
+    text = reason(attacker.sends(roll_call_message(5), **installed))
+    assert "the digest of os:system" in text
+    assert not (tmp_path / "ran").exists()
+    attacker.policy(plugin_digests=[])
+    assert answered(attacker.asks(1, seed=1)), "built-in names need no digest"
+
+
+def test_updates_go_to_pinned_helpers_only(attacker: Attacker) -> None:
+    ours, other = "a" * 64, "b" * 64
+    attacker.policy(helpers=[ours])
+
+    def ask(secure: object) -> str:
+        return reason(attacker.asks(1, secure_aggregation=secure))
+
+    assert "the experiment has none: set secure_aggregation" in ask(None)
+    assert "the experiment has none" in ask({"protocol": "secagg", "min_clients": 2})
+    assert "helper_key_fingerprints is empty" in ask({"min_clients": 2})
+    pinned = {"min_clients": 2, "helper_key_fingerprints": [other]}
+    assert f"helpers lacks {other}" in ask(pinned)
+    reply = attacker.sends(
+        roll_call_message(5), secure_aggregation={**pinned, "helper_key_fingerprints": [ours]}
+    )
+    assert not reply.has_error()
+    assert attacker.charges() == []
+
+
+def test_mixed_adjacencies_count_at_the_larger_cost(attacker: Attacker) -> None:
+    """One charge of replace_one, and all count as replace_one: twice the sensitivity."""
+    attacker.policy(max_epsilon=8.0, delta=1e-5)
+    once = {"federation.rounds": 1, "local.steps": 60, "privacy.noise_multiplier": 2.5}
+    assert answered(attacker.asks(1, **once, **{"privacy.adjacency": "replace_one"}))
+    granted = 1
+    while not attacker.asks(1, seed=granted, **once).has_error():
+        granted += 1
+    total = PrivacyLedger()
+    with open_data_ledger(attacker.state / "data" / "code") as ledger:
+        assert {one.adjacency for one in ledger.charges} == {"zero_out", "replace_one"}
+        for charge in ledger.charges:
+            total.merge(charge.ledger)
+    assert total.epsilon(1e-5, adjacency="replace_one") <= 8.0
+    assert total.epsilon(1e-5, adjacency="zero_out") < 4.5
+
+
+@pytest.mark.skipif(os.name != "posix", reason="starts processes with fork")
+def test_processes_that_charge_at_once_share_one_budget(tmp_path: Path) -> None:
+    """Check and charge are one step, under one lock: six processes, each with its own seed."""
+    command = [sys.executable, "-c", RACE, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    granted = [int(line) for line in ended.stdout.split()]
+    assert len(granted) == 6
+    with open_data_ledger(tmp_path / "state" / "data" / "code") as ledger:
+        events = [event for one in ledger.charges for event, _ in one.ledger.entries]
+    affordable = count_affordable({}, [(events[0], 1000)], epsilon=2.0, delta=1e-5)
+    assert 20 < affordable < 120
+    assert len(events) == sum(granted) <= affordable
+    assert affordable - sum(granted) < 20, "refused as a whole run only, before its first round"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
+def test_a_policy_that_others_can_change_is_none(attacker: Attacker) -> None:
+    attacker.policy(max_rounds=5)
+    (attacker.state / "policy.yaml").chmod(0o620)
+    assert "can be changed by other users (mode 620): chmod 600" in reason(attacker.asks(1))
+
+
+@pytest.mark.parametrize("content", ["max_epsilon: 8\n", "max_rounds: [\n", "", "a: 1\n"])
+def test_a_policy_with_mistakes_answers_nothing(attacker: Attacker, content: str) -> None:
+    attacker.policy()
+    (attacker.state / "policy.yaml").write_text(content)
+    text = reason(attacker.asks(1))
+    assert "nothing is answered; on the node, run: fedsim node-policy" in text
+    assert "\n" not in text
+    assert attacker.charges() == []
+
+
+def test_a_named_policy_must_be_there(attacker: Attacker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost file is not the same as no file."""
+    monkeypatch.setenv("FEDSIM_POLICY", str(attacker.home / "gone.yaml"))
+    assert "this node's policy cannot be used" in reason(attacker.asks(1))
+    monkeypatch.setenv("FEDSIM_POLICY", "gone.yaml")
+    assert "FEDSIM_POLICY: must be an absolute path" in reason(attacker.asks(1))
