@@ -29,6 +29,7 @@ _Steps = tuple[tuple[SampledGaussian, int], ...]
 
 _TARGET_EXCESS = 1e-4
 _MAX_POINTS = 1 << 21
+_LEAST_DELTA = 1e-8
 _BEYOND = 20.0  # e^-20 = 2e-9 of delta may lie outside the window, on each side
 _ORDERS = np.array(DEFAULT_ORDERS)
 _SLOPES = np.array([0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0])
@@ -80,9 +81,11 @@ def pld_epsilons(
     Args:
         compositions: for each client the number of runs of each mechanism; not empty, counts >= 1.
             Those with other mechanisms than (sampled) Gaussians go to `pld.pld_epsilon`.
-        delta: in (0, 1).
+        delta: in (0, 1). Below 1e-8, where a transform's rounding counts, all of them go there.
         curves: of earlier calls; new mechanisms are added to them.
     """
+    if delta < _LEAST_DELTA:
+        return np.array([pld_epsilon(steps, delta) for steps in compositions])
     jobs = [_normalised(steps) for steps in compositions]
     unique = sorted({job for job in jobs if job})  # equal mechanisms side by side: pmfs are reused
     curves = MechanismCurves() if curves is None else curves

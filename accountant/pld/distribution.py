@@ -14,8 +14,10 @@ is a bound too. So epsilon does not fall when a step is added, up to rounding (1
 `Concentrated` (zCDP) and `Selection` have an RDP curve and no dominating pair: an account with one
 of them uses RDP.
 
-Limits: where delta is below what the FFT resolves (about 1e-13 for hundreds of steps), or the grid
-would have to be coarser than 1/8, the result is that of Rényi DP, which is also an upper bound.
+Where delta is near or below what the FFT resolves (about 1e-13 for hundreds of steps), the losses
+are tilted (`tilted`). Limits: below about 1e-16 for thousands of steps, where the infinite losses
+count, or if the grid would have to be coarser than 1/8, the result is that of Rényi DP, which is
+also an upper bound.
 """
 
 import math
@@ -50,6 +52,7 @@ from fedsim.accountant.pld.mechanisms import (
     mechanism_variance,
 )
 from fedsim.accountant.pld.privacy_profile import DeltaCurve, PrivacyProfile
+from fedsim.accountant.pld.tilted import tilted_profile
 from fedsim.accountant.rdp.conversion import delta_from_rdp, epsilon_from_rdp
 from fedsim.accountant.rdp.curves import leak, total_rdp
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
@@ -61,6 +64,7 @@ _TARGET_EXCESS = 1e-4
 _MAX_POINTS = 1 << 21
 _COARSEST = 0.125
 _BLEND = 0.1  # share of an octave of h over which one grid gives way to the next
+_NATS_BELOW = (7.0, 0.5)  # of log delta, below a bound: where tilted losses begin
 _LOG_TAIL = 37.0  # e^-37 = 9e-17 of the composed mass may lie outside the window, on each side
 _CACHE_BYTES = 128 << 20  # for spectra, and again for profiles
 # Beyond these, less noise or more sampling is assumed: a bound, and the grid keeps its digits.
@@ -121,40 +125,51 @@ def _normalise(steps: Mapping[Mechanism, int]) -> _Counts:
 def _epsilon(counts: _Counts, delta: float) -> float:
     steps = _dominated(counts)
     if steps is None:
-        return _epsilon_by_rdp(counts, delta)
+        return _epsilon_by_rdp(counts, delta)[0]
     mu = _plain_mu(steps)
     if mu is not None:
         return gaussian_epsilon(mu, delta)
     profile = _composed(steps)
     if profile is not None and delta >= profile.resolution:
         return profile.epsilon(delta)
-    by_rdp = _epsilon_by_rdp(counts, delta)
-    return min(by_rdp, profile.epsilon(delta)) if profile else by_rdp
+    found, order = _epsilon_by_rdp(counts, delta)
+    if profile is None or found == math.inf:
+        return found
+    found = min(found, profile.epsilon(delta))
+    for nats in _NATS_BELOW:  # the closer to epsilon, the less rounding counts
+        least = max(profile.spacing, found - nats / (order - 1.0))
+        tilted = tilted_profile(steps, profile.spacing, order - 1.0, least)
+        found = found if tilted is None else min(found, max(least, tilted.epsilon(delta)))
+    return found
 
 
 @lru_cache(maxsize=1 << 12)
 def _delta(counts: _Counts, epsilon: float) -> float:
     steps = _dominated(counts)
     if steps is None:
-        return _delta_by_rdp(counts, epsilon)
+        return _delta_by_rdp(counts, epsilon)[0]
     mu = _plain_mu(steps)
     if mu is not None:
         return math.exp(gaussian_log_delta(mu, epsilon))
     profile = _composed(steps)
     delta = profile.delta(epsilon) if profile else 1.0
     if profile is None or delta < profile.resolution:
-        delta = min(delta, _delta_by_rdp(counts, epsilon))
+        delta = min(delta, _delta_by_rdp(counts, epsilon)[0])
+        if profile is not None and delta > 0.0:
+            order = _epsilon_by_rdp(counts, delta)[1]  # as `_epsilon` takes it
+            tilted = tilted_profile(steps, profile.spacing, order - 1.0, epsilon)
+            delta = delta if tilted is None else min(delta, tilted.delta(epsilon))
     return delta
 
 
-def _epsilon_by_rdp(counts: _Counts, delta: float) -> float:
+def _epsilon_by_rdp(counts: _Counts, delta: float) -> tuple[float, float]:
     rdp = total_rdp(counts, DEFAULT_ORDERS)
-    return epsilon_from_rdp(DEFAULT_ORDERS, rdp, delta, leak=leak(counts))[0]
+    return epsilon_from_rdp(DEFAULT_ORDERS, rdp, delta, leak=leak(counts))
 
 
-def _delta_by_rdp(counts: _Counts, epsilon: float) -> float:
+def _delta_by_rdp(counts: _Counts, epsilon: float) -> tuple[float, float]:
     rdp = total_rdp(counts, DEFAULT_ORDERS)
-    return delta_from_rdp(DEFAULT_ORDERS, rdp, epsilon, leak=leak(counts))[0]
+    return delta_from_rdp(DEFAULT_ORDERS, rdp, epsilon, leak=leak(counts))
 
 
 def _dominated(counts: _Counts) -> _Steps | None:

@@ -109,7 +109,12 @@ class PrivacyProfile:
     @property
     def resolution(self) -> float:
         """The delta below which the constants added for rounding become noticeable."""
-        return 10.0 * max(curve.missing for curve in self.directions)
+        return 1e4 * max(curve.missing for curve in self.directions)
+
+    @property
+    def spacing(self) -> float:
+        """Distance of grid points."""
+        return self.directions[0].spacing
 
     def delta(self, epsilon: float) -> float:
         """Return delta at `epsilon` >= 0."""

@@ -144,10 +144,7 @@ def test_pld_whatever_the_mechanism(rate: float, noise: float, count: int, delta
     steps_: dict[Any, int] = {SampledGaussian(rate, noise): count}
     expected = pld_epsilon(steps_, delta)
     ours = pld_epsilons([steps_], delta)[0]
-    if delta >= 1e-9:
-        assert ours == pytest.approx(expected, abs=3e-4, rel=1e-5)
-    else:  # at the limit of the FFT's digits both are bounds, not equally tight ones
-        assert ours == pytest.approx(expected, rel=0.2)
+    assert ours == pytest.approx(expected, abs=3e-4, rel=1e-5)
 
 
 def test_extreme_mechanisms_are_left_to_the_single_accountant() -> None:
