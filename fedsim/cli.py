@@ -4,6 +4,7 @@ Nothing heavy is imported before a command needs it: `--help` answers at once.
 """
 
 import json
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ import fedsim
 from fedsim.audit.command import audit
 from fedsim.comparison.command import compare_command
 from fedsim.core.errors import ExitCode, FedsimError
+from fedsim.core.file_errors import describe_os_error
+from fedsim.core.interruption import Interruption
 from fedsim.deployment.command import node_policy
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ EXIT_CODES = {
     ExitCode.WRONG_INPUT: "the command or the file is wrong; nothing was run",
     ExitCode.BUDGET_FORBIDS: "a privacy budget forbids it",
     ExitCode.INTERRUPTED: "interrupted; to continue, repeat `compare`, or `run` with `--resume`",
+    ExitCode.TERMINATED: "terminated by SIGTERM; to continue, as after 130",
 }
 
 _overrides = click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
@@ -50,7 +54,9 @@ def cli() -> None:
     "--profile", type=click.Path(), help="Write a time profile for speedscope.app (JSON)."
 )
 @_as_json
+@click.pass_obj
 def run_command(
+    interruption: Interruption | None,
     file: str,
     overrides: tuple[str, ...],
     out: str | None,
@@ -67,21 +73,31 @@ def run_command(
     from fedsim.profiling import profile_to
     from fedsim.report.terminal import ProgressObserver, print_result
     from fedsim.runs.directory import RunDirectory
+    from fedsim.runs.resume import resume_command
     from fedsim.runs.runner import RunFailedError
+    from fedsim.tracking.observer import CheckingObserver
 
     observer = None if quiet else ProgressObserver()
+    if interruption is not None:
+        observer = CheckingObserver(interruption.raise_again, observer)
     try:
         with profile_to(None if profile is None else Path(profile), name=file):
             result = run(file, overrides=overrides, out=out, resume=resume, observer=observer)
     except RunFailedError as error:
-        _fail(f"{error}\nfiles of the run: {error.result.path}", ExitCode.FAILED)
+        go_on = resume_command(file, overrides, error.result.path)
+        _fail(f"{error}\nfiles of the run: {error.result.path}; to go on: {go_on}", ExitCode.FAILED)
+    except KeyboardInterrupt:
+        if resume and out is not None:
+            click.echo(f"to go on: {resume_command(file, overrides, Path(out))}", err=True)
+        raise
     if as_json:
         summary = RunDirectory(result.path).read_json("summary.json")
         _print_json({**summary, "path": str(result.path)})
     else:
         print_result(RunDirectory(result.path))
     if result.status == "interrupted":
-        sys.exit(ExitCode.INTERRUPTED)
+        go_on = resume_command(file, overrides, result.path)
+        _fail(f"{result.reason}; to go on: {go_on}", ExitCode.INTERRUPTED)
 
 
 @cli.command(short_help="Show the privacy spend and noise of FILE, without training.")
@@ -298,15 +314,37 @@ cli.add_command(node_policy)
 
 def main() -> None:
     """Entry point of the `fedsim` command: each user error becomes one clear message."""
+    interruption = Interruption()
+    with interruption.handling():
+        code = _exit_code(interruption)
+        try:
+            sys.stdout.flush()
+        except OSError as error:  # a full disk, or a reader that left
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  Python flushes it again at its end
+            click.echo(f"standard output: {describe_os_error(error)}", err=True)
+            code = code or ExitCode.FAILED
+    sys.exit(code if interruption.received is None else interruption.exit_code)
+
+
+def _exit_code(interruption: Interruption) -> int:
+    """Run the command of the command line and return its exit code."""
     try:
-        cli.main(standalone_mode=False)
+        cli.main(standalone_mode=False, obj=interruption)
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        _fail("interrupted", ExitCode.INTERRUPTED)
+        click.echo(interruption.reason, err=True)
+        return ExitCode.INTERRUPTED
     except FedsimError as error:
-        _fail(str(error), error.exit_code)
+        click.echo(str(error), err=True)
+        return error.exit_code
+    except OSError as error:
+        click.echo(describe_os_error(error), err=True)
+        return ExitCode.FAILED
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return ExitCode.DONE
 
 
 def _privacy_in_words(experiment: "Experiment") -> str:

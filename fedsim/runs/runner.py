@@ -95,9 +95,6 @@ class _Outcome:
     failure: Exception | None = None
 
 
-_INTERRUPTED = _Outcome("interrupted", "interrupted by the user")
-
-
 def run_experiment(
     source: str | Path | Mapping[str, Any],
     *,
@@ -232,10 +229,10 @@ class _Recorder:
                 begin()
                 outcome = self._execute()
                 result = self._conclude(outcome)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as interrupt:
                 if not self._directory.is_locked:
                     raise
-                outcome = _INTERRUPTED
+                outcome = _Outcome("interrupted", str(interrupt) or "interrupted by the user")
                 result = self._conclude(outcome)
         except OSError as error:
             raise outcome.failure or error from error  # the first error says more

@@ -1,11 +1,14 @@
 """The engines by name: local, Ray, and Flower's own simulation."""
 
 import logging
+from collections.abc import Callable
 from importlib.util import find_spec
+from threading import Event, Thread, current_thread
+from typing import Any
 
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
+from flwr.serverapp import Grid, ServerApp
 
 from fedsim.simulation.engine import Engine, EngineError
 from fedsim.simulation.flower_internals import preserve_identity, server_identity
@@ -54,22 +57,57 @@ class FlowerEngine(Engine):
             )
         from flwr.simulation import run_simulation
 
+        from fedsim.simulation.ray.session import local_ray
+
         logging.getLogger("flwr").setLevel(logging.ERROR)
-        with preserve_identity():
-            run_simulation(
-                server_app,
-                client_app,
-                num_supernodes=num_nodes,
-                backend_config={
-                    "init_args": {
-                        "address": "local",  # else Ray joins a cluster that runs on this machine
-                        "num_cpus": self._workers,
-                        "logging_level": logging.ERROR,
-                        "log_to_driver": False,
-                    },
-                    "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                },
-            )
+        server = _StoppableServer(server_app)
+        with preserve_identity(), local_ray(num_cpus=self._workers):
+            try:
+                run_simulation(
+                    server.app,
+                    client_app,
+                    num_supernodes=num_nodes,
+                    backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+                )
+            except KeyboardInterrupt:
+                server.stop()
+                raise
+
+
+class _StoppableServer:
+    """A server app in a thread of Flower's runtime, which an interrupt of the main thread ends.
+
+    Without it the server would go on, and write, beside the end of the run.
+
+    Attributes:
+        app: runs `server_app`.
+    """
+
+    def __init__(self, server_app: ServerApp) -> None:
+        self._stop = Event()
+        self._thread: Thread | None = None
+        self.app = ServerApp()
+
+        @self.app.main()
+        def main(grid: Grid, context: Context) -> None:
+            self._thread = current_thread()
+            for name in ("get_node_ids", "push_messages", "pull_messages"):
+                setattr(grid, name, self._checked(getattr(grid, name)))
+            server_app(grid, context)
+
+    def stop(self) -> None:
+        """Make the server's next call of the grid raise, and wait until its thread has ended."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _checked(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if self._stop.is_set():
+                raise EngineError("the run was interrupted")
+            return method(*arguments, **options)
+
+        return call
 
 
 def engine_for(settings: RuntimeSettings) -> Engine:

@@ -74,6 +74,35 @@ def add_trackers(names: Sequence[str], observer: RunObserver | None) -> RunObser
     return _TrackingObserver({name: TRACKERS[name]() for name in names}, observer)
 
 
+class CheckingObserver:
+    """Calls a check after each round, then another observer.
+
+    Args:
+        check: may raise, which ends the run.
+        observer: the other observer, if any.
+    """
+
+    def __init__(self, check: Callable[[], None], observer: RunObserver | None) -> None:
+        self._check = check
+        self._observer = observer
+
+    def started(self, federation: "Federation", path: Path) -> None:
+        """Tell the other observer."""
+        if self._observer is not None:
+            self._observer.started(federation, path)
+
+    def round_finished(self, row: Mapping[str, Any]) -> None:
+        """Tell the other observer, then check."""
+        if self._observer is not None:
+            self._observer.round_finished(row)
+        self._check()
+
+    def ended(self) -> None:
+        """Tell the other observer."""
+        if self._observer is not None:
+            self._observer.ended()
+
+
 class _TrackingObserver:
     """Calls several trackers, then another observer; a tracker that fails is removed."""
 

@@ -4,7 +4,7 @@ import logging
 import shutil
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
@@ -98,32 +98,29 @@ class RayEngine(Engine):
         """Join the cluster, or start one here; leave it, or stop it, at the end."""
         import ray
 
+        from fedsim.simulation.ray.session import connect, local_ray
+
         address = self._settings.address
-        if address is not None:
-            _check_reachable(address)
-        if ray.is_initialized():  # the caller started Ray and must stop it
-            yield
-            return
-        quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         try:
-            if address is None:
-                ray.init(
-                    address="local",  # else Ray joins a cluster that runs on this machine
-                    num_cpus=self._settings.workers,
-                    include_dashboard=False,
-                    object_store_memory=_fit_object_store(self._object_store),
-                    _system_config=_RAY_SYSTEM_CONFIG,
-                    **quiet,
-                )
-            else:
-                ray.init(address=address, **quiet)
+            with ExitStack() as stack:
+                if address is None:
+                    stack.enter_context(
+                        local_ray(
+                            num_cpus=self._settings.workers,
+                            object_store_memory=_fit_object_store(self._object_store),
+                            _system_config=_RAY_SYSTEM_CONFIG,
+                        )
+                    )
+                elif not ray.is_initialized():  # else the caller started Ray and must stop it
+                    _check_reachable(address)
+                    stack.callback(ray.shutdown)
+                    connect(address=address)
+                end = stack.pop_all()
         except (ConnectionError, RuntimeError, ValueError) as error:
             what = "Ray does not start" if address is None else f"no Ray cluster at {address}"
             raise EngineError(f"runtime.address: {what}: {_first_line(error)}") from error
-        try:
+        with end:
             yield
-        finally:
-            ray.shutdown()
 
     @contextmanager
     def _workers(self, grid: Any, clients: ShardableApp) -> Iterator[None]:

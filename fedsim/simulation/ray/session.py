@@ -1,0 +1,122 @@
+"""Ray on this machine for one run: it leaves signals to the program, and nothing behind it.
+
+Ray replaces the handling of SIGTERM by its own, which ends the process without its last words, and
+its native library prints a dump of the stack. Files of every session stay in /tmp/ray for ever.
+"""
+
+import logging
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import ray
+from ray._private import utils as ray_utils
+
+# Ray's library in C++; its names are not in its types.
+ray_library: Any = import_module("ray._raylet")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SHORT = Path("/tmp")  # the path of a socket has at most 107 characters
+
+
+@contextmanager
+def local_ray(**options: Any) -> Iterator[None]:
+    """Start Ray on this machine for the block; afterwards no process and no file of it is left.
+
+    A Ray that the caller has started is used as it is, and stays.
+
+    Args:
+        options: of `ray.init`.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    directory = mkdtemp(prefix="fedsim-ray-", dir=_SHORT if _SHORT.is_dir() else None)
+    try:
+        connect(
+            address="local",  # else Ray joins a cluster that runs on this machine
+            include_dashboard=False,
+            _temp_dir=directory,
+            **options,
+        )
+        yield
+    finally:
+        ray.shutdown()
+        _kill_processes(directory)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def connect(**options: Any) -> None:
+    """Connect this process to Ray, quietly; signals are handled as before.
+
+    A signal that comes meanwhile is handled when Ray is connected: half of it cannot be ended.
+
+    Args:
+        options: of `ray.init`.
+    """
+    with _later_signals(), _own_sigterm():
+        ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
+
+
+@contextmanager
+def _later_signals() -> Iterator[None]:
+    """Let Python handle SIGINT and SIGTERM after the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number in before:
+        signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in received:
+            signal.raise_signal(number)
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep Ray from SIGTERM in the block: its handler in Python, and the one of its library.
+
+    The library replaces the handler of the operating system when the core worker is made. SIGTERM
+    waits until Python's handler is back there.
+    """
+    set_handler, core_worker = ray_utils.set_sigterm_handler, ray_library.CoreWorker
+
+    def make_core_worker(*arguments: Any, **options: Any) -> Any:
+        handler = signal.getsignal(signal.SIGTERM)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            return core_worker(*arguments, **options)
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    if threading.current_thread() is threading.main_thread():
+        ray_utils.set_sigterm_handler = lambda handler: None
+        ray_library.CoreWorker = make_core_worker
+    try:
+        yield
+    finally:
+        ray_utils.set_sigterm_handler, ray_library.CoreWorker = set_handler, core_worker
+
+
+def _kill_processes(directory: str) -> None:
+    """End processes of a session that outlived it, such as agents; their command names its files.
+
+    Args:
+        directory: of the session, whose name no other session has.
+    """
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if directory.encode() in (entry / "cmdline").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
