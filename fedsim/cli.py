@@ -5,6 +5,7 @@ Nothing heavy is imported before a command needs it: `--help` answers at once.
 
 import json
 import os
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedsim.deployment.command import node_policy
 
 if TYPE_CHECKING:
     from fedsim.experiment import Experiment
+    from fedsim.runs.verification import Verification
 
 EXIT_CODES = {
     ExitCode.DONE: "done",
@@ -73,6 +75,7 @@ def run_command(
     from fedsim.profiling import profile_to
     from fedsim.report.terminal import ProgressObserver, print_result
     from fedsim.runs.directory import RunDirectory
+    from fedsim.runs.manifest import root_of
     from fedsim.runs.resume import resume_command
     from fedsim.runs.runner import RunFailedError
     from fedsim.tracking.observer import CheckingObserver
@@ -91,8 +94,9 @@ def run_command(
             click.echo(f"to go on: {resume_command(file, overrides, Path(out))}", err=True)
         raise
     if as_json:
-        summary = RunDirectory(result.path).read_json("summary.json")
-        _print_json({**summary, "path": str(result.path)})
+        directory = RunDirectory(result.path)
+        summary = directory.read_json("summary.json")
+        _print_json({**summary, "path": str(result.path), "root": root_of(directory)})
     else:
         print_result(RunDirectory(result.path))
     if result.status == "interrupted":
@@ -133,14 +137,23 @@ def plan(file: str, overrides: tuple[str, ...], plot: str | None, as_json: bool)
 def report(directory: str, as_json: bool) -> None:
     """Print the result of the run directory RUN and rewrite its report.html.
 
+    A run that `fedsim verify` does not find sound gets no page: exit code 1, one line per mismatch.
     The report of an older run has the wording of this version of fedsim.
     """
     from fedsim.report.html import write_report
     from fedsim.report.terminal import print_result
     from fedsim.runs.directory import RunDirectory
+    from fedsim.runs.run_lock import hold_run
+    from fedsim.runs.verification import verify_run
 
     run_directory = RunDirectory.open(Path(directory))
-    write_report(run_directory)
+    with hold_run(run_directory.path):
+        problems = verify_run(run_directory, pages=False).problems
+        if not problems:
+            write_report(run_directory)
+    if problems:
+        found = "\n".join(f"{directory}: {problem}" for problem in problems)
+        _fail(f"{found}\n{directory}: not sound, so report.html was not written", ExitCode.FAILED)
     origin = run_directory.origin
     if not origin.is_this_version:
         click.echo(
@@ -160,33 +173,43 @@ def report(directory: str, as_json: bool) -> None:
         print_result(run_directory)
 
 
-@cli.command(short_help="Recompute every ε of RUN and check its ledger.")
+@cli.command(short_help="Check every file of RUN and recompute every ε.")
 @click.argument("directory", metavar="RUN", type=click.Path())
+@click.option(
+    "--root", help="Root of manifest.json, as `fedsim run` printed it and you kept it elsewhere."
+)
 @_as_json
-def verify(directory: str, as_json: bool) -> None:
-    """Recompute every ε of the run directory RUN from its ledger, and check the ledger's hashes.
+def verify(directory: str, root: str | None, as_json: bool) -> None:
+    """Check every file of the run directory RUN and recompute every ε from its ledger.
 
-    Exit code 1 and one line per mismatch if a check fails.
+    The files are compared with manifest.json and with each other. Only --root finds a forger who
+    rewrote all of them consistently. Folders of trackers are not covered. Exit code 1 and one line
+    per mismatch if a check fails, also for a run that has not ended.
     """
-    from fedsim.core.formatting import epsilon_text
     from fedsim.runs.directory import RunDirectory
+    from fedsim.runs.run_lock import refuse_in_use
     from fedsim.runs.verification import verify_run
 
-    found = verify_run(RunDirectory.open(Path(directory)))
+    if root is not None and not re.fullmatch("[0-9a-fA-F]{64}", root):
+        raise click.BadParameter(
+            f"must be 64 hexadecimal digits, got {root!r}", param_hint="--root"
+        )
+    run_directory = RunDirectory.open(Path(directory))
+    refuse_in_use(run_directory.path)
+    found = verify_run(run_directory, root=root)
     if as_json:
         _print_json(
             {
                 "sound": not found.problems,
                 "problems": list(found.problems),
                 "unchecked": list(found.unchecked),
+                "root": found.root,
             }
         )
     elif not found.problems:
-        largest = max((client.recomputed for client in found.clients), default=None)
-        text = "no privacy was claimed"
-        if largest is not None:
-            text = f"largest ε = {epsilon_text(largest)}"
-        click.echo(f"{directory}: sound ({len(found.clients)} clients recomputed, {text})")
+        click.echo(f"{directory}: sound ({_spend_in_words(found)})")
+        if found.root is not None:
+            click.echo(f"root: {found.root}")
     else:
         click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
     for item in found.unchecked:
@@ -357,6 +380,16 @@ def _privacy_in_words(experiment: "Experiment") -> str:
     delta = experiment.privacy.delta
     at = "a δ by client size" if delta == "auto" else f"δ = {delta:g}"
     return f"DP-SGD with target ε = {target:g} at {at}"
+
+
+def _spend_in_words(found: "Verification") -> str:
+    from fedsim.core.formatting import epsilon_text
+
+    largest = max((client.recomputed for client in found.clients), default=None)
+    text = "no privacy was claimed"
+    if largest is not None:
+        text = f"largest ε = {epsilon_text(largest)}"
+    return f"{len(found.clients)} clients recomputed, {text}"
 
 
 def _fail(message: str, code: int) -> NoReturn:

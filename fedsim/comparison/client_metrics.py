@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import load_file
 
 from fedsim.models.metrics import evaluate
+from fedsim.runs.manifest import list_again
 from fedsim.runs.schema import COMPARISON_SCHEMA
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ WARNING = (
 
 
 def write_client_metrics(federation: "Federation", directory: "RunDirectory") -> None:
-    """Write `client_metrics.json` of a finished run.
+    """Write `client_metrics.json` of a finished run, and list it in the manifest.
 
     Args:
         federation: the federation of the same experiment; its model is overwritten.
@@ -40,6 +41,7 @@ def write_client_metrics(federation: "Federation", directory: "RunDirectory") ->
         rows.append({"client": client, "examples": len(examples), **figures})
     content = {"schema": COMPARISON_SCHEMA, "private": True, "warning": WARNING, "clients": rows}
     directory.write_json(FILE, content)
+    list_again(directory, FILE)
 
 
 def _finite(value: float) -> float | None:

@@ -105,8 +105,23 @@ def _read(source: str | Path | Mapping[str, object], problems: list[Problem]) ->
     return read_yaml(source, problems)
 
 
-def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
-    """Return the experiment; raise if there are problems, the given ones included."""
+def read_settings(path: Path) -> Experiment:
+    """Return the settings in the `experiment.yaml` of a run.
+
+    Files and plug-ins that they name are not looked at: they may be gone, or anything.
+
+    Raises:
+        ExperimentError: the file is not what a run writes.
+    """
+    problems: list[Problem] = []
+    experiment, _ = _settings(read_yaml(path, problems), problems)
+    if problems or experiment is None:
+        raise ExperimentError(problems)
+    return experiment
+
+
+def _settings(tree: Node, problems: list[Problem]) -> tuple[Experiment | None, set[object]]:
+    """Return the experiment, if its sections are valid, and the sections with mistakes."""
     raw = to_python(tree)
     failed: set[object] = set()
     experiment: Experiment | None = None
@@ -116,7 +131,14 @@ def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
         failed = {details["loc"][0] for details in error.errors() if details["loc"]}
         problems += _locate_messages(tree, validation_messages(error, raw))
     problems += _locate_messages(tree, _check_privacy_is_written(tree))
-    problems += _locate_messages(tree, check_rules(_valid_sections(raw, failed), base))
+    return experiment, failed
+
+
+def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
+    """Return the experiment; raise if there are problems, the given ones included."""
+    experiment, failed = _settings(tree, problems)
+    sections = _valid_sections(to_python(tree), failed)
+    problems += _locate_messages(tree, check_rules(sections, base))
     if problems or experiment is None:
         raise ExperimentError(problems)
     return experiment

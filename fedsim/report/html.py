@@ -22,6 +22,7 @@ from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.points import guarantees, limits, points, warnings
 from fedsim.report.recompute import recipe
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.manifest import list_again
 from fedsim.statement import Facts, statement_of
 
 if TYPE_CHECKING:
@@ -32,12 +33,13 @@ _MAX_SETTINGS_CHARACTERS = 30_000
 
 
 def write_report(directory: RunDirectory) -> None:
-    """Write `report.html` from the other files of a run directory.
+    """Write `report.html` from the other files of a run directory, and list it in the manifest.
 
     Raises:
         RunDirectoryError: the run has no result files.
     """
     directory.write_text("report.html", render_report(read_contents(directory)))
+    list_again(directory, "report.html")
 
 
 def render_report(contents: RunContents) -> str:

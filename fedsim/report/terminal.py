@@ -23,6 +23,7 @@ from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.lines import print_sentence
 from fedsim.report.tables import figure_table, print_table
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.manifest import root_of
 from fedsim.statement import Facts
 from fedsim.statement.sentence import clients_text, count_text, range_text
 
@@ -79,7 +80,7 @@ class ProgressObserver:
 
 
 def print_result(directory: RunDirectory, console: Console | None = None) -> None:
-    """Print the summary and the privacy table of a run directory.
+    """Print the summary, the privacy table and the manifest's root of a run directory.
 
     Guarantee: an ε is stated only where the privacy statement of the run states it.
     """
@@ -89,7 +90,11 @@ def print_result(directory: RunDirectory, console: Console | None = None) -> Non
         print_table(console, _privacy_table(contents))
     for line in _summary(contents):
         print_sentence(console, line)
-    console.print(f"report: {directory.report}", highlight=False, markup=False, soft_wrap=True)
+    lines = [f"report: {directory.report}"]
+    if (root := root_of(directory)) is not None:
+        lines.append(f"root: {root}")
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _headline(federation: Federation) -> list[str]:

@@ -224,6 +224,12 @@ class RunDirectory:
         """Write a file of the directory, whole or not at all; when this returns, it is on disk."""
         write_bytes(self.path / name, data)
 
+    def remove(self, name: str) -> None:
+        """Remove a file of the directory, if it is there; when this returns, it is gone."""
+        if (self.path / name).exists():
+            (self.path / name).unlink()
+            sync_directory(self.path)
+
     def write_json(self, name: str, value: object) -> None:
         """Write a JSON file; NaN and infinity are refused."""
         self.write_text(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
@@ -281,11 +287,7 @@ class RunDirectory:
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write `clients.csv` from the clients of `privacy.json`."""
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(CLIENT_COLUMNS)
-        writer.writerows([row.get(column) for column in CLIENT_COLUMNS] for row in rows)
-        self.write_text("clients.csv", buffer.getvalue())
+        self.write_text("clients.csv", clients_table(rows))
 
     def write_model(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Write the final global model."""
@@ -331,6 +333,22 @@ class RunDirectory:
             return None
         found = read_sealed(self.path / _OPENING, _Opening)
         return OpenedSum(found.round, tuple(found.clients))
+
+
+def clients_table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = CLIENT_COLUMNS
+) -> str:
+    """Return the text of `clients.csv`.
+
+    Args:
+        rows: `clients` of `privacy.json`.
+        columns: keys of the rows, in the order of the table; older versions have fewer.
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([row.get(column) for column in columns] for row in rows)
+    return buffer.getvalue()
 
 
 def _safetensors(arrays: Mapping[str, np.ndarray]) -> bytes:

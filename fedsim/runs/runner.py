@@ -20,6 +20,7 @@ from fedsim.runs.consistency import refuse_contradictions
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.environment import describe_environment
 from fedsim.runs.inputs import fingerprint, refuse_other_inputs
+from fedsim.runs.manifest import remove_manifest, write_manifest
 from fedsim.runs.privacy_summary import PrivacySummary, not_private, summarise_privacy
 from fedsim.runs.resume import refuse_changes, resume_command
 from fedsim.runs.rounds_file import RoundsFile
@@ -208,6 +209,7 @@ class _Recorder:
         Args:
             experiment: new content of `experiment.yaml`.
         """
+        remove_manifest(self._directory)
         self._directory.write_text("experiment.yaml", experiment)
         self._rounds.rewrite()
 
@@ -304,8 +306,10 @@ class _Recorder:
         return {client: spend.head for client, spend in spends.items() if spend.rounds}
 
     def _conclude(self, outcome: _Outcome) -> RunResult:
-        """Write the result files and pages and return the result."""
+        """Write the result files, their manifest and pages, and return the result."""
+        remove_manifest(self._directory)  # an interrupt may end the run a second time
         result = self._finish(outcome.status, outcome.reason)
+        write_manifest(self._directory)
         if self._parts.add_pages is not None:
             self._parts.add_pages(self._directory)
         return result

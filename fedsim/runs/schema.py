@@ -5,6 +5,7 @@
 | RUN_SCHEMA | `environment.json` | any file of a run directory changes its meaning |
 | CHECKPOINT_SCHEMA | metadata of `checkpoint/model.safetensors` | `--resume` needs other content |
 | PRIVACY_SCHEMA | `privacy.json` | an older reader would misread it |
+| MANIFEST_SCHEMA | `manifest.json` | an older reader would misread it |
 | NODE_STATE_SCHEMA | `experiment.json` of a node's client | the state of a SuperNode changes |
 | COMPARISON_SCHEMA | the JSON files that a comparison adds | an older reader would misread them |
 
@@ -23,8 +24,11 @@ from fedsim.core.errors import InputError
 RUN_SCHEMA = 4
 CHECKPOINT_SCHEMA = 4
 PRIVACY_SCHEMA = 1
+MANIFEST_SCHEMA = 1
 NODE_STATE_SCHEMA = 3
 COMPARISON_SCHEMA = 1
+
+MANIFEST_SINCE = 4  # the first run schema with a manifest
 
 _FIRST = {"fedsim": "0.1.0", "schema": 1}  # wrote no number for runs, checkpoints and nodes
 

@@ -208,6 +208,7 @@ def test_the_run_directory_holds_what_it_promises(tmp_path: Path) -> None:
         "checkpoint/inputs.json",
         "checkpoint/model.safetensors",
         "environment.json",
+        "manifest.json",
     }
     rows = [json.loads(text) for text in (result.path / "rounds.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [1, 2, 3]

@@ -58,10 +58,13 @@ def test_an_old_run_is_sound_but_for_what_cannot_be_checked(old: Path, name: str
     assert result.stderr == (
         f"{old / name}: not checked: the wording of the privacy statement, which is that of fedsim "
         f"0.1.0 (run schema 1); this is fedsim {NOW}\n"
+        f"{old / name}: not checked: that no file changed, and that rounds, checkpoint and "
+        "experiment agree with the ledger: run schema 1 has no manifest.json\n"
     )
     found = json.loads(fedsim_command("verify", old / name, "--json").stdout)
     assert found["sound"]
-    assert len(found["unchecked"]) == 1
+    assert len(found["unchecked"]) == 2
+    assert found["root"] is None
 
 
 def test_a_run_of_this_version_is_checked_whole(tmp_path: Path) -> None:

@@ -1,0 +1,188 @@
+"""`manifest.json`: a digest of every file of an ended run, and their root.
+
+The records are the files that say what ran and what was spent. `root` is one digest of all records:
+the one line to keep elsewhere, or to sign. Pages, such as `report.html`, are made from the records
+and can be written again, so they stand apart and do not change the root.
+
+The manifest finds every change of a run directory by a person or a disk that does not rewrite the
+manifest as well. A forger who rewrites both consistently is found by a root that was kept elsewhere
+alone.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from os import scandir
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.run_lock import LOCK
+from fedsim.runs.schema import MANIFEST_SCHEMA
+from fedsim.tracking.observer import TRACKERS
+
+FILE = "manifest.json"
+PAGES = ("report.html",)
+NOT_COVERED = (FILE, LOCK)  # and the folders of trackers
+
+
+class ManifestError(RunDirectoryError):
+    """A manifest that is missing, or is not the text that fedsim writes."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of `manifest.json`.
+
+    Attributes:
+        records: SHA-256 of each record, by its path in the run directory.
+        pages: SHA-256 of each page, likewise.
+    """
+
+    records: Mapping[str, str]
+    pages: Mapping[str, str]
+
+    @property
+    def root(self) -> str:
+        """SHA-256 of `schema` and `records` as JSON with sorted keys and no spaces."""
+        content = {"records": dict(self.records), "schema": MANIFEST_SCHEMA}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_text(self) -> str:
+        """Return the only text of this content: another text is no manifest."""
+        content = {
+            "schema": MANIFEST_SCHEMA,
+            "records": dict(sorted(self.records.items())),
+            "root": self.root,
+            "pages": dict(sorted(self.pages.items())),
+        }
+        return json.dumps(content, indent=2) + "\n"
+
+
+def write_manifest(directory: RunDirectory) -> None:
+    """Write the manifest of a run that has ended; the last file that a run writes.
+
+    Remains of writes that a crash cut short are removed first. A link is not listed.
+    """
+    paths = set(_files(directory.path))
+    leftovers = {path for path in paths if PurePosixPath(path).match(".*.tmp")}
+    for path in leftovers:
+        (directory.path / path).unlink()
+    digests = {path: _digest(directory.path / path) for path in paths - leftovers}
+    records = {path: digest for path, digest in digests.items() if digest is not None}
+    pages = {path: records.pop(path) for path in PAGES if path in records}
+    directory.write_text(FILE, Manifest(records, pages).to_text())
+
+
+def list_again(directory: RunDirectory, path: str) -> None:
+    """Put the digest of one rewritten file into the manifest; all others keep theirs.
+
+    A run without a manifest, of an older version, stays without one.
+
+    Args:
+        directory: the run directory.
+        path: a page, or a record that was added after the run.
+
+    Raises:
+        ManifestError: the manifest was changed.
+    """
+    if not (directory.path / FILE).exists():
+        return
+    manifest, entry = read_manifest(directory), {path: _digest(directory.path / path)}
+    kind = "pages" if path in PAGES else "records"
+    listed = {**getattr(manifest, kind), **entry}
+    directory.write_text(FILE, replace(manifest, **{kind: listed}).to_text())
+
+
+def remove_manifest(directory: RunDirectory) -> None:
+    """Remove the manifest, before a resumed run changes any file."""
+    directory.remove(FILE)
+
+
+def read_manifest(directory: RunDirectory) -> Manifest:
+    """Return the manifest of a run.
+
+    Raises:
+        ManifestError: it is missing, or a byte of it was changed.
+    """
+    try:
+        data = (directory.path / FILE).read_bytes()
+    except FileNotFoundError:
+        raise ManifestError(f"{FILE} is missing") from None
+    except OSError as error:
+        raise ManifestError(f"{FILE} cannot be read: {error.strerror}") from error
+    try:
+        content: dict[str, Any] = json.loads(data)
+        schema, manifest = content["schema"], Manifest(content["records"], content["pages"])
+        same = schema == MANIFEST_SCHEMA and manifest.to_text().encode() == data
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise ManifestError(f"{FILE} was changed: it is no manifest ({error!r:.80})") from error
+    if isinstance(schema, int) and schema > MANIFEST_SCHEMA:
+        raise ManifestError(f"{FILE} has schema {schema}, and this fedsim reads {MANIFEST_SCHEMA}")
+    if not same:
+        raise ManifestError(f"{FILE} was changed: it is not the text that fedsim wrote")
+    return manifest
+
+
+def root_of(directory: RunDirectory) -> str | None:
+    """Return the root of a run's records; None without a manifest, as in a run that has not ended.
+
+    Raises:
+        ManifestError: the manifest was changed.
+    """
+    return read_manifest(directory).root if (directory.path / FILE).exists() else None
+
+
+def changed_files(
+    directory: RunDirectory, manifest: Manifest, *, pages: bool = True
+) -> Iterator[str]:
+    """Yield one line for each file that differs from the manifest: changed, missing or unlisted.
+
+    Args:
+        directory: the run directory.
+        manifest: its manifest.
+        pages: whether pages are checked too.
+    """
+    listed = {**manifest.records, **manifest.pages}
+    found = set(_files(directory.path))
+    for path in sorted(listed.keys() | found):
+        if path in PAGES and not pages:
+            continue
+        name = path if path.isprintable() else ascii(path)
+        if path not in listed:
+            yield f"{name}: not listed in {FILE}{_way_out(directory, path)}"
+        elif path not in found:
+            yield f"{name}: listed in {FILE} and missing{_way_out(directory, path)}"
+        elif _digest(directory.path / path) != listed[path]:
+            yield f"{name}: changed after {FILE} was written{_way_out(directory, path)}"
+
+
+def uncovered_folders(directory: RunDirectory) -> tuple[str, ...]:
+    """Return the folders of trackers in a run directory, which no manifest covers."""
+    return tuple(name for name in sorted(TRACKERS) if (directory.path / name).is_dir())
+
+
+def _way_out(directory: RunDirectory, path: str) -> str:
+    return f"; write it again with fedsim report {directory.path}" if path in PAGES else ""
+
+
+def _files(directory: Path, folder: str = "") -> Iterator[str]:
+    """Yield the paths of all files that a manifest covers; a link is not followed."""
+    with scandir(directory / folder) as entries:
+        for entry in entries:
+            path = f"{folder}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                if path not in TRACKERS:
+                    yield from _files(directory, f"{path}/")
+            elif path not in NOT_COVERED:
+                yield path
+
+
+def _digest(path: Path) -> str | None:
+    """Return the SHA-256 of a file; None for a link and all else that is no regular file."""
+    if path.is_symlink() or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

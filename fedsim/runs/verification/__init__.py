@@ -1,0 +1,17 @@
+"""The check of a run directory: files against the manifest, and against each other.
+
+| module | holds against each other |
+|---|---|
+| `verify.py` | the files and `manifest.json`; then all of the following |
+| `spend.py` | `ledger.jsonl` and `privacy.json`: chains, sums, every ε recomputed |
+| `plans.py` | ledger and `privacy.json` with `experiment.yaml`: q, z, δ and steps of clients |
+| `rounds.py` | `rounds.jsonl` with the schedule, the ledger and the checkpoint |
+| `figures.py` | figures and words that are computed from other files |
+
+Nothing that the run directory names is imported or read: a plug-in or a table outside of it may be
+anything.
+"""
+
+from fedsim.runs.verification.spend import Checked as Checked
+from fedsim.runs.verification.verify import Verification as Verification
+from fedsim.runs.verification.verify import verify_run as verify_run

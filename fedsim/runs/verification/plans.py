@@ -1,0 +1,144 @@
+"""The records of every client against the plan that `experiment.yaml` makes for it.
+
+A plan follows from the settings, the recorded size of the client and the schedule. So a ledger
+with more noise, fewer steps or a smaller sampling rate than planned is found, also if its chains
+were computed anew.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fedsim.accountant import Event, JointGaussian
+from fedsim.accountant.groups import group_noise_multiplier
+from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.clients.budget.client_privacy import ClientPrivacy, Table, resolve_client_privacy
+from fedsim.clients.budget.plan import PrivacyPlan, plan_privacy
+from fedsim.clients.client_settings import OwnPrivacySettings
+from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.runs.verification.run_files import RunFiles
+from fedsim.server.participation import Participation
+from fedsim.statement.privacy_file import PrivateClientRow
+
+_CALIBRATED = 1e-6  # relative: a noise multiplier that was searched for, on another machine
+_ROUNDED = 1e-9  # relative: the noise of all groups together
+
+
+def plan_problems(files: RunFiles) -> Iterator[str]:
+    """Yield every figure and record of a client that does not follow from its plan."""
+    experiment, settings = files.experiment, files.experiment.privacy
+    expected, found = experiment.data.partition.num_clients, len(files.privacy["clients"])
+    if [row["client"] for row in files.privacy["clients"]] != list(range(expected)):
+        yield f"experiment.yaml has {expected} clients, privacy.json other ones ({found})"
+        return
+    if settings is None or files.privacy["accountant"] is None:
+        return  # `environment_problems` compares the two
+    rows = files.rows
+    rounds = Participation.of(
+        experiment.federation, num_clients=expected, seed=experiment.seed
+    ).planned_rounds()
+    terms = resolve_client_privacy(
+        settings, num_clients=expected, seed=experiment.seed, tables=_tables(settings, rows)
+    )
+    for row, own, planned_rounds in zip(rows, terms, rounds, strict=True):
+        if _is_unreadable(settings, own):
+            continue
+        plan = plan_privacy(
+            own.privacy, experiment.local, examples=row["examples"], planned_rounds=planned_rounds
+        )
+        for what in _against_plan(row, own, plan):
+            yield f"client {row['client']}: {what}"
+        for what in _against_steps(row, plan, experiment.local, files.journal):
+            yield f"client {row['client']}: {what}"
+
+
+def unread_tables(files: RunFiles) -> Iterator[str]:
+    """Yield the tables of clients' settings, which are not in the run directory."""
+    settings = files.experiment.privacy
+    for name, entry in ({} if settings is None else settings.clients).items():
+        if entry.csv is not None:
+            columns = ", ".join(entry.columns)
+            yield f"{columns} of the clients in {name!r}, which come from {entry.csv}"
+
+
+def _against_plan(row: PrivateClientRow, own: ClientPrivacy, plan: PrivacyPlan) -> Iterator[str]:
+    planned: dict[str, Any] = {
+        "examples": plan.examples,
+        "delta": plan.delta,
+        "target_epsilon": plan.target_epsilon,
+        "sampling_rate": plan.step.sampling.sampling_rate,
+        "max_grad_norm": own.privacy.max_grad_norm,
+        "group": own.group,
+    }
+    for name, value in planned.items():
+        if row.get(name) != value:
+            yield f"{name} is {row.get(name)} in privacy.json and {value} by experiment.yaml"
+    noise, recorded = plan.step.noise_multiplier, row["noise_multiplier"]
+    tolerance = 0.0 if own.privacy.noise_multiplier is not None else _CALIBRATED
+    if not math.isclose(recorded, noise, rel_tol=tolerance):
+        yield f"noise_multiplier is {recorded:g} in privacy.json and {noise:g} by experiment.yaml"
+
+
+def _against_steps(
+    row: PrivateClientRow, plan: PrivacyPlan, local: LocalSettings, journal: FileJournal
+) -> Iterator[str]:
+    """Yield the first record of a client that is not the next charge of its plan."""
+    step = replace(plan.step, noise_multiplier=row["noise_multiplier"])
+    taken = 0
+    for charge in journal.history(row["client"]):
+        where = f"the record of round {charge.round_number}"
+        left = math.inf if plan.affordable_steps is None else plan.affordable_steps - taken
+        steps = min(local.steps, left)
+        if charge.steps != steps:
+            yield f"{where} has {charge.steps} steps, and experiment.yaml plans {steps}"
+            return
+        planned = step.charges(taken, charge.steps)
+        if not _same_charges(charge.ledger.entries, planned):
+            yield f"{where} is not the charge that experiment.yaml plans"
+            return
+        taken += charge.steps
+
+
+def _same_charges(entries: tuple[tuple[Event, int], ...], planned: list[tuple[Event, int]]) -> bool:
+    return len(entries) == len(planned) and all(
+        count == other and _same_event(event, plan)
+        for (event, count), (plan, other) in zip(entries, planned, strict=True)
+    )
+
+
+def _same_event(event: Event, planned: Event) -> bool:
+    """Whether an event is the planned one, or that of its groups of parameters.
+
+    The groups are those of the model, which the files do not name: only the noise of all of them
+    together is compared.
+    """
+    groups = getattr(event, "event", None)
+    whole = getattr(planned, "event", None)
+    if event == planned or not isinstance(groups, JointGaussian) or whole is None:
+        return event == planned
+    together = group_noise_multiplier(groups.noise_multipliers)
+    return replace(event, event=whole) == planned and math.isclose(
+        together, getattr(whole, "noise_multiplier", math.nan), rel_tol=_ROUNDED
+    )
+
+
+def _tables(settings: PrivacySettings, rows: list[PrivateClientRow]) -> Mapping[str, Table]:
+    """Return the tables that the experiment names, as far as `privacy.json` repeats them."""
+    return {
+        name: {
+            row["client"]: OwnPrivacySettings.model_validate(
+                {setting: row[setting] for setting in entry.columns}
+            )
+            for row in rows
+            if row["group"] == name
+        }
+        for name, entry in settings.clients.items()
+        if entry.csv is not None
+    }
+
+
+def _is_unreadable(settings: PrivacySettings, own: ClientPrivacy) -> bool:
+    """Whether a table gives a client's sampling rate, which its lots may only approximate."""
+    entry = None if own.group is None else settings.clients[own.group]
+    return entry is not None and "sampling_rate" in entry.columns

@@ -1,0 +1,105 @@
+"""The rounds of an ended run against the schedule, the ledger and the checkpoint.
+
+`fedsim/runs/consistency.py` has what must agree at every moment of a run.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from fedsim.protocol.arrays import to_numpy
+from fedsim.runs.consistency import contradictions
+from fedsim.runs.verification.run_files import RunFiles
+from fedsim.server.participation import Participation
+from fedsim.server.round_report import RoundRow, withdrawal_rounds
+from fedsim.server.state import ServerState
+
+
+def schedule_problems(files: RunFiles) -> Iterator[str]:
+    """Yield every contradiction of the records, and every round without all of its clients."""
+    yield from contradictions(files.directory, files.experiment)
+    schedule, withdrawn = _schedule(files), set[int]()
+    for number, row in enumerate(files.rounds, start=1):
+        asked = set(schedule.in_round(number)) - withdrawn
+        left = {one["client"] for one in row["withdrawn"]}
+        answers = [*row["participants"], *(one["client"] for one in row["failed"]), *sorted(left)]
+        is_whole = set(answers) == asked or (not answers and _was_given_up(row))
+        if len(set(answers)) != len(answers) or not is_whole:
+            yield (
+                f"round {number}: rounds.jsonl accounts for the clients {sorted(answers)}, and the "
+                f"schedule of experiment.yaml asks {sorted(asked)}"
+            )
+        withdrawn |= left
+    left_in = withdrawal_rounds(files.rounds)
+    for row in files.rows:
+        number, recorded = left_in.get(row["client"]), row.get("withdrawn_round")
+        if recorded != number:
+            yield f"client {row['client']}: left in round {number}, by privacy.json in {recorded}"
+
+
+def charge_problems(files: RunFiles) -> Iterator[str]:
+    """Yield every participation with other steps, and every record without its round."""
+    if files.experiment.privacy is None:
+        return
+    journal, schedule = files.journal, _schedule(files)
+    charges = {
+        (charge.client, charge.round_number): charge.steps
+        for client in journal.clients()
+        for charge in journal.history(client)
+    }
+    for row in files.rounds:
+        shortened = {one["client"]: one["steps"] for one in row["shortened"]}
+        for client in row["participants"]:
+            steps = charges.get((client, row["round"]))
+            reported = shortened.get(client, files.experiment.local.steps)
+            if steps not in (None, reported):
+                yield (
+                    f"client {client}: {reported} steps in round {row['round']} by rounds.jsonl, "
+                    f"{steps} by ledger.jsonl"
+                )
+    last = len(files.rounds) + (files.summary["status"] in ("failed", "interrupted"))
+    for client, number in charges:
+        if not 1 <= number <= last or client not in schedule.in_round(number):
+            yield f"client {client}: has a record of round {number}, in which it was not asked"
+
+
+def checkpoint_problems(files: RunFiles) -> Iterator[str]:
+    """Yield what the checkpoint has otherwise than the other files."""
+    state, rounds = files.state, files.summary["rounds"]
+    number = 0 if state is None else state.round_number
+    if number != rounds:
+        yield f"the checkpoint is of round {number}, and summary.json has {rounds} rounds"
+    if state is None:
+        return
+    counted = [row for row in files.rounds if row["round"] <= number]
+    if state.withdrawn != withdrawal_rounds(counted).keys():
+        yield "the checkpoint and rounds.jsonl disagree on the clients that withdrew"
+    for client, clip_norm in state.clip_norms.items():
+        if files.rows[client].get("clip_norm") != clip_norm:
+            yield f"client {client}: the clip_norm of privacy.json is not that of the checkpoint"
+    if not _is_model_of(state, files):
+        yield "model.safetensors is not the model of the checkpoint"
+
+
+def _is_model_of(state: ServerState, files: RunFiles) -> bool:
+    model = load_file(files.directory.path / "model.safetensors")
+    arrays = to_numpy(state.arrays)
+    return model.keys() == arrays.keys() and all(
+        value.dtype == model[name].dtype
+        and value.shape == model[name].shape
+        and np.asarray(value).tobytes() == model[name].tobytes()
+        for name, value in arrays.items()
+    )
+
+
+def _schedule(files: RunFiles) -> Participation:
+    experiment = files.experiment
+    num_clients = experiment.data.partition.num_clients
+    return Participation.of(experiment.federation, num_clients=num_clients, seed=experiment.seed)
+
+
+def _was_given_up(row: RoundRow) -> bool:
+    """Whether a secure round ended before its clients were asked."""
+    secure = row.get("secure_aggregation")
+    return secure is not None and secure["aborted"] is not None

@@ -1,0 +1,138 @@
+"""The spend of every client: `privacy.json` against the ledger, and every ε recomputed.
+
+The ledger is the root of trust: each client's records form a hash chain with its head in
+`privacy.json`.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from fedsim.accountant import FleetAccountant, PrivacyLedger
+from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.fleet.accountant import Client
+from fedsim.accountant.ledger.journal import GENESIS, FileJournal, total_of
+from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
+from fedsim.runs.verification.run_files import RunFiles
+from fedsim.statement.privacy_file import PrivateClientRow
+
+_METHODS: tuple[AccountantName, ...] = ("pld", "rdp")
+# Events that pay for all steps of an epoch at once.
+_EPOCH_EVENTS = {scheme.event for scheme in SAMPLING_SCHEMES.values() if scheme.by_epoch}
+_SAME = 1e-9  # relative: the same method on the same ledger, on another machine
+_BEYOND = 1e-3  # absolute: largest excess of a tighter method's bound over a looser one's
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One client's ε by the run's own accountant and by the other one."""
+
+    client: int
+    reported: float
+    recomputed: float
+    other: float
+
+
+def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
+    """Yield what is wrong with the spend of any client.
+
+    Each client's own accountant recomputes its ε by the run's method. The other methods compute all
+    clients together. Both are independent of the run: they read the ledger in the file alone.
+
+    Args:
+        files: the files of the run.
+        checked: receives every client whose ε was recomputed.
+    """
+    privacy, journal, rows = files.privacy, files.journal, files.rows
+    accountant, adjacency = privacy["accountant"], privacy["adjacency"]
+    if accountant is None or adjacency is None:
+        if journal.clients():
+            yield "a run without privacy has a ledger"
+        return
+    for row in rows:
+        for what in _against_ledger(row, journal):
+            yield f"client {row['client']}: {what}"
+    for client in sorted(set(journal.clients()) - {row["client"] for row in rows}):
+        yield f"client {client}: in the ledger only"
+    for row, bounds in zip(rows, _bounds(rows, accountant, adjacency), strict=True):
+        result, found = _recomputed(row, bounds, accountant)
+        checked.append(result)
+        for what in found:
+            yield f"client {row['client']}: {what}"
+
+
+def _against_ledger(row: PrivateClientRow, journal: FileJournal) -> Iterator[str]:
+    history = journal.history(row["client"])
+    total = total_of(history)
+    if total.to_list() != row["ledger"]:
+        yield "privacy.json and ledger.jsonl disagree on what was spent"
+    if (history[-1].hash if history else GENESIS) != row["ledger_head"]:
+        yield "the last record in ledger.jsonl is not the one that privacy.json names"
+    if len(history) != row["rounds"]:
+        yield f"{row['rounds']} rounds reported, {len(history)} in ledger.jsonl"
+    steps = sum(charge.steps for charge in history)
+    if steps != row["steps"]:
+        yield f"{row['steps']} steps reported, {steps} in ledger.jsonl"
+    paid = sum(count for _, count in total.entries)
+    by_epoch = any(type(event).__name__ in _EPOCH_EVENTS for event, _ in total.entries)
+    if steps != paid and not by_epoch:
+        yield f"{steps} steps in ledger.jsonl, which charges for {paid}"
+
+
+def _bounds(
+    rows: list[PrivateClientRow], accountant: AccountantName, adjacency: Adjacency
+) -> list[dict[AccountantName, float]]:
+    """Return ε of every row by each method.
+
+    Each client's own accountant computes the run's method; the others compute all rows together.
+    """
+    bounds: list[dict[AccountantName, float]] = [{} for _ in rows]
+    ledgers = [PrivacyLedger.from_list(row["ledger"]) for row in rows]
+    for name in dict.fromkeys((*_METHODS, accountant)):
+        if name == accountant:
+            for found, row, ledger in zip(bounds, rows, ledgers, strict=True):
+                found[name] = ledger.epsilon(row["delta"], name, adjacency)
+            continue
+        fleet = FleetAccountant(name, adjacency=adjacency)
+        for place, ledger in enumerate(ledgers):
+            for event, count in ledger.entries:
+                fleet.compose(place, event, count)
+        deltas: dict[Client, float] = {place: row["delta"] for place, row in enumerate(rows)}
+        for found, epsilon in zip(bounds, fleet.get_epsilon(deltas).values(), strict=True):
+            found[name] = epsilon
+    return bounds
+
+
+def _recomputed(
+    row: PrivateClientRow, by: dict[AccountantName, float], accountant: AccountantName
+) -> tuple[Checked, list[str]]:
+    """Compare a row of `privacy.json` with its recomputed ε by each method."""
+    reported: dict[AccountantName, float] = {
+        accountant: number(row["epsilon"]),
+        "rdp": number(row["epsilon_rdp"]),
+    }
+    problems = [
+        f"ε by {name} is reported as {value:.6g} and recomputed as {by[name]:.6g}"
+        for name, value in reported.items()
+        if not same_number(value, by[name])
+    ]
+    for tight, loose in pairwise(by):
+        if by[tight] > by[loose] + _BEYOND:
+            problems.append(
+                f"ε by {tight} ({by[tight]:.6g}) exceeds its bound by {loose} ({by[loose]:.6g})"
+            )
+    other = "rdp" if accountant == "pld" else "pld"
+    result = Checked(row["client"], reported[accountant], by[accountant], by[other])
+    return result, problems
+
+
+def number(value: float | None) -> float:
+    """Return an ε of a file; null is an infinite one."""
+    return math.inf if value is None else value
+
+
+def same_number(one: float, other: float) -> bool:
+    """Whether two figures are the same, computed on two machines."""
+    return one == other or math.isclose(one, other, rel_tol=_SAME, abs_tol=1e-12)

@@ -1,0 +1,172 @@
+"""The check of a whole run: its manifest first, then its files against each other."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import fedsim
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.manifest import (
+    FILE,
+    ManifestError,
+    changed_files,
+    read_manifest,
+    uncovered_folders,
+)
+from fedsim.runs.schema import MANIFEST_SINCE
+from fedsim.runs.verification.figures import (
+    environment_problems,
+    spend_figure_problems,
+    statement_problems,
+    summary_problems,
+)
+from fedsim.runs.verification.plans import plan_problems, unread_tables
+from fedsim.runs.verification.rounds import charge_problems, checkpoint_problems, schedule_problems
+from fedsim.runs.verification.run_files import RunFiles, attempt
+from fedsim.runs.verification.spend import Checked, check_spend
+
+Check = Callable[[RunFiles], Iterable[str]]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Result of a check.
+
+    Attributes:
+        clients: every client whose ε could be recomputed.
+        problems: one line for each discrepancy; empty for a sound run.
+        unchecked: one line for each fact that could not be checked.
+        root: the root of the run's manifest; None without a whole manifest.
+    """
+
+    clients: tuple[Checked, ...]
+    problems: tuple[str, ...]
+    unchecked: tuple[str, ...] = ()
+    root: str | None = None
+
+
+# Checks of the files of all versions, and of those since the manifest, with the files they read.
+_OF_ALL_VERSIONS: tuple[tuple[str, Check], ...] = (
+    ("privacy.json, summary.json and clients.csv", spend_figure_problems),
+    ("privacy.json", statement_problems),
+)
+_SINCE_MANIFEST: tuple[tuple[str, Check], ...] = (
+    ("environment.json, experiment.yaml and privacy.json", environment_problems),
+    ("rounds.jsonl, checkpoint and ledger.jsonl", schedule_problems),
+    ("rounds.jsonl and ledger.jsonl", charge_problems),
+    ("checkpoint/model.safetensors and rounds.jsonl", checkpoint_problems),
+    ("summary.json and rounds.jsonl", summary_problems),
+)
+_OF_THIS_VERSION: tuple[tuple[str, Check], ...] = (
+    ("experiment.yaml, privacy.json and ledger.jsonl", plan_problems),
+)
+
+
+def verify_run(
+    directory: RunDirectory, *, root: str | None = None, pages: bool = True
+) -> Verification:
+    """Check every file of a run that has ended.
+
+    Guarantee: in a sound result every file is the one that `manifest.json` lists, and there is no
+    other file outside of trackers' folders. The records of every client form an unbroken chain up
+    to the head in `privacy.json`, and the ledgers there are their sums. Two accountants confirm
+    every reported ε: the run's own to equality, the looser one by a larger bound. Every
+    participation in `rounds.jsonl` has its record, and every record has the sampling rate, the
+    noise, the δ and the steps that `experiment.yaml` plans for the recorded client sizes.
+
+    A forger who rewrites all files consistently, the manifest included, is found by `root` alone.
+
+    Args:
+        directory: the run directory.
+        root: the root of the manifest that was kept elsewhere; None: it is not compared.
+        pages: whether pages such as `report.html` are checked.
+
+    Raises:
+        SchemaError: `environment.json` names no version, or that of a newer fedsim.
+    """
+    files, origin = RunFiles(directory), directory.origin
+    if not (directory.path / "summary.json").is_file() and not _has_manifest(directory):
+        return Verification((), (_unfinished(directory),))
+    unchecked = list(_unchecked(files))
+    problems, found_root = _against_manifest(directory, root, pages=pages)
+    broken = attempt("ledger.jsonl", lambda: _read_ledger(files))
+    if broken:  # nothing else counts before the ledger is whole
+        return Verification((), (*problems, *broken), tuple(unchecked), found_root)
+    checked: list[Checked] = []
+    problems += attempt("privacy.json and ledger.jsonl", lambda: check_spend(files, checked))
+    checks = _OF_ALL_VERSIONS
+    if origin.schema >= MANIFEST_SINCE:
+        checks += _SINCE_MANIFEST
+        if origin.is_this_version:
+            checks += _OF_THIS_VERSION
+            unchecked += attempt("experiment.yaml", lambda: unread_tables(files))
+    for names, check in checks:
+        problems += attempt(names, lambda check=check: check(files))
+    return Verification(
+        tuple(checked), tuple(dict.fromkeys(problems)), tuple(unchecked), found_root
+    )
+
+
+def _read_ledger(files: RunFiles) -> tuple[str, ...]:
+    files.journal.clients()
+    return ()
+
+
+def _has_manifest(directory: RunDirectory) -> bool:
+    return directory.origin.schema >= MANIFEST_SINCE and (directory.path / FILE).exists()
+
+
+def _unfinished(directory: RunDirectory) -> str:
+    return (
+        "unfinished: it has no summary.json, so it is still running or was killed; finish it with "
+        f"fedsim run FILE --out {directory.path} --resume"
+    )
+
+
+def _against_manifest(
+    directory: RunDirectory, root: str | None, *, pages: bool
+) -> tuple[list[str], str | None]:
+    """Return the problems of the files against the manifest, and its root."""
+    if directory.origin.schema < MANIFEST_SINCE:
+        return list(_older_than_it_says(directory, root)), None
+    try:
+        manifest = read_manifest(directory)
+    except ManifestError as error:
+        return [f"{error}; {_ways_out(directory)}"], None
+    problems = attempt(FILE, lambda: changed_files(directory, manifest, pages=pages))
+    if root is not None and root.lower() != manifest.root:
+        problems.append(f"the root of its records is {manifest.root}, not the given {root.lower()}")
+    return problems, manifest.root
+
+
+def _ways_out(directory: RunDirectory) -> str:
+    return (
+        "every run ends with one, so it was removed or changed, or the run was killed at its "
+        "very end: restore it from a copy, or let fedsim run FILE --out "
+        f"{directory.path} --resume write it anew for the files as they are now"
+    )
+
+
+def _older_than_it_says(directory: RunDirectory, root: str | None) -> Iterator[str]:
+    """Yield the signs of a run with a manifest under an `environment.json` of a run without."""
+    schema = directory.origin.schema
+    if (directory.path / FILE).exists():
+        yield f"environment.json says run schema {schema}, which has no {FILE}"
+    if root is not None:
+        yield f"a root was given, and a run of schema {schema} has no {FILE}"
+
+
+def _unchecked(files: RunFiles) -> Iterator[str]:
+    """Yield what this version cannot check in the run."""
+    directory, origin = files.directory, files.directory.origin
+    writer = f"{origin.version} (run schema {origin.schema}); this is fedsim {fedsim.__version__}"
+    if not origin.is_this_version:
+        yield f"the wording of the privacy statement, which is that of fedsim {writer}"
+    if origin.schema < MANIFEST_SINCE:
+        yield (
+            f"that no file changed, and that rounds, checkpoint and experiment agree with the "
+            f"ledger: run schema {origin.schema} has no {FILE}"
+        )
+    elif not origin.is_this_version:
+        yield f"that noise and sampling follow from experiment.yaml, as planned by fedsim {writer}"
+    for folder in uncovered_folders(directory):
+        yield f"{folder}/, the files of a tracker, which {FILE} does not cover"
