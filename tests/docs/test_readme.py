@@ -39,6 +39,7 @@ COMMANDS = {
     "verify": "fedsim verify r",
     "audit": "fedsim audit experiments/digits_dp.yaml --clients 1 --steps 20",
     "deploy": "fedsim deploy experiments/digits_dp.yaml --out app",
+    "node-policy": "fedsim node-policy policy.yaml",
     "helper-key": "fedsim helper-key helper.key",
     "list": "fedsim list",
     "schema": "fedsim schema",
