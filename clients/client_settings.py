@@ -4,14 +4,15 @@ The name of an entry of `privacy.clients` is a client's number or the name of a 
 its `members`, takes a `share` of all clients, or reads a `csv` file with one line for each client.
 """
 
+from collections import Counter
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.core.settings import Settings
+from fedsim.core.limits import MAX_CLIENTS
+from fedsim.core.settings import Probability, Settings, Share
 
-Probability = Annotated[float, Field(gt=0, lt=1)]
-Share = Annotated[float, Field(gt=0, le=1)]
+ClientNumber = Annotated[int, Field(ge=0, lt=MAX_CLIENTS)]
 OwnSetting = Literal[
     "target_epsilon", "noise_multiplier", "delta", "max_grad_norm", "sampling_rate"
 ]
@@ -32,7 +33,7 @@ class OwnPrivacySettings(Settings):
 class ClientPrivacySettings(OwnPrivacySettings):
     """One entry of `privacy.clients`: settings, and the clients of a group."""
 
-    members: list[Annotated[int, Field(ge=0)]] | None = Field(
+    members: list[ClientNumber] | None = Field(
         default=None, min_length=1, description="the group's clients"
     )
     share: Share | None = Field(
@@ -90,7 +91,7 @@ class ClientPrivacySettings(OwnPrivacySettings):
     @model_validator(mode="after")
     def _members_once(self) -> Self:
         members = self.members or []
-        repeated = sorted({one for one in members if members.count(one) > 1})
+        repeated = sorted(one for one, times in Counter(members).items() if times > 1)
         if repeated:
             raise ValueError(f"members names client {repeated[0]} more than once")
         return self

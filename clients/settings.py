@@ -8,14 +8,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.clients.client_settings import (
-    ClientPrivacySettings,
-    OwnPrivacySettings,
-    Probability,
-    Share,
-)
+from fedsim.clients.client_settings import ClientPrivacySettings, OwnPrivacySettings
 from fedsim.clients.dp_sgd.sampling_schemes import POISSON, SAMPLING_SCHEMES, SamplingName
-from fedsim.core.settings import Settings
+from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_STEPS
+from fedsim.core.settings import Probability, Settings, Share
 
 
 class SgdSettings(Settings):
@@ -41,15 +37,17 @@ OptimizerSettings = Annotated[SgdSettings | AdamSettings, Field(discriminator="n
 class LocalSettings(Settings):
     """`local:` in an experiment file: the training of one client in one round."""
 
-    steps: int = Field(ge=1, description="optimizer steps per round")
+    steps: int = Field(ge=1, le=MAX_STEPS, description="optimizer steps per round")
     batch_size: int = Field(
         ge=1,
+        le=MAX_EXAMPLES,
         description="expected batch (lot); with privacy the sampling rate is batch_size / "
         "declared client size",
     )
     max_physical_batch: int | None = Field(
         default=None,
         ge=1,
+        le=MAX_EXAMPLES,
         description="most examples in memory at once: larger batches are split, with one noise "
         "draw, one charge and one step; null: never",
     )
@@ -57,7 +55,7 @@ class LocalSettings(Settings):
         default=SgdSettings(name="sgd", lr=0.1),
         description="made anew each round, as in federated averaging",
     )
-    cohort: Literal["auto", "off"] | Annotated[int, Field(ge=1)] = Field(
+    cohort: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MAX_CLIENTS)] = Field(
         default="auto",
         description="most clients that train together in stacked tensors; auto: by the kind of "
         "model; off: each alone. It changes the last bits of a model, never an ε",
@@ -131,6 +129,7 @@ class PrivacySettings(Settings):
     declared_examples: int | None = Field(
         default=None,
         ge=1,
+        le=MAX_EXAMPLES,
         description="public client size that sets the sampling rate; required by add_remove",
     )
     accountant: Literal["pld", "rdp", "moments"] = Field(

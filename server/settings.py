@@ -4,7 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedsim.core.settings import Settings
+from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS, MAX_SECONDS
+from fedsim.core.settings import Probability, Settings
 
 STRATEGIES = {"fedavg": "federated averaging (McMahan et al. 2017), summed in a fixed order"}
 
@@ -12,19 +13,24 @@ STRATEGIES = {"fedavg": "federated averaging (McMahan et al. 2017), summed in a 
 class FederationSettings(Settings):
     """`federation:` in an experiment file."""
 
-    rounds: int = Field(ge=1, description="federated rounds")
+    rounds: int = Field(ge=1, le=MAX_ROUNDS, description="federated rounds")
     clients_per_round: int | None = Field(
-        default=None, ge=1, description="clients that train in a round; null: all of them"
+        default=None,
+        ge=1,
+        le=MAX_CLIENTS,
+        description="clients that train in a round; null: all of them",
     )
     deadline: float | None = Field(
         default=None,
         gt=0,
+        le=MAX_SECONDS,
         description="seconds after which a client's update comes too late for its round; in a "
         "simulation only injected delays count",
     )
     min_participants: int = Field(
         default=1,
         ge=0,
+        le=MAX_CLIENTS,
         description="a round in which clients failed and fewer updates came ends the run",
     )
     strategy: Literal["fedavg"] = Field(
@@ -39,17 +45,19 @@ class FederationSettings(Settings):
 class EvaluationSettings(Settings):
     """`evaluation:` in an experiment file: the global model on examples that clients hold out."""
 
-    holdout: float = Field(
+    holdout: Probability = Field(
         default=0.2,
-        gt=0,
-        lt=1,
         description="share of each client's examples that it never trains on",
     )
     every: int = Field(
-        default=1, ge=1, description="rounds between evaluations; the last is always evaluated"
+        default=1,
+        ge=1,
+        le=MAX_ROUNDS,
+        description="rounds between evaluations; the last is always evaluated",
     )
     clients: int | None = Field(
         default=None,
         ge=1,
+        le=MAX_CLIENTS,
         description="clients that evaluate, chosen by the seed each time; null: all of them",
     )

@@ -6,6 +6,7 @@ import sys
 import click
 
 from fedsim.core.errors import ExitCode
+from fedsim.core.limits import MAX_AUDITED_STEPS, MAX_CLIENTS
 
 
 @click.command()
@@ -13,14 +14,14 @@ from fedsim.core.errors import ExitCode
 @click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
 @click.option(
     "--clients",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=MAX_CLIENTS),
     default=10,
     show_default=True,
     help="Maximum number of clients to audit, largest claimed ε first.",
 )
 @click.option(
     "--steps",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=MAX_AUDITED_STEPS),
     default=1000,
     show_default=True,
     help="Minimum number of steps per client; more steps give tighter bounds.",

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from fedsim.comparison.settings import ComparisonSettings
 from fedsim.comparison.variants import Variant, expand_variants
+from fedsim.core.limits import MAX_COMPARED_RUNS
 from fedsim.experiment import ExperimentError, LoadedExperiment, Problem, load_experiment
 from fedsim.experiment.load import read_yaml
 from fedsim.experiment.messages import PathMessage, validation_messages
@@ -138,15 +139,17 @@ def _load_variants(
     loaded: list[LoadedVariant] = []
     found: list[tuple[Variant, Problem]] = []
     for variant in variants:
-        experiments = []
+        override = Override(("seed",), Node(seeds[0], place))
         try:
-            for seed in seeds:
-                override = Override(("seed",), Node(seed, place))
-                experiments.append(load_experiment(base, [*variant.overrides, override]))
-        except ExperimentError as error:  # the mistakes are the same for every seed
+            first = load_experiment(base, [*variant.overrides, override])
+        except ExperimentError as error:
             found += [(variant, problem) for problem in error.problems]
             continue
-        loaded.append(LoadedVariant(variant.name, variant.changes, tuple(experiments)))
+        experiments = tuple(  # no rule reads the seed, so one check is for all seeds
+            replace(first, experiment=first.experiment.model_copy(update={"seed": seed}))
+            for seed in seeds
+        )
+        loaded.append(LoadedVariant(variant.name, variant.changes, experiments))
     problems += _in_words(found, len(variants), str(base))
     return tuple(loaded)
 
@@ -171,6 +174,13 @@ def _rules(settings: ComparisonSettings, names: list[str]) -> Iterator[PathMessa
         yield ("baseline",), _no_such_variant(settings.baseline, names)
     if len(names) == 1:
         yield ("variants",), "there must be at least two variants to compare"
+    runs = len(names) * len(settings.seeds)
+    if runs > MAX_COMPARED_RUNS:
+        yield (
+            ("seeds",),
+            f"{len(names)} variants with {len(settings.seeds)} seeds are {runs:,} runs; a "
+            f"comparison has at most {MAX_COMPARED_RUNS:,}",
+        )
     select = settings.select
     if select is None:
         return

@@ -2,7 +2,7 @@
 
 import csv
 import re
-import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
-from fedsim.data.names import quoted, unknown_name
+from fedsim.data.names import unknown_name
+from fedsim.data.npz_file import read_npz
 from fedsim.data.parquet_file import read_parquet
 
 _WHOLE = re.compile(r"\d+", re.ASCII)
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-_FEATURE_NAMES = ("x", "features")
 
 
 def read_file(path: Path, target: str, *, tokens: bool = False) -> Dataset:
@@ -39,54 +39,6 @@ def read_file(path: Path, target: str, *, tokens: bool = False) -> Dataset:
             f"data.dataset: no such file: {path}; the path is relative to the experiment file"
         )
     return reader(path, target, tokens=tokens)
-
-
-def read_npz(path: Path, target: str, *, tokens: bool = False) -> Dataset:
-    """Return the dataset in an archive of `numpy.savez`.
-
-    The features are the only array beside the target, or the array `x` or `features`. Arrays
-    `x_test` and `<target>_test` are the dataset's own test set. Pickled objects are never loaded.
-
-    Args:
-        path: the file.
-        target: name of the array of targets.
-        tokens: whether features are tokens (see `to_dataset`).
-
-    Raises:
-        DataError: the archive is damaged, a name is missing or ambiguous, or an array cannot be
-            used.
-    """
-    if not zipfile.is_zipfile(path):  # np.load also accepts a single array
-        raise DataError(f"{path}: is not an .npz archive; write one with numpy.savez")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: cannot be read as .npz without pickle: {error}") from error
-    names = {"x_test", f"{target}_test"}
-    if len(names & arrays.keys()) == 1:
-        raise DataError(f"{path}: a test set needs both of {quoted(names)}; add the other")
-    test = [arrays.pop(name, None) for name in ("x_test", f"{target}_test")]
-    if target not in arrays:
-        raise DataError(unknown_name(path, "array", target, arrays))
-    y = arrays.pop(target)
-    x = arrays[_feature_array(path, list(arrays))]
-    try:
-        return to_dataset(x, y, *test, tokens=tokens)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
-
-
-def _feature_array(path: Path, names: list[str]) -> str:
-    if len(names) == 1:
-        return names[0]
-    named = [name for name in _FEATURE_NAMES if name in names]
-    if len(named) == 1:
-        return named[0]
-    raise DataError(
-        f"{path}: the features must be the only array beside the target, or be named x or "
-        f"features; got {quoted(names) or 'no other array'}"
-    )
 
 
 def read_csv(path: Path, target: str, *, tokens: bool = False) -> Dataset:
@@ -141,7 +93,7 @@ def _check_header(path: Path, header: list[str], target: str) -> int:
         raise DataError(
             f"{path}:1: column {header.index('') + 1} has no name; name or remove the column"
         )
-    repeated = sorted({name for name in header if header.count(name) > 1})
+    repeated = sorted(name for name, times in Counter(header).items() if times > 1)
     if repeated:
         raise DataError(f"{path}:1: two columns are named {repeated[0]!r}; rename or remove one")
     if len(header) < 2:

@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from fedsim.core.limits import MAX_CLASSES
 from fedsim.data.client_examples import ClientExamples
-from fedsim.data.examples import Examples
+from fedsim.data.examples import DataError, Examples
 from fedsim.data.partitions import partition
 from fedsim.data.settings import DataSettings
 from fedsim.data.sources import load_dataset
@@ -75,6 +76,18 @@ def load_federated_data(
 
 
 def _num_classes(train: Examples, test: Examples) -> int | None:
+    """Return one more than the largest class; None for targets that are no classes.
+
+    Raises:
+        DataError: there would be more than `MAX_CLASSES`.
+    """
     if not train.has_classes or min(train.targets.min(), test.targets.min()) < 0:
         return None
-    return int(max(train.targets.max(), test.targets.max())) + 1
+    classes = int(max(train.targets.max(), test.targets.max())) + 1
+    if classes > MAX_CLASSES:
+        raise DataError(
+            f"the largest class is {classes - 1:,}, and a classifier has a score for each of "
+            f"{classes:,} classes; number the classes 0, 1, 2, ... (at most {MAX_CLASSES:,}), or "
+            "give numbers with a decimal point for regression"
+        )
+    return classes

@@ -1,5 +1,6 @@
 """Datasets from Parquet tables; needs pyarrow, an extra."""
 
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.core.limits import machine_bytes
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
 from fedsim.data.names import unknown_name
@@ -31,7 +33,7 @@ def read_parquet(path: Path, target: str, *, tokens: bool = False) -> Dataset:
     names: list[str] = table.column_names
     if target not in names:
         raise DataError(unknown_name(path, "column", target, names))
-    repeated = sorted({name for name in names if names.count(name) > 1})
+    repeated = sorted(name for name, times in Counter(names).items() if times > 1)
     if repeated:
         raise DataError(f"{path}: two columns are named {repeated[0]!r}; rename or remove one")
     features = [name for name in names if name != target]
@@ -56,7 +58,14 @@ def _table(path: Path) -> Any:
     from pyarrow import parquet
 
     try:
-        return parquet.ParquetFile(path, memory_map=True).read()
+        file = parquet.ParquetFile(path, memory_map=True)
+        cells = file.metadata.num_rows * file.metadata.num_columns
+        if 4 * cells > machine_bytes():  # features become float32
+            raise DataError(
+                f"{path}: {cells:,} cells need more memory than this machine has "
+                f"({machine_bytes() >> 30} GiB)"
+            )
+        return file.read()
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path}: cannot be read as Parquet: {reason}") from error

@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedsim.core.settings import Settings
+from fedsim.core.limits import MAX_CLASSES, MAX_CLIENTS, MAX_EXAMPLES
+from fedsim.core.settings import Probability, Settings
 
 
 class FileDataset(Settings):
@@ -17,8 +18,10 @@ class FileDataset(Settings):
 
 
 class _Partition(Settings):
-    num_clients: int = Field(ge=1, description="number of clients")
-    min_examples: int = Field(default=1, ge=0, description="least number of examples of a client")
+    num_clients: int = Field(ge=1, le=MAX_CLIENTS, description="number of clients")
+    min_examples: int = Field(
+        default=1, ge=0, le=MAX_EXAMPLES, description="least number of examples of a client"
+    )
 
 
 class IidPartition(_Partition):
@@ -38,7 +41,9 @@ class ShardsPartition(_Partition):
     """Pathological label skew: each client holds examples of a few classes only."""
 
     scheme: Literal["shards"] = Field(description="name of the partition scheme")
-    classes_per_client: int = Field(default=2, ge=1, description="number of classes of each client")
+    classes_per_client: int = Field(
+        default=2, ge=1, le=MAX_CLASSES, description="number of classes of each client"
+    )
 
 
 class QuantityPartition(_Partition):
@@ -67,10 +72,8 @@ class DataSettings(Settings):
         description="numbers: float32; tokens: whole numbers from 0 as int64, for a model of your "
         "own that begins with an embedding",
     )
-    test_fraction: float | None = Field(
+    test_fraction: Probability | None = Field(
         default=None,
-        gt=0,
-        lt=1,
         description="fraction held out as the server's public test set, never on a client "
         "(default 0.2; not for datasets with a test set of their own)",
     )

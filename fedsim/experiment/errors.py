@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fedsim.core.errors import InputError
+from fedsim.core.limits import MAX_REPORTED
 from fedsim.experiment.text import KeyPath, path_text
 
 
@@ -34,7 +35,8 @@ class Problem:
 class ExperimentError(InputError):
     """An experiment with mistakes; `problems` holds all of them.
 
-    `str()` has one line for each problem, in the order of the file, overrides last.
+    `str()` has one line for each problem, in the order of the file, overrides last. Of more than
+    `MAX_REPORTED` it has the first ones and the number of the others.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
@@ -42,7 +44,10 @@ class ExperimentError(InputError):
         super().__init__(self.problems)
 
     def __str__(self) -> str:
-        return "\n".join(str(problem) for problem in self.problems)
+        lines = [str(problem) for problem in self.problems[: MAX_REPORTED + 1]]
+        if len(self.problems) > len(lines):
+            lines[-1] = f"and {len(self.problems) - MAX_REPORTED:,} more mistakes"
+        return "\n".join(lines)
 
 
 def _position(problem: Problem) -> tuple[bool, str, int, int]:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedsim.clients.faults.settings import FaultSettings
 from fedsim.clients.settings import PrivacySettings
+from fedsim.core.limits import MAX_FILE_BYTES
 from fedsim.data.settings import DataSettings
 from fedsim.experiment.errors import ExperimentError, Problem
 from fedsim.experiment.messages import PathMessage, validation_messages
@@ -81,13 +82,17 @@ def read_yaml(path: str | Path, problems: list[Problem]) -> Node:
     """
     file = Location(str(path))
     try:
-        content = Path(path).read_bytes()
+        with Path(path).open("rb") as opened:
+            content = opened.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError as error:
         raise ExperimentError([*problems, file.problem((), "no such file")]) from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or str(error)
         message = f"cannot be read: {reason}"
         raise ExperimentError([*problems, file.problem((), message)]) from error
+    if len(content) > MAX_FILE_BYTES:
+        message = f"is larger than {MAX_FILE_BYTES >> 20} MiB, so it is no file of settings"
+        raise ExperimentError([*problems, file.problem((), message)])
     tree = parse_yaml(content, file.source, problems)
     if tree.value is None and not tree.broken:
         start = Location(file.source, 1, 1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from fedsim.core.limits import MAX_REPORTED
 from fedsim.experiment.schema import NAME_PATTERN, Experiment
 from fedsim.experiment.shapes import (
     ErrorPlace,
@@ -85,9 +86,11 @@ class _MessageBuilder:
         self._raw = raw
         self._model = model
         self._prefix = prefix
+        found = error.errors(include_url=False, include_input=False)
+        self._unexplained = max(0, len(found) - MAX_REPORTED)
         self._mistakes = [
             _Mistake(details, locate_error(model, details["loc"]))
-            for details in error.errors(include_url=False)
+            for details in found[:MAX_REPORTED]
         ]
         self._explained_paths: set[KeyPath] = set()  # missing keys that are misspelt or misplaced
 
@@ -100,6 +103,8 @@ class _MessageBuilder:
                 path, message = self._message(mistake)
                 if path not in self._explained_paths:
                     yield (*self._prefix, *path), message
+        if self._unexplained:
+            yield self._prefix, f"{self._unexplained:,} more mistakes; fix the first ones"
 
     def _is_relevant(self, mistake: _Mistake) -> bool:
         """Whether an error is about the branch of a union that the file uses."""

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from fedsim.clients.client_settings import is_client
 from fedsim.clients.faults.settings import FaultSettings
 from fedsim.clients.settings import PrivacySettings
+from fedsim.core.limits import MAX_LEDGER_RECORDS
 from fedsim.data.catalog import DATASETS
 from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.experiment.messages import PathMessage, validation_messages
@@ -112,6 +113,15 @@ def _check_participation(sections: Sections) -> Iterator[PathMessage]:
         path = ("federation", "clients_per_round")
         rule = f"must be <= data.partition.num_clients ({value_text(clients)})"
         yield path, f"{rule}, got {value_text(per_round)}"
+    rounds = sections.federation.rounds
+    records = rounds * (per_round or clients)
+    if records > MAX_LEDGER_RECORDS:
+        yield (
+            ("federation", "rounds"),
+            f"{rounds:,} rounds of {per_round or clients:,} clients are {records:,} records of the "
+            f"ledger, which holds at most {MAX_LEDGER_RECORDS:,}; lower rounds or "
+            "clients_per_round",
+        )
 
 
 def _check_weighting(sections: Sections) -> Iterator[PathMessage]:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from fedsim.experiment.errors import Problem
+from fedsim.experiment.errors import ExperimentError, Problem
 from fedsim.experiment.text import KeyPath, value_text
 
 MAX_DEPTH = 64
@@ -125,11 +125,12 @@ def from_python(
     if isinstance(value, Mapping):
         return _from_mapping(value, location, problems, path)
     if isinstance(value, list | tuple):
-        items = [
-            from_python(item, location, problems, (*path, index))
-            for index, item in enumerate(value)
-        ]
-        return Node(items, location, size=1 + sum(item.size for item in items))
+        items: list[Node] = []
+        size = 1
+        for index, item in enumerate(value):
+            items.append(from_python(item, location, problems, (*path, index)))
+            size = _grown(size, items[-1], location, problems, path)
+        return Node(items, location, size=size)
     if value is None or isinstance(value, bool):
         return Node(value, location)
     if isinstance(value, numbers.Real):
@@ -160,15 +161,32 @@ def _from_mapping(
     value: Mapping[object, object], location: Location, problems: list[Problem], path: KeyPath
 ) -> Node:
     entries: dict[str, Entry] = {}
+    size = 1
     for key, item in value.items():
         if isinstance(key, str) and is_utf8_text(key):
             name = str.__str__(key)
             node = from_python(item, location, problems, (*path, name))
             entries[name] = Entry(location, node)
+            size = _grown(size, node, location, problems, path)
         else:
             message = f"a key must be a string, got {value_text(key)}"
             problems.append(location.problem(path, message))
-    return Node(entries, location, size=1 + sum(entry.node.size for entry in entries.values()))
+    return Node(entries, location, size=size)
+
+
+def _grown(
+    size: int, child: Node, location: Location, problems: list[Problem], path: KeyPath
+) -> int:
+    """Return the size of a collection with one more child.
+
+    Raises:
+        ExperimentError: it is larger than `MAX_SIZE`, as an object that contains another one many
+            times may be.
+    """
+    size += child.size
+    if size > MAX_SIZE:
+        raise ExperimentError([*problems, location.problem(path, f"more than {MAX_SIZE:,} values")])
+    return size
 
 
 def _broken(location: Location, problems: list[Problem], path: KeyPath, message: str) -> Node:

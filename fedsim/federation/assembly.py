@@ -13,8 +13,9 @@ from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
 from fedsim.core.plugin_errors import plugin_calls
-from fedsim.data import FederatedData, load_federated_data
+from fedsim.data import DataError, FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
+from fedsim.federation.batch_sizes import check_batch_size
 from fedsim.federation.client_tables import read_client_tables
 from fedsim.federation.client_tensors import order_by_client
 from fedsim.federation.conditions import plugin_sources, refuse_edited_plugins
@@ -60,6 +61,12 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
         base=loaded.base,
         holdout=None if experiment.evaluation is None else experiment.evaluation.holdout,
     )
+    check_batch_size(experiment, data.clients.sizes)
+    if experiment.privacy is not None and len(data.test) < 2:
+        raise DataError(
+            "data.test_fraction leaves 1 public test example, and a private model is checked on at "
+            "least 2; raise test_fraction, or bring a test set of at least 2 examples"
+        )
     if in_process:
         per_round = experiment.local.steps * experiment.local.batch_size
         data = replace(data, clients=order_by_client(data.clients, examples_per_round=per_round))

@@ -7,8 +7,10 @@ dropout: it would draw from torch's global generator.
 from collections.abc import Callable
 from math import prod
 
+import torch
 from torch import nn
 
+from fedsim.core.limits import MAX_PARAMETERS
 from fedsim.core.settings import Settings
 from fedsim.models.catalog import CnnArgs, LogisticArgs, MlpArgs
 from fedsim.models.errors import ModelError
@@ -27,8 +29,21 @@ def architecture(args: Settings, input_shape: tuple[int, ...], num_outputs: int)
         num_outputs: outputs per example.
 
     Raises:
-        ModelError: the model does not accept inputs of that shape.
+        ModelError: the model does not accept inputs of that shape, or has more than
+            `MAX_PARAMETERS` trained values.
     """
+    with torch.device("meta"):  # shapes without memory
+        values = sum(value.numel() for value in _built(args, input_shape, num_outputs).parameters())
+    if values > MAX_PARAMETERS:
+        raise ModelError(
+            f"model.args: a model of {values:,} trained values for inputs of shape {input_shape} "
+            f"and {num_outputs:,} outputs; built-in models have at most {MAX_PARAMETERS:,}: use "
+            "smaller layers, fewer classes or a model of your own"
+        )
+    return _built(args, input_shape, num_outputs)
+
+
+def _built(args: Settings, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     match args:
         case LogisticArgs():
             return logistic(args, input_shape, num_outputs)

@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedsim.core.limits import MAX_LAYERS, MAX_WIDTH
 from fedsim.core.settings import Settings
 
-Width = Annotated[int, Field(ge=1)]
+Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 
 
 class LogisticArgs(Settings):
@@ -20,7 +21,7 @@ class MlpArgs(Settings):
     """`model.args` of `mlp`."""
 
     hidden: list[Width] = Field(
-        default=[32], min_length=1, description="width of each hidden layer"
+        default=[32], min_length=1, max_length=MAX_LAYERS, description="width of each hidden layer"
     )
     activation: Literal["relu", "tanh"] = Field(default="relu", description="between the layers")
 
@@ -29,9 +30,12 @@ class CnnArgs(Settings):
     """`model.args` of `cnn`."""
 
     channels: list[Width] = Field(
-        default=[16, 32], min_length=1, description="output channels of each convolution"
+        default=[16, 32],
+        min_length=1,
+        max_length=MAX_LAYERS,
+        description="output channels of each convolution",
     )
-    hidden: int = Field(default=32, ge=1, description="width of the layer after the convolutions")
+    hidden: Width = Field(default=32, description="width of the layer after the convolutions")
     activation: Literal["relu", "tanh"] = Field(default="tanh", description="between the layers")
 
 

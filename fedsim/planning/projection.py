@@ -17,6 +17,7 @@ from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
+from fedsim.federation.batch_sizes import full_batch_note
 from fedsim.federation.budget_check import last_round, refuse_overspending
 from fedsim.federation.federation import Federation
 
@@ -79,13 +80,23 @@ class Variation:
 
 @dataclass(frozen=True)
 class Plan:
-    """The privacy plan of a federation; `refusal` is the reason why `fedsim run` refuses it."""
+    """The privacy plan of a federation.
+
+    Attributes:
+        target_epsilon: the budget of all clients; None without one.
+        clients: the projection of each client.
+        median_client: number of the client of median size.
+        variations: the projection of that client with one setting changed each.
+        refusal: the reason why `fedsim run` refuses the plan; None if it does not.
+        note: a line about clients smaller than a batch; None without one.
+    """
 
     target_epsilon: float | None
     clients: tuple[PlannedClient, ...]
     median_client: int
     variations: tuple[Variation, ...]
     refusal: str | None = None
+    note: str | None = None
 
     @property
     def delta(self) -> float:
@@ -113,6 +124,7 @@ class Plan:
             ],
             "median_client": self.median_client,
             "refusal": self.refusal,
+            "note": self.note,
             "variations": [
                 {**vars(variation), "epsilon": finite_or_none(variation.epsilon)}
                 for variation in self.variations
@@ -146,6 +158,7 @@ def plan_experiment(loaded: LoadedExperiment) -> Plan:
         median_client=median,
         variations=tuple(_variations(federation, terms[median].privacy, middle, rounds[median])),
         refusal=_refusal(federation),
+        note=full_batch_note(loaded.experiment, federation.data.clients.sizes),
     )
 
 

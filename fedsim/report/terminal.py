@@ -17,6 +17,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
+from fedsim.federation.batch_sizes import full_batch_note
 from fedsim.federation.federation import Federation
 from fedsim.planning.projection import Plan, PlannedClient
 from fedsim.report.contents import RunContents, read_contents
@@ -52,6 +53,9 @@ class ProgressObserver:
         self._rounds = experiment.federation.rounds
         for line in _headline(federation):
             print_sentence(self._console, line)
+        note = full_batch_note(experiment, federation.data.clients.sizes)
+        if note is not None:
+            print_sentence(self._console, f"note: {note}")
         for warning in _warnings(federation):
             print_sentence(self._console, f"warning: {warning}", style="yellow")
         if self._console.is_terminal:
@@ -268,6 +272,8 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         notes.append("affords: number of rounds within the budget; until: last round of training")
     if len(plan.clients) > len(ordered):
         notes.append(f"the {len(ordered)} largest of {len(plan.clients):,}; --json has all")
+    if plan.note is not None:
+        notes.append(plan.note)
     table.caption = "\n".join(notes)
     print_table(console, table)
     changes = figure_table(

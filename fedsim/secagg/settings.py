@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_SECONDS
 from fedsim.core.settings import Settings
 
 RUNTIME_KEYS = {
@@ -39,7 +40,7 @@ class SecureAggregationSettings(Settings):
     ring_bits: Literal[32, 64] = Field(
         default=64, description="bits of a ring element; 32 halves the upload and the precision"
     )
-    frac_bits: int | Literal["auto"] = Field(
+    frac_bits: Annotated[int, Field(le=64)] | Literal["auto"] = Field(
         default="auto",
         description="binary places kept of every value; auto: as many as fit, at most 32",
     )
@@ -53,11 +54,11 @@ class SecureAggregationSettings(Settings):
     payload: Literal["delta", "parameters"] = Field(
         default="delta", description="upload the change of the model, or the model"
     )
-    max_weight: int | Literal["auto"] = Field(
+    max_weight: Annotated[int, Field(le=MAX_EXAMPLES)] | Literal["auto"] = Field(
         default="auto",
         description="largest weight of a client; auto: 1 when uniform, 100000 by examples",
     )
-    max_clients: int | Literal["auto"] = Field(
+    max_clients: Annotated[int, Field(le=MAX_CLIENTS)] | Literal["auto"] = Field(
         default="auto",
         description="largest number of clients in a sum; auto: the clients of a round",
     )
@@ -71,6 +72,7 @@ class SecureAggregationSettings(Settings):
     min_clients: int = Field(
         default=3,
         ge=2,
+        le=MAX_CLIENTS,
         description="fewest clients whose sum is opened; helpers, and clients of secagg, enforce "
         "their own",
     )
@@ -83,10 +85,13 @@ class SecureAggregationSettings(Settings):
         default="aes256_ctr", description="keystream that expands a seed to a mask"
     )
     combine_timeout_s: float = Field(
-        default=60.0, gt=0, description="seconds to wait for a helper's share of the sum"
+        default=60.0,
+        gt=0,
+        le=MAX_SECONDS,
+        description="seconds to wait for a helper's share of the sum",
     )
     combine_retries: int = Field(
-        default=2, ge=0, description="number of retries after a helper's timeout"
+        default=2, ge=0, le=1000, description="number of retries after a helper's timeout"
     )
     on_abort: Literal["raise", "skip_round"] = Field(
         default="raise",
@@ -103,7 +108,7 @@ class SecureAggregationSettings(Settings):
         strict=False,
         description="files of those keys, for helpers of a simulation; a SuperNode names its own",
     )
-    threshold: int | Literal["auto"] = Field(
+    threshold: Annotated[int, Field(le=MAX_CLIENTS)] | Literal["auto"] = Field(
         default="auto",
         description="secagg: number of shares that recover a secret; auto: more than two thirds",
     )

@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedsim.core.limits import MAX_WORKERS
 from fedsim.core.settings import Settings
 
 
@@ -16,7 +17,10 @@ class RuntimeSettings(Settings):
         "machine or many; flower: Flower's simulation runtime (both: extra `ray`)",
     )
     workers: int = Field(
-        default=1, ge=1, description="worker processes of engine ray or flower, a thread each"
+        default=1,
+        ge=1,
+        le=MAX_WORKERS,
+        description="worker processes of engine ray or flower, a thread each",
     )
     address: str | None = Field(
         default=None,

@@ -52,7 +52,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "shuffled": {"privacy": {"sampling": "shuffle"}},
     "balls and bins": {"privacy": {"sampling": "balls_and_bins"}},
     "fixed size": {"privacy": {"sampling": "fixed_size", "adjacency": "replace_one"}},
-    "everybody in each lot": {"local": {"batch_size": 1000}},
+    "everybody in each lot": {"local": {"batch_size": 288}},
     "secure noise": {"privacy": {"noise": "secure"}},
     "lots in parts": {"local": {"max_physical_batch": 7}},
     "momentum": {"local": {"optimizer": {"name": "sgd", "lr": 0.5, "momentum": 0.9}}},

@@ -32,7 +32,7 @@ def experiment(**sections: object) -> dict[str, Any]:
         "privacy": {**PRIVACY, "clients": OWN},
         **sections,
     }
-    return {name: section for name, section in content.items() if section is not None}
+    return content
 
 
 def outcome(path: Path) -> tuple[bytes, list[str], list[Any]]:

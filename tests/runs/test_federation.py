@@ -64,7 +64,7 @@ def line(tmp_path: Path, sizes: tuple[int, ...] = (2, 3)) -> Mapping:
         "data": {"dataset": "./line.py:load", "partition": {"scheme": "iid", "num_clients": 2}},
         "model": {"name": "./line.py:build", "loss": "mse"},
         "federation": {"rounds": 3},
-        "local": {"steps": 2, "batch_size": 100, "optimizer": {"name": "sgd", "lr": 0.1}},
+        "local": {"steps": 2, "batch_size": max(sizes), "optimizer": {"name": "sgd", "lr": 0.1}},
         "privacy": None,
     }
 

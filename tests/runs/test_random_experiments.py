@@ -114,7 +114,7 @@ def experiments(draw: st.DrawFn) -> dict[str, Any]:
         "federation": federation,
         "local": {
             "steps": draw(st.sampled_from([1, 3])),
-            "batch_size": draw(st.sampled_from([1, 16, 500])),
+            "batch_size": draw(st.sampled_from([1, 16, 200])),
             "max_physical_batch": draw(st.sampled_from([None, None, 7])),
             "optimizer": draw(st.sampled_from(OPTIMIZERS)),
         },

@@ -1,0 +1,129 @@
+"""Datasets from .npz archives of `numpy.savez`."""
+
+import lzma
+import math
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from fedsim.core.limits import machine_bytes
+from fedsim.data.conversion import Dataset, to_dataset
+from fedsim.data.examples import DataError
+from fedsim.data.names import quoted, unknown_name
+
+_FEATURE_NAMES = ("x", "features")
+
+
+def read_npz(path: Path, target: str, *, tokens: bool = False) -> Dataset:
+    """Return the dataset in an archive of `numpy.savez`.
+
+    The features are the only array beside the target, or the array `x` or `features`. Arrays
+    `x_test` and `<target>_test` are the dataset's own test set. Pickled objects are never loaded.
+
+    Guarantee: only these arrays are read. Memory is taken for them only if the archive holds as
+    many bytes as their headers say and this machine has room for all of them.
+
+    Args:
+        path: the file.
+        target: name of the array of targets.
+        tokens: whether features are tokens (see `to_dataset`).
+
+    Raises:
+        DataError: the archive is damaged, a name is missing or ambiguous, or an array cannot be
+            used.
+    """
+    if not zipfile.is_zipfile(path):  # np.load also accepts a single array
+        raise DataError(f"{path}: is not an .npz archive; write one with numpy.savez")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
+            chosen = _choose_arrays(path, target, names)
+            _check_sizes(path, archive, chosen)
+            arrays = [None if name is None else _read(archive, name) for name in chosen]
+    except (ValueError, OSError, EOFError, MemoryError, NotImplementedError) as error:
+        raise _unreadable(path, error) from error
+    except (RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
+        raise _unreadable(path, error) from error
+    try:
+        return to_dataset(*arrays, tokens=tokens)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    if isinstance(error, DataError):
+        return error
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return DataError(f"{path}: cannot be read as .npz without pickle: {reason}")
+
+
+def _choose_arrays(path: Path, target: str, names: list[str]) -> list[str | None]:
+    """Return the names of features, targets, test features and test targets."""
+    tests = ("x_test", f"{target}_test")
+    if len(set(tests) & set(names)) == 1:
+        raise DataError(f"{path}: a test set needs both of {quoted(set(tests))}; add the other")
+    left = [name for name in names if name not in tests]
+    if target not in left:
+        raise DataError(unknown_name(path, "array", target, left))
+    left = [name for name in left if name != target]
+    test = [name if name in names else None for name in tests]
+    return [_feature_array(path, left), target, *test]
+
+
+def _feature_array(path: Path, names: list[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    named = [name for name in _FEATURE_NAMES if name in names]
+    if len(named) == 1:
+        return named[0]
+    raise DataError(
+        f"{path}: the features must be the only array beside the target, or be named x or "
+        f"features; got {quoted(names[:10]) or 'no other array'}"
+    )
+
+
+def _check_sizes(path: Path, archive: zipfile.ZipFile, names: list[str | None]) -> None:
+    """Check, from the headers alone, that the arrays are as large as they say and fit."""
+    total = 0
+    for name in names:
+        if name is None:
+            continue
+        with _open(archive, name) as member:
+            shape, dtype = _header(member)
+            declared = math.prod(shape) * dtype.itemsize
+            start = member.tell()
+        held = archive.getinfo(f"{name}.npy").file_size - start
+        if declared != held:
+            raise DataError(
+                f"{path}: array {name!r} has shape {shape} of {dtype}, which are {declared:,} "
+                f"bytes, but the archive holds {held:,}; write it anew with numpy.savez"
+            )
+        total += declared
+    if total > machine_bytes():
+        raise DataError(
+            f"{path}: the arrays need {total / 2**30:,.0f} GiB, and this machine has "
+            f"{machine_bytes() / 2**30:,.0f} GiB of memory"
+        )
+
+
+def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    version = npy.read_magic(member)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(member)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    return shape, dtype
+
+
+def _read(archive: zipfile.ZipFile, name: str) -> NDArray[np.generic]:
+    with _open(archive, name) as member:
+        return npy.read_array(member, allow_pickle=False)
+
+
+def _open(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
+    return archive.open(f"{name}.npy")

@@ -1,0 +1,123 @@
+"""Whatever is in an experiment file and its plug-ins: a message, no traceback, no hang, no silence.
+
+`FEDSIM_FUZZ_CASES=1000` sets the number of cases, `FEDSIM_FUZZ_FIRST=17` that of the first one.
+"""
+
+import faulthandler
+import io
+import json
+import os
+import signal
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import pytest
+
+from fedsim.cli import main
+
+CASES = int(os.environ.get("FEDSIM_FUZZ_CASES", "150"))
+FIRST = int(os.environ.get("FEDSIM_FUZZ_FIRST", "0"))
+PROCESSOR_SECONDS = 10.0  # of this process, for one case
+WALL_SECONDS = 120  # only a case that waits for ever comes near
+KNOWN_CODES = (0, 1, 2, 3)
+MAX_OUTPUT_CHARS = 60_000
+
+
+def generator() -> ModuleType:
+    """Return fuzz_cases.py beside this file, as a module."""
+    spec = spec_from_file_location("fuzz_cases", Path(__file__).with_name("fuzz_cases.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class HangError(BaseException):
+    """A case that ran out of its time."""
+
+
+@contextmanager
+def time_limit() -> Iterator[list[str]]:
+    """Interrupt a case after its processor or wall time; yield a list that then has a text."""
+    hung: list[str] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        hung.append("".join(traceback.format_stack(frame)[-4:]))
+        raise HangError
+
+    former = {s: signal.signal(s, stop) for s in (signal.SIGPROF, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_PROF, PROCESSOR_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
+    faulthandler.dump_traceback_later(3 * WALL_SECONDS, exit=True)  # deaf to signals
+    try:
+        yield hung
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def faults_of(case: Any, directory: Path, codes: Counter[object]) -> Iterator[str]:
+    """Run a case in its directory and yield what is wrong with how it ended."""
+    out, err = io.StringIO(), io.StringIO()
+    code: object = 0
+    with time_limit() as hung, redirect_stdout(out), redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as ended:
+            code = 0 if ended.code is None else ended.code
+        except BaseException:  # noqa: BLE001
+            err.write(traceback.format_exc()[-3000:])
+    said, talk = out.getvalue(), err.getvalue()
+    codes[code] += 1
+    if hung:
+        yield f"hung at {hung[0]}"
+    if "Traceback (most recent call last)" in said + talk:
+        yield f"traceback: {talk[-3000:]}"
+    if code not in KNOWN_CODES:
+        yield f"exit code {code!r}"
+    if code != 0 and not talk.strip():
+        yield f"exit code {code} without a message"
+    if code == 0 and not (said + talk).strip():
+        yield "exit code 0 without output"
+    if len(said) + len(talk) > MAX_OUTPUT_CHARS:
+        yield f"{len(said) + len(talk)} characters of output"
+    run = directory / "r"
+    if code in (2, 3) and run.exists():
+        yield f"exit code {code}, but a run directory was written"
+    if run.exists() and not (run / "summary.json").is_file():
+        yield "a run directory without a summary"
+    if run.exists() and code == 1:
+        status = json.loads((run / "summary.json").read_text())["status"]
+        if status != "failed":
+            yield f"exit code 1 with status {status}"
+
+
+@pytest.mark.slow
+def test_no_experiment_ends_in_a_traceback_a_hang_or_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_case = generator().make_case
+    found: list[str] = []
+    codes: Counter[object] = Counter()
+    for number in range(FIRST, FIRST + CASES):
+        case = make_case(number)
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        case.write(directory)
+        monkeypatch.chdir(directory)
+        monkeypatch.setattr(sys, "argv", ["fedsim", *case.arguments])
+        faults = list(faults_of(case, directory, codes))
+        found += [f"case {number} {case.arguments[:4]}: {fault}" for fault in faults]
+    sys.stdout.write(f"{CASES} cases from {FIRST}: exit codes {dict(codes)}, {len(found)} faults\n")
+    assert not found, "\n\n".join(found[:20])
