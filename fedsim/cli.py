@@ -7,7 +7,6 @@ import json
 import os
 import re
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -286,7 +285,6 @@ def validate(file: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
     Lists the code that a run would execute and the files that it would read.
     """
-    from fedsim.deployment.errors import DeploymentError
     from fedsim.deployment.plugin_digest import plugin_digest
     from fedsim.experiment import load_experiment
     from fedsim.planning.footprint import find_footprint
@@ -299,10 +297,9 @@ def validate(file: str, overrides: tuple[str, ...], as_json: bool) -> None:
     click.echo(f"{file}: ok ({experiment.name}, {_privacy_in_words(experiment)})")
     for line in find_footprint(loaded).lines():
         click.echo(line)
-    with suppress(DeploymentError):  # a plug-in that is not here yet
-        digest = plugin_digest(loaded)
-        if digest is not None:
-            click.echo(f"  plugin_digests of a node's policy: {digest}")
+    digest = plugin_digest(loaded)
+    if digest is not None:
+        click.echo(f"  plugin_digests of a node's policy: {digest}")
 
 
 @cli.command()
