@@ -174,7 +174,7 @@ class RunDirectory:
             RunDirectoryError: it holds no run.
             SchemaError: a newer fedsim wrote it.
         """
-        if not (path / "experiment.yaml").is_file():
+        if not any((path / name).is_file() for name in ("experiment.yaml", "manifest.json")):
             raise RunDirectoryError(f"{path} is not a run directory: it has no experiment.yaml")
         directory = cls(path)
         refuse_newer_schema(path, directory.origin, kind="run", newest=RUN_SCHEMA)

@@ -29,6 +29,7 @@ NODE_STATE_SCHEMA = 3
 COMPARISON_SCHEMA = 1
 
 MANIFEST_SINCE = 4  # the first run schema with a manifest
+CHECKPOINT_SINCE_MANIFEST = 4  # the checkpoint schema of those runs
 
 _FIRST = {"fedsim": "0.1.0", "schema": 1}  # wrote no number for runs, checkpoints and nodes
 

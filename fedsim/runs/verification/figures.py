@@ -66,6 +66,7 @@ def statement_problems(files: RunFiles) -> Iterator[str]:
 def environment_problems(files: RunFiles) -> Iterator[str]:
     """Yield what the files say of version, seed and mechanism, and differs between them."""
     environment, experiment, privacy = files.environment, files.experiment, files.privacy
+    files.directory.read_inputs()  # refuses an environment.json that did not begin the run
     if environment["seed"] != experiment.seed:
         yield f"environment.json has seed {environment['seed']}, experiment.yaml {experiment.seed}"
     if environment["fedsim"] != privacy["version"]:

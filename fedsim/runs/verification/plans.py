@@ -41,13 +41,15 @@ def plan_problems(files: RunFiles) -> Iterator[str]:
     terms = resolve_client_privacy(
         settings, num_clients=expected, seed=experiment.seed, tables=_tables(settings, rows)
     )
+    adapted = {} if files.state is None else files.state.clip_norms
     for row, own, planned_rounds in zip(rows, terms, rounds, strict=True):
         if _is_unreadable(settings, own):
             continue
         plan = plan_privacy(
             own.privacy, experiment.local, examples=row["examples"], planned_rounds=planned_rounds
         )
-        for what in _against_plan(row, own, plan):
+        clip_norm = adapted.get(row["client"], plan.step.clipping.adapted_clip_norm)
+        for what in _against_plan(row, own, plan, clip_norm):
             yield f"client {row['client']}: {what}"
         for what in _against_steps(row, plan, experiment.local, files.journal):
             yield f"client {row['client']}: {what}"
@@ -62,7 +64,9 @@ def unread_tables(files: RunFiles) -> Iterator[str]:
             yield f"{columns} of the clients in {name!r}, which come from {entry.csv}"
 
 
-def _against_plan(row: PrivateClientRow, own: ClientPrivacy, plan: PrivacyPlan) -> Iterator[str]:
+def _against_plan(
+    row: PrivateClientRow, own: ClientPrivacy, plan: PrivacyPlan, clip_norm: float | None
+) -> Iterator[str]:
     planned: dict[str, Any] = {
         "examples": plan.examples,
         "delta": plan.delta,
@@ -70,6 +74,7 @@ def _against_plan(row: PrivateClientRow, own: ClientPrivacy, plan: PrivacyPlan) 
         "sampling_rate": plan.step.sampling.sampling_rate,
         "max_grad_norm": own.privacy.max_grad_norm,
         "group": own.group,
+        "clip_norm": clip_norm,
     }
     for name, value in planned.items():
         if row.get(name) != value:

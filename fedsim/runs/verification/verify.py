@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import fedsim
+from fedsim.runs.checkpoint import checkpoint_schema
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import (
     FILE,
@@ -12,7 +13,7 @@ from fedsim.runs.manifest import (
     read_manifest,
     uncovered_folders,
 )
-from fedsim.runs.schema import MANIFEST_SINCE
+from fedsim.runs.schema import CHECKPOINT_SINCE_MANIFEST, MANIFEST_SINCE
 from fedsim.runs.verification.figures import (
     environment_problems,
     spend_figure_problems,
@@ -127,7 +128,7 @@ def _against_manifest(
 ) -> tuple[list[str], str | None]:
     """Return the problems of the files against the manifest, and its root."""
     if directory.origin.schema < MANIFEST_SINCE:
-        return list(_older_than_it_says(directory, root)), None
+        return attempt("environment.json", lambda: _older_than_it_says(directory, root)), None
     try:
         manifest = read_manifest(directory)
     except ManifestError as error:
@@ -149,8 +150,12 @@ def _ways_out(directory: RunDirectory) -> str:
 def _older_than_it_says(directory: RunDirectory, root: str | None) -> Iterator[str]:
     """Yield the signs of a run with a manifest under an `environment.json` of a run without."""
     schema = directory.origin.schema
+    says = f"environment.json is missing, or says run schema {schema}, which has no"
     if (directory.path / FILE).exists():
-        yield f"environment.json says run schema {schema}, which has no {FILE}"
+        yield f"{says} {FILE}"
+    checkpoint = directory.path / "checkpoint" / "model.safetensors"
+    if checkpoint.exists() and checkpoint_schema(checkpoint) >= CHECKPOINT_SINCE_MANIFEST:
+        yield f"{says} checkpoint of schema {checkpoint_schema(checkpoint)}"
     if root is not None:
         yield f"a root was given, and a run of schema {schema} has no {FILE}"
 
