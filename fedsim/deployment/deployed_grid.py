@@ -11,7 +11,8 @@ from typing import Any
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-RESTARTED = 1002  # code of the error that the grid makes; the codes of Flower are below 100
+from fedsim.protocol.errors import NODE_RESTARTED
+
 _POLL_SECONDS = 1.0
 
 
@@ -19,8 +20,8 @@ class DeployedGrid(Grid):
     """Flower's grid with an answer to each request to a node that was restarted since.
 
     Guarantee: a request is answered by its node, by the SuperLink, or by an error of code
-    `RESTARTED` as soon as its node has been activated again. Without such an error a round waits
-    for the message to expire, 12 hours.
+    `NODE_RESTARTED` as soon as its node has been activated again. Without such an error a round
+    waits for the message to expire, 12 hours.
 
     Args:
         grid: of Flower's ServerApp.
@@ -95,7 +96,7 @@ class DeployedGrid(Grid):
                 node = message.metadata.dst_node_id
                 if node in now and now[node] != before.get(node, now[node]):
                     del waiting[name]
-                    error = Error(RESTARTED, "its SuperNode was restarted during the request")
+                    error = Error(NODE_RESTARTED, "its SuperNode was restarted during the request")
                     yield Message(error, reply_to=message)
             if waiting:
                 self._pause()

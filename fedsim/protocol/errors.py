@@ -7,8 +7,9 @@ class ProtocolError(FedsimError, ValueError):
     """A message that does not follow the protocol; it names the record and what is wrong."""
 
 
-# Codes of errors of clients; those of Flower are below 100.
+# Codes of errors in place of an answer; those of Flower are below 100.
 NOISE_REUSE = 1001  # the client would reuse noise
 LEDGER_UNWRITABLE = 1002  # no charge can be written to the ledger of the run
+NODE_RESTARTED = 1003  # its node was restarted during the request; said by the server's own grid
 # After these the run ends: it is not the one that began, or no client can be charged.
 ENDS_RUN = frozenset({NOISE_REUSE, LEDGER_UNWRITABLE})

@@ -20,6 +20,7 @@ import fedsim
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import GENESIS, Charge, FileJournal
 from fedsim.deployment.ledgers import LEDGER, collect_ledgers, ledger_reply
+from fedsim.protocol.errors import NODE_RESTARTED
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.simulation.engines import LocalEngine
 from fedsim.simulation.flower_internals import server_identity
@@ -37,7 +38,8 @@ SETTINGS = {
     "local": {"steps": 1, "batch_size": 8},
     "privacy": None,
 }
-TROUBLES = ("dead", "twice", "silent", "stranger")
+TROUBLES = ("dead", "restarted", "twice", "silent", "stranger")
+LOSSES = ("dead", "restarted", "silent")
 
 
 def of_node(reply: Message, node: int, answered: str | None = None) -> Message:
@@ -86,6 +88,8 @@ class Line(LocalGrid):
             self._left -= 1
             if self._trouble == "dead":
                 yield of_node(Message(UNAVAILABLE, reply_to=request), SUPERLINK)
+            elif self._trouble == "restarted":
+                yield Message(Error(NODE_RESTARTED, "was restarted"), reply_to=request)
             elif self._trouble == "twice":
                 yield from (reply, reply)
             elif self._trouble == "stranger":
@@ -121,7 +125,8 @@ def run(
 
 
 def reason(trouble: str) -> str:
-    return {"dead": "Node Unavailable", "silent": "no reply"}[trouble]
+    texts = {"dead": "Node Unavailable", "restarted": "was restarted", "silent": "no reply"}
+    return texts[trouble]
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
@@ -133,7 +138,7 @@ def test_training_and_evaluation_fail_one_client_and_go_on(
     assert [row["round"] for row in result.rounds] == [1, 2]
     row = result.rounds[0] if kind == "train" else result.rounds[0]["evaluated"]
     named = row["participants"] if kind == "train" else row["clients"]
-    if trouble in ("dead", "silent"):
+    if trouble in LOSSES:
         assert [one["client"] for one in row["failed"]] == [VICTIM]
         assert reason(trouble) in row["failed"][0]["reason"]
         assert VICTIM not in named
@@ -156,7 +161,7 @@ def test_masking_goes_on_without_a_dead_client(tmp_path: Path, stage: str, troub
     secure = {"protocol": "secagg", "threshold": 3, "min_clients": 3}
     result = run(tmp_path / "r", secure, kind=stage, trouble=trouble)
     first, second = result.rounds
-    if trouble in ("dead", "silent") and stage != "secagg_unmask":
+    if trouble in LOSSES and stage != "secagg_unmask":
         assert [one["client"] for one in first["failed"]] == [VICTIM]
         assert reason(trouble) in first["failed"][0]["reason"]
         assert VICTIM not in first["participants"]
@@ -171,7 +176,7 @@ def test_a_helper_is_asked_again(tmp_path: Path, stage: str, trouble: str) -> No
     result = run(tmp_path / "r", {}, kind=stage, trouble=trouble, victim=CLIENTS)
     assert [row["participants"] for row in result.rounds] == [list(range(CLIENTS))] * 2
     asked_again = [row["secure_aggregation"]["retried"] for row in result.rounds]
-    assert asked_again == [int(trouble in ("dead", "silent")), 0]
+    assert asked_again == [int(trouble in LOSSES), 0]
 
 
 def test_a_dead_helper_is_named_with_the_reason(tmp_path: Path) -> None:
@@ -229,7 +234,7 @@ def test_a_dead_node_does_not_cost_the_ledgers_of_the_others(tmp_path: Path, tro
     with server_identity(1):
         collect_ledgers(Line(app, CLIENTS, kind=LEDGER, trouble=trouble), copy, timeout=1)
     there = {json.loads(line)["client"] for line in copy.read_text().splitlines()}
-    lost = {VICTIM} if trouble in ("dead", "silent") else set()
+    lost = {VICTIM} if trouble in LOSSES else set()
     assert there == set(range(CLIENTS)) - lost
 
 

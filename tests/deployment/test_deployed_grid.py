@@ -8,7 +8,8 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.deployment.deployed_grid import RESTARTED, DeployedGrid
+from fedsim.deployment.deployed_grid import DeployedGrid
+from fedsim.protocol.errors import NODE_RESTARTED
 from fedsim.protocol.exchange import NO_REPLY, ClientError, PatientGrid, exchange
 from fedsim.protocol.secure import HELLO, make_reply
 from fedsim.secagg.messages import Hello, HelloReply
@@ -81,7 +82,9 @@ def test_replies_are_pulled_until_all_are_there() -> None:
 def test_a_restarted_node_fails_and_the_others_answer() -> None:
     found = answers(Link(answers={11: 4}, restarts={12: 2}))
     assert isinstance(found[11], Message)
-    assert found[12] == ClientError("its SuperNode was restarted during the request", RESTARTED)
+    assert found[12] == ClientError(
+        "its SuperNode was restarted during the request", NODE_RESTARTED
+    )
 
 
 def test_a_reply_from_before_the_restart_counts() -> None:
