@@ -54,7 +54,8 @@ def audit_experiment(
         PrivacyPlanError: the experiment has no privacy, or no client with a claim.
         ValueError: the experiment cannot be assembled (see `assemble`).
     """
-    with plugin_calls("a plug-in failed in the audit", mixed=True):
+    mixed = not loaded.experiment.plugins
+    with plugin_calls("a plug-in failed in the audit", mixed=mixed):
         return _audit(loaded, clients, steps, confidence, on_client)
 
 

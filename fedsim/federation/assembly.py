@@ -48,7 +48,9 @@ def assemble(
         ValueError: data, model, loss or privacy do not fit; the message names the setting and the
             fix (DataError, ModelError, PluginError and UnsafeModelError are ValueErrors).
     """
-    with plugin_calls("a plug-in failed before the first round", mixed=True):
+    # A result of a plug-in may break fedsim's own lines, so every error counts as the plug-in's.
+    mixed = not loaded.experiment.plugins
+    with plugin_calls("a plug-in failed before the first round", mixed=mixed):
         return _assemble(loaded, ledger, in_process=in_process)
 
 

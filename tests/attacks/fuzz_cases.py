@@ -199,7 +199,7 @@ def make_case(number: int) -> Case:
     place, statement, call = "none", "pass", 1
     if "plugin" in kinds:
         place, statement = rng.choice(PLACES), rng.choice(STATEMENTS)
-        call = rng.choice((1, 1, 2, 3, 5, 8, 20, 40))
+        call = rng.choice((1, 1, 2, 5, 10, 20, 30, 40, 50, 60, 70))
     for kind in kinds:
         if kind == "tune":
             _tune(experiment, rng)

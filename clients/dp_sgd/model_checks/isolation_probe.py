@@ -81,6 +81,9 @@ class Probe:
     def losses(self, lot: ProbeLot, seed: int = _SEED) -> Tensor:
         """Return one loss per example (n,), or one in all ()."""
         values = self.loss(self.outputs(lot, seed), lot.targets)
+        if not isinstance(values, Tensor):
+            kind = type(values).__name__
+            raise UnsafeModelError(f"the loss must return a tensor at every call, got {kind}")
         if values.ndim == 0:
             return values
         if len(values) != len(lot):
