@@ -12,8 +12,9 @@ MAX_FILE_BYTES = 4 << 20
 MAX_REPORTED = 50
 """Mistakes of one file that are explained; the number of the others is named."""
 
-MAX_ROUNDS = 1_000_000
-"""Federated rounds. With `MAX_STEPS` it keeps a client's steps within the accountants' 10^12."""
+MAX_ROUNDS = 200_000
+"""Federated rounds: their participants are drawn in seconds. With `MAX_STEPS` a client's steps stay
+within the 10^12 of the accountants."""
 
 MAX_STEPS = 1_000_000
 """Optimizer steps of one client in one round."""

@@ -4,6 +4,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
+_MAX_NAMES = 1000  # compared with an unknown one
+_MAX_CHARS = 100
+
 
 def unknown_name(path: Path, kind: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown name, with the closest known name or all of them.
@@ -15,11 +18,11 @@ def unknown_name(path: Path, kind: str, name: str, known: Iterable[str]) -> str:
         known: the names in the file.
     """
     names = list(known)
-    close = get_close_matches(name, names, n=1)
+    close = get_close_matches(name[:_MAX_CHARS], names[:_MAX_NAMES], n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known: {quoted(names[:10])}"
-    return f"{path}: no {kind} named {name!r}; {hint}"
+    return f"{path}: no {kind} named {name[:_MAX_CHARS]!r}; {hint}"
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Return sorted names in quotes, with commas between."""
-    return ", ".join(repr(name) for name in sorted(names))
+    """Return sorted names in quotes, with commas between; long ones are cut."""
+    return ", ".join(repr(name[:_MAX_CHARS]) for name in sorted(names))

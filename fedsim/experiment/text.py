@@ -63,13 +63,13 @@ def closest(word: str, options: Iterable[str]) -> str | None:
     by_form: dict[str, str] = {}
     for option in options:
         by_form.setdefault(_form(option), option)
-    form = _form(word)
+    form = _form(word[:_MAX_VALUE_CHARS])
     if _SYNONYMS.get(form) in by_form:
         return by_form[_SYNONYMS[form]]
     for option, name in by_form.items():
         if sorted(option) == sorted(form):  # swapped letters
             return name
-    matches = difflib.get_close_matches(form[:_MAX_VALUE_CHARS], by_form, n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(form, by_form, n=1, cutoff=0.6)
     return by_form[matches[0]] if matches else None
 
 

@@ -173,8 +173,6 @@ class _Builder:
             node = self._scalar(event, path)
         else:
             raise self._stop(event, "not valid YAML")
-        if node.size > MAX_SIZE:
-            raise self._stop(event, f"more than {MAX_SIZE:,} values", path)
         if anchor is not None:
             self._anchors[anchor] = node
         return node
@@ -209,7 +207,7 @@ class _Builder:
         size = 1
         while not isinstance(child := self._next(), events.SequenceEndEvent):
             items.append(self._node(child, (*path, len(items))))
-            size += items[-1].size
+            size = self._grown(size, items[-1], child, path)
         return Node(items, self._at(event.start_mark), broken, size)
 
     def _mapping(self, event: events.MappingStartEvent, path: KeyPath) -> Node:
@@ -221,13 +219,20 @@ class _Builder:
             name = key.value if isinstance(key.value, str) else value_text(key.value)
             location = self._at(child.start_mark)
             node = self._node(self._next(), (*path, name))
-            size += node.size
+            size = self._grown(size, node, child, path)
             if isinstance(key.value, str):
                 self._insert(entries, name, Entry(location, node), path)
             elif not key.broken:
                 message = f'a key must be a string; write "{name}"'
                 self._problems.append(location.problem((*path, name), message))
         return Node(entries, self._at(event.start_mark), broken, size)
+
+    def _grown(self, size: int, child: Node, event: events.Event, path: KeyPath) -> int:
+        """Return the size of a collection with one more child; stop before it is too large."""
+        size += child.size
+        if size > MAX_SIZE:
+            raise self._stop(event, f"more than {MAX_SIZE:,} values", path)
+        return size
 
     def _key(self, event: events.Event, path: KeyPath) -> Node:
         if isinstance(event, events.CollectionStartEvent):
