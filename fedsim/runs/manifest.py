@@ -18,12 +18,20 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.files import DamagedRunError
 from fedsim.runs.run_lock import LOCK
 from fedsim.runs.schema import MANIFEST_SCHEMA
 from fedsim.tracking.observer import TRACKERS
 
 FILE = "manifest.json"
 PAGES = ("report.html",)
+RESUMED_FROM = (
+    "checkpoint/",
+    "environment.json",
+    "experiment.yaml",
+    "ledger.jsonl",
+    "rounds.jsonl",
+)
 NOT_COVERED = (FILE, LOCK)  # and the folders of trackers
 
 
@@ -124,6 +132,25 @@ def read_manifest(directory: RunDirectory) -> Manifest:
     if not same:
         raise ManifestError(f"{FILE} was changed: it is not the text that fedsim wrote")
     return manifest
+
+
+def refuse_changed_records(directory: RunDirectory) -> None:
+    """Check that a run resumes from the files with which it ended, if it ended in order.
+
+    Files that a resumed run writes anew may differ. A killed run has no manifest to compare with.
+
+    Raises:
+        DamagedRunError: a file or the manifest was changed; the message names it.
+    """
+    if not (directory.path / FILE).exists():
+        return
+    try:
+        records = read_manifest(directory).records
+    except ManifestError as error:
+        raise DamagedRunError.of(directory.path, str(error)) from error
+    for path, digest in records.items():
+        if path.startswith(RESUMED_FROM) and _digest(directory.path / path) != digest:
+            raise DamagedRunError.of(directory.path / path, f"changed after {FILE} was written")
 
 
 def root_of(directory: RunDirectory) -> str | None:

@@ -20,7 +20,7 @@ from fedsim.runs.consistency import refuse_contradictions
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.environment import describe_environment
 from fedsim.runs.inputs import fingerprint, refuse_other_inputs
-from fedsim.runs.manifest import remove_manifest, write_manifest
+from fedsim.runs.manifest import refuse_changed_records, remove_manifest, write_manifest
 from fedsim.runs.privacy_summary import PrivacySummary, not_private, summarise_privacy
 from fedsim.runs.resume import refuse_changes, resume_command
 from fedsim.runs.rounds_file import RoundsFile
@@ -162,6 +162,7 @@ def _resume(loaded: LoadedExperiment, path: Path, parts: RunParts) -> RunResult:
         refuse_changes(before, loaded.experiment)
         inputs = directory.read_inputs()
         refuse_contradictions(directory, before, ledger_lags=not parts.engine.writes_ledger)
+        refuse_changed_records(directory)
         federation = _federation_of(loaded, directory, parts.engine)
         refuse_other_inputs(inputs, federation)
         refuse_overspending(federation)

@@ -9,6 +9,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from fedsim.accountant.ledger.journal import GENESIS, Charge
 from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger
 from fedsim.cli import cli
 from fedsim.core.errors import ExitCode, FedsimError
+from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.runs.checkpoint import Checkpoint
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.files import DamagedRunError
 from fedsim.runs.manifest import FILE, ManifestError, changed_files, read_manifest, write_manifest
 from fedsim.runs.rounds_file import RoundsFile
 from fedsim.runs.runner import RunFailedError, run_experiment
@@ -188,6 +191,24 @@ def test_every_orderly_end_has_a_manifest_and_a_resume_removes_it_first(
     stopped = run_experiment(EXPERIMENT, overrides=budgets, out=tmp_path / "stopped")
     assert stopped.status == "stopped"
     assert refusal(stopped.path) == ""
+
+
+def test_a_run_that_ended_in_order_resumes_from_the_files_with_which_it_ended(
+    tmp_path: Path, stop_after: Callable[[int], RunObserver]
+) -> None:
+    """A forger's checkpoint, whole and with its digests, is another model."""
+    out = tmp_path / "r"
+    run_experiment(EXPERIMENT, out=out, observer=stop_after(2))
+    directory = RunDirectory(out)
+    found = directory.read_checkpoint()
+    assert found is not None
+    arrays = {name: value + 1 for name, value in to_numpy(found.state.arrays).items()}
+    state = replace(found.state, arrays=to_arrays(arrays))
+    directory.write_checkpoint(replace(found, state=state))
+    with pytest.raises(DamagedRunError, match="changed after manifest"):
+        run_experiment(EXPERIMENT, out=out, resume=True)
+    directory.write_checkpoint(found)
+    assert run_experiment(EXPERIMENT, out=out, resume=True).status == "completed"
 
 
 def test_a_page_is_written_for_a_sound_run_only_and_does_not_change_the_root(run: Path) -> None:

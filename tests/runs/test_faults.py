@@ -181,6 +181,7 @@ def test_a_failed_round_is_tried_again_by_resume(tmp_path: Path) -> None:
     file = tmp_path / "r" / "experiment.yaml"
     text = file.read_text().replace("rounds: [2]", "rounds: [9]")  # the fault was mended
     file.write_text(text)
+    (tmp_path / "r" / "manifest.json").unlink()  # it would show the changed file
     mended = experiment(private=True, faults=[{"kind": "dropout_after", "rounds": [9]}])
     result = run_experiment(mended, out=tmp_path / "r", resume=True)
     for name in ("model.safetensors", "ledger.jsonl", "privacy.json"):

@@ -124,6 +124,7 @@ def test_without_the_record_two_sums_would_give_an_update(lab: Any, tmp_path: Pa
         patch.setattr(PayloadCodec, "decode", recorded)
         lab.run(tmp_path / "r", {}, lab.wire(cut))
         RunDirectory(tmp_path / "r").write_opening(OpenedSum(0, ()))
+        (tmp_path / "r" / "manifest.json").unlink()  # as after a kill
         (tmp_path / "r" / "checkpoint" / "model.safetensors").unlink()
         (tmp_path / "r" / "rounds.jsonl").write_text("")
         fewer = lab.wire(lab.loses("train", [4], [1]))
