@@ -23,7 +23,7 @@ from fedsim.report.points import guarantees, limits, points, warnings
 from fedsim.report.recompute import recipe
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
-from fedsim.statement import Facts, statement_of
+from fedsim.statement import AttackBoundSentence, Facts, clients_text, statement_of
 
 if TYPE_CHECKING:
     from fedsim.report.plots import Curve, Spend
@@ -111,18 +111,21 @@ def _hash(script: str) -> str:
 
 def _attack(facts: Facts) -> dict[str, Any] | None:
     """Return the attack bounds as a table and two drawings; None without a guarantee."""
-    profile = facts.profile
-    if not facts.is_bounded or profile is None or not profile.curve:
+    profile, attack = facts.profile, facts.attack
+    if not AttackBoundSentence.holds(facts) or profile is None or attack is None:
+        return None
+    if not profile.curve:
         return None
     from fedsim.report.profile_plots import draw_attack, draw_profile
 
     return {
         "client": profile.client,
-        "rows": [(f"{100 * rate:g}%", percent_text(bound)) for rate, bound in profile.attack],
+        "tied": clients_text(facts.worst_clients) if len(facts.worst_clients) > 1 else None,
+        "rows": [(f"{100 * rate:g}%", percent_text(bound)) for rate, bound in attack.table],
         "epsilon": epsilon_text(profile.epsilon),
         "delta": delta_text(profile.delta),
         "profile_plot": draw_profile(profile),
-        "attack_plot": draw_attack(profile),
+        "attack_plot": draw_attack(attack),
     }
 
 

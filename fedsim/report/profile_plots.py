@@ -9,11 +9,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from fedsim.core.formatting import delta_text, epsilon_text, percent_text
 from fedsim.report.svg import Ink, Tip, inline_svg, style
-from fedsim.statement import Profile
+from fedsim.statement import AttackBound, Profile
 
 _SIZE_INCHES = (330 / 72, 235 / 72)
 _MIN_DELTA = 1e-300
-_NUM_RATES = 41
 
 
 def draw_profile(profile: Profile) -> Markup:
@@ -43,11 +42,9 @@ def draw_profile(profile: Profile) -> Markup:
         return inline_svg(figure, name="profile", label=label, axes=axes, strips=tips)
 
 
-def draw_attack(profile: Profile) -> Markup:
+def draw_attack(attack: AttackBound) -> Markup:
     """Return the bound on the true-positive rate over the false-positive rate, beside guessing."""
-    # Rates as they are printed, so that the bound beside one is the bound at it.
-    rates = [float(f"{10 ** (-4 + 4 * k / (_NUM_RATES - 1)):.2g}") for k in range(_NUM_RATES)]
-    bounds = [profile.true_positive_bound(rate) for rate in rates]
+    rates, bounds = attack.false_alarms, attack.detection
     with style():
         figure, axes = _figure()
         axes.fill_between(rates, rates, bounds, color=Ink.BAR, linewidth=0)

@@ -5,7 +5,6 @@ from typing import Any
 
 from fedsim.core.formatting import delta_text, epsilon_text, percent_text
 from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
-from fedsim.statement.profile import FALSE_POSITIVE_RATES
 from fedsim.statement.secure import hides_updates
 from fedsim.statement.sentence import Sentence, clients_text, count_text
 
@@ -215,45 +214,52 @@ class DeltaTooLargeSentence(Sentence):
 
 
 class AttackBoundSentence(Sentence):
-    """Bounds on the true-positive rate of membership inference."""
+    """Bounds on the true-positive rate of membership inference, on any client."""
 
     point, kind, title = "attack", "claim", "What an attacker can gain"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Whether there is a guarantee with a whole curve δ(ε) behind it."""
-        return facts.is_bounded and facts.profile is not None and bool(facts.profile.curve)
+        """Whether there is a guarantee, and a bound that is nowhere below the worst client's."""
+        profile, attack = facts.profile, facts.attack
+        return facts.is_bounded and bool(profile and attack and attack.covers(profile))
 
     @property
     def text(self) -> str:
         """The sentence in words."""
         first, *rest = (
-            (f"{100 * rate:.4g}%", f"at most {percent_text(bound)}") for rate, bound in self._attack
+            (f"{100 * rate:.4g}%", f"at most {percent_text(bound)}") for rate, bound in self._table
         )
         others = "; ".join(f"at {rate}, {top}" for rate, top in rest)
         return (
-            "An attacker sees all updates of the client with the largest ε, client "
-            f"{self.facts.worst.client}, and guesses whether one given example was in its training "
-            f"data. At a false-positive rate of {first[0]}, the true-positive rate is {first[1]}; "
-            f"{others}. This follows from the client's whole curve δ(ε). The curves of other "
-            "clients may cross it; for them, the bound is e^ε · FPR + δ with the ε of the "
-            "federation."
+            "An attacker sees all updates of one client, and guesses whether one given example was "
+            f"in its training data. At a false-positive rate of {first[0]}, the true-positive rate "
+            f"is {first[1]}; {others}. {self._reach}"
         )
 
     @property
+    def _reach(self) -> str:
+        if len(self.facts.clients) == 1:
+            return "This follows from the client's whole curve δ(ε)."
+        text = "Each is the largest bound of any client, from the client's whole curve δ(ε)."
+        tied = self.facts.worst_clients
+        if len(tied) == 1:
+            return text
+        return f"{text} ε ties for {clients_text(tied)}, and their curves may cross."
+
+    @property
     def values(self) -> Mapping[str, Any]:
-        """The bound at each false-positive rate."""
+        """The bound at each false-positive rate, and the clients with the largest ε."""
         return {
             "true_positive_bounds": [
-                {"false_positive_rate": rate, "bound": bound} for rate, bound in self._attack
-            ]
+                {"false_positive_rate": rate, "bound": bound} for rate, bound in self._table
+            ],
+            "clients_with_largest_epsilon": list(self.facts.worst_clients),
         }
 
     @property
-    def _attack(self) -> tuple[tuple[float, float], ...]:
-        profile = self.facts.profile
-        bound = profile.true_positive_bound if profile else float
-        return tuple((rate, bound(rate)) for rate in FALSE_POSITIVE_RATES)
+    def _table(self) -> tuple[tuple[float, float], ...]:
+        return self.facts.attack.table if self.facts.attack else ()
 
 
 class GaussianBoundSentence(Sentence):
@@ -275,14 +281,19 @@ class GaussianBoundSentence(Sentence):
             return (
                 f"Client {self.facts.worst.client} is μ-GDP with μ = {mu}: distinguishing its "
                 "releases on neighbouring data sets is no easier than distinguishing two normal "
-                "distributions that lie μ standard deviations apart."
+                f"distributions that lie μ standard deviations apart.{self._others}"
             )
         return (
             f"With μ = {mu}, no attack on client {self.facts.worst.client} has a true-positive "
             f"rate more than {delta_text(slack)} above that of the best test between two normal "
             "distributions that lie μ standard deviations apart. This is proved from δ(ε), without "
-            "a fit or a central limit theorem."
+            f"a fit or a central limit theorem.{self._others}"
         )
+
+    @property
+    def _others(self) -> str:
+        one = len(self.facts.clients) == 1
+        return "" if one else " The μ of another client may be larger."
 
     @property
     def values(self) -> Mapping[str, Any]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
+from fedsim.core.formatting import epsilon_text
+from fedsim.statement.attack import AttackBound
 from fedsim.statement.profile import Profile
 
 ADJACENCIES = ("zero_out", "add_remove", "replace_one")
@@ -94,6 +96,7 @@ class Facts:
         mechanism: None in a federation without differential privacy.
         profile: the curve δ(ε) of the client with the largest ε; None where its ledger proves
             nothing (no privacy, nothing spent, an infinite ε, an unreadable ledger).
+        attack: bound on every attack on any client; None where a ledger proves nothing.
         digest: one hash over the ledgers of all clients.
         version: fedsim's version at the time of the run.
         secure_aggregation: the recorded protocol; None where the server saw single updates.
@@ -104,6 +107,7 @@ class Facts:
     clients: tuple[ClientFacts, ...]
     mechanism: MechanismFacts | None
     profile: Profile | None = None
+    attack: AttackBound | None = None
     digest: str | None = None
     version: str | None = None
     secure_aggregation: Mapping[str, object] | None = field(default=None, hash=False)
@@ -129,6 +133,12 @@ class Facts:
     def worst(self) -> ClientFacts:
         """The client whose ε is the federation's; the first of several."""
         return max(self.clients, key=lambda client: client.epsilon)
+
+    @cached_property
+    def worst_clients(self) -> tuple[int, ...]:
+        """The clients with the largest ε, to the printed digits."""
+        largest = epsilon_text(self.epsilon)
+        return tuple(c.client for c in self.clients if epsilon_text(c.epsilon) == largest)
 
     @cached_property
     def median(self) -> float:

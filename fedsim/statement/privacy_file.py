@@ -61,4 +61,5 @@ class PrivacyFile(TypedDict):
     statement: str
     statement_points: list[dict[str, Any]]
     profile: dict[str, Any] | None
+    attack: dict[str, list[float]] | None
     clients: list[ClientRow]

@@ -19,8 +19,6 @@ from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.composition import SampledGaussian
 from fedsim.accountant.gaussian import gaussian_log_delta
 
-FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1)
-
 _NUM_POINTS = 400
 _SLACK_PER_DELTA = 0.01  # how far the Gaussian summary may lie below the curve
 _MIN_MU, _MAX_MU = 1e-9, 1e3
@@ -67,11 +65,6 @@ class Profile:
         if self.mu is None:
             return bound
         return min(bound, gaussian_true_positive_rate(self.mu, rate) + self.slack)
-
-    @property
-    def attack(self) -> tuple[tuple[float, float], ...]:
-        """(false-positive rate, bound on the true-positive rate) at `FALSE_POSITIVE_RATES`."""
-        return tuple((rate, self.true_positive_bound(rate)) for rate in FALSE_POSITIVE_RATES)
 
 
 def _power_bound(epsilon: float, delta: float, rate: float) -> float:

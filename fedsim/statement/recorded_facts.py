@@ -2,9 +2,12 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.adjacency import Adjacency
+from fedsim.statement.attack import AttackBound, attack_bound
 from fedsim.statement.facts import (
     ACCOUNTANTS,
     ADJACENCIES,
@@ -21,10 +24,11 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
     """Return the facts in the content of `privacy.json`.
 
     The ε of the federation is taken from the clients, not from `system_epsilon`, and the profile
-    is computed anew from the ledger of the client with the largest ε.
+    is computed anew from the ledger of the client with the largest ε. `attack` is read; it is
+    computed from all ledgers if it is absent, as in a file of an older version.
 
     Args:
-        privacy: the content of `privacy.json`; the keys of the statement itself are ignored.
+        privacy: the content of `privacy.json`; the other keys of the statement are ignored.
         run: facts from the run's other files.
     """
     mechanism = None
@@ -41,6 +45,7 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
         clients=tuple(_client(row) for row in rows),
         mechanism=mechanism,
         profile=None if mechanism is None else _profile(rows, mechanism),
+        attack=None if mechanism is None else _attack(privacy, rows, mechanism),
         digest=None if mechanism is None else ledger_digest(rows),
         version=privacy.get("version"),
         secure_aggregation=privacy.get("secure_aggregation"),
@@ -87,11 +92,30 @@ def _is_joint(event: Mapping[str, Any]) -> bool:
     return inner["type"] == "JointGaussian" and len(inner["noise_multipliers"]) > 1
 
 
-def _profile(rows: Iterable[Mapping[str, Any]], mechanism: MechanismFacts) -> Profile | None:
-    rows = list(rows)
+def _method(
+    rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts
+) -> tuple[AccountantName, Adjacency] | None:
+    """Return how to compute δ(ε) of the ledgers; None where an ε is infinite or not known."""
+    accountant, adjacency = mechanism.accountant, mechanism.adjacency
     if any(row["epsilon"] is None for row in rows) or not rows:
         return None
-    if mechanism.accountant not in ACCOUNTANTS or mechanism.adjacency not in ADJACENCIES:
+    if accountant not in ACCOUNTANTS or adjacency not in ADJACENCIES:
+        return None
+    return accountant, adjacency
+
+
+def _attack(
+    privacy: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts
+) -> AttackBound | None:
+    if (method := _method(rows, mechanism)) is None:
+        return None
+    if "attack" in privacy:
+        return AttackBound.from_json(privacy["attack"])
+    return attack_bound(rows, accountant=method[0], adjacency=method[1])
+
+
+def _profile(rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts) -> Profile | None:
+    if (method := _method(rows, mechanism)) is None:
         return None
     worst = max(rows, key=lambda row: row["epsilon"])
     if not worst["ledger"]:
@@ -101,8 +125,8 @@ def _profile(rows: Iterable[Mapping[str, Any]], mechanism: MechanismFacts) -> Pr
             worst["client"],
             worst["ledger"],
             delta=worst["delta"],
-            accountant=mechanism.accountant,
-            adjacency=mechanism.adjacency,
+            accountant=method[0],
+            adjacency=method[1],
         )
     except ValueError:  # this accountant cannot read the ledger: it proves nothing
         return None

@@ -42,12 +42,16 @@ def in_words(sentences: Sequence[Sentence]) -> str:
 
 
 def to_json(facts: Facts) -> dict[str, Any]:
-    """Return the statement's keys of `privacy.json`; `profile` is None without a finite ε."""
+    """Return the statement's keys of `privacy.json`.
+
+    `profile` and `attack` are None without a finite ε.
+    """
     sentences = statement_of(facts)
     return {
         "statement": in_words(sentences),
         "statement_points": [sentence.to_json() for sentence in sentences],
         "profile": _profile_json(facts),
+        "attack": facts.attack.to_json() if facts.is_bounded and facts.attack else None,
     }
 
 
@@ -63,5 +67,4 @@ def _profile_json(facts: Facts) -> dict[str, Any] | None:
         "curve": [list(point) for point in profile.curve[::stride]],
         "mu": profile.mu,
         "slack": profile.slack,
-        "attack": [list(point) for point in profile.attack],
     }

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 
 from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
-from fedsim.statement import ClientFacts, Facts, MechanismFacts, Profile, RunFacts
+from fedsim.statement import AttackBound, ClientFacts, Facts, MechanismFacts, Profile, RunFacts
 
 EVENT_OF_SAMPLING = {name: scheme.event for name, scheme in SAMPLING_SCHEMES.items()}
 
@@ -72,6 +72,7 @@ def any_facts(draw) -> Facts:
         clients=some,
         mechanism=draw(st.sampled_from([mechanism, mechanism, None])),
         profile=profile,
+        attack=draw(st.sampled_from([None, AttackBound.over([profile])])) if profile else None,
         digest=draw(st.sampled_from([None, "f" * 64])),
         version=draw(st.sampled_from([None, "0.1.0"])),
         secure_aggregation=draw(st.sampled_from([None, {"protocol": "additive"}])),
@@ -105,6 +106,7 @@ def honest() -> Facts:
         )
         for number, epsilon in enumerate((2.0, 3.0))
     )
+    profile = Profile(1, 1e-5, 3.0, ((0.0, 0.3), (3.0, 1e-5)), 0.7, 1e-7)
     return Facts(
         clients=some,
         mechanism=MechanismFacts(
@@ -114,7 +116,8 @@ def honest() -> Facts:
             sampling="poisson",
             clipping="flat",
         ),
-        profile=Profile(1, 1e-5, 3.0, ((0.0, 0.3), (3.0, 1e-5)), 0.7, 1e-7),
+        profile=profile,
+        attack=AttackBound.over([profile]),
         digest="f" * 64,
         version="0.1.0",
         run=RunFacts(status="completed", rounds=10, planned_rounds=10),

@@ -108,7 +108,7 @@ def corpus(honest: Facts) -> list[Facts]:
     idle = tuple(dataclasses.replace(client, **nothing) for client in honest.clients)
     runs = [honest, dataclasses.replace(honest, mechanism=None)]
     runs += [dataclasses.replace(honest, clients=idle, profile=None)]
-    runs += [dataclasses.replace(honest, profile=None)]
+    runs += [dataclasses.replace(honest, profile=None), dataclasses.replace(honest, attack=None)]
     for name, value in [
         ("noise", "seeded"),
         ("noise", None),

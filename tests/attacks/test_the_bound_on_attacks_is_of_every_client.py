@@ -1,0 +1,213 @@
+"""The bound on attacks holds for every client, not for the one whose ε is largest by 1e-6."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.accountant.events import to_dict
+from fedsim.api import run
+from fedsim.clients.budget.plan import plan_privacy
+from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.core.formatting import epsilon_text
+from fedsim.report.contents import RunContents
+from fedsim.report.html import render_report
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.verification import verify_run
+from fedsim.statement import AttackBoundSentence, Facts, Profile, profile_of, read_facts, to_json
+from fedsim.statement.attack import FALSE_POSITIVE_RATES, attack_bound
+
+# Sizes of the clients of experiments/digits_dp.yaml, and some that `delta: auto` splits.
+DIGITS = (241, 195, 116, 133, 53, 152, 176, 153, 116, 102)
+SPLIT = (60, 99, 101, 150, 240, 500, 999, 1001, 2000)
+
+
+def rows_of(sizes: tuple[int, ...], delta: float | str) -> list[dict[str, Any]]:
+    """Return the clients of `privacy.json` after 60 rounds of 5 steps to ε = 8."""
+    privacy = PrivacySettings.model_validate(
+        {"target_epsilon": 8.0, "delta": delta, "max_grad_norm": 0.5}
+    )
+    local = LocalSettings.model_validate({"steps": 5, "batch_size": 28})
+    rows = []
+    for client, size in enumerate(sizes):
+        plan = plan_privacy(privacy, local, examples=size, planned_rounds=60)
+        ledger = [
+            {"event": to_dict(event), "count": count}
+            for event, count in plan.step.charges(0, plan.planned_steps)
+        ]
+        profile = profile_of(
+            client, ledger, delta=plan.delta, accountant="pld", adjacency="zero_out"
+        )
+        assert profile is not None
+        rows.append(
+            {
+                **{"client": client, "examples": size, "delta": plan.delta, "ledger": ledger},
+                **{"epsilon": profile.epsilon, "rounds": 60, "steps": 300},
+                **{"sampling_rate": 28 / size, "noise_multiplier": plan.step.noise_multiplier},
+                "ledger_head": f"{client:064x}",
+            }
+        )
+    return rows
+
+
+def privacy_file(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    content = {
+        **{"adjacency": "zero_out", "accountant": "pld", "noise": "secure"},
+        **{"sampling": "poisson", "clipping": "flat", "clients": rows},
+    }
+    return json.loads(json.dumps({**content, **to_json(read_facts(content))}))
+
+
+def profiles(rows: list[dict[str, Any]]) -> list[Profile]:
+    found = [
+        profile_of(
+            row["client"], row["ledger"], delta=row["delta"], accountant="pld", adjacency="zero_out"
+        )
+        for row in rows
+    ]
+    return [profile for profile in found if profile is not None]
+
+
+@pytest.fixture(scope="module", params=["digits", "split"])
+def file(request: pytest.FixtureRequest) -> dict[str, Any]:
+    sizes, delta = {"digits": (DIGITS, 1e-3), "split": (SPLIT, "auto")}[request.param]
+    return privacy_file(rows_of(sizes, delta))
+
+
+def test_no_client_can_be_attacked_better_than_the_table_says(file: dict[str, Any]) -> None:
+    attack = file["attack"]
+    assert attack.keys() == {"false_alarms", "detection"}
+    assert set(FALSE_POSITIVE_RATES) <= set(attack["false_alarms"])
+    each = profiles(file["clients"])
+    worst = max(file["clients"], key=lambda row: row["epsilon"])["client"]
+    for rate, bound in zip(attack["false_alarms"], attack["detection"], strict=True):
+        bounds = [profile.true_positive_bound(rate) for profile in each]
+        assert bound == max(rate, *bounds)
+    at_one_percent = [profile.true_positive_bound(0.01) for profile in each]
+    assert max(at_one_percent) > at_one_percent[worst] + 1e-3, "the old table would do"
+
+
+def test_sentence_page_and_plot_say_the_maximum_and_name_the_tie(file: dict[str, Any]) -> None:
+    facts = read_facts(file)
+    bounds = dict(zip(file["attack"]["false_alarms"], file["attack"]["detection"], strict=True))
+    sentence = AttackBoundSentence(facts)
+    printed = [float(text) for text in re.findall(r"at most ([\d.]+)%", sentence.text)]
+    assert len(printed) == len(FALSE_POSITIVE_RATES)
+    page = render_report(contents(file))
+    for rate, text in zip(FALSE_POSITIVE_RATES, printed, strict=True):
+        assert 0 <= text / 100 - bounds[rate] < 1.001e-3, "rounded up, by at most 0.1 %"
+        assert f"<td>{text:g}%</td>" in page
+    tied = [c.client for c in facts.clients if epsilon_text(c.epsilon) == "8"]
+    assert list(facts.worst_clients) == tied
+    assert len(tied) > 1
+    names = ", ".join(map(str, tied))
+    for text in (sentence.text, page):
+        assert f"ε ties for clients {names}" in text
+    assert f"FPR {100 * 0.01:.2g}%: TPR at most {printed[1]:g}%" in page, "the plot's tip"
+
+
+def contents(privacy: dict[str, Any]) -> RunContents:
+    epsilons = [row["epsilon"] for row in privacy["clients"]]
+    privacy = {
+        **{"unit": "example", "system_epsilon": max(epsilons), "private": True},
+        **{"secure_aggregation": None, "ledger_digest": "0" * 64, "version": "0", "schema": 1},
+        **privacy,
+    }
+    for row in privacy["clients"]:
+        row.setdefault("epsilon_rdp", row["epsilon"])
+        for name in ("target_epsilon", "group", "withdrawn_round", "clip_norm", "max_grad_norm"):
+            row.setdefault(name, None)
+    summary = {
+        **{"name": "n", "status": "completed", "reason": None, "rounds": 60, "seconds": 1.0},
+        **{"epsilon": {"max": max(epsilons), "median": 8.0, "min": 8.0}, "delta": 1e-3},
+    }
+    return RunContents(summary, privacy, [], {}, "name: n\n")
+
+
+def test_the_page_reads_the_bound_from_the_file(file: dict[str, Any]) -> None:
+    detection = [min(1.0, bound + 0.05) for bound in file["attack"]["detection"]]
+    higher = {**file, "attack": {**file["attack"], "detection": detection}}
+    assert read_facts(higher).attack != read_facts(file).attack
+    assert render_report(contents(higher)) != render_report(contents(file))
+
+
+FORGERIES: dict[str, Callable[[Mapping[str, Any]], object]] = {
+    "below the worst client": lambda a: {**a, "detection": [0.9 * b for b in a["detection"]]},
+    "another length": lambda a: {**a, "detection": a["detection"][1:]},
+    "other rates": lambda a: {"false_alarms": [0.5], "detection": [0.6]},
+    "text": lambda a: {**a, "detection": ["0"] * len(a["detection"])},
+    "above 1": lambda a: {**a, "detection": [2.0] * len(a["detection"])},
+    "nothing": lambda a: None,
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_forged_bound_is_no_claim(forgery: str, file: dict[str, Any]) -> None:
+    forged = {**file, "attack": FORGERIES[forgery](file["attack"])}
+    facts = read_facts(forged)
+    assert not AttackBoundSentence.holds(facts)
+    assert "What an attacker can gain" not in render_report(contents(forged))
+
+
+def test_a_file_of_an_older_version_gets_the_maximum_too(file: dict[str, Any]) -> None:
+    older = {key: value for key, value in file.items() if key != "attack"}
+    assert read_facts(older).attack == read_facts(file).attack
+
+
+def test_one_client_that_proves_nothing_takes_the_bound_away(file: dict[str, Any]) -> None:
+    unknown = {"event": {"type": "NonPrivate"}, "count": 1}
+    rows = [*file["clients"], {**file["clients"][0], "client": 99, "ledger": [unknown]}]
+    assert attack_bound(rows, accountant="pld", adjacency="zero_out") is None
+
+
+def test_fewer_releases_of_one_event_are_not_read_again(
+    file: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedsim.statement import attack
+
+    calls, whole = [], attack.profile_of
+    monkeypatch.setattr(attack, "profile_of", lambda *a, **k: calls.append(a) or whole(*a, **k))
+    rows = [*file["clients"]]
+    for row in file["clients"]:
+        fewer = [{**entry, "count": 7} for entry in row["ledger"]]
+        rows += [{**row, "client": row["client"] + 100, "ledger": fewer}] * 2
+        rows.append({**row, "client": row["client"] + 300, "ledger": [], "epsilon": 0.0})
+    found = attack_bound(rows, accountant="pld", adjacency="zero_out")
+    assert found is not None
+    assert found.to_json() == file["attack"]
+    sizes = {(row["examples"], row["delta"]) for row in file["clients"]}
+    assert len(calls) == len(sizes)
+
+
+def test_verify_computes_the_bound_again(tmp_path: Path) -> None:
+    experiment = {
+        "name": "bound",
+        "data": {"dataset": "digits", "partition": {"scheme": "quantity", "num_clients": 3}},
+        "model": {"name": "logistic"},
+        "federation": {"rounds": 2},
+        "local": {"steps": 1, "batch_size": 16},
+        "privacy": {"target_epsilon": 4.0, "delta": 1e-3, "max_grad_norm": 1.0},
+    }
+    run(experiment, out=tmp_path / "r")
+    directory = RunDirectory.open(tmp_path / "r")
+    assert verify_run(directory).problems == ()
+    privacy = directory.read_json("privacy.json")
+    privacy["attack"]["detection"][20] *= 1.01
+    (tmp_path / "r" / "privacy.json").write_text(json.dumps(privacy))
+    assert any("the attack does not follow" in problem for problem in verify_run(directory).problems)
+
+
+def test_mutation_the_client_with_the_largest_epsilon_alone_is_caught(
+    file: dict[str, Any],
+) -> None:
+    facts = read_facts(file)
+    assert facts.profile is not None
+    alone = type(facts.attack).over([facts.profile])  # type: ignore[union-attr]
+    weak: Facts = dataclasses.replace(facts, attack=alone)
+    forged = {**file, **to_json(weak)}
+    with pytest.raises(AssertionError):
+        test_no_client_can_be_attacked_better_than_the_table_says(forged)
