@@ -198,7 +198,8 @@ def test_verify_computes_the_bound_again(tmp_path: Path) -> None:
     privacy = directory.read_json("privacy.json")
     privacy["attack"]["detection"][20] *= 1.01
     (tmp_path / "r" / "privacy.json").write_text(json.dumps(privacy))
-    assert any("the attack does not follow" in problem for problem in verify_run(directory).problems)
+    problems = verify_run(directory).problems
+    assert any("the attack does not follow" in problem for problem in problems)
 
 
 def test_mutation_the_client_with_the_largest_epsilon_alone_is_caught(
