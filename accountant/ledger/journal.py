@@ -96,7 +96,7 @@ class Charge:
             )
             declared = fields["hash"]
             charge._check_types()
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, RecursionError, TypeError, ValueError) as error:
             raise JournalError(f"{where}: not a ledger record: {error!r}") from error
         if charge.hash != declared or charge.to_line() != line:
             raise JournalError(f"{where}: the record was changed after it was written")

@@ -94,7 +94,7 @@ class Checkpoint:
                 raise ValueError("it differs from the digest in it")
             content = _Content.model_validate_json(metadata[_CONTENT])
             arrays = {name: tensors.pop(name) for name in content.names}
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (SafetensorError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise DamagedRunError.of(path, f"the checkpoint is damaged: {error}") from error
         state = ServerState(
             arrays=to_arrays(arrays),
@@ -114,7 +114,7 @@ def checkpoint_schema(path: Path) -> int:
     """
     try:
         return int(_metadata(read_bytes(path)).get(_SCHEMA, 1))
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise DamagedRunError.of(path, f"the checkpoint is damaged: {error}") from error
 
 

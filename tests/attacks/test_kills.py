@@ -1,0 +1,40 @@
+"""A few of the kills of `kills.py`; a hundred of them are run by hand and in the long stage."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
+PROGRAM = Path(__file__).parent / "kills.py"
+
+
+def kills(count: int, directory: Path) -> dict[str, Any]:
+    command = [sys.executable, str(PROGRAM), str(count), str(directory)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.slow  # real processes; tests/runs/test_crash.py visits every state of the disk
+def test_no_run_is_damaged_or_unspent_by_twenty_kills(tmp_path: Path) -> None:
+    found = kills(20, tmp_path)
+    assert found["faults"] == []
+    assert [found[kind] for kind in ("kill", "two processes", "full disk", "damage")] == [
+        8,
+        4,
+        4,
+        4,
+    ]
+    assert found["kills"] == 16
+
+
+@pytest.mark.long
+def test_no_run_is_damaged_or_unspent_by_a_hundred_kills(tmp_path: Path) -> None:
+    found = kills(100, tmp_path)
+    assert found["faults"] == []
+    assert found["kills"] == 80

@@ -1,0 +1,94 @@
+"""Ctrl-C and SIGTERM under Ray: a summary, and no dump, process or file of Ray is left."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="engines ray and flower need the extra `ray`")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc"),
+]
+
+PATIENCE = 180.0  # seconds, as in test_engine.py
+EXPERIMENT: dict[str, Any] = {
+    "name": "stop",
+    "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 2}},
+    "model": {"name": "logistic"},
+    "federation": {"rounds": 100_000},
+    "local": {"steps": 1, "batch_size": 16},
+    "privacy": {"noise_multiplier": 30.0, "delta": 1e-3, "max_grad_norm": 0.5},
+}
+CODE = (
+    # The background jobs of a shell ignore Ctrl-C, and so would what they start.
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "import sys; from fedsim.cli import main\n"
+    "sys.argv = ['fedsim', 'run', 'e.json', '--out', 'r', '--quiet']; main()"
+)
+
+
+def commands_with(word: str) -> dict[int, str]:
+    """Return the processes of this machine with a word in their command line."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if word in line:
+            found[int(entry.name)] = line
+    return found
+
+
+def until(condition: Any, log: Path) -> Any:
+    """Wait for a condition and return its value."""
+    end = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.05)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("engine", "number"),
+    [("ray", signal.SIGTERM), ("ray", signal.SIGINT), ("flower", signal.SIGTERM)],
+)
+def test_an_interrupted_run_leaves_nothing_behind(
+    tmp_path: Path, engine: str, number: signal.Signals
+) -> None:
+    runtime = {"engine": engine, "workers": 1}
+    (tmp_path / "e.json").write_text(json.dumps({**EXPERIMENT, "runtime": runtime}))
+    log, rounds = tmp_path / "log", tmp_path / "r" / "rounds.jsonl"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", CODE],
+            cwd=tmp_path,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        until(lambda: rounds.exists() and rounds.read_text().count("\n") >= 2, log)
+        raylet = (Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()).split()
+        lines = [Path(f"/proc/{child}/cmdline").read_bytes().decode() for child in raylet]
+        found = {match for line in lines for match in re.findall(r"/tmp/fedsim-ray-\w+", line)}
+        (session,) = found
+        os.kill(process.pid, number)
+        os.kill(process.pid, number)
+        assert process.wait(timeout=PATIENCE) == 128 + number, log.read_text()
+    finally:
+        process.kill()
+    until(lambda: not commands_with(session), log)
+    assert not Path(session).exists()
+    said = log.read_text()
+    assert "received at time" not in said, "a dump of Ray's library"
+    assert "to go on: fedsim run e.json --out r --resume" in said
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "interrupted"
