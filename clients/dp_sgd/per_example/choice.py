@@ -230,14 +230,8 @@ class _Trial:
     def _is_random(self) -> bool:
         """Whether the model draws random numbers in training, which several clients would share."""
         model = self._exact.model
-        modes = [(module, module.training) for module in model.modules()]
-        state = torch.get_rng_state()
-        try:
+        with preserve_state(model), torch.no_grad():
             model.train()
-            with torch.no_grad():
-                model(self._x)
+            state = torch.get_rng_state()
+            model(self._x)
             return not torch.equal(state, torch.get_rng_state())
-        finally:
-            torch.set_rng_state(state)
-            for module, training in modes:
-                module.training = training

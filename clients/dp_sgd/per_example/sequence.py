@@ -36,6 +36,12 @@ def _sigmoid(x: Tensor) -> tuple[Tensor, Backward]:
     return y, lambda g: g * (y * (1 - y))
 
 
+def _flatten(x: Tensor) -> tuple[Tensor, Backward]:
+    shape = x.shape
+    return x.flatten(1), lambda g: g.view(shape)
+
+
+_Line = Callable[[Recording, nn.Module, Tensor, bool], tuple[Tensor, Backward]]
 _FUNCTIONS: Mapping[type[nn.Module], Callable[[Tensor], tuple[Tensor, Backward]]] = {
     nn.ReLU: _relu,
     nn.Tanh: _tanh,
@@ -61,7 +67,9 @@ class ModuleSequence:
         sequences = [m for m in ruled.model.modules() if type(m) is nn.Sequential]
         children = [vars(m)["_modules"] for m in sequences]
         self._children = [(own, tuple(own.values())) for own in children]
-        self._is_by_hand = all(map(self._has_line, self._modules))
+        lines = [self._line_of(module) for module in self._modules]
+        self._is_by_hand = None not in lines
+        self._lines = [line or self._by_autograd for line in lines]
         index = ruled.parameters.index
         trained = [any(id(p) in index for p in m.parameters()) for m in self._modules]
         self._first = trained.index(True) if True in trained else len(trained)
@@ -82,16 +90,20 @@ class ModuleSequence:
         """
         steps = []
         with nullcontext() if self._is_by_hand else self._ruled.in_place(recording):
-            for place, module in enumerate(self._modules):
-                x, back = self._step(recording, module, x, is_first=place == self._first)
+            for place, (module, line) in enumerate(zip(self._modules, self._lines, strict=True)):
+                x, back = line(recording, module, x, place == self._first)
                 steps.append(back)
         return x, lambda g: self._backward(steps, g)
 
-    def _has_line(self, module: nn.Module) -> bool:
-        """Whether a module runs by hand."""
-        if type(module) in _LAYERS:
-            return module not in self._ruled.unit_modules
-        return type(module) in _FUNCTIONS or _flattens(module)
+    def _line_of(self, module: nn.Module) -> _Line | None:
+        """Return how a module runs by hand; None where it does not."""
+        kind = type(module)
+        if kind in _LAYERS and module not in self._ruled.unit_modules:
+            return self._layer
+        if kind in _FUNCTIONS or _flattens(module):
+            function = _FUNCTIONS.get(kind, _flatten)
+            return lambda recording, module, x, is_first: function(x)
+        return None
 
     def record(self, recording: Recording, x: Tensor) -> Tensor:
         """Return the outputs of a tile, from which a backward pass of torch fills the uses in.
@@ -107,22 +119,8 @@ class ModuleSequence:
         for place in range(len(steps) - 1, self._first - 1, -1):
             g = steps[place](g)
 
-    def _step(
-        self, recording: Recording, module: nn.Module, x: Tensor, *, is_first: bool
-    ) -> tuple[Tensor, Backward]:
-        kind = type(module)
-        function = _FUNCTIONS.get(kind)
-        if function is not None:
-            return function(x)
-        if _flattens(module):
-            shape = x.shape
-            return x.flatten(1), lambda g: g.view(shape)
-        if kind in _LAYERS and module not in self._ruled.unit_modules:
-            return self._layer(recording, module, x, is_first=is_first)
-        return self._by_autograd(recording, module, x)
-
     def _layer(
-        self, recording: Recording, module: nn.Module, x: Tensor, *, is_first: bool
+        self, recording: Recording, module: nn.Module, x: Tensor, is_first: bool
     ) -> tuple[Tensor, Backward]:
         direct = _Direct(recording)
         y = RULES[type(module)](direct, module, x)
@@ -139,7 +137,7 @@ class ModuleSequence:
         return y, back
 
     def _by_autograd(
-        self, recording: Recording, module: nn.Module, x: Tensor
+        self, recording: Recording, module: nn.Module, x: Tensor, is_first: bool
     ) -> tuple[Tensor, Backward]:
         leaf = x.detach()
         if leaf.is_floating_point():
