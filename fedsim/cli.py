@@ -343,7 +343,10 @@ def main() -> None:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  Python flushes it again at its end
             click.echo(f"standard output: {describe_os_error(error)}", err=True)
             code = code or ExitCode.FAILED
-    sys.exit(code if interruption.received is None else interruption.exit_code)
+    if interruption.received is not None:
+        code = interruption.exit_code
+    if code:
+        sys.exit(code)
 
 
 def _exit_code(interruption: Interruption) -> int:

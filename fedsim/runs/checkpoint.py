@@ -37,7 +37,7 @@ class _Content(BaseModel):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class RunCheckpoint:
     """What `--resume` starts from.
 
     Attributes:
@@ -77,7 +77,7 @@ class Checkpoint:
         return save(tensors, metadata)
 
     @classmethod
-    def read(cls, path: Path) -> "Checkpoint":
+    def read(cls, path: Path) -> "RunCheckpoint":
         """Read the checkpoint of this schema that `to_bytes` wrote.
 
         Args:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fedsim.accountant.ledger.journal import Charge, FileJournal
 from fedsim.experiment import Experiment
-from fedsim.runs.checkpoint import Checkpoint
+from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import DamagedRunError
 from fedsim.runs.rounds_file import digest_of_rounds
@@ -33,7 +33,7 @@ class RunRecords:
 
     rows: Sequence[RoundRow]
     journal: FileJournal
-    checkpoint: Checkpoint | None
+    checkpoint: RunCheckpoint | None
     opening: OpenedSum | None
 
     def charges(self) -> Iterator[Charge]:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, RootModel
 from safetensors.numpy import save
 
 from fedsim.experiment import Experiment, ExperimentError, load_experiment
-from fedsim.runs.checkpoint import Checkpoint, checkpoint_schema
+from fedsim.runs.checkpoint import RunCheckpoint, checkpoint_schema
 from fedsim.runs.files import (
     DamagedRunError,
     read_bytes,
@@ -293,11 +293,11 @@ class RunDirectory:
         """Write the final global model."""
         self.write_bytes("model.safetensors", _safetensors(arrays))
 
-    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def write_checkpoint(self, checkpoint: RunCheckpoint) -> None:
         """Replace the checkpoint."""
         self.write_bytes(_CHECKPOINT, checkpoint.to_bytes())
 
-    def read_checkpoint(self) -> Checkpoint | None:
+    def read_checkpoint(self) -> RunCheckpoint | None:
         """Return the checkpoint after the last finished round, None before the first.
 
         Raises:
@@ -316,7 +316,7 @@ class RunDirectory:
                 schema=CHECKPOINT_SCHEMA,
                 way_out=_RESUME_OR_START_ANEW,
             )
-        return Checkpoint.read(path)
+        return RunCheckpoint.read(path)
 
     def write_opening(self, opening: OpenedSum) -> None:
         """Record the client set of the next secure sum; it replaces the previous record."""

@@ -15,7 +15,7 @@ from fedsim.federation.budget_check import refuse_overspending
 from fedsim.federation.federation import Federation
 from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import to_numpy
-from fedsim.runs.checkpoint import Checkpoint
+from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.consistency import refuse_contradictions
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.environment import describe_environment
@@ -289,7 +289,7 @@ class _Recorder:
 
     def _on_round(self, state: ServerState, report: RoundReport) -> None:
         self._rounds.append(report.to_json())
-        self._directory.write_checkpoint(Checkpoint(state, self._heads(), self._rounds.digest))
+        self._directory.write_checkpoint(RunCheckpoint(state, self._heads(), self._rounds.digest))
         self._state = state
         self._observe(report)
 

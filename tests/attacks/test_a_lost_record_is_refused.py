@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedsim.core.errors import ExitCode, FedsimError
-from fedsim.runs.checkpoint import Checkpoint
+from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.consistency import contradictions
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
@@ -60,7 +60,7 @@ def edit_checkpoint(run: Path, **changes: Any) -> None:
     state = found.state
     for name, value in changes.items():
         state = type(state)(**{**vars(state), name: value})
-    directory.write_checkpoint(Checkpoint(state, found.heads, found.rounds_digest))
+    directory.write_checkpoint(RunCheckpoint(state, found.heads, found.rounds_digest))
 
 
 LOST: dict[str, tuple[Callable[[Path, Path], object], str]] = {
@@ -141,7 +141,7 @@ def test_a_participation_without_its_charge_is_found_where_the_chain_is_whole(ru
     heads = {**found.heads, gone["client"]: gone["previous"]}
     if not gone["previous"].strip("0"):
         del heads[gone["client"]]
-    directory.write_checkpoint(Checkpoint(found.state, heads, found.rounds_digest))
+    directory.write_checkpoint(RunCheckpoint(found.state, heads, found.rounds_digest))
     experiment = directory.read_experiment(base=run)
     assert list(contradictions(directory, experiment)) == [
         f"ledger.jsonl lacks the charge of client {gone['client']} in round 3, in which it took "

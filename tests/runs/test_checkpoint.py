@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.protocol.arrays import digest, to_arrays
-from fedsim.runs.checkpoint import Checkpoint
+from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.directory import RunDirectory
 from fedsim.server.state import ServerState
 
@@ -21,7 +21,7 @@ def test_a_checkpoint_is_the_state_of_the_server(tmp_path: Path) -> None:
         withdrawn=frozenset({4, 1}),
         optimizer={"z": np.full((2, 3), 0.5), "momentum": np.arange(4)},
     )
-    directory.write_checkpoint(Checkpoint(state, {3: "ab"}, "cd"))
+    directory.write_checkpoint(RunCheckpoint(state, {3: "ab"}, "cd"))
     checkpoint = directory.read_checkpoint()
     assert checkpoint is not None
     assert (checkpoint.heads, checkpoint.rounds_digest) == ({3: "ab"}, "cd")
