@@ -26,7 +26,7 @@ from records import Number, quartiles, write_record
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.shards import client_app
-from fedsim.runs.checkpoint import Checkpoint
+from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.rounds_file import RoundsFile
 from fedsim.server.aggregation.strategies import strategy_for
@@ -91,7 +91,7 @@ class Contender:
             return
         started = time.perf_counter()
         self._rounds.append(report.to_json())
-        self._run.write_checkpoint(Checkpoint(self._state, {}, self._rounds.digest))
+        self._run.write_checkpoint(RunCheckpoint(self._state, {}, self._rounds.digest))
         self.writing += time.perf_counter() - started
 
 
