@@ -166,7 +166,7 @@ def load(seed=0):
         os.kill(os.getpid(), signal.SIGKILL)
     print("loading, which must not disturb anybody")
     generator = np.random.default_rng(seed)
-    return generator.normal(size=(60, 4)), generator.integers(0, 2, 60)
+    return generator.normal(size=(300, 4)), generator.integers(0, 2, 300)
 """
 
 

@@ -101,6 +101,8 @@ class RayEngine(Engine):
         from fedsim.simulation.ray.session import connect, local_ray
 
         address = self._settings.address
+        if address is not None:
+            _check_reachable(address)
         try:
             with ExitStack() as stack:
                 if address is None:
@@ -112,7 +114,6 @@ class RayEngine(Engine):
                         )
                     )
                 elif not ray.is_initialized():  # else the caller started Ray and must stop it
-                    _check_reachable(address)
                     stack.callback(ray.shutdown)
                     connect(address=address)
                 end = stack.pop_all()
