@@ -220,9 +220,9 @@ def test_the_recipe_outlives_dead_processes(recipe: Recipe) -> None:
     recipe.wait(lambda: recipe.status(last).startswith("finished"), "the run does not end")
     assert recipe.status(last) == "finished:completed", recipe.log()
     assert before < len(rounds(run)) == 7
-    # A round that the link's death interrupted opens the sum of the clients that it had asked for.
+    # With secure noise the interrupted round is charged again, so a budget may end early.
     end = rounds(run)[-1]
-    missing = [one["client"] for one in end["failed"]]
+    missing = [one["client"] for one in [*end["failed"], *end["withdrawn"]]]
     assert sorted([*end["participants"], *missing]) == [0, 1, 2], end
     assert len(end["participants"]) >= 2, end
     recipe.bash(f"{every}fedsim verify run")
