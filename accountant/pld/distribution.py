@@ -52,7 +52,7 @@ from fedsim.accountant.pld.mechanisms import (
     mechanism_variance,
 )
 from fedsim.accountant.pld.privacy_profile import DeltaCurve, PrivacyProfile
-from fedsim.accountant.pld.tilted import tilted_profile
+from fedsim.accountant.pld.tilted import log_mgf, tilted_profile
 from fedsim.accountant.rdp.conversion import delta_from_rdp, epsilon_from_rdp
 from fedsim.accountant.rdp.curves import leak, total_rdp
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
@@ -263,7 +263,7 @@ def _reach(steps: _Steps, spacing: float, direction: int, sign: int) -> float:
     """Return x with P[sign L > x] <= e^-37: the least of Chernoff's bounds at s = 2^j."""
 
     def bound(j: int) -> float:
-        total = sum(n * _log_mgf(kind, spacing, direction, sign, j) for kind, n in steps)
+        total = sum(n * log_mgf(kind, spacing, direction, sign * 2.0**j) for kind, n in steps)
         return (total + _LOG_TAIL) * 2.0**-j
 
     variance = max(sum(n * mechanism_variance(kind) for kind, n in steps), 1e-60)
@@ -274,17 +274,6 @@ def _reach(steps: _Steps, spacing: float, direction: int, sign: int) -> float:
         while (trial := bound(j)) < best - spacing:  # less is not worth a look
             best, j = trial, j + direction_of_j
     return best
-
-
-@lru_cache(maxsize=1 << 16)
-def _log_mgf(kind: Dominated, spacing: float, direction: int, sign: int, j: int) -> float:
-    """Return log E[exp(s L); L finite] of one step at s = sign 2^j."""
-    pmf = mechanism_pmfs(kind, spacing)[direction]
-    exponent = pmf.log_mass + (sign * 2.0**j * spacing) * np.arange(
-        pmf.first, pmf.first + pmf.mass.size
-    )
-    top = float(exponent.max())
-    return top + math.log(float(np.exp(exponent - top).sum()))
 
 
 class _Tail(NamedTuple):

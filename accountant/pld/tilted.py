@@ -61,7 +61,7 @@ def _tilted_curve(
     tilt: float,
     least_epsilon: float,
 ) -> DeltaCurve | None:
-    log_moment = sum(n * _log_mgf(kind, spacing, direction, tilt) for kind, n in steps)
+    log_moment = sum(n * log_mgf(kind, spacing, direction, tilt) for kind, n in steps)
     log_scale = log_moment - tilt * least_epsilon
     low, high = (sign * _reach(steps, spacing, direction, tilt, sign) for sign in (-1, 1))
     first, last = math.floor(low / spacing), math.ceil(high / spacing)
@@ -73,7 +73,7 @@ def _tilted_curve(
         pmf = mechanism_pmfs(kind, spacing)[direction]
         places = np.arange(pmf.first, pmf.first + pmf.mass.size)
         exponent = pmf.log_mass + tilt * spacing * places
-        masses = np.exp(exponent - _log_mgf(kind, spacing, direction, tilt))
+        masses = np.exp(exponent - log_mgf(kind, spacing, direction, tilt))
         spectrum *= power(np.fft.rfft(np.bincount(places % size, masses, size)), n)
         total, log_finite = total + n, log_finite + n * math.log1p(-pmf.infinite)
     circle, noise = circular(spectrum, size, total)
@@ -96,19 +96,26 @@ def _reach(
     sign: int,
 ) -> float:
     """Return x with P_s[sign L > x] <= e^-37: the least of Chernoff's bounds at 2^j."""
-    centre = sum(n * _log_mgf(kind, spacing, direction, tilt) for kind, n in steps)
+    centre = sum(n * log_mgf(kind, spacing, direction, tilt) for kind, n in steps)
 
     def bound(j: int) -> float:
         s = tilt + sign * 2.0**j
-        total = sum(n * _log_mgf(kind, spacing, direction, s) for kind, n in steps)
+        total = sum(n * log_mgf(kind, spacing, direction, s) for kind, n in steps)
         return (total - centre + _LOG_TAIL) * 2.0**-j
 
     return min(map(bound, range(-12, 13)))
 
 
-@lru_cache(maxsize=1 << 14)
-def _log_mgf(kind: Dominated, spacing: float, direction: int, s: float) -> float:
-    """Return log E[exp(s L); L finite] of one step."""
+@lru_cache(maxsize=1 << 16)
+def log_mgf(kind: Dominated, spacing: float, direction: int, s: float) -> float:
+    """Return log E[exp(s L); L finite] of one step.
+
+    Args:
+        kind: the mechanism.
+        spacing: of the grid of losses.
+        direction: 0 for "remove", 1 for "add".
+        s: any number.
+    """
     pmf = mechanism_pmfs(kind, spacing)[direction]
     exponent: Floats = pmf.log_mass + s * spacing * np.arange(pmf.first, pmf.first + pmf.mass.size)
     top = float(exponent.max())
