@@ -200,16 +200,6 @@ class PrivacySettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _secret_lots(self) -> Self:
-        if self.noise == "secure" and SAMPLING_SCHEMES[self.sampling].needs_seeded_lots:
-            raise ValueError(
-                f"noise secure needs lots that nobody can predict, but epochs of {self.sampling} "
-                "continue over rounds, so their lots come from the seed: set sampling: poisson, or "
-                "noise: seeded"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _keys_of_clippings(self) -> Self:
         for clipping, keys in _KEYS_OF_CLIPPINGS.items():
             for key in keys:

@@ -105,7 +105,7 @@ def plan_privacy(
             sampling under this adjacency, or the clipping does not fit the model or the noise.
     """
     public_size = privacy.declared_examples or examples
-    sampling, expected_lot = _sampling(privacy, local.batch_size, max(1, public_size))
+    sampling, expected_lot = _sampling(privacy, local, max(1, public_size))
     _check_accountable(privacy, sampling)
     delta = delta_of(privacy, public_size)
     steps = local.steps * planned_rounds if public_size else 0  # nothing to train on, no step
@@ -140,13 +140,15 @@ def plan_privacy(
 
 
 def _sampling(
-    privacy: PrivacySettings, batch_size: int, public_size: int
+    privacy: PrivacySettings, local: LocalSettings, public_size: int
 ) -> tuple[Sampling, float]:
     """Return the sampling and its expected lot; lots of an epoch have at most `batch_size`."""
-    rate = privacy.sampling_rate
+    rate, batch_size = privacy.sampling_rate, local.batch_size
     if rate is not None:
         batch_size = max(1, round(rate * public_size))
-    return SAMPLINGS[privacy.sampling].for_client(public_size, batch_size, sampling_rate=rate)
+    kind = SAMPLINGS[privacy.sampling]
+    sampling, lot = kind.for_client(public_size, batch_size, sampling_rate=rate)
+    return sampling.within_rounds(local.steps) if privacy.noise == "secure" else sampling, lot
 
 
 def _clipping(privacy: PrivacySettings, expected_lot: float) -> Clipping:

@@ -64,6 +64,14 @@ class Sampling(ABC):
     def sampling_rate(self) -> float:
         """Expected fraction of the examples in one lot."""
 
+    def within_rounds(self, steps: int) -> "Sampling":
+        """Return the sampling for lots that no later round can draw again; this one, as a rule.
+
+        Args:
+            steps: steps of every round of a client; only its last round may have fewer.
+        """
+        return self
+
     def usual_lot(self, expected_lot: float) -> int:
         """Return a public number of examples that few lots exceed, fewer than one in a hundred.
 
@@ -333,6 +341,81 @@ class BallsAndBins(EpochLots):
     def event(self, mechanism: Event) -> RandomAllocation:
         """Return the event of one epoch that applies `mechanism` to each lot."""
         return RandomAllocation(self.batches, mechanism)
+
+    def within_rounds(self, steps: int) -> "BallsAndBinsByRound":
+        """Return the sampling with new epochs in every round of `steps` steps."""
+        return BallsAndBinsByRound(self.batches, steps)
+
+
+@dataclass(frozen=True)
+class BallsAndBinsByRound(BallsAndBins):
+    """Balls and bins for lots from the operating system: every round starts a new epoch.
+
+    Nothing of a division outlives its round, so a round's last epoch may end early. It is charged
+    in full: the releases about some lots of an epoch are a part of the releases about all of them.
+
+    Attributes:
+        round_steps: steps of every round of a client; only its last round may have fewer.
+
+    Raises:
+        ValueError: there are no batches, or rounds have no steps.
+    """
+
+    round_steps: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.round_steps < 1:
+            raise ValueError(f"a round needs at least one step, got {self.round_steps}")
+
+    def num_events(self, steps: int) -> int:
+        """Return one event for each epoch that the steps start."""
+        rounds, rest = divmod(steps, self.round_steps)
+        return rounds * super().num_events(self.round_steps) + super().num_events(rest)
+
+    def charges(self, mechanism: Event, first_step: int, steps: int) -> Charges:
+        """Return the charge for every epoch that the steps start.
+
+        Args:
+            mechanism: the release about one lot.
+            first_step: number of the first step, which starts an epoch.
+            steps: number of steps.
+
+        Raises:
+            ValueError: the first step is within an epoch, whose division is gone.
+        """
+        self._position(first_step, first=True)
+        return super().charges(mechanism, first_step, steps)
+
+    def lots(
+        self,
+        num_examples: int,
+        stream: np.random.Generator,
+        *,
+        epochs: EpochStream,
+        first_step: int,
+    ) -> Iterator[np.ndarray]:
+        """Yield the lots of one epoch after the other, all of them drawn from `stream`.
+
+        Raises:
+            ValueError: the first step is within an epoch, whose division is gone.
+        """
+        divided: list[np.ndarray] = []
+        for step in count(first_step):
+            position = self._position(step, first=step == first_step)
+            if position == 0:
+                divided = self.divide(num_examples, stream)
+            yield divided[position]
+
+    def _position(self, step: int, *, first: bool) -> int:
+        """Return the place of a step's lot in its epoch; the first step of a round has place 0."""
+        position = step % self.round_steps % self.batches
+        if first and position:
+            raise ValueError(
+                f"rounds of {self.round_steps} steps start a new epoch of {self.batches} lots each "
+                f"time, and step {step} is within an epoch"
+            )
+        return position
 
 
 SAMPLINGS: Mapping[str, type[Sampling]] = {

@@ -38,11 +38,6 @@ class SamplingScheme:
     is_amplified: bool = True
     statement: str
 
-    @property
-    def needs_seeded_lots(self) -> bool:
-        """Whether unpredictable lots would have to be remembered from one round to the next."""
-        return self.by_epoch and self.is_amplified
-
     def refusal(self, adjacency: str) -> str:
         """Return why an adjacency is refused, and which settings have a guarantee."""
         others = [s.name for s in SAMPLING_SCHEMES.values() if adjacency in s.adjacencies]
@@ -83,7 +78,7 @@ SHUFFLE = SamplingScheme(
 BALLS_AND_BINS = SamplingScheme(
     name="balls_and_bins",
     description="each example thrown into one of ⌈size / `batch_size`⌉ lots an epoch, "
-    "independently; epochs continue over rounds",
+    "independently; epochs continue over rounds, and start anew in each under `noise: secure`",
     event="RandomAllocation",
     adjacencies=("zero_out", "add_remove", "replace_one"),
     by_epoch=True,

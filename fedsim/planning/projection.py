@@ -253,8 +253,7 @@ def _changes(
         yield f"{name} the batch: local.batch_size={batch}", changed, privacy, rounds
     for factor, name in ((0.5, "half"), (2, "double")):
         yield f"{name} the rounds", local, privacy, max(1, round(rounds * factor))
-    for sampling, scheme in sorted(SAMPLING_SCHEMES.items()):
-        is_refused = privacy.noise == "secure" and scheme.needs_seeded_lots
-        if sampling != privacy.sampling and not is_refused:
+    for sampling in sorted(SAMPLING_SCHEMES):
+        if sampling != privacy.sampling:
             other = privacy.model_copy(update={"sampling": sampling})
             yield f"privacy.sampling={sampling}", local, other, rounds

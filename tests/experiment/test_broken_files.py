@@ -160,12 +160,6 @@ BROKEN = [
     ),
     (
         "max_grad_norm: 0.5",
-        "max_grad_norm: 0.5\n  sampling: balls_and_bins\n  noise: secure",
-        "18:1: privacy: noise secure needs lots that nobody can predict, but epochs of balls_and_bins continue over "
-        "rounds, so their lots come from the seed: set sampling: poisson, or noise: seeded",
-    ),
-    (
-        "max_grad_norm: 0.5",
         "max_grad_norm: 0.5\n  clip_rule: equal",
         "18:1: privacy: clip_rule belongs to clipping per_layer, got clipping flat; leave clip_rule out, or set clipping: per_layer",
     ),

@@ -218,6 +218,18 @@ def test_under_secure_noise_every_answer_is_charged(
     assert len(FileJournal(base / "ledger.jsonl").history(0)) == 2
 
 
+def test_under_secure_noise_a_repeated_round_pays_for_a_new_epoch(base: Path) -> None:
+    """The division of the first answer is gone, so the second answer divides the examples anew."""
+    overrides = {"privacy.noise": "secure", "privacy.sampling": "balls_and_bins"}
+    arrays = initial(base)
+    spends = [
+        TrainReply.from_message(answer(federation(base, overrides), arrays)).spend for _ in range(2)
+    ]
+    counts = [sum(n for _, n in spend.ledger.entries) for spend in spends if spend is not None]
+    assert len(counts) == 2
+    assert counts[1] == 2 * counts[0] > 0
+
+
 def test_under_secure_noise_the_record_tells_nothing_of_the_examples(base: Path) -> None:
     """The seed of such a run need not be secret, so no key protects a digest of examples."""
     here = federation(base, {"privacy.noise": "secure"})

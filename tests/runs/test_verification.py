@@ -43,6 +43,7 @@ def problems(run: Path) -> str:
         {"privacy.sampling": "balls_and_bins"},
         {"privacy.clipping": "per_layer", "privacy.noise": "secure"},
         {"privacy.clipping": "adaptive", "privacy.noise": "secure"},
+        {"privacy.sampling": "balls_and_bins", "privacy.noise": "secure"},
         {"privacy.accountant": "moments"},
         {"privacy.accountant": "moments", "privacy.sampling": "balls_and_bins"},
     ],

@@ -132,6 +132,7 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"sampling": "balls_and_bins"},
     {"sampling": "balls_and_bins", "adjacency": "replace_one"},
     {"sampling": "balls_and_bins", "adjacency": "add_remove", "declared_examples": 300},
+    {"sampling": "balls_and_bins", "noise": "secure"},
     {"clipping": "per_layer", "noise_allocation": "optimal"},
     {"clipping": "adaptive"},
 ]
@@ -175,6 +176,39 @@ def test_shuffling_costs_what_it_costs_without_amplification() -> None:
     assert shuffled.step.noise_multiplier > 1.5 * plan(target_epsilon=3.0).step.noise_multiplier
 
 
+def test_secret_lots_pay_for_a_new_epoch_in_each_round() -> None:
+    """4 rounds of 5 steps in epochs of 10 lots: 2 epochs that continue, or 4 that end early."""
+    seeded, secret = (
+        plan(sampling="balls_and_bins", target_epsilon=3.0, noise=noise)
+        for noise in ("seeded", "secure")
+    )
+    assert sum(count for _, count in seeded.step.charges(0, 20)) == 2
+    assert sum(count for _, count in secret.step.charges(0, 20)) == 4
+    assert secret.step.noise_multiplier > seeded.step.noise_multiplier
+
+
+def test_a_budget_under_secret_lots_affords_whole_epochs() -> None:
+    """What is affordable is charged round by round, and one more step is one epoch too many."""
+    given: dict[str, Any] = {
+        "sampling": "balls_and_bins",
+        "noise": "secure",
+        "noise_multiplier": 0.8,
+        "target_epsilon": 2.0,
+        "accountant": "rdp",
+    }
+    found = plan_privacy(privacy(**given), LOCAL, examples=300, planned_rounds=60)
+    assert found.affordable_steps is not None
+    assert 0 < found.affordable_steps < 300
+    assert found.affordable_steps % 5 == 0
+    ledger = PrivacyLedger()
+    for first in range(0, found.affordable_steps + 1, 5):
+        spent = ledger.epsilon(found.delta, "rdp", "zero_out") if first else 0.0
+        assert spent <= 2.0
+        for event, count in found.step.charges(first, 5):
+            ledger.record(event, count)
+    assert ledger.epsilon(found.delta, "rdp", "zero_out") > 2.0
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -191,10 +225,6 @@ def test_shuffling_costs_what_it_costs_without_amplification() -> None:
             {"sampling": "shuffle", "adjacency": "add_remove", "declared_examples": 9},
             "shuffle has no guarantee under adjacency add_remove, .* set adjacency: zero_out or "
             "replace_one, or sampling: poisson or balls_and_bins",
-        ),
-        (
-            {"sampling": "balls_and_bins", "noise": "secure"},
-            "set sampling: poisson, or noise: seeded",
         ),
         ({"clip_rule": "equal"}, "clip_rule belongs to clipping per_layer, got clipping flat"),
         (

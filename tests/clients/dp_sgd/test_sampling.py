@@ -27,6 +27,7 @@ from fedsim.accountant.adjacency import ADJACENCIES
 from fedsim.clients.dp_sgd.sampling import (
     SAMPLINGS,
     BallsAndBins,
+    BallsAndBinsByRound,
     EpochLots,
     FixedSizeSampling,
     PoissonSampling,
@@ -206,6 +207,71 @@ def test_an_epoch_is_charged_when_it_starts(sampling: Sampling, event: Event) ->
     assert sampling.charges(Z, 4, 8) == [(event, 2)]
     assert sampling.charges(Z, 3, 2) == [(event, 1)]
     assert sampling.charges(Z, 4, 0) == []
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 4), st.integers(0, 9))
+def test_secret_epochs_start_anew_in_every_round_and_are_charged_in_full(
+    batches: int, round_steps: int, rounds: int, last: int
+) -> None:
+    """What a client releases is at most what its charges pay for.
+
+    The lots of each round are cut into divisions of all examples: one begins when the round does or
+    when `batches` lots are drawn, and each is charged. No division has an example twice.
+    """
+    sampling, n = BallsAndBins(batches).within_rounds(round_steps), 12
+    steps_of = [round_steps] * rounds + [min(last, round_steps)]
+    paid = begun = done = 0
+    for number, steps in enumerate(steps_of):
+        lots = list(islice(lots_of(sampling, n, first_step=done, seed=number), steps))
+        for start in range(0, steps, batches):
+            division = np.concatenate(lots[start : start + batches])
+            assert len(set(division)) == len(division) <= n
+            assert len(division) == n or start + batches > steps
+            begun += 1
+        paid += sum(count for _, count in sampling.charges(Z, done, steps))
+        done += steps
+    assert paid == begun
+    assert paid == sum(count for _, count in sampling.charges(Z, 0, done))
+
+
+def test_secret_epochs_are_charged_as_what_they_are() -> None:
+    """Rounds shorter than an epoch, of one epoch, and over two; and a round that is repeated."""
+    event = RandomAllocation(4, Z)
+    for round_steps, count in ((1, 1), (3, 1), (4, 1), (5, 2), (8, 2), (9, 3)):
+        sampling = BallsAndBinsByRound(4, round_steps)
+        assert sampling.event(Z) == event
+        for number in (0, 1, 7):  # a repetition is charged as a further round
+            assert sampling.charges(Z, number * round_steps, round_steps) == [(event, count)]
+        assert sampling.charges(Z, 0, 7 * round_steps) == [(event, 7 * count)]
+    assert BallsAndBinsByRound(4, 9).charges(Z, 9, 5) == [(event, 2)]  # the last round of a budget
+    assert BallsAndBinsByRound(4, 9).charges(Z, 18, 0) == []
+
+
+def test_secret_epochs_use_the_stream_of_the_round_alone() -> None:
+    sampling = BallsAndBinsByRound(4, 6)
+    first, again, other = (
+        list(islice(lots_of(sampling, 50, first_step=step, seed=seed), 6))
+        for step, seed in ((0, 1), (6, 1), (0, 2))
+    )
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not np.array_equal(np.concatenate(first[:4]), np.concatenate(other[:4]))
+    assert not np.array_equal(first[0], first[4]), "the second epoch is a division of its own"
+
+
+def test_secret_epochs_cannot_be_continued() -> None:
+    sampling = BallsAndBinsByRound(4, 6)
+    for step in (1, 5, 7, 11):
+        with pytest.raises(ValueError, match=f"step {step} is within an epoch"):
+            next(lots_of(sampling, 9, first_step=step))
+        with pytest.raises(ValueError, match=f"step {step} is within an epoch"):
+            sampling.charges(Z, step, 1)
+    with pytest.raises(ValueError, match="at least one step"):
+        BallsAndBinsByRound(4, 0)
+
+
+@pytest.mark.parametrize("sampling", [PoissonSampling(0.2), FixedSizeSampling(9, 2)])
+def test_independent_lots_are_the_same_within_rounds(sampling: Sampling) -> None:
+    assert sampling.within_rounds(3) is sampling
 
 
 @given(

@@ -484,11 +484,19 @@ def test_independent_lots_differ_between_rounds(sampling: Sampling) -> None:
     assert len({tuple(lot) for lot in lots}) == 9
 
 
-def test_secure_training_repeats_no_lots() -> None:
-    first, again = (
-        lots_of_rounds(PoissonSampling(0.2), steps=9, rounds=1, secure=True) for _ in range(2)
-    )
+@pytest.mark.parametrize("sampling", [PoissonSampling(0.2), BallsAndBins(5).within_rounds(9)])
+def test_secure_training_repeats_no_lots(sampling: Sampling) -> None:
+    """False alarm of equal divisions of 30 examples into 5 bins: below 1e-20."""
+    first, again = (lots_of_rounds(sampling, steps=9, rounds=1, secure=True) for _ in range(2))
     assert first != again
+
+
+def test_secure_epochs_start_anew_in_each_round() -> None:
+    lots = lots_of_rounds(BallsAndBins(5).within_rounds(7), steps=7, rounds=2, secure=True)
+    for start in (0, 7):
+        epoch, rest = lots[start : start + 5], lots[start + 5 : start + 7]
+        assert sorted(i for lot in epoch for i in lot) == list(range(30))
+        assert len({i for lot in rest for i in lot}) == sum(map(len, rest))
 
 
 def test_the_lots_of_poisson_sampling_are_those_of_the_round_s_stream() -> None:
