@@ -189,14 +189,9 @@ def test_secret_lots_pay_for_a_new_epoch_in_each_round() -> None:
 
 def test_a_budget_under_secret_lots_affords_whole_epochs() -> None:
     """What is affordable is charged round by round, and one more step is one epoch too many."""
-    given: dict[str, Any] = {
-        "sampling": "balls_and_bins",
-        "noise": "secure",
-        "noise_multiplier": 0.8,
-        "target_epsilon": 2.0,
-        "accountant": "rdp",
-    }
-    found = plan_privacy(privacy(**given), LOCAL, examples=300, planned_rounds=60)
+    given = privacy(sampling="balls_and_bins", noise="secure", accountant="rdp")
+    given = given.model_copy(update={"target_epsilon": 2.0})
+    found = plan_privacy(given, LOCAL, examples=300, planned_rounds=60)
     assert found.affordable_steps is not None
     assert 0 < found.affordable_steps < 300
     assert found.affordable_steps % 5 == 0
