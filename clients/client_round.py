@@ -18,9 +18,9 @@ from fedsim.clients.account import (
     ChargeRefusedError,
     ClientBudgetExhaustedError,
     LedgerUnwritableError,
-    NoiseReuseError,
     PrivacyAccount,
 )
+from fedsim.clients.failure_text import ClientFailureError
 from fedsim.clients.faults.injection import Fault
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.task import ClientTask
@@ -28,6 +28,7 @@ from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.plugin_errors import contained_exits
 from fedsim.protocol.client_spend import ClientSpend
+from fedsim.protocol.errors import ENDS_RUN
 from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
 from fedsim.protocol.secure import SealedReply
 
@@ -201,6 +202,7 @@ def _propose(asked: ClientRequest) -> ClientRound:
     fault.before_charge()
     task.check_examples()
     task.step(request)
+    task.check_block(asked.block)
     client_round = ClientRound(asked, fault, task.shared_model.load(request.arrays))
     if task.privacy is None:
         return client_round
@@ -219,7 +221,8 @@ def _charge(entries: list[ClientRound | Answer]) -> list[ClientRound | Answer]:
     """Charge all rounds in one write; if it fails, no charged client trains.
 
     A client that would reuse noise shows that the run is not the one that began. Then nobody is
-    charged, so that the run can still go on as it began.
+    charged, so that the run can still go on as it began. The same holds for every failure that
+    ends the run.
     """
     proposed = [
         (entry, entry.charge, entry.account)
@@ -230,8 +233,8 @@ def _charge(entries: list[ClientRound | Answer]) -> list[ClientRound | Answer]:
         return [_strike(entry) for entry in entries]
     journal = proposed[0][0].task.journal
     try:
-        if any(isinstance(entry, NoiseReuseError) for entry in entries):
-            raise ChargeRefusedError("was not charged, since another client would reuse noise")
+        if any(_ends_run(entry) for entry in entries):
+            raise ChargeRefusedError("was not charged, since another client ends the run")
         if journal is not None:
             _write(journal, [charge for _, charge, _ in proposed])
     except Exception as error:  # noqa: BLE001  no charge, no training
@@ -240,6 +243,10 @@ def _charge(entries: list[ClientRound | Answer]) -> list[ClientRound | Answer]:
     for entry, charge, account in proposed:
         entry.account = account.commit(charge, entry.asked.context.state)
     return [_strike(entry) for entry in entries]
+
+
+def _ends_run(entry: ClientRound | Answer) -> bool:
+    return isinstance(entry, ClientFailureError) and entry.code in ENDS_RUN
 
 
 def _write(journal: Journal, charges: Sequence[Charge]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedsim.accountant.ledger.journal import JournalError
 from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import PluginExitError, plugin_place, type_name
-from fedsim.protocol.errors import ProtocolError
+from fedsim.protocol.errors import COUPLED_ROWS, ProtocolError
 
 
 class ClientFailureError(FedsimError, RuntimeError):
@@ -21,6 +21,12 @@ class ClientFailureError(FedsimError, RuntimeError):
     """
 
     code: int = 0
+
+
+class CoupledRowsError(ClientFailureError):
+    """The examples of one tile are not kept apart, bit for bit; nothing was charged."""
+
+    code = COUPLED_ROWS
 
 
 _PUBLIC_ERRORS = (ClientFailureError, ProtocolError, JournalError, PluginExitError)

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from fedsim.accountant.ledger.journal import Journal
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
-from fedsim.clients.failure_text import ClientFailureError, redact_error
+from fedsim.clients.failure_text import ClientFailureError, CoupledRowsError, redact_error
 from fedsim.clients.faults.injection import NO_FAULTS, FaultPlan
 from fedsim.clients.request_digest import AnswerInputs, request_digest
 from fedsim.clients.secure.channel import SecureChannel
@@ -49,6 +50,8 @@ class ClientTask:
         secure: seals updates; None: they are sent in clear.
         measure: the declared metrics of a model on the client's examples; None: there are none.
             Always None under privacy, whose noise does not cover them.
+        check_tile: raises UnsafeModelError where the tiles of a planned block do not keep examples
+            apart, bit for bit.
     """
 
     client: int
@@ -68,6 +71,7 @@ class ClientTask:
     secure: SecureChannel | None = None
     measure: Callable[[nn.Module], Mapping[str, float]] | None = None
     tile_rows: Callable[[Sequence[int]], int | None] = lambda members: None
+    check_tile: Callable[[Sequence[int]], None] = lambda members: None
 
     def check_examples(self) -> None:
         """Check that the public number of examples is not 0.
@@ -94,6 +98,22 @@ class ClientTask:
             return self.privacy.step.resume(request.clip_norm)
         except ValueError as error:
             raise ClientFailureError(f"refuses the request: {error}") from error
+
+    def check_block(self, block: Sequence[int]) -> None:
+        """Check that a private client's examples are kept apart in the tiles of its block.
+
+        Args:
+            block: planned members of the client's block, ascending.
+
+        Raises:
+            CoupledRowsError: they are not; the message names the layer and the fix.
+        """
+        if self.privacy is None:
+            return
+        try:
+            self.check_tile(block)
+        except UnsafeModelError as error:
+            raise CoupledRowsError(str(error)) from error
 
     def request_digest(self, request: TrainRequest, block: tuple[int, ...], model: str) -> str:
         """Return the digest of everything that the answer to a request depends on.

@@ -26,7 +26,7 @@ from fedsim.deployment.policy_rules import (
 from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.federation.nodes import make_node_app, num_helpers
 from fedsim.federation.shards import TaskSource
-from fedsim.protocol.errors import LEDGER_UNWRITABLE
+from fedsim.protocol.errors import COUPLED_ROWS, LEDGER_UNWRITABLE
 from fedsim.protocol.roll_call import PARTITION
 from fedsim.simulation.virtual_grid import failure
 
@@ -60,7 +60,7 @@ class NodeClient(ClientApp):
         try:
             with contained_exits():
                 reply = self._answer(message, context)
-            if reply.has_error() and reply.error.code == LEDGER_UNWRITABLE:
+            if reply.has_error() and reply.error.code in (LEDGER_UNWRITABLE, COUPLED_ROWS):
                 # On a node of its own, that is the failure of this client, not of the run.
                 return failure(message, reply.error.reason or "")
             return reply

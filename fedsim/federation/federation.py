@@ -11,8 +11,10 @@ from flwr.serverapp import ServerApp
 from torch import nn
 
 from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.clients.app import one_thread
 from fedsim.clients.budget.client_privacy import ClientPrivacy
 from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.clients.dp_sgd.model_checks.row_isolation import RowIsolation
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.dp_sgd.tiles import tile_rows
 from fedsim.clients.faults.injection import FaultPlan
@@ -27,6 +29,7 @@ from fedsim.federation.block_plan import BlockPlan
 from fedsim.federation.block_size import block_size
 from fedsim.federation.client_tensors import ClientTensors
 from fedsim.federation.conditions import digest_conditions
+from fedsim.federation.initial_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
 from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.federation.train_metrics import TrainMetrics
 from fedsim.models.errors import ModelError
@@ -125,7 +128,31 @@ class Federation:
             secure=self.secure,
             measure=self._train_metrics(client),
             tile_rows=self._tile_rows,
+            check_tile=self._check_tile,
         )
+
+    def check_tiles(self, round_number: int) -> None:
+        """Check that the tiles of a round's blocks keep examples apart; clients check it again.
+
+        Raises:
+            UnsafeModelError: they do not, on this machine; the message names the layer and the fix.
+        """
+        if self.plans is not None:
+            with one_thread():
+                for block in self.block_plan.blocks(round_number):
+                    self._check_tile(block)
+
+    def _check_tile(self, members: Sequence[int]) -> None:
+        """Check the tiles of a planned block, on public examples, once for each shape."""
+        if self._row_isolation is not None:
+            self._row_isolation.check(len(members), self._tile_rows(members))
+
+    @cached_property
+    def _row_isolation(self) -> RowIsolation | None:
+        if self.gradients is None:
+            return None
+        examples = public_examples(self.data, NUM_CHECK_EXAMPLES)
+        return RowIsolation(self.gradients, *to_tensors(examples, self.device))
 
     def _tile_rows(self, members: Sequence[int]) -> int:
         """Return the rows of each member in the tiles of a block, present or not."""

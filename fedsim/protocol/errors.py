@@ -11,5 +11,6 @@ class ProtocolError(FedsimError, ValueError):
 NOISE_REUSE = 1001  # the client would reuse noise
 LEDGER_UNWRITABLE = 1002  # no charge can be written to the ledger of the run
 NODE_RESTARTED = 1003  # its node was restarted during the request; said by the server's own grid
-# After these the run ends: it is not the one that began, or no client can be charged.
-ENDS_RUN = frozenset({NOISE_REUSE, LEDGER_UNWRITABLE})
+COUPLED_ROWS = 1004  # examples of one tile are not kept apart on this machine
+# After these the run ends: it is not the one that began, or no client can be charged or trained.
+ENDS_RUN = frozenset({NOISE_REUSE, LEDGER_UNWRITABLE, COUPLED_ROWS})

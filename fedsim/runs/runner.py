@@ -131,6 +131,8 @@ def _start(loaded: LoadedExperiment, path: Path, parts: RunParts) -> RunResult:
     directory.refuse_overwriting()
     federation = _federation_of(loaded, directory, parts.engine)
     refuse_overspending(federation)
+    if isinstance(parts.engine, LocalEngine):
+        federation.check_tiles(1)
     return _Recorder(federation, directory, parts).run(
         lambda: directory.create(
             experiment=dump_experiment(loaded.experiment),

@@ -1,0 +1,237 @@
+"""Check, bit for bit, that what an example contributes depends on no other row of its tile.
+
+Every proof of DP-SGD assumes that an example's contribution depends on the parameters and on the
+example alone. Tiles of a fixed shape make that true where a matrix library treats the rows of one
+product alike. That is a property of a library on a machine, so it is tested on the tiles that will
+run: their shape, type, device and threads.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedsim.clients.dp_sgd.clipping import GroupClipping
+from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, preserve_state
+from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, Tile
+from fedsim.clients.dp_sgd.per_example.layers.base import ExampleUse, LayerUse
+from fedsim.clients.dp_sgd.per_example.one_at_a_time import OneAtATime
+
+_SCALE = 0.1  # of the watched rows' clipped gradients, no power of two
+_STEP = 3  # between the places of two clients' watched rows
+
+
+class RowIsolation:
+    """Checks the tiles of each shape once.
+
+    Args:
+        gradients: of the model, as training will use them.
+        features: a few public or synthetic examples (n ≥ 1, ...), never private ones.
+        targets: their targets (n, ...).
+    """
+
+    def __init__(self, gradients: PerExampleGradients, features: Tensor, targets: Tensor) -> None:
+        self._gradients, self._examples = gradients, (features, targets)
+        self._found: dict[tuple[int, int], str | None] = {}
+
+    def check(self, clients: int, rows: int) -> None:
+        """Check tiles of one shape; call it with the number of threads that will train.
+
+        One example of each client is watched. It changes its place, and the other rows get other
+        examples, large values, NaN and zeros. Its clipped contribution must stay the same, bit for
+        bit. Of permuted rows, the gradient norms of all must stay the same.
+
+        Args:
+            clients: K.
+            rows: R of each client.
+
+        Guarantee:
+            the model's values, buffers and modes and the global random generators are unchanged.
+
+        Raises:
+            UnsafeModelError: a contribution changed; the message names the layer and the fix.
+        """
+        shape = clients, rows
+        if shape not in self._found:
+            self._found[shape] = self._first_difference(clients, rows)
+        reason = self._found[shape]
+        if reason is not None:
+            raise UnsafeModelError(reason)
+
+    def _first_difference(self, clients: int, rows: int) -> str | None:
+        gradients = self._gradients
+        if clients * rows == 1 or isinstance(gradients, OneAtATime):
+            return None  # each example has passes of its own
+        with preserve_state(gradients.model):
+            gradients.model.eval()  # dropout draws by place
+            trial = _Trial(gradients, _base(*self._examples, clients, rows))
+            found = trial.first_difference()
+        if found is None:
+            return None
+        layer, what = found
+        return (
+            f"{layer}: in tiles of {clients} x {rows} rows, what an example contributes changes in "
+            f"its last bits with {what}, so one example may change the contributions of all, and "
+            "no ε would hold; set local.max_physical_batch to another multiple of 8, or to 1, "
+            "which computes each example alone"
+        )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Rows of K clients, R each, and the place of each client's watched row.
+
+    Attributes:
+        features: (K, R, ...).
+        targets: (K, R, ...).
+        places: of the watched rows in the tile (K,).
+    """
+
+    features: Tensor
+    targets: Tensor
+    places: Tensor
+
+    @property
+    def rows(self) -> int:
+        """R."""
+        return self.features.shape[1]
+
+    def moved(self, places: Tensor) -> "_Layout":
+        """Return the layout with the row at places[r] (R,) of each client in its row r."""
+        clients = torch.arange(len(self.features), device=self.places.device)
+        now = torch.argsort(places)[self.places % self.rows] + self.rows * clients
+        return _Layout(self.features[:, places], self.targets[:, places], now)
+
+    def with_others(self, features: Tensor, targets: Tensor) -> "_Layout":
+        """Return the layout with the watched rows of this one, and other rows beside them."""
+        features, targets = features.clone(), targets.clone()
+        for new, own in ((features, self.features), (targets, self.targets)):
+            new.flatten(0, 1)[self.places] = own.flatten(0, 1)[self.places]
+        return replace(self, features=features, targets=targets)
+
+    def tile(self, *, is_alone: bool) -> Tile:
+        """Return the tile; alone, the watched rows are the only examples."""
+        x, y = self.features.flatten(0, 1), self.targets.flatten(0, 1)
+        weights = torch.full((len(x),), 0.0 if is_alone else 1.0, device=x.device)
+        weights[self.places] = 1.0
+        return Tile(len(self.features), x, y, weights)
+
+
+def _base(features: Tensor, targets: Tensor, clients: int, rows: int) -> _Layout:
+    """Return a tile's rows: the examples again and again, moved a little where they can be."""
+    n, generator = clients * rows, torch.Generator().manual_seed(0)
+    index = torch.arange(n, device=features.device) % len(features)
+    x, y = features[index], targets[index]
+    if x.is_floating_point():
+        noise = torch.randn(x.shape, generator=generator).to(x)
+        x = x + 0.3 * (x.std(correction=0) + 0.1) * noise
+    places = torch.arange(clients, device=x.device) * rows
+    places += torch.arange(clients, device=x.device) * _STEP % rows
+    shape = clients, rows
+    return _Layout(x.unflatten(0, shape), y.unflatten(0, shape), places)
+
+
+class _Trial:
+    """Passes over tiles of one shape.
+
+    Args:
+        gradients: of the model.
+        base: the rows of the first pass.
+    """
+
+    def __init__(self, gradients: PerExampleGradients, base: _Layout) -> None:
+        self._gradients, self._base = gradients, base
+        data = gradients.parameters.data
+        moved = torch.randn(
+            len(base.features), len(data), generator=torch.Generator().manual_seed(1)
+        )
+        self._values = data + 0.02 * moved.to(data)  # zero weights could hide a difference
+        self._clipping = GroupClipping(1.0)
+        self._groups = self._clipping.groups(gradients.parameters)
+        self._first = base.tile(is_alone=False)
+
+    def first_difference(self) -> tuple[str, str] | None:
+        """Return the layer and the cause of the first difference; None: there is none."""
+        base, rows = self._base, self._base.rows
+        norms, sums = self._pass(self._first, base.places)
+        order = torch.arange(rows, device=base.places.device)
+        for places in (order.flip(0), order.roll(_STEP)):
+            layout = base.moved(places)
+            tile = layout.tile(is_alone=False)
+            found = self._pass(tile, layout.places)
+            expected = norms.unflatten(0, (-1, rows))[:, places].flatten(0, 1)
+            if not _same(found[0], expected) or not _same(found[1], sums):
+                return self._layer(tile, layout.places), "its place among the rows"
+        for what, layout, is_alone in self._companies():
+            tile = layout.tile(is_alone=is_alone)
+            found = self._pass(tile, layout.places)
+            same_norms = _same(found[0][layout.places], norms[base.places])
+            if not same_norms or not _same(found[1], sums):
+                return self._layer(tile, layout.places), what
+        return None
+
+    def _companies(self) -> Iterator[tuple[str, _Layout, bool]]:
+        """Yield what differs from the base, the rows, and whether the others are no examples."""
+        base = self._base
+        x, y = base.features, base.targets
+        yield (
+            "other examples in the other rows",
+            base.with_others(x.roll(1, 1), y.roll(1, 1)),
+            False,
+        )
+        if x.is_floating_point():
+            yield "large values in the other rows", base.with_others(1e4 * x, y), False
+            yield "NaN in the other rows", base.with_others(x * torch.nan, y), False
+        zeros = base.with_others(torch.zeros_like(x), torch.zeros_like(y))
+        yield "the number of examples", zeros, True
+
+    def _pass(self, tile: Tile, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the norms of all rows (n, m), and each client's watched contribution (K, size)."""
+        groups, n = self._groups, len(tile.features)
+        scales = torch.zeros(n, 1, dtype=torch.float64, device=places.device)
+        scales[places] = _SCALE
+        bounds = scales.new_tensor([groups.bounds]).expand(n, -1)
+        into = torch.zeros_like(self._values)
+        clip = ClipBounds(self._clipping, groups.members, bounds, scales)
+        norms, _ = self._gradients.add_clipped_sums(self._values, tile, clip, into)
+        return norms, into
+
+    def _layer(self, tile: Tile, places: Tensor) -> str:
+        """Return the name of the layer that treats the watched rows in another way.
+
+        It is the last layer before the first other input; with the same inputs, the first layer
+        behind the last other output gradient; with the same gradients too, the first layer.
+        """
+        one = self._gradients.row_gradients(self._values, self._first)
+        two = self._gradients.row_gradients(self._values, tile)
+        layers = self._groups.members
+        at = self._base.places, places
+
+        def differs(part: str, number: int) -> bool:
+            used = [i for i in layers[number] if i in one and i in two]
+            return any(not _same_part(one[i], two[i], part, at) for i in used)
+
+        inputs = [n for n in range(len(layers)) if differs("input", n)]
+        outputs = [n for n in range(len(layers)) if differs("output_gradient", n)]
+        number = 0
+        if inputs:
+            number = max(inputs[0] - 1, 0)
+        elif outputs:
+            number = min(outputs[-1] + 1, len(layers) - 1)
+        name = self._gradients.parameters.names[layers[number][0]].rpartition(".")[0]
+        return f"layer {name!r}" if name else "the model"
+
+
+def _same_part(one: ExampleUse, two: ExampleUse, part: str, places: tuple[Tensor, Tensor]) -> bool:
+    """Whether the watched rows have the same input, or output gradient, in two passes."""
+    if not isinstance(one, LayerUse) or not isinstance(two, LayerUse):
+        return True
+    left, right = getattr(one, part), getattr(two, part)
+    return len(left) == 0 or _same(left[places[0]], right[places[1]])
+
+
+def _same(one: Tensor, two: Tensor) -> bool:
+    """Whether two tensors have the same values; NaN is one value."""
+    return bool(((one == two) | (one.isnan() & two.isnan())).all())
