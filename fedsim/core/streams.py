@@ -40,6 +40,7 @@ class Purpose(IntEnum):
     HELD_OUT = 12  # examples of a client that are held out of training
     EVALUATION = 13  # clients that evaluate
     CANARIES = 14  # examples that carry a canary in an audit
+    PROBE = 15  # seed of the streams of a probe before round 1
     ROUNDING = 20  # stochastic rounding of secure aggregation
     REQUEST_DIGEST = 21  # no stream: the key of the digests in a client's charges
 

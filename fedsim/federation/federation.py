@@ -127,7 +127,7 @@ class Federation:
             faults=self._faults,
             secure=self.secure,
             measure=self._train_metrics(client),
-            tile_rows=self._tile_rows,
+            tile_rows=self.tile_rows,
             check_tile=self._check_tile,
         )
 
@@ -145,7 +145,7 @@ class Federation:
     def _check_tile(self, members: Sequence[int]) -> None:
         """Check the tiles of a planned block, on public examples, once for each shape."""
         if self._row_isolation is not None:
-            self._row_isolation.check(len(members), self._tile_rows(members))
+            self._row_isolation.check(len(members), self.tile_rows(members))
 
     @cached_property
     def _row_isolation(self) -> RowIsolation | None:
@@ -154,7 +154,7 @@ class Federation:
         examples = public_examples(self.data, NUM_CHECK_EXAMPLES)
         return RowIsolation(self.gradients, *to_tensors(examples, self.device))
 
-    def _tile_rows(self, members: Sequence[int]) -> int:
+    def tile_rows(self, members: Sequence[int]) -> int:
         """Return the rows of each member in the tiles of a block, present or not."""
         if self.plans is not None:
             return max(self._planned_tile_rows[client] for client in members)
@@ -285,6 +285,6 @@ class Federation:
             values = self.shared_model.parameters.size
             size = block_size(self.model, values, participants, local.cohort)
         if local.max_physical_batch is not None:
-            rows = self._tile_rows(range(len(clients)))
+            rows = self.tile_rows(range(len(clients)))
             size = max(1, min(size, local.max_physical_batch // rows))
         return BlockPlan(participation, size, tuple(lots))

@@ -28,6 +28,7 @@ from fedsim.federation.initial_model import (
     public_examples,
     to_tensors,
 )
+from fedsim.federation.mechanism_probe import probe_mechanisms
 from fedsim.federation.nodes import make_node_app, num_helpers
 from fedsim.models.losses import resolve_loss
 from fedsim.protocol.messages import TrainRequest
@@ -70,7 +71,7 @@ class TaskSource:
         return Experiment.model_validate_json(self.experiment)
 
     def __call__(self, client: int) -> ClientTask:
-        """Return the task of `client`; the first call in a process assembles the federation."""
+        """Return the task of `client`; the first call in a process assembles and probes it."""
         return _assembled(self).client_task(client)
 
 
@@ -78,7 +79,9 @@ class TaskSource:
 def _assembled(source: TaskSource) -> Federation:
     experiment = source.settings
     loaded = LoadedExperiment(experiment=experiment, path=None, base=source.base)
-    return assemble(loaded, ledger=source.ledger)
+    federation = assemble(loaded, ledger=source.ledger)
+    probe_mechanisms(federation)
+    return federation
 
 
 def client_app_from_source(source: TaskSource) -> ClientApp:
@@ -183,4 +186,5 @@ class _FederationShard:
             device=device,
             journal=cast("Any", journal),
         )
+        probe_mechanisms(federation)
         return _app_in_process(federation, self.plan)

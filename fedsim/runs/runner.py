@@ -13,6 +13,7 @@ from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.budget_check import refuse_overspending
 from fedsim.federation.federation import Federation
+from fedsim.federation.mechanism_probe import probe_mechanisms
 from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import to_numpy
 from fedsim.runs.checkpoint import RunCheckpoint
@@ -133,6 +134,7 @@ def _start(loaded: LoadedExperiment, path: Path, parts: RunParts) -> RunResult:
     refuse_overspending(federation)
     if isinstance(parts.engine, LocalEngine):
         federation.check_tiles(1)
+    probe_mechanisms(federation)
     return _Recorder(federation, directory, parts).run(
         lambda: directory.create(
             experiment=dump_experiment(loaded.experiment),
@@ -168,6 +170,7 @@ def _resume(loaded: LoadedExperiment, path: Path, parts: RunParts) -> RunResult:
         federation = _federation_of(loaded, directory, parts.engine)
         refuse_other_inputs(inputs, federation)
         refuse_overspending(federation)
+        probe_mechanisms(federation)
         recorder = _Recorder(federation, directory, parts)
         recorder.restore()
         return recorder.run(lambda: recorder.begin_again(dump_experiment(loaded.experiment)))

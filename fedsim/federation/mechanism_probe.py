@@ -1,0 +1,256 @@
+"""Probe of the mechanism before the first round: noise and clipping, as measured and as charged.
+
+A few steps of planned blocks run on public examples, through `train_block` with the clients' own
+mechanisms, on the device and in the type of the run. Their streams have a seed of their own, so no
+noise of the run is used. A difference ends the run before a charge.
+
+The clipping is measured by two steps with the same noise: in one, the loss of every example is
+scaled up until its gradient exceeds the bound; in the other, it is scaled to 0. Their difference is
+the clipped sum alone. All examples of a probe are the same one, so that contributions add up.
+"""
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.clients.app import one_thread
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
+from fedsim.clients.dp_sgd.per_example.loss_gradient import scaled_loss
+from fedsim.clients.dp_sgd.sampling import FixedSizeSampling
+from fedsim.clients.training.block import BlockMember, StepCallback, train_block
+from fedsim.clients.training.streams import StreamKey
+from fedsim.core.errors import FedsimError
+from fedsim.core.plugin_errors import plugin_calls
+from fedsim.core.streams import Purpose, stream_key
+from fedsim.federation.charged_noise import ChargedNoise
+from fedsim.federation.federation import Federation
+from fedsim.federation.initial_model import public_examples, to_tensors
+from fedsim.federation.probe_evidence import NoiseEvidence
+
+MAX_BLOCKS = 8
+MIN_BLOCKS = 2  # of clients that train alone, two show whether they share noise
+NUM_NOISE_VALUES = 1 << 16  # of each block: noise that is 3 % too small is found
+MAX_NOISE_STEPS = 64  # of a small model, in each of two rounds
+
+_GRADIENT_SCALE = 1e4  # of the scaled losses, in clipping bounds
+_CONTRIBUTION_TOLERANCE = 1e-3
+_NOISE_ROUNDS = (1, 2)
+_CLIPPING_ROUND = 3
+
+
+class MechanismMismatchError(FedsimError, RuntimeError):
+    """The mechanism of a client is not the one that the client would be charged for."""
+
+
+def probe_mechanisms(federation: Federation) -> None:
+    """Check that noise and clipping are those that the clients will be charged for.
+
+    Every distinct privacy setting is probed, up to 8 blocks. Sampling is not checked: see
+    `fedsim audit`.
+
+    Guarantee: a correct mechanism fails with probability at most 1e-9. Only public examples are
+    used, no stream of the run is touched, and the shared model is reset to the global model.
+
+    Args:
+        federation: assembled; without privacy, nothing is probed.
+
+    Raises:
+        MechanismMismatchError: less noise than charged, repeated noise, or an example that
+            contributes more than its clipping bound; the message names both numbers.
+    """
+    if federation.plans is None or federation.gradients is None:
+        return
+    evidence = NoiseEvidence()
+    mixed = not federation.experiment.plugins
+    with one_thread(), plugin_calls("a plug-in failed before the first round", mixed=mixed):
+        for block in _blocks_to_probe(federation):
+            probe = _BlockProbe(federation, federation.gradients, block)
+            probe.check_clipping(evidence)
+            probe.measure_noise(evidence)
+    federation.shared_model.restart()
+    for mismatch in evidence.mismatches():
+        raise MechanismMismatchError(_message(mismatch))
+
+
+def _message(mismatch: str) -> str:
+    return (
+        f"{mismatch}, measured on public examples before round 1: nothing was charged or released; "
+        "this installation or a plug-in changes the mechanism, and `fedsim audit` measures more"
+    )
+
+
+def _blocks_to_probe(federation: Federation) -> list[tuple[int, ...]]:
+    """Return planned blocks: one for each privacy setting, and at least two if there are two."""
+    terms = federation.client_privacy or ()
+    first_of: dict[str, int] = {}
+    for client in _private_clients(federation):
+        first_of.setdefault(terms[client].privacy.model_dump_json(exclude={"clients"}), client)
+    chosen: dict[tuple[int, ...], None] = {}
+    for client in first_of.values():
+        if len(chosen) < MAX_BLOCKS:
+            chosen[_block_of(federation, client)] = None
+    for client in _private_clients(federation):
+        if len(chosen) >= MIN_BLOCKS:
+            break
+        chosen[_block_of(federation, client)] = None
+    return list(chosen)
+
+
+def _private_clients(federation: Federation) -> Iterator[int]:
+    """Yield the clients that will train with noise."""
+    for client, plan in enumerate(federation.plans or ()):
+        if plan.steps_to_take and plan.examples and plan.step.noise_multiplier > 0.0:
+            yield client
+
+
+def _block_of(federation: Federation, client: int) -> tuple[int, ...]:
+    """Return the client's block in its first round."""
+    rounds = federation.participation.rounds_of(client)
+    return federation.block_plan.block_of(rounds[0], client)
+
+
+class _BlockProbe:
+    """Steps of one planned block on public examples.
+
+    Args:
+        federation: assembled, with privacy.
+        gradients: of its model.
+        block: planned members, ascending; those without noise are absent.
+    """
+
+    def __init__(
+        self, federation: Federation, gradients: PerExampleGradients, block: tuple[int, ...]
+    ) -> None:
+        self._federation = federation
+        self._gradients = gradients
+        self._block = block
+        self._rows = federation.tile_rows(block)
+        key = stream_key(federation.experiment.seed, Purpose.PROBE)
+        self._seed = int.from_bytes(key[:8], "little")
+        private = set(_private_clients(federation))
+        self._charged = [
+            self._charged_noise(client) if client in private else None for client in block
+        ]
+        example = to_tensors(public_examples(federation.data, 1), federation.device)
+        self._features, self._targets = example
+
+    def _charged_noise(self, client: int) -> ChargedNoise:
+        plans = self._federation.plans or ()
+        return ChargedNoise.of(plans[client].step, self._gradients.parameters)
+
+    def check_clipping(self, evidence: NoiseEvidence) -> None:
+        """Measure the contribution of one example, from two steps with the same noise."""
+        with_sums, lots = self._first_step(_GRADIENT_SCALE)
+        noise, _ = self._first_step(0.0)
+        for k, (client, charged) in enumerate(zip(self._block, self._charged, strict=True)):
+            if charged is None:
+                continue
+            lot = len(lots[k])
+            for m, (places, bound) in enumerate(zip(charged.places, charged.bounds, strict=True)):
+                moved = torch.cat([with_sums[k, p] - noise[k, p] for p in places])
+                size = max(with_sums[k, p].abs().max().item() for p in places if p.stop > p.start)
+                # Each coordinate of the two releases is rounded to their type.
+                rounding = 4 * torch.finfo(noise.dtype).eps * size * moved.numel() ** 0.5
+                unit = charged.expected_lot / (max(1, lot) * bound)
+                evidence.add_contribution(
+                    client,
+                    moved.double().norm().item() * unit,
+                    limit=1.0 + _CONTRIBUTION_TOLERANCE + rounding * unit,
+                )
+                self._add(evidence, k, ("clipping", m), noise)
+
+    def measure_noise(self, evidence: NoiseEvidence) -> None:
+        """Measure the noise of several steps in two rounds."""
+        present = sum(charged is not None for charged in self._charged)
+        values = present * self._gradients.parameters.size * len(_NOISE_ROUNDS)
+        steps = min(max(2, -(-NUM_NOISE_VALUES // max(1, values))), MAX_NOISE_STEPS)
+        for number in _NOISE_ROUNDS:
+            done = 0
+
+            def record(
+                lots: Sequence[np.ndarray | None], released: Tensor, used: object, n: int = number
+            ) -> None:
+                nonlocal done
+                for k, (client, charged) in enumerate(zip(self._block, self._charged, strict=True)):
+                    if charged is None:
+                        continue
+                    for m in range(len(charged.bounds)):
+                        self._add(evidence, k, ("noise", m), released)
+                    evidence.add_row(client, (n, done), charged.scaled(released[k], 0))
+                done += 1
+
+            self._train(number, range(steps), gradient_scale=0.0, on_step=record, secure=True)
+
+    def _add(
+        self, evidence: NoiseEvidence, k: int, kind: tuple[str, int], released: Tensor
+    ) -> None:
+        """Note the noise of one group of a member in a step without gradients."""
+        charged, group = self._charged[k], kind[1]
+        if charged is not None:
+            values = charged.scaled(released[k], group)
+            multiplier = charged.multipliers[group]
+            evidence.add_noise(self._block[k], kind, values, charged=multiplier)
+
+    def _first_step(self, gradient_scale: float) -> tuple[Tensor, Sequence[np.ndarray]]:
+        """Return the releases (K, size) of a step, and the lot of each member."""
+        found: list[tuple[Tensor, Sequence[np.ndarray]]] = []
+
+        def record(lots: Sequence[np.ndarray | None], released: Tensor, used: object) -> None:
+            found.append((released.clone(), [() if lot is None else lot for lot in lots]))
+
+        self._train(_CLIPPING_ROUND, range(1), gradient_scale=gradient_scale, on_step=record)
+        return found[0]
+
+    def _train(
+        self,
+        round_number: int,
+        steps: range,
+        *,
+        gradient_scale: float,
+        on_step: StepCallback,
+        secure: bool = False,
+    ) -> None:
+        """Train the block.
+
+        Args:
+            round_number: of the probe's streams.
+            steps: of each member.
+            gradient_scale: factor of the losses, in clipping bounds.
+            on_step: sees each step.
+            secure: whether noise comes from the clients' own source; then lots are empty where the
+                sampling allows it, which costs no gradients. Otherwise noise is seeded.
+        """
+        federation = self._federation
+        gradients = copy(self._gradients)
+        largest = max(max(each.bounds) for each in self._charged if each is not None)
+        gradients.loss = scaled_loss(gradients.loss, gradient_scale * largest)
+        train_block(
+            federation.shared_model,
+            gradients.loss,
+            gradients,
+            federation.experiment.local,
+            [self._member(k, round_number, steps, secure=secure) for k in range(len(self._block))],
+            rows=self._rows,
+            on_step=on_step,
+        )
+
+    def _member(
+        self, k: int, round_number: int, steps: range, *, secure: bool
+    ) -> BlockMember | None:
+        plans, client = self._federation.plans, self._block[k]
+        if plans is None or self._charged[k] is None:
+            return None
+        plan = plans[client]
+        needs_all = isinstance(plan.step.sampling, FixedSizeSampling)
+        examples = plan.examples if needs_all or not secure else 0
+        return BlockMember(
+            self._features.expand(examples, *self._features.shape[1:]),
+            self._targets.expand(examples, *self._targets.shape[1:]),
+            StreamKey(self._seed, client, round_number),
+            steps,
+            plan.step,
+            secure and plan.secure_noise,
+        )
