@@ -143,18 +143,17 @@ class _BlockProbe:
 
     def check_clipping(self, evidence: NoiseEvidence) -> None:
         """Measure the contribution of one example, from two steps with the same noise."""
-        with_sums, lots = self._first_step(_GRADIENT_SCALE)
+        with_sums, sizes = self._first_step(_GRADIENT_SCALE)
         noise, _ = self._first_step(0.0)
         for k, (client, charged) in enumerate(zip(self._block, self._charged, strict=True)):
             if charged is None:
                 continue
-            lot = len(lots[k])
             for m, (places, bound) in enumerate(zip(charged.places, charged.bounds, strict=True)):
                 moved = torch.cat([with_sums[k, p] - noise[k, p] for p in places])
                 size = max(with_sums[k, p].abs().max().item() for p in places if p.stop > p.start)
                 # Each coordinate of the two releases is rounded to their type.
                 rounding = 4 * torch.finfo(noise.dtype).eps * size * moved.numel() ** 0.5
-                unit = charged.expected_lot / (max(1, lot) * bound)
+                unit = charged.expected_lot / (max(1, sizes[k]) * bound)
                 evidence.add_contribution(
                     client,
                     moved.double().norm().item() * unit,
@@ -194,12 +193,12 @@ class _BlockProbe:
             multiplier = charged.multipliers[group]
             evidence.add_noise(self._block[k], kind, values, charged=multiplier)
 
-    def _first_step(self, gradient_scale: float) -> tuple[Tensor, Sequence[np.ndarray]]:
-        """Return the releases (K, size) of a step, and the lot of each member."""
-        found: list[tuple[Tensor, Sequence[np.ndarray]]] = []
+    def _first_step(self, gradient_scale: float) -> tuple[Tensor, Sequence[int]]:
+        """Return the releases (K, size) of a step, and the size of each lot."""
+        found: list[tuple[Tensor, Sequence[int]]] = []
 
         def record(lots: Sequence[np.ndarray | None], released: Tensor, used: object) -> None:
-            found.append((released.clone(), [() if lot is None else lot for lot in lots]))
+            found.append((released.clone(), [0 if lot is None else len(lot) for lot in lots]))
 
         self._train(_CLIPPING_ROUND, range(1), gradient_scale=gradient_scale, on_step=record)
         return found[0]

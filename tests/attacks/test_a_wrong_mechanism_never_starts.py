@@ -200,6 +200,7 @@ def test_a_model_of_ones_own_with_dropout_passes(tmp_path: Path) -> None:
     )
     loaded = load_experiment(experiment(model={"name": "./net.py:build"}), base=tmp_path)
     own = assemble(loaded, ledger=None, in_process=True)
+    assert own.gradients is not None
     assert not own.gradients.stacks
     probe_mechanisms(own)
 
@@ -279,7 +280,7 @@ def test_false_alarms_are_as_rare_as_stated() -> None:
         rows = rng.normal(size=(2, 20))
         found = evidence._Sum(float(np.square(rows).sum()), rows.size)
         small += evidence._is_too_small(found, 0.01)
-        correlated += evidence._is_correlated(*rows, 0.01)
+        correlated += evidence._is_correlated(rows[0], rows[1], 0.01)
     assert 3 <= small <= 45
     assert 3 <= correlated <= 45
 
