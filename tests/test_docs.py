@@ -78,10 +78,12 @@ def test_the_engines_example_runs() -> None:
     import torch
     from torch import nn
 
-    (example,) = blocks("docs/dp_sgd.md", "python")
+    from fedsim.clients import PrivacyEngine
+
+    example, with_views = blocks("docs/dp_sgd.md", "python")
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
-    names = {
+    names: dict[str, Any] = {
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
         "criterion": nn.CrossEntropyLoss(),
@@ -91,6 +93,11 @@ def test_the_engines_example_runs() -> None:
     exec(example, names)
     assert isinstance(names["epsilon"], float)
     assert 0 < names["epsilon"] < 10
+    names["engine"].detach()
+    settings = {"batch_size": 32, "sample_size": 1000, "noise_multiplier": 1.1}
+    engine = PrivacyEngine(model, **settings, augmentations=3).attach(names["optimizer"])  # type: ignore[arg-type]
+    exec(with_views, names | {"engine": engine, "K": 3, "nn": nn, "augment": torch.tanh})
+    assert engine.get_epsilon(1e-5) == names["epsilon"]
 
 
 def test_every_command_and_option_is_in_the_readme() -> None:

@@ -38,6 +38,20 @@ def tile_rows(usual_lot: int, most: int | None = None) -> int:
     return -(-eights // tiles) * _MULTIPLE
 
 
+def padded_tiles(values: Tensor, rows: int) -> list[Tensor]:
+    """Return rows (n, ...) as tiles (rows, ...), the last one filled up with zeros.
+
+    Args:
+        values: (n, ...), n at least 1.
+        rows: of a tile.
+    """
+    parts = list(values.split(rows))
+    missing = rows - len(parts[-1])
+    if missing:
+        parts[-1] = torch.cat([parts[-1], parts[-1].new_zeros(missing, *values.shape[1:])])
+    return parts
+
+
 class LotReader:
     """The lots of several clients as tiles.
 

@@ -17,13 +17,15 @@ from torch.utils import _pytree as pytree
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
-from fedsim.clients.dp_sgd.per_example.interface import add_clipped_rows
+from fedsim.clients.dp_sgd.per_example.interface import add_clipped_rows, lot_statistics
 from fedsim.clients.dp_sgd.per_example.recording import RuledModel
-from fedsim.clients.dp_sgd.per_example.rule_gradients import by_parameter
+from fedsim.clients.dp_sgd.per_example.rule_gradients import by_example, by_parameter
 from fedsim.clients.dp_sgd.per_example.sequence import ModuleSequence
 from fedsim.clients.privacy_engine.forward_checks import check_forward, leading_tensor
+from fedsim.clients.privacy_engine.forward_tiles import call_in_tiles, join_outputs
 from fedsim.clients.privacy_engine.recorded_pass import (
     BackwardError,
+    PassContext,
     RecordedPass,
     RecordingForward,
     refuse_gradient,
@@ -50,16 +52,27 @@ class InPlaceParameters(FlatParameters):
 class AttachedModel:
     """A model in its user's own training loop, with per-example gradients.
 
+    The model runs in tiles of a public number of rows, so that the last bits of an example's
+    contribution do not depend on how many others are in the lot (see
+    `fedsim.clients.dp_sgd.tiles`).
+
     Args:
         model: its parameters that are trainable now are trained.
+        views: K, the rows of each example in a forward pass, side by side.
+
+    Attributes:
+        passes: what the forward passes share.
+        tile_examples: R, the public number of examples in a tile.
 
     Raises:
         ValueError: nothing is trainable, parameters differ in type or device, or their type is
             shorter than float32.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, views: int = 1) -> None:
+        self.model, self.views = model, views
+        self.passes = PassContext([])
+        self.tile_examples = 1
         self.parameters = InPlaceParameters(model)
         dtype = self.parameters.tensors[0].dtype
         if dtype not in (torch.float32, torch.float64):
@@ -68,7 +81,6 @@ class AttachedModel:
                 "gradients need that precision. Keep the parameters in float32, and run the "
                 "forward pass and the loss under torch.autocast"
             )
-        self._pending: list[RecordedPass] = []
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._forward: RecordingForward | None = None
         self._checked: tuple[RuledModel, ModuleSequence] | None = None
@@ -99,9 +111,26 @@ class AttachedModel:
 
     def discard(self) -> None:
         """Drop the gradients of backward passes that are in no lot."""
-        for recorded in self._pending:
+        for recorded in self.passes.pending:
             recorded.clear()
-        self._pending.clear()
+        self.passes.pending.clear()
+
+    def backward(self, losses: Tensor) -> None:
+        """Run backward through losses (n,), one of each example or of each row.
+
+        Raises:
+            ValueError: the losses are not a vector.
+        """
+        if losses.ndim != 1:
+            raise ValueError(
+                "engine.backward takes one loss for each example (n,), as with reduction='none', "
+                f"got shape {tuple(losses.shape)}; take the mean of each example's own values"
+            )
+        self.passes.losses = len(losses)
+        try:
+            losses.sum().backward()
+        finally:
+            self.passes.losses = None
 
     def check(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, public: bool
@@ -123,18 +152,19 @@ class AttachedModel:
         Raises:
             BackwardError: the gradients cannot be attributed to examples.
         """
-        if len(self._pending) > 1:
-            sizes = " and ".join(str(recorded.rows) for recorded in self._pending)
+        pending = self.passes.pending
+        if len(pending) > 1:
+            sizes = " and ".join(str(recorded.examples) for recorded in pending)
             raise BackwardError(
-                f"gradients reached {len(self._pending)} forward passes ({sizes} examples) before "
+                f"gradients reached {len(pending)} forward passes ({sizes} examples) before "
                 "they were taken, so it is not known which of them belong to one example. Make one "
                 "forward pass (torch.cat of the inputs) for each backward pass, and call "
                 "optimizer.virtual_step() after each backward pass that is not followed by "
                 "optimizer.step(); optimizer.zero_grad() drops gradients that are not wanted"
             )
-        if not self._pending:
+        if not pending:
             return None
-        recorded = self._pending.pop()
+        recorded = pending.pop()
         recorded.take()
         return recorded
 
@@ -162,36 +192,54 @@ class AttachedModel:
         Returns:
             Counts of the examples.
         """
-        n = recorded.rows
-        scales = torch.full((n, 1), scale, dtype=torch.float64, device=into.device)
-        clip = ClipBounds.of_client(clipping, groups, scales)
         views = self.parameters.stacked_views(into.unsqueeze(0))
-        times = n if divided_by_batch else 1
-        found = by_parameter(recorded.uses)
+        times = recorded.gradient_factor(is_mean=divided_by_batch)
+        sizes = _sizes(recorded.examples, self.tile_examples)
+        statistics = LotStatistics(0, 0, (0,) * len(groups.bounds))
+        # A step within autocast would round the sums to its type.
+        off = torch.autocast(into.device.type, enabled=False)
         try:
-            # A step within autocast would round the sums to its type.
-            off = torch.autocast(into.device.type, enabled=False)
-            with off if _is_autocast(into) else nullcontext():
-                norms, dropped = add_clipped_rows(found, clip, views, times=times)
+            for tile, examples in zip(recorded.tiles, sizes, strict=True):
+                scales = torch.zeros(tile.rows // self.views, 1, dtype=torch.float64)
+                scales[:examples] = scale
+                clip = ClipBounds.of_client(clipping, groups, scales.to(into.device))
+                found = by_example(by_parameter(tile.uses), self.views)
+                with off if _is_autocast(into) else nullcontext():
+                    norms, dropped = add_clipped_rows(found, clip, views, times=times)
+                statistics += lot_statistics(clip, norms, dropped)
         finally:
             recorded.clear()  # frees activations now, not with the user's graph
-        lost = 0 if dropped is None else int(dropped.sum())
-        return LotStatistics(n, lost, tuple((norms <= clip.bounds).sum(0).tolist()))
+        return statistics
 
     def _record(
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         first = leading_tensor(args, kwargs)
+        n, rows = len(first), self.tile_examples * self.views
+        if n % self.views:
+            raise BackwardError(
+                f"the model got {n} rows, and augmentations={self.views} means {self.views} rows "
+                "for each example, side by side, as x.repeat_interleave(K, 0) makes them"
+            )
         ruled, sequence = self._checked or self.check(args, kwargs, public=False)
-        if not len(first):
+        if not n:
             return _without_examples(forward, args, kwargs)
-        recorded = RecordedPass(self.parameters, len(first), self._pending)
+        recorded = RecordedPass(self.parameters, n // self.views, self.views, self.passes)
+        tiles = [recorded.start_tile(rows) for _ in range(0, n, rows)]
         by_hand = len(args) == 1 and not kwargs and first is args[0] and sequence.is_usable
         if by_hand and not first.requires_grad and not _is_autocast(first):
-            return sequence.record(recorded, first)
-        with ruled.in_place(recorded):
-            run = self.model.forward if ruled.covers_root else forward
-            return run(*args, **kwargs)
+            return sequence.record(tiles, first)
+        found = []
+        for tile, (own, named) in zip(tiles, call_in_tiles(args, kwargs, n, rows), strict=True):
+            with ruled.in_place(tile):
+                run = self.model.forward if ruled.covers_root else forward
+                found.append(run(*own, **named))
+        return join_outputs(found, n, rows)
+
+
+def _sizes(examples: int, most: int) -> list[int]:
+    """Return the number of examples in each tile."""
+    return [min(most, examples - start) for start in range(0, examples, most)]
 
 
 def _is_autocast(like: Tensor) -> bool:

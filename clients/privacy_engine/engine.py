@@ -38,6 +38,7 @@ from fedsim.clients.privacy_engine.steps import PrivateSteps
 from fedsim.clients.privacy_engine.terms import (
     EngineSamplingName,
     LossReduction,
+    LotSource,
     clipping_for,
     privacy_terms,
 )
@@ -55,14 +56,21 @@ class PrivacyEngine(OpacusStyle):
     Under `torch.autocast` activations are short; norms, sums and noise are float32 or longer.
 
     Guarantee: every step is in `ledger` before the optimizer moves, and the parameters after any
-    number of steps are (get_epsilon(δ), δ)-DP for every δ under `adjacency`, if lots are drawn as
-    `sampling` says (those of `batches` and `make_private` are), no example occurs twice in a lot,
-    and the loss does not couple examples. A step without a backward pass is an empty lot: pure
-    noise, and charged. Noise does not depend on torch's global seed.
+    number of steps are (get_epsilon(δ), δ)-DP for every δ under `adjacency`, if an example's loss
+    depends on that example alone. Lots of `batches`, `private_loader` and `make_private` are drawn
+    as they are charged, and each of their examples comes through backward passes once, or nothing
+    is released. Lots of a loader of your own are charged without amplification by sampling, unless
+    you declare `lots="poisson"`; no example may occur twice in one. A step without a backward pass
+    is an empty lot: pure noise, and charged. Noise does not depend on torch's global seed.
 
-    Not guaranteed: that an example's contribution is the same to the last bit in lots of different
-    sizes. A lot's size is the shape of your own forward pass, and a matrix library rounds by shape.
-    In a federation lots are computed in tiles of a public shape (`fedsim.clients.dp_sgd.tiles`).
+    The model runs in tiles of a fixed, public number of rows, filled up with zeros, so the outputs
+    of an example do not depend on how many others are in the lot (`fedsim.clients.dp_sgd.tiles`).
+    Tensors among its arguments whose first dimension is that of the examples are cut into tiles;
+    all tensors among its outputs must have a row for each example.
+
+    Not guaranteed: the last bits of what your own code computes from the outputs. A loss that is a
+    mean over the lot divides by the number of examples, which may round an example's gradient by
+    one unit in the last place; `engine.backward` divides by nothing.
 
     Args:
         model: the model; which of its parameters are trainable is fixed from now on.
@@ -85,6 +93,12 @@ class PrivacyEngine(OpacusStyle):
             `sample_size` must be a number that does not depend on it.
         max_physical_batch: most examples that `batches` yields at once; `optimizer.step()` then
             waits for the last part of a lot.
+        lots: of loaders of your own, with sampling="poisson": "poisson" declares that yours draws
+            each example independently with probability batch_size / sample_size. Undeclared, such
+            lots are charged without amplification, and refused where a target is set.
+        augmentations: K, the views of each example: the model gets K rows for each example, side by
+            side (`x.repeat_interleave(K, 0)`, each then changed), and the mean of an example's K
+            gradients is clipped, at the same ε (De et al. 2022, arXiv 2204.13650).
         seed: of sampling and noise; None draws it from the operating system. Simulation grade: who
             knows the seed can subtract the noise, and the same seed gives the same noise again, so
             give each client and round its own (a `SeedSequence`), or go on with `load_state_dict`.
@@ -112,6 +126,8 @@ class PrivacyEngine(OpacusStyle):
         accountant: AccountantName = "pld",
         adjacency: Adjacency = "zero_out",
         max_physical_batch: int | None = None,
+        lots: LotSource = "engine",
+        augmentations: int = 1,
         seed: int | np.random.SeedSequence | None = None,
         secure_mode: bool = False,
     ) -> None:
@@ -128,8 +144,10 @@ class PrivacyEngine(OpacusStyle):
             accountant=accountant,
             adjacency=adjacency,
             max_physical_batch=max_physical_batch,
+            lots=lots,
+            augmentations=augmentations,
         )
-        self._model = AttachedModel(model)
+        self._model = AttachedModel(model, self.terms.augmentations)
         parameters = self._model.parameters
         noise = self.terms.noise_multiplier
         mechanism = DpSgdMechanism(
@@ -138,7 +156,9 @@ class PrivacyEngine(OpacusStyle):
             noise_multiplier=noise,
             expected_lot=float(self.terms.batch_size),
             allocation=noise_allocation,
+            max_physical_batch=self.terms.max_physical_batch,
         ).for_model(parameters)
+        self._model.tile_examples = mechanism.tile_rows
         self._streams = EngineStreams(seed, secure=secure_mode, noisy=noise > 0.0)
         self._steps = PrivateSteps(self._model, mechanism, self.terms, self._streams)
         self._patch: OptimizerPatch | None = None
@@ -206,6 +226,21 @@ class PrivacyEngine(OpacusStyle):
 
     def __exit__(self, *error: object) -> None:
         self.detach()
+
+    def backward(self, losses: Tensor) -> None:
+        """Run backward through one loss for each example, in place of `loss.backward()`.
+
+        No reduction can be wrong: each example's gradient is that of its own loss, and the number
+        of examples enters nowhere. A loss must depend on its own example alone.
+
+        Args:
+            losses: (n,), as with reduction="none". With `augmentations` (n · K,), one for each row,
+                or (n,), one for each example.
+
+        Raises:
+            ValueError: the losses are not a vector.
+        """
+        self._model.backward(losses)
 
     def check_model(self, *args: Any, **kwargs: Any) -> None:
         """Check the model with a call on a few public examples, instead of synthetic ones.
@@ -284,7 +319,7 @@ class PrivacyEngine(OpacusStyle):
             NotPoissonError: lots from outside were not Poisson samples, so the account is void.
             ValueError: δ is not in (0, 1).
         """
-        self._steps.schedule.check_claim()
+        self._steps.schedule.outside.check_claim()
         return ledger_epsilon(self._steps.ledger, self.terms, delta)
 
     def get_privacy_spent(self, delta: float | None = None) -> tuple[float, float | None]:
@@ -308,7 +343,7 @@ class PrivacyEngine(OpacusStyle):
             target_epsilon: the budget.
             delta: δ; None: `target_delta`.
         """
-        self._steps.schedule.check_claim()
+        self._steps.schedule.outside.check_claim()
         terms, ledger = self.terms, self._steps.ledger
         events = affordable_events(ledger, terms, self.event, target_epsilon, delta)
         if events is None:

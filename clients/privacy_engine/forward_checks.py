@@ -118,7 +118,7 @@ def _fixed_function(outputs: Any, targets: Tensor) -> Tensor:
             "the model's outputs have no row for each example, so it cannot be checked that "
             "examples are kept apart; return one row per example and compute the loss outside"
         )
-    parts = [value.flatten(1) for value in found]
+    parts = [value.reshape(len(targets), -1) for value in found]
     weights = [torch.arange(1.0, part.shape[1] + 1).cos().to(part) for part in parts]
     return sum(
         ((part * weight).sum(1) for part, weight in zip(parts, weights, strict=True)),
@@ -187,7 +187,7 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Return nested containers with `change` applied to each tensor."""
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: map_tensors(part, change) for key, part in value.items()}
     if isinstance(value, list | tuple):
         parts = [map_tensors(part, change) for part in value]

@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from fedsim.clients.privacy_engine.forward_checks import map_tensors
-from fedsim.clients.privacy_engine.lot_schedule import Lot, LotSchedule
+from fedsim.clients.privacy_engine.lot_schedule import EpochError, Lot, LotSchedule
 from fedsim.core.errors import FedsimError
 
 
@@ -25,13 +25,24 @@ class SkippedLotError(FedsimError, RuntimeError):
     """A lot was drawn and not released."""
 
 
+class LotReuseError(FedsimError, RuntimeError):
+    """Other examples than those of the drawn lot came through the backward passes."""
+
+
 class LotFeed:
-    """Feeds lots to a training loop, and checks that each lot is released.
+    """Feeds lots to a training loop, and checks that each is released, and used once.
+
+    Guarantee: of a lot that is released, exactly as many examples came through backward passes as
+    were drawn, part by part, in forward passes made since the part was given out.
 
     Args:
         schedule: draws the lots.
         max_physical_batch: most examples in a part of a lot; None: lots are not split.
         drop: drops the open lot; called when a loop stops within a lot.
+
+    Attributes:
+        parts_left: parts of the current lot that are not given out yet.
+        part: number of the part that was given out last; 0 outside a loop.
     """
 
     def __init__(
@@ -41,33 +52,93 @@ class LotFeed:
         drop: Callable[[], None],
     ) -> None:
         self.schedule = schedule
-        self.parts_left = 0
+        self.parts_left = self.part = 0
+        self._parts_given = 0  # over all lots
         self._most, self._drop = max_physical_batch, drop
         self._current: Lot | None = None
+        self._is_looping = False  # whether the loop that asked for the current lot goes on
+        self._drawn = self._used = 0  # examples of the current part
 
     def take(self) -> Lot | None:
         """Return the lot that a step releases, once; None if the lot came from outside."""
         lot, self._current = self._current, None
+        if not self._is_looping:
+            self.part = 0
         return lot
+
+    def count(self, examples: int, part: int) -> None:
+        """Count the examples of a backward pass.
+
+        Args:
+            examples: of the pass.
+            part: what `part` was at its forward pass.
+
+        Raises:
+            LotReuseError: more than were drawn, or of another part or a released lot.
+        """
+        if part != self.part:
+            raise LotReuseError(
+                "a forward pass was made before this lot was given out, so its examples are "
+                "another lot's; run model(x) on the lot of this step"
+            )
+        if not self.part:
+            return
+        self.check_open()
+        if self._used + examples > self._drawn:
+            raise LotReuseError(
+                f"{self._used + examples} examples came through backward passes, of a lot (or "
+                f"part) of {self._drawn}; its charge pays for one clipped gradient of each. For "
+                "K views of each example make the engine with augmentations=K; where an example is "
+                "a sequence, give the model (examples, tokens, ...) and flatten inside it"
+            )
+        self._used += examples
+
+    def check_open(self) -> None:
+        """Check that the lot of the current loop is not released.
+
+        Raises:
+            LotReuseError: a second step on one lot.
+        """
+        if self.part and self._current is None:
+            raise LotReuseError(
+                "the lot is released already, and a lot that the engine drew is used once: take "
+                "the next one from the loop, and call optimizer.step() once for each batch"
+            )
+
+    def check_used(self) -> None:
+        """Check that all examples of the current part came through backward passes.
+
+        Raises:
+            LotReuseError: fewer came: which ones could depend on others, or a row has several.
+        """
+        if self.part and self._used != self._drawn:
+            raise LotReuseError(
+                f"{self._used} examples came through backward passes, of a lot (or part) of "
+                f"{self._drawn}: run the model and loss.backward() on all of them, one row (or "
+                "augmentations=K rows) each, as a row of several examples or a choice of examples "
+                "has another sensitivity; leave examples out of the dataset before training"
+            )
 
     def indices(self, lots: Iterable[Lot]) -> Generator[np.ndarray, None, None]:
         """Yield the indices of each part of each lot.
 
         Raises:
             SkippedLotError: the loop continued without a step.
+            LotReuseError: the loop continued without having used a part.
+            EpochError: another loop has taken a lot since.
         """
         for lot in lots:
             step, parts = self.schedule.steps, self.split(lot)
             self._drop()  # parts from an abandoned loop must not join this lot
-            self._current = lot
+            self._current, given = lot, 0
             try:
                 for left, part in zip(reversed(range(len(parts))), parts, strict=True):
-                    self.parts_left = left
+                    given = self._give(left, len(part))
                     yield part
+                    if left:
+                        self._check_next(given)
             finally:
-                if self.parts_left and self._current is lot:  # the loop stopped within the lot
-                    self.parts_left, self._current = 0, None
-                    self._drop()
+                self._end_lot(lot, given)
             if self.schedule.steps != step + 1:
                 raise SkippedLotError(
                     f"the lot of step {step} was followed by {self.schedule.steps - step} calls of "
@@ -80,6 +151,28 @@ class LotFeed:
         whole = lot.indices
         most = max(1, len(whole)) if self._most is None else self._most
         return [whole[start : start + most] for start in range(0, max(1, len(whole)), most)]
+
+    def _give(self, parts_left: int, examples: int) -> int:
+        self._parts_given += 1
+        self.part, self.parts_left = self._parts_given, parts_left
+        self._drawn, self._used, self._is_looping = examples, 0, True
+        return self.part
+
+    def _check_next(self, given: int) -> None:
+        if self.part != given:
+            raise EpochError("another loop has taken a lot; take the lots of one loop at a time")
+        self.check_used()
+
+    def _end_lot(self, lot: Lot, given: int) -> None:
+        """Note that a loop has left its lot; one that was given out whole may yet be released."""
+        if self.part != given:  # another loop has begun
+            return
+        self._is_looping = False
+        if self._current is not lot:
+            self.part = 0
+        elif self.parts_left:
+            self.part, self.parts_left, self._current = 0, 0, None
+            self._drop()
 
 
 def tensor_batches(

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise
-from fedsim.clients.dp_sgd.sampling import EpochLots, IndependentLots
-from fedsim.clients.privacy_engine.lot_sizes import LotSizes, NotPoissonError
+from fedsim.clients.dp_sgd.sampling import Charges, EpochLots, IndependentLots
+from fedsim.clients.privacy_engine.outside_lots import OutsideLots
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 from fedsim.core.errors import FedsimError
 from fedsim.core.streams import KEY_BYTES, Purpose
@@ -22,6 +23,10 @@ _noised_steps: dict[tuple[Any, ...], int] = {}  # last step with noise in this p
 
 class EpochError(FedsimError, RuntimeError):
     """A step that belongs to no announced pass over shuffled data."""
+
+
+class BudgetExhaustedError(FedsimError, RuntimeError):
+    """All that the noise was calibrated for is spent."""
 
 
 class EngineStreams:
@@ -113,19 +118,24 @@ class Lot:
 
 
 class LotSchedule:
-    """Counts steps and passes, draws lots, and charges steps.
+    """Counts steps and passes, draws lots, and prices steps.
 
-    Guarantee: `charge` counts every event of the claimed sampling before the release that it pays
-    for. A pass over shuffled data is charged at its first step; every step is in a pass, and lots
-    of two shuffles are never in one pass.
+    Guarantee: `charges` counts every event of the sampling before the release that it pays for. A
+    pass over shuffled data is charged at its first step; every step is in a pass, and lots of two
+    shuffles are never in one pass. Where a target is set, no more events are counted than the
+    noise was calibrated for.
+
+    Attributes:
+        steps: taken so far.
+        outside: lots of the caller's own loader.
     """
 
     def __init__(self, terms: PrivacyTerms, streams: EngineStreams) -> None:
         self._terms, self._streams = terms, streams
-        self._sizes = LotSizes(terms.sample_size, terms.batch_size / terms.sample_size)
-        self._failure: NotPoissonError | None = None
+        self.outside = OutsideLots(terms)
         self.steps = 0
         self._passes = 0  # passes over shuffled data so far, the current one included
+        self._paid = 0  # passes that were charged: those with a step
         self._place = 0  # lots of the current pass so far
         self._seen = 0  # examples of the current pass so far
         self._own_pass = False  # whether the lots of the current pass are drawn here
@@ -137,15 +147,6 @@ class LotSchedule:
         if not isinstance(sampling, EpochLots) or not self._place:
             return 0
         return sampling.batches - self._place
-
-    def check_claim(self) -> None:
-        """Check that no lot has contradicted the claimed sampling.
-
-        Raises:
-            NotPoissonError: lots from outside cannot have been Poisson samples.
-        """
-        if self._failure is not None:
-            raise self._failure
 
     def begin_epoch(self) -> None:
         """Start a pass over data shuffled anew: the next step is charged.
@@ -177,57 +178,58 @@ class LotSchedule:
             yield Lot(divided[place], number, place)
             place += 1
 
-    def charge(self, examples: int, lot: Lot | None) -> int:
-        """Count one more step and return the number of events that it costs.
+    def charges(self, examples: int, lot: Lot | None, mechanism: DpSgdMechanism) -> Charges:
+        """Count one more step and return the events that it costs.
 
         Args:
             examples: examples in the lot.
             lot: what `lots` yielded for this step; None for a lot from outside.
+            mechanism: of the step.
 
         Raises:
-            NotPoissonError: lots from outside that cannot be Poisson samples.
+            NotPoissonError: lots from outside that cannot be the Poisson samples they are declared.
+            OutsideLotError: a lot from outside that the account cannot cover.
             EpochError: a lot that belongs to no pass, or was drawn for another step.
+            BudgetExhaustedError: a pass beyond those that the noise was calibrated for.
         """
-        self.check_claim()
-        sampling, cost = self._terms.sampling, 1
+        self.outside.check_claim()
+        sampling, event = self._terms.sampling, mechanism.event
         if isinstance(sampling, EpochLots):
-            self._join_pass(examples, lot, sampling.batches)
+            self._join_pass(examples, lot, sampling)
             self._place, self._seen = self._place + 1, self._seen + examples
-            cost = int(self._place == 1)
-        elif lot is None:
-            self._add_size(examples)
+            self.steps += 1
+            if self._place > 1:
+                return []
+            self._paid += 1
+            return [(event, 1)]
+        if lot is None:
+            event = self.outside.event(examples, mechanism)
         elif lot.number != self.steps:
             raise EpochError(
                 f"the lot drawn for step {lot.number} is used in step {self.steps}; take the lots "
                 "of one loop at a time"
             )
         self.steps += 1
-        return cost
+        return [(event, 1)]
 
     def state(self) -> dict[str, Any]:
         """Return the counters to resume from."""
         return {
             "steps": self.steps,
             "passes": self._passes,
+            "paid": self._paid,
             "place": self._place,
             "seen": self._seen,
             "own_pass": self._own_pass,
-            "sizes": self._sizes.counts,
+            "outside": self.outside.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Resume from `state`."""
-        self.steps = int(state["steps"])
+        self.steps, self._paid = int(state["steps"]), int(state["paid"])
         self._passes, self._place = int(state["passes"]), int(state["place"])
         self._seen, self._own_pass = int(state["seen"]), bool(state["own_pass"])
-        self._sizes.restore(state["sizes"])
-
-    def _add_size(self, examples: int) -> None:
-        try:
-            self._sizes.add_size(examples)
-        except NotPoissonError as error:
-            self._failure = error
-            raise
+        self.outside.restore(state["outside"])
 
     def _begin_pass(self, *, own: bool) -> None:
         self._passes, self._place, self._seen, self._own_pass = self._passes + 1, 0, 0, own
@@ -238,25 +240,40 @@ class LotSchedule:
             return self._passes, self._place
         return self._passes + 1, 0
 
-    def _join_pass(self, examples: int, lot: Lot | None, batches: int) -> None:
+    def _join_pass(self, examples: int, lot: Lot | None, sampling: EpochLots) -> None:
         if lot is not None:
-            expected = self._next_own(batches)
+            expected = self._next_own(sampling.batches)
             if (lot.number, lot.place) != expected:
                 raise EpochError(
                     f"lot {lot.place} of pass {lot.number} is used where lot {expected[1]} of pass "
                     f"{expected[0]} is due; take the lots of one loop at a time"
                 )
             if lot.place == 0:
+                self._refuse_beyond_plan(sampling)
                 self._begin_pass(own=True)
-        elif not self._passes or self._own_pass or self._place == batches:
+            return
+        if not self._passes or self._own_pass or self._place == sampling.batches:
             raise EpochError(
                 "this step belongs to no pass over shuffled data: call engine.begin_epoch() "
                 "whenever the loader starts again, so that each pass is charged; or take lots from "
                 "engine.batches(x, y), which does it for you"
             )
-        elif self._seen + examples > self._terms.sample_size:
+        self.outside.check_size(examples)
+        if self._seen + examples > self._terms.sample_size:
             raise EpochError(
                 f"{self._seen + examples} examples in one pass, of sample_size="
                 f"{self._terms.sample_size}: some occur twice. Call engine.begin_epoch() whenever "
                 "the loader starts again"
+            )
+        if self._place == 0:
+            self._refuse_beyond_plan(sampling)
+
+    def _refuse_beyond_plan(self, sampling: EpochLots) -> None:
+        """Refuse a pass that the calibration did not count, even where earlier ones were short."""
+        planned = self._terms.planned_steps
+        if planned is not None and self._paid >= sampling.num_events(planned):
+            raise BudgetExhaustedError(
+                f"the noise was calibrated to target_epsilon={self._terms.target_epsilon:g} for "
+                f"{self._paid} passes over the data, and so many have begun; one more would exceed "
+                "it. Take all lots of each pass, or make the engine with more epochs"
             )

@@ -1,7 +1,8 @@
 """One forward pass of an attached model, filled in by the user's backward pass through it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +18,23 @@ class BackwardError(FedsimError, RuntimeError):
     """Gradients that cannot be attributed to examples."""
 
 
-class RecordedPass(Recording):
-    """The uses of parameters in one forward pass of an attached model.
+@dataclass
+class PassContext:
+    """What all forward passes of an attached model share.
+
+    Attributes:
+        pending: the passes that a backward pass has reached, and that are in no lot.
+        part: returns the number of the part of a lot that is given out now.
+        losses: number of losses of the `engine.backward` call that is running; None: none is.
+    """
+
+    pending: "list[RecordedPass]"
+    part: Callable[[], int] = lambda: 0
+    losses: int | None = None
+
+
+class RecordedPass:
+    """One forward pass of an attached model, in tiles of a public number of rows.
 
     It adds itself to the pending passes when a backward pass reaches it: a forward pass without a
     backward pass leaves nothing behind.
@@ -26,15 +42,109 @@ class RecordedPass(Recording):
     Args:
         parameters: of the model; their values stay where they are.
         examples: n.
-        pending: the passes that a backward pass has reached, and that are in no lot.
+        views: K, the rows of each example, side by side.
+        context: of the model.
+
+    Attributes:
+        tiles: in the order of their examples.
+        part: of a lot, given out when the pass was made.
+        losses: number of losses given to `engine.backward`; None: the caller ran backward.
     """
 
     def __init__(
-        self, parameters: FlatParameters, examples: int, pending: "list[RecordedPass]"
+        self, parameters: FlatParameters, examples: int, views: int, context: PassContext
     ) -> None:
-        values = [tensor.detach().unsqueeze(0) for tensor in parameters.tensors]
-        super().__init__(parameters, values, examples)
-        self._pending, self._taken = pending, False
+        self.examples, self.views, self.tiles = examples, views, list[TileRecording]()
+        self.part = context.part()
+        self.losses: int | None = None
+        self._context, self._taken = context, False
+        self._ways = set[int | None]()  # what the backward passes through it were called with
+        self._parameters = parameters
+        self._values = [tensor.detach().unsqueeze(0) for tensor in parameters.tensors]
+
+    def start_tile(self, rows: int) -> "TileRecording":
+        """Return the recording of the next tile, of so many rows."""
+        tile = TileRecording(self._parameters, self._values, rows, self)
+        self.tiles.append(tile)
+        return tile
+
+    def note(self) -> None:
+        """Note that a backward pass has reached a use.
+
+        Raises:
+            BackwardError: the gradients of this forward pass are in a lot already.
+        """
+        if self._taken:
+            raise BackwardError(
+                "backward ran again through a forward pass whose gradients are in the lot already "
+                "(retain_graph); its examples would count twice. Add the losses up and call "
+                "backward once, or make a new forward pass after optimizer.step()"
+            )
+        self._ways.add(self._context.losses)
+        if not any(other is self for other in self._context.pending):
+            self._context.pending.append(self)
+
+    def take(self) -> None:
+        """Note that the uses are put into a lot.
+
+        Raises:
+            BackwardError: two backward passes went through one use, or losses of several kinds.
+        """
+        uses = [use for tile in self.tiles for use in tile.uses]
+        if len({id(use) for use in uses}) < len(uses):
+            self.clear()
+            raise BackwardError(
+                "backward ran twice through one forward pass (retain_graph), so gradients would be "
+                "counted twice; add the losses up and call backward once"
+            )
+        ways = self._ways
+        self.losses = next(iter(ways))
+        if len(ways) > 1 or self.losses not in (None, self.examples, self.examples * self.views):
+            self.clear()
+            raise BackwardError(
+                f"a forward pass of {self.examples} examples got gradients of losses of several "
+                f"kinds or another number ({', '.join(map(str, ways))}); call "
+                "engine.backward(losses) once, with one loss for each example"
+            )
+        self._taken = True
+
+    def gradient_factor(self, *, is_mean: bool) -> float:
+        """Return the factor from what was recorded to an example's own gradient.
+
+        That is the mean over its views. Losses of `engine.backward` have no factor of their own, so
+        that n does not enter.
+
+        Args:
+            is_mean: whether the caller's loss is a mean over the rows, not a sum.
+        """
+        if self.losses is None and is_mean:
+            return float(self.examples)
+        return 1.0 if self.losses == self.examples else 1.0 / self.views
+
+    def clear(self) -> None:
+        """Drop the gradients."""
+        for tile in self.tiles:
+            if self._taken:  # the user's graph may live on
+                for use in tile.uses:
+                    use.forget()
+            tile.uses.clear()
+
+
+class TileRecording(Recording):
+    """The uses of parameters in one tile of a forward pass.
+
+    Args:
+        parameters: of the model.
+        values: of one client (1, *shape), by index.
+        rows: of the tile.
+        whole: the forward pass.
+    """
+
+    def __init__(
+        self, parameters: FlatParameters, values: Sequence[Tensor], rows: int, whole: RecordedPass
+    ) -> None:
+        super().__init__(parameters, values, rows)
+        self._whole = whole
 
     def note(self, use: ExampleUse) -> None:
         """Note a use that a backward pass has filled in.
@@ -42,38 +152,9 @@ class RecordedPass(Recording):
         Raises:
             BackwardError: the gradients of this forward pass are in a lot already.
         """
-        if self.is_running:
-            return
-        if self._taken:
-            raise BackwardError(
-                "backward ran again through a forward pass whose gradients are in the lot already "
-                "(retain_graph); its examples would count twice. Add the losses up and call "
-                "backward once, or make a new forward pass after optimizer.step()"
-            )
-        super().note(use)
-        if not any(other is self for other in self._pending):
-            self._pending.append(self)
-
-    def take(self) -> None:
-        """Note that the uses are put into a lot.
-
-        Raises:
-            BackwardError: two backward passes went through one use.
-        """
-        if len({id(use) for use in self.uses}) < len(self.uses):
-            self.clear()
-            raise BackwardError(
-                "backward ran twice through one forward pass (retain_graph), so gradients would be "
-                "counted twice; add the losses up and call backward once"
-            )
-        self._taken = True
-
-    def clear(self) -> None:
-        """Drop the gradients."""
-        if self._taken:  # the user's graph may live on
-            for use in self.uses:
-                use.forget()
-        self.uses.clear()
+        if not self.is_running:
+            self._whole.note()
+            super().note(use)
 
 
 class RecordingForward:

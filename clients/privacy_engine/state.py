@@ -8,7 +8,7 @@ from fedsim.clients.privacy_engine.lot_schedule import EngineStreams
 from fedsim.clients.privacy_engine.steps import PrivateSteps
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 
-_SCHEMA = 1
+_SCHEMA = 2  # 1 did not tell lots from outside from the engine's own
 
 
 def engine_state(
@@ -56,7 +56,10 @@ def restore_state(
         ValueError: the state is of another schema or noise, or lacks charges of this engine.
     """
     if state.get("schema") != _SCHEMA:
-        raise ValueError(f"not the state of a privacy engine: schema {state.get('schema')!r}")
+        raise ValueError(
+            f"not the state of this version's privacy engine: schema {state.get('schema')!r}, not "
+            f"{_SCHEMA}; train on with the version that wrote it, or from the start"
+        )
     ledger, taken = PrivacyLedger.from_list(state["ledger"]), state["schedule"]["steps"]
     ours = steps.schedule.steps
     if steps.is_open or ours > taken or not ledger.starts_with(steps.ledger):

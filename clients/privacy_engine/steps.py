@@ -11,15 +11,14 @@ from fedsim.accountant import PrivacyLedger
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.privacy_engine.attachment import AttachedModel
-from fedsim.clients.privacy_engine.loaders import LotFeed
-from fedsim.clients.privacy_engine.lot_schedule import EngineStreams, LotSchedule
+from fedsim.clients.privacy_engine.loaders import LotFeed, LotReuseError
+from fedsim.clients.privacy_engine.lot_schedule import (
+    BudgetExhaustedError,
+    EngineStreams,
+    LotSchedule,
+)
 from fedsim.clients.privacy_engine.recorded_pass import RecordedPass
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
-from fedsim.core.errors import FedsimError
-
-
-class BudgetExhaustedError(FedsimError, RuntimeError):
-    """All steps that the noise was calibrated for are taken."""
 
 
 @dataclass
@@ -63,6 +62,7 @@ class PrivateSteps:
         self.private_statistics: LotStatistics | None = None
         self._model, self._terms, self._streams = model, terms, streams
         self._lot: _OpenLot | None = None
+        model.passes.part = lambda: self.feed.part
 
     @property
     def is_open(self) -> bool:
@@ -70,8 +70,12 @@ class PrivateSteps:
         return self._lot is not None
 
     def virtual_step(self) -> None:
-        """Add the clipped gradients of the last backward pass to the lot, without noise."""
-        recorded = self._model.take()
+        """Add the clipped gradients of the last backward pass to the lot, without noise.
+
+        Raises:
+            LotReuseError: its examples are not those of the lot that the engine drew.
+        """
+        recorded = self._take()
         if recorded is not None:
             lot = self._new_lot() if self._lot is None else self._lot
             self._add(recorded, lot)
@@ -84,21 +88,24 @@ class PrivateSteps:
 
         Raises:
             BudgetExhaustedError: all calibrated steps are taken.
-            NotPoissonError: the lots cannot be the Poisson samples that they are charged as.
+            LotReuseError: the examples are not those of the lot that the engine drew.
+            NotPoissonError: the lots cannot be the Poisson samples that they are declared.
+            OutsideLotError: the account cannot cover a lot that the engine did not draw.
             EpochError: the lot belongs to no pass over shuffled data.
         """
         if self.feed.parts_left:
             self.virtual_step()
             return None
         self._refuse_beyond_plan()
-        last = self._model.take()
+        self.feed.check_open()
+        last = self._take()
+        self.feed.check_used()
         # From here on the lot is closed: an interrupted step does not release it again.
         lot, self._lot = self._lot, None
-        examples = (lot.statistics.examples if lot else 0) + (last.rows if last else 0)
+        examples = (lot.statistics.examples if lot else 0) + (last.examples if last else 0)
         number = self.schedule.steps
-        charges = self.schedule.charge(examples, self.feed.take())
-        if charges:
-            self.ledger.record(self.mechanism.event, charges)
+        for event, count in self.schedule.charges(examples, self.feed.take(), self.mechanism):
+            self.ledger.record(event, count)
         self._release(lot, last, number)
         return update()
 
@@ -120,6 +127,17 @@ class PrivateSteps:
     def clipping_from(self, state: Mapping[str, float]) -> None:
         """Resume from `clipping_state`."""
         self.use_mechanism(self.mechanism.resume(state["max_grad_norm"]))
+
+    def _take(self) -> RecordedPass | None:
+        """Return the last backward pass, counted."""
+        recorded = self._model.take()
+        if recorded is not None:
+            try:
+                self.feed.count(recorded.examples, recorded.part)
+            except LotReuseError:
+                recorded.clear()
+                raise
+        return recorded
 
     def _release(self, lot: _OpenLot | None, last: RecordedPass | None, number: int) -> None:
         """Make noise, open lot and last pass, in this order of addition, the gradients."""

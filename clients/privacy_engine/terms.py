@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 # A loader of the user's own draws its lots in one of these two ways.
 EngineSamplingName = Literal["poisson", "shuffle"]
 LossReduction = Literal["mean", "sum"]
+LotSource = Literal["engine", "poisson"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,9 @@ class PrivacyTerms:
         target_epsilon: ε that the noise was calibrated to; None where the noise was given.
         planned_steps: steps it was calibrated for; None where the noise was given.
         max_physical_batch: most examples in one forward pass; None without a limit.
+        lots: "poisson": lots of the caller's own loader are Poisson samples, as the caller
+            declares; "engine": only lots that the engine draws are.
+        augmentations: K, the views of each example that the model gets.
     """
 
     batch_size: int
@@ -54,6 +58,8 @@ class PrivacyTerms:
     target_epsilon: float | None = None
     planned_steps: int | None = None
     max_physical_batch: int | None = None
+    lots: LotSource = "engine"
+    augmentations: int = 1
 
     @property
     def lots_per_epoch(self) -> int:
@@ -80,6 +86,8 @@ def privacy_terms(
     accountant: AccountantName,
     adjacency: Adjacency,
     max_physical_batch: int | None,
+    lots: LotSource,
+    augmentations: int,
 ) -> PrivacyTerms:
     """Return the checked terms, with noise calibrated to `target_epsilon` where it is given.
 
@@ -96,7 +104,13 @@ def privacy_terms(
             "rate is batch_size / sample_size"
         )
     _one_of("sampling", sampling, get_args(EngineSamplingName))
-    _one_of("loss_reduction", loss_reduction, ("mean", "sum"))
+    _one_of("loss_reduction", loss_reduction, get_args(LossReduction))
+    _one_of("lots", lots, get_args(LotSource))
+    if lots == "poisson" and sampling != "poisson":
+        raise ValueError(
+            f"lots='poisson' declares Poisson samples, but sampling is {sampling!r}; leave lots out"
+        )
+    augmentations = _checked_count("augmentations", augmentations, "the views of each example")
     make_accountant(accountant, adjacency=adjacency)  # refuses unknown names, listing the known
     if max_physical_batch is not None:
         _checked_count(
@@ -131,6 +145,8 @@ def privacy_terms(
         target_epsilon=target_epsilon,
         planned_steps=planned,
         max_physical_batch=max_physical_batch,
+        lots=lots,
+        augmentations=augmentations,
     )
 
 

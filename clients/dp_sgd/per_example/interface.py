@@ -152,7 +152,7 @@ class PerExampleGradients(ABC):
 
 @torch.no_grad()
 def add_clipped_rows(
-    found: Mapping[int, ExampleUse], clip: ClipBounds, into: Sequence[Tensor], *, times: int = 1
+    found: Mapping[int, ExampleUse], clip: ClipBounds, into: Sequence[Tensor], *, times: float = 1.0
 ) -> tuple[Tensor, Tensor | None]:
     """Add Σ_i scale_i · clip(times · gradient_i) of each client's rows to `into`.
 

@@ -16,6 +16,7 @@ from fedsim.clients.dp_sgd.per_example.interface import UncoveredParameterError
 from fedsim.clients.dp_sgd.per_example.layers import RULES
 from fedsim.clients.dp_sgd.per_example.layers.base import LayerUse
 from fedsim.clients.dp_sgd.per_example.recording import Recording, RuledModel
+from fedsim.clients.dp_sgd.tiles import padded_tiles
 
 Backward = Callable[[Tensor], Tensor]
 """Maps the gradient at a module's output to that at its input."""
@@ -105,14 +106,14 @@ class ModuleSequence:
             return lambda recording, module, x, is_first: function(x)
         return None
 
-    def record(self, recording: Recording, x: Tensor) -> Tensor:
-        """Return the outputs of a tile, from which a backward pass of torch fills the uses in.
+    def record(self, tiles: Sequence[Recording], x: Tensor) -> Tensor:
+        """Return the outputs (n, ...), from which a backward pass of torch fills the uses in.
 
         Args:
-            recording: of the pass.
+            tiles: recordings of one number of rows each, which x fills in turn, and then zeros.
             x: (n, ...), which needs no gradient.
         """
-        outputs: Any = _RunSequence.apply(recording.anchor, x, self, recording)
+        outputs: Any = _RunSequence.apply(tiles[0].anchor, x, self, tiles)
         return outputs
 
     def _backward(self, steps: Sequence[Backward], g: Tensor) -> None:
@@ -169,14 +170,18 @@ class _Direct:
 
 
 class _RunSequence(torch.autograd.Function):
-    """Runs a sequence by hand, within a pass that torch watches."""
+    """Runs a sequence by hand in tiles, within a pass that torch watches."""
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, x: Tensor, sequence: ModuleSequence, recording: Recording
+        ctx: Any, anchor: Tensor, x: Tensor, sequence: ModuleSequence, tiles: Sequence[Recording]
     ) -> Tensor:
-        outputs, ctx.fill_in = sequence.run(recording, x)
-        return outputs.clone()  # which the user may change in place
+        parts = padded_tiles(x, tiles[0].rows)
+        found = [sequence.run(tile, part) for tile, part in zip(tiles, parts, strict=True)]
+        ctx.fill_in, ctx.rows = [fill_in for _, fill_in in found], tiles[0].rows
+        # A copy, which the user may change in place.
+        outputs = torch.cat([y for y, _ in found]) if len(found) > 1 else found[0][0].clone()
+        return outputs if len(outputs) == len(x) else outputs[: len(x)].clone()
 
     @staticmethod
     @once_differentiable
@@ -187,7 +192,8 @@ class _RunSequence(torch.autograd.Function):
                 "backward ran twice through one forward pass (retain_graph), so gradients would be "
                 "counted twice; add the losses up and call backward once"
             )
-        fill_in(g)
+        for fill_in_tile, part in zip(fill_in, padded_tiles(g, ctx.rows), strict=True):
+            fill_in_tile(part)
         return (None,) * len(ctx.needs_input_grad)
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
 from fedsim.clients import PrivacyEngine
+from fedsim.clients.privacy_engine.recorded_pass import BackwardError
 
 X, Y = torch.linspace(-1, 1, 48).view(8, 6), torch.arange(8) % 3
 
@@ -125,6 +126,115 @@ def test_each_example_adds_its_own_clipped_gradient(kind: str, reduction: str) -
     torch.testing.assert_close(released(model), expected, rtol=0, atol=1e-7)
     assert engine.private_statistics is not None
     assert engine.private_statistics.examples == 8
+
+
+def mean_of_views(model: nn.Module, x: Tensor, y: Tensor, views: int, bound: float) -> Tensor:
+    """The sum over examples of clipped means over views, one row at a time by plain autograd."""
+    total = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=x.dtype)
+    for i in range(0, len(x), views):
+        losses = [
+            functional.cross_entropy(model(x[j : j + 1]), y[j : j + 1]) for j in range(i, i + views)
+        ]
+        found = torch.autograd.grad(torch.stack(losses).mean(), list(model.parameters()))
+        gradient = torch.cat([part.flatten() for part in found])
+        total += gradient * min(1.0, bound / gradient.norm().item())
+    return total
+
+
+def run_backward(engine: PrivacyEngine, way: str, outputs: Tensor, y: Tensor, views: int) -> None:
+    if way in ("mean", "sum"):
+        functional.cross_entropy(outputs, y, reduction=way).backward()
+    else:
+        losses = functional.cross_entropy(outputs, y, reduction="none")
+        engine.backward(losses if way == "rows" else losses.view(-1, views).mean(1))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("way", ["mean", "sum", "rows", "examples"])
+def test_views_are_averaged_before_the_clip(kind: str, way: str) -> None:
+    """Views of four examples, by each way to run backward, in tiles of eight examples and of one.
+
+    The views of an example differ much, so that a mean of clipped views is another vector.
+    """
+    model, views = model_of(kind), 2
+    x = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    expected = mean_of_views(model, x, Y, views, 0.2) / 8
+    apart = clipped_sum(model, x, Y, 0.2) / 8 / views
+    for most in (None, 1):
+        optimizer, engine = attached(
+            model,
+            augmentations=views,
+            max_physical_batch=most,
+            loss_reduction="sum" if way == "sum" else "mean",
+        )
+        run_backward(engine, way, model(x), Y, views)
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.step()
+        torch.testing.assert_close(released(model), expected, rtol=0, atol=1e-7)
+        assert (released(model) - apart).norm() > 1e-3
+        assert engine.private_statistics is not None
+        assert engine.private_statistics.examples == 4
+        engine.detach()
+        with torch.no_grad():
+            for p, value in zip(model.parameters(), before, strict=True):
+                p.copy_(value)
+
+
+def test_rows_that_are_no_whole_examples_are_refused() -> None:
+    model = model_of("sequence")
+    attached(model, augmentations=3)
+    with pytest.raises(BackwardError, match=r"got 8 rows, and augmentations=3 means 3 rows"):
+        model(X.double())
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("n", [1, 7, 8])
+def test_losses_of_each_example_need_no_reduction(kind: str, n: int) -> None:
+    for declared in ("mean", "sum"):
+        model, x = model_of(kind), X.double()[:n]
+        expected = clipped_sum(model, x, Y[:n], 0.2) / 8
+        optimizer, engine = attached(model, loss_reduction=declared)
+        engine.backward(functional.cross_entropy(model(x), Y[:n], reduction="none"))
+        optimizer.step()
+        torch.testing.assert_close(released(model), expected, rtol=0, atol=1e-7)
+
+
+def test_losses_that_are_not_of_each_example_are_refused() -> None:
+    model = model_of("sequence")
+    _, engine = attached(model)
+    outputs = model(X.double())
+    losses = functional.cross_entropy(outputs, Y, reduction="none")
+    for wrong in (losses.mean(), losses.view(2, 4)):
+        with pytest.raises(ValueError, match=r"one loss for each example \(n,\)"):
+            engine.backward(wrong)
+
+
+class Heads(nn.Module):
+    """Two outputs, each of which may have a backward pass of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 1), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.one(x)[:, 0], self.two(x)[:, 0]
+
+
+@pytest.mark.parametrize("attack", ["fewer losses", "two ways"])
+def test_losses_of_several_kinds_are_refused(attack: str) -> None:
+    model = Heads().double()
+    optimizer, engine = attached(model)
+    one, two = model(X.double())
+    engine.backward(one[:5] if attack == "fewer losses" else one)
+    if attack == "two ways":
+        two.mean().backward()
+    with pytest.raises(BackwardError, match="with one loss for each example"):
+        optimizer.step()
+    assert engine.steps == 0
+    for value in model(X.double()):
+        engine.backward(value)
+    optimizer.step()
+    assert engine.steps == 1
 
 
 @pytest.mark.parametrize("kind", MODELS)

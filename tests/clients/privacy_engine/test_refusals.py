@@ -30,6 +30,7 @@ from fedsim.clients.privacy_engine.lot_sizes import (
     chance_of_repeats,
     size_probabilities,
 )
+from fedsim.clients.privacy_engine.outside_lots import OutsideLotError
 from fedsim.clients.privacy_engine.recorded_pass import BackwardError
 
 
@@ -377,7 +378,7 @@ def test_attaching_twice_is_refused() -> None:
 
 
 def test_a_shuffled_loader_is_not_poisson() -> None:
-    model, optimizer, engine = attached(batch_size=32, sample_size=1000)
+    model, optimizer, engine = attached(batch_size=32, sample_size=1000, lots="poisson")
     x, y = torch.randn(1000, 4), torch.randint(0, 2, (1000,))
     loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
 
@@ -397,7 +398,7 @@ def test_a_shuffled_loader_is_not_poisson() -> None:
 
 
 def test_lots_larger_than_declared_are_not_poisson() -> None:
-    model, optimizer, engine = attached(batch_size=8, sample_size=1000)
+    model, optimizer, engine = attached(batch_size=8, sample_size=1000, lots="poisson")
     draw = np.random.default_rng(0)
 
     def train() -> None:
@@ -459,7 +460,11 @@ def test_shuffled_lots_from_outside_need_their_epochs() -> None:
         optimizer.step()
     engine.begin_epoch()
     loss(model, torch.randn(16, 4), torch.arange(16) % 2).backward()
-    optimizer.step()
+    with pytest.raises(OutsideLotError, match=r"16 examples .*of batch_size=8"):
+        optimizer.step()
+    for _ in range(2):
+        loss(model).backward()
+        optimizer.step()
     loss(model).backward()
     with pytest.raises(EpochError, match="24 examples in one pass, of sample_size=20"):
         optimizer.step()
@@ -478,7 +483,7 @@ def test_two_shuffles_are_never_in_one_pass() -> None:
     with pytest.raises(EpochError, match="belongs to no pass"):
         optimizer.step()
     loop = engine.batches(x, y, steps=2)
-    next(loop)
+    loss(model, *next(loop)).backward()
     engine.begin_epoch()
     with pytest.raises(EpochError, match="take the lots of one loop at a time"):
         optimizer.step()
@@ -512,13 +517,13 @@ def test_loading_never_unspends() -> None:
     with pytest.raises(ValueError, match="would un-spend"):
         other.load_state_dict(engine.state_dict())
     assert other.steps == 1
-    with pytest.raises(ValueError, match="not the state of a privacy engine"):
+    with pytest.raises(ValueError, match="not the state of this version's privacy engine"):
         other.load_state_dict({})
 
 
 def test_a_calibrated_engine_takes_its_own_state_only() -> None:
     target: dict[str, Any] = {"noise_multiplier": None, "target_epsilon": 3.0}
-    _, optimizer, engine = attached(**target, steps=10)
+    _, optimizer, engine = attached(**target, steps=10, lots="poisson")
     optimizer.step()
     _, _, other = attached(**target, steps=20)
     with pytest.raises(ValueError, match="with the same arguments"):

@@ -75,6 +75,11 @@ class ExampleUse:
             total = torch.bmm(factors.view(clients, 1, -1), rows).squeeze(1)
         into += self.in_shape(total, index).view(into.shape)
 
+    def joined_views(self, views: int) -> "ExampleUse":
+        """Return the use with `views` rows side by side as one row: their gradients are added."""
+        found = {index: self.per_example(index) for index in self.parameters}
+        return ExampleUse({i: rows.unflatten(0, (-1, views)).sum(1) for i, rows in found.items()})
+
     def drop(self, dropped: Tensor) -> None:
         """Make the gradients of the rows marked in (n,) zero; called after the norms."""
         self.held = {index: zero_rows(held, dropped) for index, held in self.held.items()}

@@ -16,6 +16,13 @@ class EmbeddingUse(LayerUse):
         self._tables, self._padding = weight.values, padding_index
         self._sums: tuple[Tensor, Tensor, Tensor] | None = None
 
+    def joined_views(self, views: int) -> "EmbeddingUse":
+        """Return the use with `views` rows side by side as one row, which looked up all of both."""
+        use = EmbeddingUse(self.operand, self._padding)
+        use.input = self.input.unflatten(0, (-1, views))
+        use.output_gradient = self.output_gradient.unflatten(0, (-1, views))
+        return use
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output (n, ...)."""
         parts = zip(x.chunk(self.clients), self._tables, strict=True)

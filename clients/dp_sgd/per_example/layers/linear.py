@@ -42,6 +42,14 @@ class LinearUse(LayerUse):
             use.input = torch.cat([_sequences(part.input) for part in uses], 1)
         return use
 
+    def joined_views(self, views: int) -> "LinearUse":
+        """Return the use with `views` rows side by side as one row: a longer sequence."""
+        use = LinearUse(self.operand, self.bias)
+        use.output_gradient = _sequences(self.output_gradient.unflatten(0, (-1, views)))
+        if self.needs_input:
+            use.input = _sequences(self.input.unflatten(0, (-1, views)))
+        return use
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output (n, ...)."""
         w, shift = (
