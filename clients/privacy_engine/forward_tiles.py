@@ -61,5 +61,5 @@ def _join(parts: Sequence[Any], n: int, rows: int) -> Any:
             "row for each example, so it may mix them; return tensors with one row for each "
             "example, and compute the loss outside"
         )
-    whole = torch.cat(parts) if len(parts) > 1 else first
+    whole = torch.cat(list(parts)) if len(parts) > 1 else first
     return whole if len(whole) == n else whole[:n]

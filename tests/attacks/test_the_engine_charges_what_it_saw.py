@@ -30,7 +30,7 @@ def examples(first: float) -> Tensor:
     return x
 
 
-def start(**settings: Any) -> tuple[nn.Module, Any, PrivacyEngine]:
+def start(**settings: Any) -> tuple[Any, Any, PrivacyEngine]:
     model = nn.Linear(3, 1, bias=False)
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
