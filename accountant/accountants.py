@@ -23,6 +23,7 @@ from fedsim.accountant.composition import (
     sort_steps,
 )
 from fedsim.accountant.events import Event, append_event
+from fedsim.accountant.few_guarantees import composed_delta, composed_epsilon, few_guarantees
 from fedsim.accountant.pld.distribution import pld_delta, pld_epsilon
 from fedsim.accountant.rdp.conversion import (
     ConversionName,
@@ -272,7 +273,8 @@ class _RenyiAccountant(Accountant):
 class RdpAccountant(_RenyiAccountant):
     """Rényi accountant: adds RDP curves (Mironov 2017, arXiv:1702.07476, Proposition 1).
 
-    Guarantee: as `Accountant`; an upper bound, typically 8 to 15 % above the exact epsilon.
+    Guarantee: as `Accountant`; an upper bound, typically 8 to 15 % above the exact epsilon. Few
+    EpsilonDelta events alone are composed exactly instead (`few_guarantees`).
 
     Args:
         orders: Rényi orders to try, each in (1, 65536]. More orders can only lower epsilon.
@@ -298,6 +300,9 @@ class RdpAccountant(_RenyiAccountant):
         self.refine = refine
 
     def _epsilon(self, delta: float) -> tuple[float, float | None]:
+        kinds = few_guarantees(self._steps.items())
+        if kinds is not None:
+            return composed_epsilon(kinds, delta), None
         epsilon, order = super()._epsilon(delta)
         if not self.refine or not 0.0 < epsilon < math.inf or order is None:
             return epsilon, order
@@ -315,6 +320,10 @@ class RdpAccountant(_RenyiAccountant):
             options={"xatol": 1e-4 * (high - low), "maxiter": 40},
         )
         return min((epsilon, order), (float(found.fun), float(found.x)))
+
+    def _delta(self, epsilon: float) -> float:
+        kinds = few_guarantees(self._steps.items())
+        return super()._delta(epsilon) if kinds is None else composed_delta(kinds, epsilon)
 
     def _epsilon_at(self, order: float, delta: float) -> float:
         rdp = total_rdp(sort_steps(self._steps), (order,))

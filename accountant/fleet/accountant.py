@@ -14,6 +14,7 @@ from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.arrays import Floats
 from fedsim.accountant.composition import Breakdown, Mechanism, break_down
 from fedsim.accountant.events import SCHEMA_VERSION, Event, event_from_dict, to_dict
+from fedsim.accountant.few_guarantees import composed_epsilon, few_guarantees
 from fedsim.accountant.fleet.pld import MechanismCurves, pld_epsilons
 from fedsim.accountant.rdp.curves import leak
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
@@ -249,4 +250,8 @@ class FleetAccountant:
         matrix = csr_array((counts, where, ends), shape=(len(clients), len(columns)))
         rdp = np.asarray(matrix @ np.stack(list(self._rdp_curves.values())))
         leaks = np.array([leak(steps.items()) for steps in clients])
-        return epsilons_from_rdp(DEFAULT_ORDERS, rdp, delta, leaks)
+        epsilons = epsilons_from_rdp(DEFAULT_ORDERS, rdp, delta, leaks)
+        for place, steps in enumerate(clients):
+            if (kinds := few_guarantees(steps.items())) is not None:
+                epsilons[place] = composed_epsilon(kinds, delta)
+        return epsilons

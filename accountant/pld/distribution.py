@@ -43,6 +43,7 @@ from fedsim.accountant.composition import (
     joint_noise_multiplier,
     sort_steps,
 )
+from fedsim.accountant.few_guarantees import composed_delta, composed_epsilon, few_guarantees
 from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
 from fedsim.accountant.pld.loss_pmf import MAX_CELLS, LossPmf
 from fedsim.accountant.pld.mechanisms import (
@@ -123,6 +124,9 @@ def _normalise(steps: Mapping[Mechanism, int]) -> _Counts:
 
 @lru_cache(maxsize=1 << 12)
 def _epsilon(counts: _Counts, delta: float) -> float:
+    kinds = few_guarantees(counts)
+    if kinds is not None:
+        return composed_epsilon(kinds, delta)
     steps = _dominated(counts)
     if steps is None:
         return _epsilon_by_rdp(counts, delta)[0]
@@ -145,6 +149,9 @@ def _epsilon(counts: _Counts, delta: float) -> float:
 
 @lru_cache(maxsize=1 << 12)
 def _delta(counts: _Counts, epsilon: float) -> float:
+    kinds = few_guarantees(counts)
+    if kinds is not None:
+        return composed_delta(kinds, epsilon)
     steps = _dominated(counts)
     if steps is None:
         return _delta_by_rdp(counts, epsilon)[0]

@@ -13,7 +13,7 @@ def test_it_runs_and_prints_every_case(
 ) -> None:
     script("accountant").main(["--quick", "--json"])
     printed = capsys.readouterr().out
-    for case in "abcd":
+    for case in "abcde":
         assert f"\n({case}) " in printed
     record = json.loads(printed.splitlines()[-1])
     ratios = [row["ratio"] for case in record["cases"] for row in case["contenders"]]
