@@ -25,9 +25,8 @@ import numpy as np
 from dp_accounting.pld import PLDAccountant as OtherPldAccountant
 from dp_accounting.rdp import RdpAccountant as OtherRdpAccountant
 from records import Number, quartiles, write_record
-from threadpoolctl import threadpool_limits
-
 from scipy.special import logsumexp
+from threadpoolctl import threadpool_limits
 
 from fedsim.accountant import (
     Gaussian,

@@ -46,8 +46,8 @@ def rdp_random_allocation(
     than one Gaussian release without amplification, alpha / (2 z^2).
 
     Precision: below order 2 and at whole orders up to 256 it is the divergence of the dominating
-    pair, to 1e-8 relative; between them its convex interpolation; above them, and for z < 0.2, the bound without
-    amplification.
+    pair, to 1e-8 relative; between them its convex interpolation; above them, and for z < 0.2, the
+    bound without amplification.
 
     Args:
         batches: b >= 1.
