@@ -6,11 +6,16 @@ mu = 1/z is the distance of the two Gaussians in standard deviations.
 
 import math
 
+import numpy as np
 from scipy.special import erfcx, log_ndtr
 
 from fedsim.accountant import checks
 
 _MAX_MU = 1e8  # epsilon is about 5e15 there: no guarantee is left to compute
+_LEAST_MU = 1e-290  # below, this much is assumed: a bound, and epsilon stays a normal number
+_LOG_ROUNDING = 2e-15  # of log delta, relative; subtracted from the delta that is solved for
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(96)
+_REACH = 48.0  # e^-48 = 1e-21 of the integrand is left out
 
 
 def gaussian_log_delta(mu: float, epsilon: float) -> float:
@@ -47,26 +52,35 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     log_delta = math.log(checks.open_probability("delta", delta))
     if mu > _MAX_MU:
         return math.inf
+    mu = max(mu, _LEAST_MU)
     if _log_delta(mu, 0.0) <= log_delta:
         return 0.0
     from scipy.optimize import root_scalar  # takes as long to import as all of the accountants
 
     # Zero-concentrated DP bounds epsilon from above (Bun, Steinke 2016, Proposition 1.3).
-    rho = 0.5 * mu * mu
-    upper = rho + 2.0 * math.sqrt(rho * -log_delta)
+    upper = 0.5 * mu + math.sqrt(-2.0 * log_delta) + 1e-9
+    aim = log_delta - _LOG_ROUNDING * (1.0 - log_delta)
     root = root_scalar(
-        lambda epsilon: _log_delta(mu, epsilon) - log_delta,
+        lambda ratio: _log_delta(mu, mu * ratio) - aim,
         bracket=(0.0, upper),
         method="brentq",
         xtol=1e-300,
         rtol=1e-14,
     ).root
-    return float(root) * (1.0 + 2e-14)  # at or above the root whatever the solver rounded
+    return mu * float(root) * (1.0 + 2e-14)  # at or above the root whatever the solver rounded
 
 
 def _log_delta(mu: float, epsilon: float) -> float:
     """Return log of Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)."""
     near, far = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
+    if mu < 1.0:
+        # The two parts are alike. Their difference is the integral over s > 0 of
+        # phi(near + s) (1 - e^(-mu s)), where nothing cancels.
+        scale = _REACH / (near + math.sqrt(near * near + 2.0 * _REACH)) * 2.0
+        s = 0.5 * scale * (_NODES + 1.0)
+        density = np.exp(-s * (near + 0.5 * s)) * -np.expm1(-mu * s) / mu
+        total = 0.5 * scale * float(_WEIGHTS @ density) / math.sqrt(2.0 * math.pi)
+        return math.log(total) + math.log(mu) - 0.5 * near * near
     if near > -1.0:
         # Both parts share the factor phi(near); what is left, Mills ratios, stays of order 1.
         gap = float(erfcx(near / math.sqrt(2.0)) - erfcx(far / math.sqrt(2.0)))

@@ -13,7 +13,7 @@ from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
 
 
 def exact_log_delta(mu: float, epsilon: float) -> Any:
-    with mp.workdps(60):
+    with mp.workdps(100):
         m, e = mp.mpf(mu), mp.mpf(epsilon)
 
         def cdf(x: Any) -> Any:
@@ -22,12 +22,29 @@ def exact_log_delta(mu: float, epsilon: float) -> Any:
         return mp.log(cdf(m / 2 - e / m) - mp.exp(e) * cdf(-m / 2 - e / m))
 
 
-@pytest.mark.parametrize("mu", [1e-4, 0.02, 0.5, 1.0, 3.0, 20.0])
+@pytest.mark.parametrize("mu", [1e-30, 1e-15, 1e-8, 1e-4, 0.02, 0.5, 0.9999, 1.0, 3.0, 20.0])
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.0, 3.0])
 def test_log_delta_is_exact(mu: float, share: float) -> None:
     epsilon = share * (mu * mu / 2 + 5 * mu)
     exact = float(exact_log_delta(mu, epsilon))
-    assert gaussian_log_delta(mu, epsilon) == pytest.approx(exact, rel=1e-11, abs=1e-9)
+    assert gaussian_log_delta(mu, epsilon) == pytest.approx(exact, rel=1e-13, abs=1e-12)
+
+
+@pytest.mark.parametrize("exponent", [-30.0, -14.0, -9.0, -8.0, -4.0, -0.001, 0.001, 1.0, 3.0, 6.0])
+@pytest.mark.parametrize("share", [0.1, 1e-3, 1e-12])
+def test_guarantee_epsilon_is_never_below_the_truth(exponent: float, share: float) -> None:
+    """At mu = 1e-8 delta was 3e-7 too large at the epsilon returned; at 1e-15 there was none."""
+    mu = 10.0**exponent
+    delta = share * min(mu, 1.0)
+    epsilon = gaussian_epsilon(mu, delta)
+    assert epsilon > 0.0
+    excess = math.log(delta) - exact_log_delta(mu, epsilon)
+    assert 0.0 <= excess <= 1e-11 * max(1.0, mu)
+
+
+def test_below_all_normal_numbers_more_is_assumed() -> None:
+    assert 0.0 < gaussian_epsilon(1e-300, 1e-301) <= 1e-289
+    assert gaussian_epsilon(1e-300, 1e-15) == 0.0
 
 
 def test_log_delta_goes_on_where_delta_underflows() -> None:
