@@ -86,7 +86,7 @@ def test_the_engines_example_runs() -> None:
     names: dict[str, Any] = {
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
-        "criterion": nn.CrossEntropyLoss(),
+        "criterion": nn.CrossEntropyLoss(reduction="none"),
         "features": torch.randn(1000, 4),
         "targets": torch.randint(0, 2, (1000,)),
     }

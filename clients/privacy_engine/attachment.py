@@ -23,6 +23,7 @@ from fedsim.clients.dp_sgd.per_example.rule_gradients import by_example, by_para
 from fedsim.clients.dp_sgd.per_example.sequence import ModuleSequence
 from fedsim.clients.privacy_engine.forward_checks import check_forward, leading_tensor
 from fedsim.clients.privacy_engine.forward_tiles import call_in_tiles, join_outputs
+from fedsim.clients.privacy_engine.loss_probe import check_own_rows
 from fedsim.clients.privacy_engine.recorded_pass import (
     BackwardError,
     PassContext,
@@ -114,23 +115,30 @@ class AttachedModel:
         for recorded in self.passes.pending:
             recorded.clear()
         self.passes.pending.clear()
+        self.passes.outputs.clear()
 
     def backward(self, losses: Tensor) -> None:
         """Run backward through losses (n,), one of each example or of each row.
 
         Raises:
             ValueError: the losses are not a vector.
+            UnsafeModelError: a loss depends on the outputs of another example (the first calls are
+                checked).
         """
         if losses.ndim != 1:
             raise ValueError(
                 "engine.backward takes one loss for each example (n,), as with reduction='none', "
                 f"got shape {tuple(losses.shape)}; take the mean of each example's own values"
             )
-        self.passes.losses = len(losses)
+        passes = self.passes
+        if passes.outputs and passes.checks_left:
+            check_own_rows(losses, passes.outputs)
+            passes.checks_left -= len(losses) > 1
+        passes.losses = len(losses)
         try:
             losses.sum().backward()
         finally:
-            self.passes.losses = None
+            passes.losses = None
 
     def check(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, public: bool
@@ -164,6 +172,7 @@ class AttachedModel:
             )
         if not pending:
             return None
+        self.passes.outputs.clear()
         recorded = pending.pop()
         recorded.take()
         return recorded
@@ -228,13 +237,20 @@ class AttachedModel:
         tiles = [recorded.start_tile(rows) for _ in range(0, n, rows)]
         by_hand = len(args) == 1 and not kwargs and first is args[0] and sequence.is_usable
         if by_hand and not first.requires_grad and not _is_autocast(first):
-            return sequence.record(tiles, first)
+            return self._noted(sequence.record(tiles, first))
         found = []
         for tile, (own, named) in zip(tiles, call_in_tiles(args, kwargs, n, rows), strict=True):
             with ruled.in_place(tile):
                 run = self.model.forward if ruled.covers_root else forward
                 found.append(run(*own, **named))
-        return join_outputs(found, n, rows)
+        return self._noted(join_outputs(found, n, rows))
+
+    def _noted(self, outputs: Any) -> Any:
+        """Keep the outputs for a check of the losses, while there is one to come."""
+        if self.passes.checks_left:
+            leaves = pytree.tree_leaves(outputs)
+            self.passes.outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        return outputs
 
 
 def _sizes(examples: int, most: int) -> list[int]:

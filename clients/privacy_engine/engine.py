@@ -6,7 +6,7 @@ Example::
     engine.attach(optimizer)
     for x, y in engine.batches(features, targets, steps=100):
         optimizer.zero_grad()
-        loss(model(x), y).backward()
+        engine.backward(loss(model(x), y))  # one value per example: reduction="none"
         optimizer.step()
     epsilon, best_alpha = engine.get_privacy_spent(delta=1e-5)
 """
@@ -25,6 +25,7 @@ from fedsim.accountant.adjacency import Adjacency
 from fedsim.clients.dp_sgd.clipping import Clipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
+from fedsim.clients.dp_sgd.model_checks.loss_reduction import find_reduction
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.privacy_engine.attachment import AttachedModel
@@ -47,7 +48,9 @@ from fedsim.clients.privacy_engine.terms import (
 class PrivacyEngine(OpacusStyle):
     """Makes an optimizer's steps differentially private per example.
 
-    After `attach`, `loss.backward()` gives no parameter a `.grad`. `optimizer.step()` clips the
+    After `attach`, `engine.backward(losses)`, with one loss for each example, takes the place of
+    `loss.backward()`. A `loss.backward()` of your own works too, if `check_isolation` has seen its
+    loss; before, no ε is printed. No parameter gets a `.grad`. `optimizer.step()` clips the
     per-example gradients, sums them, adds noise once and divides by `batch_size`; the optimizer
     sees nothing else. `optimizer.virtual_step()` adds a physical batch to the lot without noise, so
     that a lot may exceed memory. The first dimension of the model's input is the examples. The
@@ -263,19 +266,38 @@ class PrivacyEngine(OpacusStyle):
     ) -> None:
         """Check on public examples that model and loss do not couple examples.
 
+        A loss of one value must also be what `loss_reduction` says, for a lot of the planned size.
+        After that, ε is known for training with `loss.backward()` of this loss, before or later.
+
         Do not call `fedsim.clients.dp_sgd.model_checks.isolation.check_isolation` on an attached
         model: its parameters get no gradients, so no coupling would be found.
 
         Args:
             loss: from outputs and targets (n, ...) to one loss per example, or their mean or sum.
             features: at least 2 public or synthetic examples that differ.
-            targets: their targets.
+            targets: their targets, with all labels that the loss treats apart (rare classes with
+                weights, ignored ones).
 
         Raises:
             UnsafeModelError: an example's gradient depends on another example.
+            ValueError: the loss has another reduction than `loss_reduction`.
         """
+        terms = self.terms
+        lot = min(terms.batch_size, terms.max_physical_batch or terms.batch_size)
         with self._model.paused():
             check_isolation(self._model.model, loss, features, targets)
+            found = find_reduction(
+                self._model.model, loss, features, targets, lot * terms.augmentations
+            )
+        if found == "none":  # a loss for engine.backward, which needs no check
+            return
+        if found != terms.loss_reduction:
+            raise ValueError(
+                f"the loss is a {found} over the examples, and loss_reduction="
+                f"{terms.loss_reduction!r} was declared, so gradients would be scaled by the size "
+                f"of the lot before the clip; pass loss_reduction={found!r}"
+            )
+        self._steps.losses.is_checked = True
 
     def batches(self, *tensors: Tensor, steps: int | None = None) -> Iterator[tuple[Tensor, ...]]:
         """Return lots drawn from examples in memory; call `optimizer.step()` once for each.
@@ -317,9 +339,10 @@ class PrivacyEngine(OpacusStyle):
 
         Raises:
             NotPoissonError: lots from outside were not Poisson samples, so the account is void.
+            UncheckedLossError: `loss.backward()` ran, and `check_isolation` has not covered it.
             ValueError: δ is not in (0, 1).
         """
-        self._steps.schedule.outside.check_claim()
+        self._check_claims()
         return ledger_epsilon(self._steps.ledger, self.terms, delta)
 
     def get_privacy_spent(self, delta: float | None = None) -> tuple[float, float | None]:
@@ -329,6 +352,7 @@ class PrivacyEngine(OpacusStyle):
 
         Raises:
             NotPoissonError: lots from outside were not Poisson samples, so the account is void.
+            UncheckedLossError: `loss.backward()` ran, and `check_isolation` has not covered it.
             ValueError: δ is not in (0, 1).
         """
         epsilon = self.get_epsilon(delta)
@@ -337,15 +361,18 @@ class PrivacyEngine(OpacusStyle):
     def remaining(self, target_epsilon: float, delta: float | None = None) -> int:
         """Return the number of further steps that keep ε at δ within `target_epsilon`.
 
-        It is at most the number of remaining calibrated steps. 10^12 or more means any number.
+        It is at most the number of remaining calibrated steps. 10^12 or more means any number. The
+        steps are on lots of the engine, or on lots from outside once there was one.
 
         Args:
             target_epsilon: the budget.
             delta: δ; None: `target_delta`.
         """
-        self._steps.schedule.outside.check_claim()
+        self._check_claims()
         terms, ledger = self.terms, self._steps.ledger
-        events = affordable_events(ledger, terms, self.event, target_epsilon, delta)
+        mechanism, outside = self._steps.mechanism, self._steps.schedule.outside
+        event = mechanism.event if outside.are_amplified else mechanism.mechanism
+        events = affordable_events(ledger, terms, event, target_epsilon, delta)
         if events is None:
             return 0
         steps = events * (terms.lots_per_epoch if terms.by_epoch else 1)
@@ -375,6 +402,10 @@ class PrivacyEngine(OpacusStyle):
             ValueError: the state is of another kind, or this engine has charges that it lacks.
         """
         restore_state(state, self._steps, self._streams, self.terms)
+
+    def _check_claims(self) -> None:
+        self._steps.schedule.outside.check_claim()
+        self._steps.losses.require()
 
     def _step(self, update: Callable[[], Any]) -> Any:
         if self._patch is not None:

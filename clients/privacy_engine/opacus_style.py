@@ -33,6 +33,7 @@ class OpacusStyle:
         charged. The engine is `optimizer.privacy_engine` (and `loader.privacy_engine`):
 
             model, optimizer, loader = PrivacyEngine.make_private(module=model, ...)
+            optimizer.privacy_engine.check_isolation(criterion, x, y)  # a few public examples
             epsilon = optimizer.privacy_engine.get_epsilon(delta=1e-5)
 
         Args:

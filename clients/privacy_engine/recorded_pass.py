@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,11 +26,15 @@ class PassContext:
         pending: the passes that a backward pass has reached, and that are in no lot.
         part: returns the number of the part of a lot that is given out now.
         losses: number of losses of the `engine.backward` call that is running; None: none is.
+        outputs: of the last forward pass, until it is checked that losses keep its rows apart.
+        checks_left: calls of `engine.backward` that are still checked.
     """
 
     pending: "list[RecordedPass]"
     part: Callable[[], int] = lambda: 0
     losses: int | None = None
+    outputs: list[Tensor] = field(default_factory=list[Tensor])
+    checks_left: int = 3
 
 
 class RecordedPass:

@@ -36,6 +36,7 @@ def engine_state(
         "schedule": steps.schedule.state(),
         "streams": streams.state(),
         "clipping": steps.clipping_state(),
+        "losses": steps.losses.state(),
     }
 
 
@@ -75,6 +76,7 @@ def restore_state(
         )
     steps.ledger = ledger
     steps.schedule.restore(state["schedule"])
+    steps.losses.restore(state["losses"])
     streams.restore(state["streams"])
     if state["clipping"] is not None:
         steps.clipping_from(state["clipping"])

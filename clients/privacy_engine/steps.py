@@ -12,6 +12,7 @@ from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.privacy_engine.attachment import AttachedModel
 from fedsim.clients.privacy_engine.loaders import LotFeed, LotReuseError
+from fedsim.clients.privacy_engine.loss_evidence import LossEvidence
 from fedsim.clients.privacy_engine.lot_schedule import (
     BudgetExhaustedError,
     EngineStreams,
@@ -39,6 +40,7 @@ class PrivateSteps:
         mechanism: of the next step.
         ledger: all charges.
         feed: feeds the lots of `schedule` to the training loop.
+        losses: what is known about the caller's losses.
         private_statistics: counts of the last lot's examples.
 
     Args:
@@ -59,6 +61,7 @@ class PrivateSteps:
         self.ledger = PrivacyLedger()
         self.schedule = LotSchedule(terms, streams)
         self.feed = LotFeed(self.schedule, terms.max_physical_batch, self.drop)
+        self.losses = LossEvidence()
         self.private_statistics: LotStatistics | None = None
         self._model, self._terms, self._streams = model, terms, streams
         self._lot: _OpenLot | None = None
@@ -137,6 +140,8 @@ class PrivateSteps:
             except LotReuseError:
                 recorded.clear()
                 raise
+            if recorded.losses is None:
+                self.losses.note_plain_backward()
         return recorded
 
     def _release(self, lot: _OpenLot | None, last: RecordedPass | None, number: int) -> None:

@@ -69,7 +69,7 @@ class Probe:
         eps = max(torch.finfo(p.dtype).eps for p in self.parameters)
         # Lots of one shape run the same kernels, so rows that are not coupled hardly change (7e-5
         # in float32). Lots of other sizes round differently, more so in deep models (2e-3).
-        self._tolerance_same_shape, self._tolerance_other_shape = eps**0.6, 30 * eps**0.6
+        self._tolerance_same_shape, self.tolerance_other_shape = eps**0.6, 30 * eps**0.6
         self._known: tuple[ProbeLot, list[Tensor]] | None = None
 
     def outputs(self, lot: ProbeLot, seed: int = _SEED) -> Any:
@@ -153,12 +153,12 @@ class Probe:
             most = max(float(g.norm()) for g in together)
             for i, (one, two) in enumerate(zip(together, alone, strict=True)):
                 if bool(one.isfinite().all()) and not bool(
-                    (one - two).norm() <= self._tolerance_other_shape * (one.norm() + 1e-3 * most)
+                    (one - two).norm() <= self.tolerance_other_shape * (one.norm() + 1e-3 * most)
                 ):
                     return i
             return None
         total = torch.stack(alone).sum(0)
-        bound = self._tolerance_other_shape * torch.stack(alone).norm(dim=1).sum()
+        bound = self.tolerance_other_shape * torch.stack(alone).norm(dim=1).sum()
         as_sum = (together[0] - total).norm() <= bound
         as_mean = (together[0] * len(lot) - total).norm() <= bound
         return None if bool(as_sum | as_mean) or not bool(total.isfinite().all()) else 0
