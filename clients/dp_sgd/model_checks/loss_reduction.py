@@ -62,7 +62,8 @@ def find_reduction(
             "a sum over them; check with examples that the model does not fit already"
         )
     total = counts @ alone
-    for reduction, factor in (("mean", len(places)), ("sum", 1)):
+    factors: dict[Reduction, int] = {"mean": len(places), "sum": 1}
+    for reduction, factor in factors.items():
         if float((together * factor - total).norm()) <= probe.tolerance_other_shape * size:
             return reduction
     raise UnsafeModelError(
