@@ -18,6 +18,7 @@ from fedsim.accountant.search import (
     least_noise,
     solve_falling,
 )
+from fedsim.core.formatting import epsilon_text
 
 _LEAST_RATE = 1e-12  # below, an example is never sampled in any run
 
@@ -114,7 +115,7 @@ def calibrate_steps(
     if steps == 0:
         spent = _epsilon(accountant, adjacency, delta, rate, noise, 1)
         raise ValueError(
-            f"{what} cannot be met: a single step spends epsilon {spent:.3g}; raise "
+            f"{what} cannot be met: a single step spends epsilon {epsilon_text(spent)}; raise "
             "target_epsilon, delta or noise_multiplier, or lower sampling_rate"
         )
     if steps == MOST:

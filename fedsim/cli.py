@@ -230,7 +230,15 @@ def deploy(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> No
     from fedsim.deployment.flower_app import write_app
     from fedsim.experiment import load_experiment
 
-    app = write_app(load_experiment(file, overrides), Path(out))
+    loaded = load_experiment(file, overrides)
+    app = write_app(loaded, Path(out))
+    privacy = loaded.experiment.privacy
+    if privacy is not None and privacy.noise == "seeded":
+        click.echo(
+            "warning: privacy.noise is seeded: the server and every reader of the app know the "
+            "seed and can subtract the noise; where data need protection, set privacy.noise=secure",
+            err=True,
+        )
     data = None if app.data_file is None else str(app.data_file)
     if as_json:
         _print_json(

@@ -23,6 +23,7 @@ from fedsim.clients.budget.affordable_steps import epsilon_of_steps
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.sampling import PoissonSampling, Sampling
+from fedsim.core.formatting import epsilon_text, least_epsilon_text
 
 NUM_INTERVAL_ENDS = 11  # per client; each one may be wrong, so they share the false alarms
 _CANARY_THRESHOLD = 0.5  # in clipping bounds; the attack reports a canary above it
@@ -172,7 +173,8 @@ def _scale(interval: Interval, unit: float) -> Interval:
 def violations(found: Findings, claim: Claim) -> Iterator[str]:
     """Yield a message for each finding that contradicts the claim."""
     if found.epsilon > claim.epsilon:
-        yield f"at least ε = {found.epsilon:.4g} is spent, and {claim.epsilon:.4g} is claimed"
+        spent, claimed = least_epsilon_text(found.epsilon), epsilon_text(claim.epsilon)
+        yield f"at least ε = {spent} is spent, and {claimed} is claimed"
     if found.noise.high < 1.0:
         yield f"the noise is {found.noise.estimate:.3g} of what is charged"
     if found.contribution.low > 1.0:

@@ -6,6 +6,7 @@ from math import ceil
 
 from fedsim.clients.budget.affordable_steps import epsilon_of_steps
 from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlan
+from fedsim.core.formatting import epsilon_text
 from fedsim.federation.federation import Federation
 
 
@@ -94,7 +95,7 @@ def _spending(federation: Federation, one: Overdrawn, steps: int) -> str:
     )
     return (
         f"{steps} step{'s' if steps > 1 else ''} of client {one.client} with noise_multiplier "
-        f"{one.plan.step.noise_multiplier:.4g} would spend ε = {epsilon:.4g} at δ = "
+        f"{one.plan.step.noise_multiplier:.4g} would spend ε = {epsilon_text(epsilon)} at δ = "
         f"{one.plan.delta:g}, and its target_epsilon is {one.plan.target_epsilon:g}"
     )
 

@@ -144,8 +144,8 @@ class SpreadSentence(Sentence):
         return (
             f"The guarantee for all clients is the maximum over {clients}: "
             f"ε = {epsilon_text(facts.epsilon)} of client {facts.worst.client}. The median "
-            f"({facts.median:.4g}) and the minimum ({smallest:.4g}) are statistics, not "
-            "guarantees."
+            f"({epsilon_text(facts.median)}) and the minimum ({epsilon_text(smallest)}) are "
+            "statistics, not guarantees."
         )
 
     @property
@@ -171,10 +171,19 @@ class DeltaBelowOneInNSentence(Sentence):
     @property
     def text(self) -> str:
         """The sentence in words."""
+        share = percent_text(self._largest)
+        if self.facts.sizes_are_declared:
+            return (
+                "Every client's δ is below 1 / its declared examples: δ · declared examples is at "
+                f"most {share}. The real number is private, and this says nothing about a client "
+                "that holds more than declared: let privacy.declared_examples be no less than any "
+                "client's examples. δ · examples is the probability with which δ alone would allow "
+                "a client to publish one of them. Keep it far below 100%."
+            )
         return (
-            f"Every client's δ is below 1 / its examples: δ · examples is at most "
-            f"{percent_text(self._largest)}. With this probability, δ alone would allow a client "
-            "to publish one of its examples. Keep it far below 100%."
+            f"Every client's δ is below 1 / its examples: δ · examples is at most {share}. With "
+            "this probability, δ alone would allow a client to publish one of its examples. Keep "
+            "it far below 100%."
         )
 
     @property

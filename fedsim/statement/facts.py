@@ -160,6 +160,11 @@ class Facts:
         """The clients whose δ is not below 1 / examples."""
         return tuple(client.client for client in self.clients if client.has_large_delta)
 
+    @property
+    def sizes_are_declared(self) -> bool:
+        """Whether `examples` are declared numbers, and the real ones private."""
+        return self.mechanism is not None and self.mechanism.adjacency == "add_remove"
+
     @cached_property
     def clients_over_target(self) -> tuple[int, ...]:
         """The clients that spent more than their target."""

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.core.formatting import delta_text, duration_text, epsilon_text, percent_text
+from fedsim.core.formatting import (
+    delta_text,
+    duration_text,
+    epsilon_text,
+    least_epsilon_text,
+    percent_text,
+)
 from fedsim.report.client_table import aligned_epsilon
 
 epsilons = st.floats(min_value=0, max_value=1e12, allow_nan=False)
@@ -14,6 +20,11 @@ epsilons = st.floats(min_value=0, max_value=1e12, allow_nan=False)
 def test_printed_epsilon_is_never_below_the_true_one(epsilon):
     for text in (epsilon_text(epsilon), aligned_epsilon(epsilon)):
         assert float(text) >= epsilon
+
+
+@given(st.floats(min_value=1e-9, max_value=1e12))
+def test_a_printed_lower_bound_is_never_above_the_true_one(epsilon):
+    assert epsilon * (1 - 1.0011e-3) <= float(least_epsilon_text(epsilon)) <= epsilon
 
 
 @given(st.floats(min_value=1e-9, max_value=1e12))

@@ -68,6 +68,18 @@ def test_data_stay_where_they_are(tmp_path: Path) -> None:
     assert "is not empty" in str(again.exception)
 
 
+@pytest.mark.parametrize(("privacy", "warns"), [("seeded", True), ("secure", False), (None, False)])
+def test_seeded_noise_is_warned_of(tmp_path: Path, privacy: str | None, warns: bool) -> None:
+    (tmp_path / "net.py").write_text("def build(): ...\n")
+    settings = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0, "noise": privacy}
+    experiment = {**EXPERIMENT, "privacy": None if privacy is None else settings}
+    (tmp_path / "e.yaml").write_text(json.dumps(experiment))
+    arguments = ["deploy", str(tmp_path / "e.yaml"), "--out", str(tmp_path / "app")]
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 0, result.output
+    assert ("can subtract the noise; where data need protection" in result.output) == warns
+
+
 def test_a_plug_in_from_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "net.py").write_text("def build(): ...\n")

@@ -142,6 +142,7 @@ def test_an_ordinary_run_is_stated(honest):
         (lambda f: changed(f, accountant="gdp"), "accountant 'gdp' is not known"),
         (lambda f: with_client(f, 0, epsilon=math.inf), "Client 0 released updates"),
         (lambda f: with_client(f, 0, delta=1e-3), "δ is not below 1 / examples for client 0"),
+        (lambda f: changed(f, adjacency="add_remove"), "a client that holds more than declared"),
         (lambda f: with_client(f, 0, delta=1e-4), "each client having a δ of its own"),
         (lambda f: with_client(f, 1, epsilon=9.0), "The target ε was exceeded by client 1"),
         (lambda f: with_client(f, 1, epsilon=2.5), "smaller than the ε of its ledger"),
@@ -154,6 +155,11 @@ def test_an_ordinary_run_is_stated(honest):
 def test_each_fact_changes_what_is_said(honest, change, said):
     assert said not in words(honest)
     assert said in words(change(honest))
+
+
+def test_median_and_minimum_are_rounded_up_like_every_epsilon(honest):
+    text = words(with_client(honest, 0, epsilon=2.00001))
+    assert "ε = 3 of client 1. The median (2.501) and the minimum (2.001) are" in text
 
 
 def test_a_guarantee_of_what_ran_cannot_be_had_for_a_simulation(honest):
