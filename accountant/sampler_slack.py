@@ -1,0 +1,146 @@
+"""What the integer sampler of a release adds to ε and δ.
+
+The accountants are of noise rint(N(0, 2⁴⁸)). The law of what `spline_integers` draws differs from
+it by a factor close to 1 for each value (docs/finite_precision.md has the theorem and its proof):
+
+- within 4093 · 2¹⁶ (15.99 standard deviations) the ratio of the two probabilities is e^ℓ with
+  |ℓ| ≤ 5e-8 and E ℓ² ≤ 1e-23;
+- what lies outside, and the table's rounding, have a probability of at most 2⁻¹⁸⁷ under either law.
+
+For a mechanism that draws N values and is (ε, δ)-DP with the accountants' noise, Bernstein's
+inequality for the sum of ℓ and two changes of measure give, with the drawn noise and for every δ₁,
+
+    (ε + 2t, e^t δ + (1 + e^(ε + t)) (δ₁ + N 2⁻¹⁸⁷))-DP,
+    t = N (E ℓ² + 2⁻¹⁸⁷) + sqrt(2 N E ℓ² ln(1/δ₁)) + (2/3) 5e-8 ln(1/δ₁).
+
+N is `MAX_DRAWS` here, whatever was drawn: the slack of an account does not grow with its steps.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fedsim.accountant import checks
+
+MAX_DRAWS = 10**12  # values of noise that one client may draw: 10⁶ parameters, 10⁶ steps
+SHARE = 2.0**-14  # of δ that the slack may take; e^t - 1 is up to 0.8 of it
+
+_MEAN_SQUARE = 1e-23  # of ℓ
+_MAX_LOG_RATIO = 5e-8
+_OUTSIDE = 2.0**-187
+
+
+class Slack(NamedTuple):
+    """What the sampler adds to a guarantee.
+
+    Attributes:
+        epsilon: 2t; infinite where nothing can be proven.
+        delta: what is added to the δ of the accountants; 1 where nothing can be proven.
+    """
+
+    epsilon: float
+    delta: float
+
+
+def sampler_slack(epsilon: float, delta: float) -> Slack:
+    """Return what the sampler adds to the ε of the accountants at δ (1 - 2⁻¹⁴).
+
+    Guarantee: a mechanism that is (epsilon, delta · (1 - SHARE))-DP with noise rint(N(0, 2⁴⁸)) is
+    (epsilon + slack.epsilon, delta)-DP with at most MAX_DRAWS values of `spline_integers`;
+    slack.delta is at most delta · SHARE.
+
+    Edge cases: epsilon infinite gives (0, 0), since there is nothing to add to. The slack is
+    infinite where (1 + e^epsilon) MAX_DRAWS 2⁻¹⁸⁷ is not far below delta: for epsilon above 79 at
+    delta = 1e-5, above 55 at 1e-15.
+
+    Args:
+        epsilon: >= 0, of the accountants at delta · (1 - SHARE).
+        delta: in (0, 1), of the whole guarantee.
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+    delta = checks.open_probability("delta", delta)
+    if epsilon == math.inf:
+        return Slack(0.0, 0.0)
+    epsilon = checks.non_negative("epsilon", epsilon)
+    if epsilon > _MAX_EPSILON:
+        return _NOTHING_PROVEN
+    failure = delta * _FAILURE_SHARE / (1.0 + math.exp(epsilon + 1.0))
+    if failure == 0.0:
+        return _NOTHING_PROVEN
+    shift = _shift(failure)
+    added = math.expm1(shift) * delta + _additive(epsilon + shift, failure)
+    return Slack(2.0 * shift, added) if added <= delta * SHARE else _NOTHING_PROVEN
+
+
+def epsilon_with_slack(get_epsilon: Callable[[float], float], delta: float) -> float:
+    """Return ε at `delta` of releases with the sampler's noise.
+
+    Guarantee: if everything released is (get_epsilon(d), d)-DP for every d with the accountants'
+    noise, it is (epsilon, delta)-DP with at most MAX_DRAWS values of `spline_integers`.
+
+    Edge cases: nothing released gives 0, which is recognised by an ε of 0 at a δ of 2⁻²⁰⁰ too; an
+    infinite ε stays infinite; an ε for which nothing can be proven (`sampler_slack`) is infinite.
+
+    Args:
+        get_epsilon: ε of the accountants at a δ in (0, 1); does not increase with it.
+        delta: in (0, 1), of the whole guarantee.
+
+    Raises:
+        ValueError: `delta` is outside its range.
+    """
+    delta = checks.open_probability("delta", delta)
+    epsilon = get_epsilon(delta * (1.0 - SHARE))
+    if epsilon == 0.0 and get_epsilon(min(delta, _NEVER)) == 0.0:
+        return 0.0
+    return epsilon + sampler_slack(epsilon, delta).epsilon
+
+
+def delta_with_slack(get_delta: Callable[[float], float], epsilon: float) -> float:
+    """Return δ at `epsilon` of releases with the sampler's noise.
+
+    Guarantee: if everything released is (e, get_delta(e))-DP for every e >= 0 with the accountants'
+    noise, it is (epsilon, delta)-DP with at most MAX_DRAWS values of `spline_integers`.
+
+    Edge cases: nothing released (δ is 0 at ε = 0) gives 0; the result is at most 1. For ε < 2t, the
+    δ at ε - 2t < 0 is at most the one at 0 plus 2t - ε.
+
+    Args:
+        get_delta: δ of the accountants at an ε >= 0; does not increase with it.
+        epsilon: >= 0, finite.
+
+    Raises:
+        ValueError: `epsilon` is outside its range.
+    """
+    epsilon = checks.non_negative("epsilon", epsilon)
+    if get_delta(0.0) == 0.0:
+        return 0.0
+    if epsilon > _MAX_EPSILON:
+        return 1.0
+    # Any δ₁ is allowed: a small share of what is there, and no less than what N values add anyway.
+    failure = max(get_delta(epsilon) * _FAILURE_SHARE / (1.0 + math.exp(epsilon)), _ALL_OUTSIDE)
+    shift = _shift(failure)
+    inner = epsilon - 2.0 * shift
+    delta = get_delta(max(inner, 0.0)) + max(-inner, 0.0)
+    return min(1.0, math.exp(shift) * delta + _additive(epsilon - shift, failure))
+
+
+def _shift(failure: float) -> float:
+    """Return t of the module's formula: ℓ summed over all draws exceeds it with probability δ₁."""
+    logarithm = -math.log(failure)
+    mean = MAX_DRAWS * _MEAN_SQUARE + _ALL_OUTSIDE
+    spread = math.sqrt(2.0 * MAX_DRAWS * _MEAN_SQUARE * logarithm)
+    return mean + spread + 2.0 / 3.0 * _MAX_LOG_RATIO * logarithm
+
+
+def _additive(exponent: float, failure: float) -> float:
+    """Return the additive terms of δ: those of both changes of measure."""
+    return (1.0 + math.exp(exponent)) * (failure + _ALL_OUTSIDE)
+
+
+_ALL_OUTSIDE = MAX_DRAWS * _OUTSIDE
+_FAILURE_SHARE = 2.0**-18
+_MAX_EPSILON = 100.0  # nothing is proven far below it
+_NEVER = 2.0**-200
+_NOTHING_PROVEN = Slack(math.inf, 1.0)
