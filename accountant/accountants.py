@@ -23,8 +23,8 @@ from fedsim.accountant.composition import (
     sort_steps,
 )
 from fedsim.accountant.events import Event, append_event
-from fedsim.accountant.few_guarantees import composed_delta, composed_epsilon, few_guarantees
 from fedsim.accountant.pld.distribution import pld_delta, pld_epsilon
+from fedsim.accountant.pld.few_guarantees import composed_delta, composed_epsilon, few_guarantees
 from fedsim.accountant.rdp.conversion import (
     ConversionName,
     check_conversion,

@@ -43,8 +43,8 @@ from fedsim.accountant.composition import (
     joint_noise_multiplier,
     sort_steps,
 )
-from fedsim.accountant.few_guarantees import composed_delta, composed_epsilon, few_guarantees
 from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
+from fedsim.accountant.pld.few_guarantees import composed_delta, composed_epsilon, few_guarantees
 from fedsim.accountant.pld.loss_pmf import MAX_CELLS, LossPmf
 from fedsim.accountant.pld.mechanisms import (
     Dominated,
