@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedsim.audit.canaries import CanaryModel, add_canary_loss
+from fedsim.audit.client_views import views_of
 from fedsim.audit.findings import NUM_INTERVAL_ENDS, Claim, measure_leakage, noise_correlation
-from fedsim.audit.observation import charged_noise, observe
+from fedsim.audit.observation import charged_noise, num_spares, observe
 from fedsim.audit.results import Audit, ClientAudit
 from fedsim.clients.app import one_thread
 from fedsim.clients.budget.affordable_steps import epsilon_of_steps
@@ -75,9 +76,13 @@ def _audit(
         for client, epsilon in chosen:
             audited.append(_audit_client(federation, client, epsilon, steps=steps, miss=miss))
             on_client(len(audited), len(chosen))
+    views = views_of(federation, {one.client: one.findings.uploads for one in audited})
     return Audit(
         name=loaded.experiment.name,
-        clients=tuple(sorted(audited, key=lambda one: one.client)),
+        clients=tuple(
+            replace(one, views=views.get(one.client))
+            for one in sorted(audited, key=lambda one: one.client)
+        ),
         num_clients=federation.num_clients,
         steps=len(audited[0].findings.noise_rows),
         confidence=confidence,
@@ -120,7 +125,11 @@ def _audit_client(
     plan, size = plans[client], federation.data.clients.size(client)
     has_canary = _choose_canaries(experiment.seed, client, size)
     gradients, targets = _canary_gradients(
-        federation, client, has_canary, bound=terms[client].privacy.max_grad_norm
+        federation,
+        client,
+        has_canary,
+        bound=terms[client].privacy.max_grad_norm,
+        spares=num_spares(size, steps),
     )
     step = replace(plan.step, bound_groups=None).for_model(gradients.parameters)
     seen = observe(
@@ -142,6 +151,7 @@ def _audit_client(
         steps=plan.steps_to_take,
         accountant=experiment.privacy.accountant,
         adjacency=experiment.privacy.adjacency,
+        is_fixed=step.clipping.adapted_clip_norm is None,
     )
     findings = measure_leakage(seen, claim, round_steps=experiment.local.steps, miss=miss)
     return ClientAudit(client, size, claim, findings)
@@ -154,7 +164,12 @@ def _choose_canaries(seed: int, client: int, size: int) -> NDArray[np.bool_]:
 
 
 def _canary_gradients(
-    federation: Federation, client: int, has_canary: NDArray[np.bool_], *, bound: float
+    federation: Federation,
+    client: int,
+    has_canary: NDArray[np.bool_],
+    *,
+    bound: float,
+    spares: int,
 ) -> tuple[PerExampleGradients, torch.Tensor]:
     """Return the per-example gradients of the client's model with canaries, and its targets.
 
@@ -170,7 +185,9 @@ def _canary_gradients(
     network = deepcopy(federation.model)
     with preserve_state(network), torch.no_grad():
         shape = network(check_features[:1]).shape[1:]
-    model = CanaryModel(network, torch.cat([features, check_features]), carries, bound)
+    model = CanaryModel(
+        network, torch.cat([features, check_features]), carries, bound, spares=spares
+    )
     model = model.to(federation.device)
     checks = torch.arange(len(features), len(carries), device=federation.device)
     loss = add_canary_loss(federation.loss, shape)

@@ -23,14 +23,21 @@ class CanaryModel(nn.Module):
         examples: a client's examples (n, ...), looked up by index.
         has_canary: 1 for an example with a canary, otherwise 0 (n,).
         bound: the clipping bound, which a canary's gradient exceeds by far.
+        spares: more canary parameters, of no example: their coordinates show noise alone.
     """
 
     def __init__(
-        self, model: nn.Module, examples: Tensor, has_canary: Tensor, bound: float
+        self,
+        model: nn.Module,
+        examples: Tensor,
+        has_canary: Tensor,
+        bound: float,
+        *,
+        spares: int = 0,
     ) -> None:
         super().__init__()
         self.model = model
-        self.canaries = nn.Embedding(len(examples), 1)
+        self.canaries = nn.Embedding(len(examples) + spares, 1)
         nn.init.zeros_(self.canaries.weight)
         self.register_buffer("examples", examples, persistent=False)
         self.register_buffer("steepness", _CANARY_SCALE * bound * has_canary, persistent=False)

@@ -44,7 +44,7 @@ def audit(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Attack the clients of FILE with canaries and measure a lower bound of their ε.
+    """Attack the clients of FILE with canaries: claimed, certified and estimated ε.
 
     Each client's own mechanism runs on its own model and data. Exit code 1 means that noise,
     clipping or sampling differ from what the client is charged for; see docs/howto/attack.md.

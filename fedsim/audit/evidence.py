@@ -1,13 +1,14 @@
-"""Confidence intervals for the rates of an attack and for the size of noise.
+"""Confidence intervals for the rates of an attack and for the law of noise.
 
-The intervals are exact or nearly so. None assumes that the mechanism is as claimed.
+None assumes that the mechanism is as claimed. All are exact except those of correlations.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betaincinv, ndtri
+from scipy.special import betaincinv, gammainccinv, gammaincinv, ndtr, ndtri
 
 from fedsim.accountant.arrays import Floats
 
@@ -56,8 +57,73 @@ def gdp_lower_bound(false_alarms: Interval, misses: Interval) -> float:
     return max(0.0, -float(ndtri(false_alarms.high)) - float(ndtri(misses.high)))
 
 
+def shift_lower_bound(
+    noise: Floats, shift: float, thresholds: Sequence[float], *, miss: float
+) -> float:
+    """Return the lower bound of μ of a release that adds noise to 0 or to `shift`.
+
+    An attack says "present" above a threshold t. Its false alarms have probability P(noise > t) and
+    its misses P(noise ≤ t − shift): both are rates of one sample of the noise, whatever its law.
+
+    Guarantee: the bound exceeds the true μ with probability at most `miss`, if the values are
+    independent draws of the noise.
+
+    Args:
+        noise: a sample of the noise, ascending (n,).
+        shift: what a present example adds.
+        thresholds: t, chosen without the sample; the best one counts.
+        miss: probability of a wrong bound.
+    """
+    end, n = miss / (2 * max(1, len(thresholds))), noise.size
+
+    def bound(threshold: float) -> float:
+        alarms = n - int(np.searchsorted(noise, threshold, side="right"))
+        misses = int(np.searchsorted(noise, threshold - shift, side="right"))
+        return gdp_lower_bound(
+            rate_interval(alarms, n, miss=end), rate_interval(misses, n, miss=end)
+        )
+
+    return max(map(bound, thresholds), default=0.0)
+
+
+def run_lower_bound(
+    outside: Floats,
+    inside: Floats,
+    thresholds: Sequence[float],
+    *,
+    delta: float,
+    miss: float,
+) -> float:
+    """Return the lower bound of ε from the scores of whole runs, without a law of the scores.
+
+    For an (ε, δ) release, P(alarm | present) ≤ e^ε P(alarm | absent) + δ, and likewise for the
+    opposite event (Kairouz, Oh, Viswanath 2015; as an audit Jagielski et al. 2020).
+
+    Guarantee: the bound exceeds the true ε with probability at most `miss`, if the scores are
+    independent.
+
+    Args:
+        outside: scores without the example (n,).
+        inside: scores with it (m,).
+        thresholds: of an alarm, chosen without the scores; the best one counts.
+        delta: δ.
+        miss: probability of a wrong bound.
+    """
+    if not (outside.size and inside.size and len(thresholds)):
+        return 0.0
+    end = miss / (2 * len(thresholds))
+    best = 0.0
+    for threshold in thresholds:
+        alarms = rate_interval(int((outside > threshold).sum()), outside.size, miss=end)
+        hits = rate_interval(int((inside > threshold).sum()), inside.size, miss=end)
+        for likely, rare in ((hits.low, alarms.high), (1.0 - alarms.high, 1.0 - hits.low)):
+            if likely > delta:
+                best = max(best, math.log((likely - delta) / rare))
+    return best
+
+
 def deviation_interval(values: Floats, *, miss: float) -> Interval:
-    """Return the standard deviation of zero-mean Gaussian noise.
+    """Return the standard deviation of zero-mean Gaussian noise, by chi-square: exact.
 
     Args:
         values: the noise (n,); the relative standard error is 1 / √(2 n).
@@ -65,24 +131,32 @@ def deviation_interval(values: Floats, *, miss: float) -> Interval:
     """
     if values.size == 0:
         return Interval(math.nan, 0.0, math.inf)
-    estimate = math.sqrt(float(np.mean(np.square(values))))
-    margin = -float(ndtri(miss)) / math.sqrt(2.0 * values.size)
-    return Interval(estimate, estimate * (1.0 - margin), estimate * (1.0 + margin))
+    squares, half = float(np.vdot(values, values)), values.size / 2.0
+    return Interval(
+        math.sqrt(squares / values.size),
+        math.sqrt(squares / (2.0 * float(gammainccinv(half, miss)))),
+        math.sqrt(squares / (2.0 * float(gammaincinv(half, miss)))),
+    )
 
 
-def known_deviation_mean_interval(values: Floats, deviation: float, *, miss: float) -> Interval:
-    """Return the mean of values with a known standard deviation.
+def distance_to_normal(noise: Floats, deviation: float, *, miss: float) -> Interval:
+    """Return the largest distance between the distribution functions of noise and N(0, σ²).
+
+    The band is that of Dvoretzky, Kiefer, Wolfowitz and Massart (1990), exact for any n. It is
+    conservative where σ is estimated from the noise itself.
 
     Args:
-        values: the sample (n,).
-        deviation: standard deviation of a value, in the unit of the values.
-        miss: probability that an end is wrong, the same for both ends.
+        noise: a sample, ascending (n,).
+        deviation: σ.
+        miss: probability that the low end is wrong.
     """
-    if values.size == 0:
-        return Interval(math.nan, -math.inf, math.inf)
-    estimate = float(values.mean())
-    margin = -float(ndtri(miss)) * deviation / math.sqrt(values.size)
-    return Interval(estimate, estimate - margin, estimate + margin)
+    if noise.size == 0:
+        return Interval(math.nan, 0.0, 1.0)
+    claimed = ndtr(noise / deviation)
+    steps = np.arange(noise.size + 1) / noise.size
+    found = max(float((steps[1:] - claimed).max()), float((claimed - steps[:-1]).max()))
+    margin = math.sqrt(math.log(2.0 / miss) / (2.0 * noise.size))
+    return Interval(found, max(0.0, found - margin), min(1.0, found + margin))
 
 
 def correlation_interval(one: Floats, other: Floats, *, miss: float) -> Interval:

@@ -14,11 +14,13 @@ from fedsim.audit.evidence import (
     Interval,
     correlation_interval,
     deviation_interval,
-    gdp_lower_bound,
-    known_deviation_mean_interval,
+    distance_to_normal,
     rate_interval,
+    run_lower_bound,
+    shift_lower_bound,
 )
 from fedsim.audit.observation import Observations
+from fedsim.audit.views import UploadLaw
 from fedsim.clients.budget.affordable_steps import epsilon_of_steps
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
@@ -26,7 +28,10 @@ from fedsim.clients.dp_sgd.sampling import PoissonSampling, Sampling
 from fedsim.core.formatting import epsilon_text, least_epsilon_text
 
 NUM_INTERVAL_ENDS = 11  # per client; each one may be wrong, so they share the false alarms
-_CANARY_THRESHOLD = 0.5  # in clipping bounds; the attack reports a canary above it
+_CONTRIBUTION_TOLERANCE = 1e-3
+_THRESHOLDS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # of noise, in charged deviations from the best one
+_RUN_QUANTILES = (0.5, 0.9, 0.99, 0.999, 1.0)  # of scores without a canary
+_SHARED_COLUMNS = 100  # of the noise, to compare it with that of other clients
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Claim:
         steps: number of steps over the whole run.
         accountant: the accountant that computes ε.
         adjacency: the neighbouring relation of the claim.
+        is_fixed: whether all steps have one clipping bound.
     """
 
     epsilon: float
@@ -50,6 +56,7 @@ class Claim:
     steps: int
     accountant: AccountantName
     adjacency: Adjacency
+    is_fixed: bool
 
 
 @dataclass(frozen=True)
@@ -57,23 +64,33 @@ class Findings:
     """Measurements on one client.
 
     Attributes:
-        epsilon: lower bound of ε for the whole run, from the measured μ and sampling rate.
+        epsilon: lower bound of ε for the whole run, from μ and sampling rate of a step.
+        epsilon_of_runs: lower bound of ε from the uploads of whole runs alone.
+        epsilon_estimate: ε of the whole run with the measured noise, clipping and sampling.
         noise: measured σ / C over the claimed one.
-        contribution: mean of a canary in the lot, in units of C; at most 1 if clipping holds.
+        noise_distance: distance of the noise's distribution function to a Gaussian one.
+        contribution: mean, minimum and maximum of what canaries add to sums, in units of C.
+        contribution_limit: largest contribution that rounding explains.
         sampling_rate: measured sampling rate over the charged one.
         count_variance: variance of how often each example was drawn, over that of independent
             lots; 1 if the client does not claim independent lots.
         noise_correlations: correlation of noise from step to step, and from round to round.
-        noise_rows: the noise of each step (steps, canaries), NaN for a canary in the lot.
+        noise_rows: start of the noise of each step (steps, coordinates), in units of C.
+        uploads: law of an upload; None where no canary was seen.
     """
 
     epsilon: float
+    epsilon_of_runs: float
+    epsilon_estimate: float
     noise: Interval
+    noise_distance: Interval
     contribution: Interval
+    contribution_limit: float
     sampling_rate: Interval
     count_variance: Interval
     noise_correlations: tuple[Interval, Interval]
     noise_rows: Floats
+    uploads: UploadLaw | None
 
 
 def measure_leakage(seen: Observations, claim: Claim, *, round_steps: int, miss: float) -> Findings:
@@ -83,44 +100,74 @@ def measure_leakage(seen: Observations, claim: Claim, *, round_steps: int, miss:
     has `violations` with probability at most `NUM_INTERVAL_ENDS` times `miss`.
 
     Args:
-        seen: the observed canaries of a client.
+        seen: the observed coordinates of a client.
         claim: the client's claimed mechanism.
         round_steps: number of steps in a round.
         miss: probability that an end is wrong, in (0, 1/2).
     """
-    inside = seen.inside
-    noise, canaries = seen.released[~inside], seen.released[inside]
-    mu = gdp_lower_bound(
-        rate_interval(int((noise > _CANARY_THRESHOLD).sum()), noise.size, miss=miss),
-        rate_interval(int((canaries <= _CANARY_THRESHOLD).sum()), canaries.size, miss=miss),
-    )
-    rate = _sampling_rate(seen, miss=miss)
+    contribution = _contribution(seen)
+    shift = 0.0 if math.isnan(contribution.estimate) else contribution.estimate
+    rows = seen.released - shift * seen.inside
+    noise = np.sort(rows, axis=None)
     deviation = deviation_interval(noise, miss=miss)
-    rows = np.where(inside, np.nan, seen.released)
+    rate = _sampling_rate(seen, miss=miss)
+    thresholds = [0.5 * shift + claim.noise * place for place in _THRESHOLDS]
+    mu = shift_lower_bound(noise, contribution.low, thresholds, miss=miss) if shift else 0.0
     return Findings(
-        epsilon=_epsilon_lower_bound(claim, mu, rate.low),
+        epsilon=_epsilon_of(claim, mu, rate.low),
+        epsilon_of_runs=_epsilon_of_runs(seen, claim, round_steps=round_steps, miss=miss),
+        epsilon_estimate=_epsilon_of(claim, shift / deviation.estimate, rate.estimate)
+        if shift
+        else math.nan,
         noise=_scale(deviation, claim.noise),
-        contribution=known_deviation_mean_interval(canaries, deviation.estimate, miss=miss),
+        noise_distance=distance_to_normal(noise, deviation.estimate, miss=miss),
+        contribution=contribution,
+        contribution_limit=1.0 + _CONTRIBUTION_TOLERANCE + seen.contribution_error,
         sampling_rate=_scale(rate, claim.sampling.sampling_rate),
         count_variance=_count_variance(seen, claim.sampling, miss=miss),
         noise_correlations=(
             noise_correlation(rows[1:], rows[:-1], miss=miss),
             noise_correlation(rows[round_steps:], rows[:-round_steps], miss=miss),
         ),
-        noise_rows=rows,
+        noise_rows=rows[:, :_SHARED_COLUMNS].copy(),
+        uploads=UploadLaw.of(seen) if claim.is_fixed else None,
     )
 
 
+def _contribution(seen: Observations) -> Interval:
+    """Return the mean, the minimum and the maximum of the contributions: nothing is random."""
+    found = seen.contributions
+    if found.size == 0:
+        return Interval(math.nan, -math.inf, math.inf)
+    return Interval(float(found.mean()), max(0.0, float(found.min())), float(found.max()))
+
+
+def _epsilon_of_runs(seen: Observations, claim: Claim, *, round_steps: int, miss: float) -> float:
+    """Return a lower bound of ε from sums of uploads over whole runs.
+
+    Half of the coordinates without a canary choose the thresholds, the others test them.
+    """
+    rounds = max(1, -(-claim.steps // round_steps))
+    runs = len(seen.uploads) // rounds
+    whole = seen.uploads[: runs * rounds]
+    scores = whole.reshape(runs, rounds, whole.shape[1]).sum(axis=1)
+    inside, outside = scores[:, seen.is_member], scores[:, ~seen.is_member]
+    choosing, testing = outside[:, ::2], outside[:, 1::2]
+    if not choosing.size:
+        return 0.0
+    thresholds = np.quantile(choosing, _RUN_QUANTILES).tolist()
+    return run_lower_bound(testing, inside, thresholds, delta=claim.delta, miss=miss)
+
+
 def noise_correlation(one: Floats, other: Floats, *, miss: float) -> Interval:
-    """Return the correlation of two tables of noise (steps, canaries); NaN entries do not count.
+    """Return the correlation of two tables of noise (steps, coordinates).
 
     Args:
         one: noise, in clipping bounds.
         other: noise of the same shape.
         miss: probability that an end is wrong, in (0, 1/2).
     """
-    both = ~(np.isnan(one) | np.isnan(other))
-    return correlation_interval(one[both], other[both], miss=miss)
+    return correlation_interval(one.ravel(), other.ravel(), miss=miss)
 
 
 def _sampling_rate(seen: Observations, *, miss: float) -> Interval:
@@ -150,8 +197,8 @@ def _count_variance(seen: Observations, sampling: Sampling, *, miss: float) -> I
     return Interval(estimate, estimate - margin, estimate + margin)
 
 
-def _epsilon_lower_bound(claim: Claim, mu: float, rate: float) -> float:
-    """Return ε of the claimed run with the measured μ and sampling rate."""
+def _epsilon_of(claim: Claim, mu: float, rate: float) -> float:
+    """Return ε of the claimed run with another μ and sampling rate."""
     if mu == 0.0:
         return 0.0
     sampling = claim.sampling
@@ -175,10 +222,18 @@ def violations(found: Findings, claim: Claim) -> Iterator[str]:
     if found.epsilon > claim.epsilon:
         spent, claimed = least_epsilon_text(found.epsilon), epsilon_text(claim.epsilon)
         yield f"at least ε = {spent} is spent, and {claimed} is claimed"
+    if found.epsilon_of_runs > claim.epsilon:
+        shown, claimed = least_epsilon_text(found.epsilon_of_runs), epsilon_text(claim.epsilon)
+        yield f"uploads of a run show at least ε = {shown}, and {claimed} is claimed"
     if found.noise.high < 1.0:
         yield f"the noise is {found.noise.estimate:.3g} of what is charged"
-    if found.contribution.low > 1.0:
-        yield f"an example contributes {found.contribution.estimate:.3g} times the clipping bound"
+    if found.noise_distance.low > 0.0:
+        yield (
+            "the noise is not Gaussian: its distribution function is off by "
+            f"{found.noise_distance.estimate:.2g}"
+        )
+    if math.inf > found.contribution.high > found.contribution_limit:
+        yield f"an example contributes {found.contribution.high:.4g} times the clipping bound"
     if found.sampling_rate.low > 1.0:
         yield f"lots hold {found.sampling_rate.low:.3g} times the charged sampling rate, or more"
     if found.count_variance.high < 1.0:

@@ -1,6 +1,11 @@
-"""Observations of a client's private training with canaries, as its server would see it."""
+"""Observations of a client's private training with canaries, as its server would see it.
+
+Rounds are also run a second time with the same noise and without gradients. The difference of the
+two is what the examples add: exactly, and without the noise of an estimate.
+"""
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,39 +13,72 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.accountant import Gaussian, JointGaussian
 from fedsim.accountant.arrays import Floats
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
+from fedsim.clients.dp_sgd.per_example.loss_gradient import scaled_loss
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
+from fedsim.federation.charged_noise import charged_multipliers
 
 Bools = NDArray[np.bool_]
 
-MAX_OBSERVED_CANARIES = 1000  # per client; it bounds the memory of the tables
+MAX_COORDINATES = 1000  # observed of each client, at least one for each of as many examples
+_MAX_VALUES = 1 << 21  # of a table with spare coordinates
+_MAX_PAIRED_ROUNDS = 30  # run a second time without gradients
 
 
 @dataclass(frozen=True)
 class Observations:
-    """The released value of each canary in each step.
+    """The released value of each canary coordinate in each step and round.
+
+    Coordinates of examples come first; those after them are spare and show noise alone.
 
     Attributes:
-        released: the canary's coordinate of the noisy sum (steps, canaries), in units of the
-            step's clipping bound C; a canary in the lot adds at most 1.
-        drawn: whether the example was in the lot (steps, canaries).
-        has_canary: whether the example has a canary (canaries,).
+        released: coordinates of the noisy sum (steps, coordinates), in units of the step's clipping
+            bound C.
+        drawn: whether an example was in the lot (steps, examples).
+        has_canary: whether an example has a canary (examples,); in the lot it adds at most 1.
+        contributions: measured additions of canaries in lots (n,), in units of C.
+        contribution_error: largest rounding error of a contribution, in units of C.
+        uploads: coordinates of the uploaded update of each round (rounds, coordinates), with the
+            sign of a canary.
+        signals: what gradients add to the uploads of canaries (rounds, canaries).
     """
 
     released: Floats
     drawn: Bools
     has_canary: Bools
+    contributions: Floats
+    contribution_error: float
+    uploads: Floats
+    signals: Floats
 
     @property
     def inside(self) -> Bools:
-        """Whether a canary was in the lot of a step (steps, canaries)."""
-        return self.drawn & self.has_canary
+        """Whether a canary of a coordinate was in the lot of a step (steps, coordinates)."""
+        found = np.zeros(self.released.shape, dtype=bool)
+        found[:, : self.has_canary.size] = self.drawn & self.has_canary
+        return found
+
+    @property
+    def is_member(self) -> Bools:
+        """Whether a coordinate has a canary in the client's data (coordinates,)."""
+        found = np.zeros(self.released.shape[1], dtype=bool)
+        found[: self.has_canary.size] = self.has_canary
+        return found
+
+
+def num_spares(examples: int, steps: int) -> int:
+    """Return the number of spare coordinates beside those of a client's examples.
+
+    Args:
+        examples: number of canary parameters of examples.
+        steps: number of observed steps.
+    """
+    return max(0, min(MAX_COORDINATES, _MAX_VALUES // max(1, steps)) - examples)
 
 
 def observe(
@@ -57,7 +95,7 @@ def observe(
 ) -> Observations:
     """Train a client with canaries, round after round, as in a run, and record its releases.
 
-    Only the canaries of the first `MAX_OBSERVED_CANARIES` examples are recorded.
+    Only the first `MAX_COORDINATES` canary parameters are recorded.
 
     Args:
         gradients: per-example gradients of a `CanaryModel`.
@@ -70,33 +108,124 @@ def observe(
         steps: minimum number of steps; the count is rounded up to whole rounds.
         secure: whether lots and noise come from the operating system's random source.
     """
-    count = min(has_canary.size, MAX_OBSERVED_CANARIES)
-    place = _canaries(gradients, count)
-    rows: list[tuple[Floats, Bools]] = []
-
-    def record(
-        lots: Sequence[np.ndarray | None], released: Tensor, used: Sequence[DpSgdMechanism | None]
-    ) -> None:
-        for lot, mechanism in zip(lots, used, strict=True):
-            if lot is None or mechanism is None:
-                continue
-            drawn = np.zeros(has_canary.size, dtype=bool)
-            drawn[lot] = True
-            bound = _bound(mechanism, gradients)
-            sums = released[0, place].double().cpu().numpy() * (mechanism.expected_lot / bound)
-            rows.append((sums, drawn[:count]))
-
-    index = torch.arange(has_canary.size, device=targets.device)
-    shared_model = SharedModel(gradients.model, parameters=gradients.parameters)
+    rounds = _Rounds(gradients, targets, local, seed=seed, client=client)
+    canaries = has_canary[: rounds.coordinates]
+    found: list[_Round] = []
+    pairs: list[tuple[_Round, _Round]] = []
     for number, own in enumerate(_rounds(steps, local.steps), start=1):
-        key = StreamKey(seed, client, number)
-        member = BlockMember(index, targets, key, own, step, secure)
-        loss = gradients.loss
-        result = train_block(shared_model, loss, gradients, local, [member], on_step=record)
-        step = step.resume(result.adapted_clip_norm[0])
-    shared_model.restart()
-    released, drawn = (np.array(column) for column in zip(*rows, strict=True))
-    return Observations(released, drawn, has_canary[:count])
+        seen = rounds.run(number, own, step, secure=secure)
+        found.append(seen)
+        if number <= _MAX_PAIRED_ROUNDS:
+            noise = rounds.run(number, own, step, gradient_scale=0.0)
+            with_sums = rounds.run(number, own, step) if secure else seen
+            pairs.append((with_sums, noise))
+        step = step.resume(seen.adapted_clip_norm)
+    rounds.shared_model.restart()
+    count = canaries.size
+    size = max(float(np.abs(one.released[0]).max()) for one, _ in pairs)
+    return Observations(
+        released=np.concatenate([each.released for each in found]),
+        drawn=np.concatenate([each.drawn for each in found])[:, :count],
+        has_canary=canaries,
+        contributions=np.concatenate(
+            [
+                (one.released[0] - noise.released[0])[:count][one.drawn[0, :count] & canaries]
+                for one, noise in pairs
+            ]
+        ),
+        contribution_error=4.0 * torch.finfo(gradients.parameters.data.dtype).eps * size,
+        uploads=np.stack([each.upload for each in found]),
+        signals=np.stack([(one.upload - noise.upload)[:count][canaries] for one, noise in pairs]),
+    )
+
+
+@dataclass(frozen=True)
+class _Round:
+    """One round.
+
+    Attributes:
+        released: (steps, coordinates), in clipping bounds.
+        drawn: (steps, examples).
+        upload: (coordinates,).
+        adapted_clip_norm: the clipping bound after the round; None where it is fixed.
+    """
+
+    released: Floats
+    drawn: Bools
+    upload: Floats
+    adapted_clip_norm: float | None
+
+
+class _Rounds:
+    """Rounds of one client."""
+
+    def __init__(
+        self,
+        gradients: PerExampleGradients,
+        targets: Tensor,
+        local: LocalSettings,
+        *,
+        seed: int,
+        client: int,
+    ) -> None:
+        self._gradients = gradients
+        self._without = copy(gradients)  # the same noise, and nothing of the examples
+        self._without.loss = scaled_loss(gradients.loss, 0.0)
+        self._index = torch.arange(len(targets), device=targets.device)
+        self._targets = targets
+        self._local = local
+        self._seed, self._client = seed, client
+        self._place = _canaries(gradients)
+        self.shared_model = SharedModel(gradients.model, parameters=gradients.parameters)
+
+    @property
+    def coordinates(self) -> int:
+        """Number of observed coordinates."""
+        return self._place.stop - self._place.start
+
+    def run(
+        self,
+        number: int,
+        steps: range,
+        step: DpSgdMechanism,
+        *,
+        gradient_scale: float = 1.0,
+        secure: bool = False,
+    ) -> _Round:
+        """Train one round and return what it released.
+
+        Args:
+            number: the round.
+            steps: numbers of its steps over the client's life.
+            step: the mechanism of its first step.
+            gradient_scale: 1, or 0 for noise alone.
+            secure: whether lots and noise come from the operating system's random source.
+        """
+        rows: list[tuple[Floats, Bools]] = []
+
+        def record(
+            lots: Sequence[np.ndarray | None],
+            released: Tensor,
+            used: Sequence[DpSgdMechanism | None],
+        ) -> None:
+            (lot,), (mechanism,) = lots, used
+            if lot is None or mechanism is None:
+                return
+            drawn = np.zeros(len(self._targets), dtype=bool)
+            drawn[lot] = True
+            unit = mechanism.expected_lot / _bound(mechanism, self._gradients)
+            rows.append((released[0, self._place].double().cpu().numpy() * unit, drawn))
+
+        gradients = self._gradients if gradient_scale else self._without
+        key = StreamKey(self._seed, self._client, number)
+        member = BlockMember(self._index, self._targets, key, steps, step, secure)
+        result = train_block(
+            self.shared_model, gradients.loss, gradients, self._local, [member], on_step=record
+        )
+        released, drawn = (np.array(column) for column in zip(*rows, strict=True))
+        moved = self.shared_model.start_values[self._place] - result.values[0, self._place]
+        upload = moved.double().cpu().numpy()
+        return _Round(released, drawn, upload, result.adapted_clip_norm[0])
 
 
 def charged_noise(step: DpSgdMechanism, gradients: PerExampleGradients) -> float:
@@ -111,13 +240,7 @@ def charged_noise(step: DpSgdMechanism, gradients: PerExampleGradients) -> float
     Raises:
         TypeError: the charged event is not Gaussian noise.
     """
-    match step.mechanism:
-        case Gaussian(noise_multiplier):
-            return noise_multiplier
-        case JointGaussian(noise_multipliers):
-            return noise_multipliers[_group(step, gradients)]
-        case event:
-            raise TypeError(f"no noise is known for {event!r}")
+    return charged_multipliers(step)[_group(step, gradients)]
 
 
 def _bound(step: DpSgdMechanism, gradients: PerExampleGradients) -> float:
@@ -130,11 +253,11 @@ def _group(step: DpSgdMechanism, gradients: PerExampleGradients) -> int:
     return next(number for number, group in enumerate(members) if index in group)
 
 
-def _canaries(gradients: PerExampleGradients, count: int) -> slice:
-    """Return the place of the first `count` canaries in a flat tensor of all parameters."""
+def _canaries(gradients: PerExampleGradients) -> slice:
+    """Return the place of the observed coordinates in a flat tensor of all parameters."""
     parameters = gradients.parameters
     (place,) = parameters.slices([parameters.names.index(_CANARIES)])
-    return slice(place.start, place.start + count)
+    return slice(place.start, min(place.stop, place.start + MAX_COORDINATES))
 
 
 def _rounds(steps: int, round_steps: int) -> Iterator[range]:

@@ -5,17 +5,19 @@ from typing import Any
 
 from fedsim.audit.evidence import Interval
 from fedsim.audit.findings import Claim, Findings, violations
+from fedsim.audit.views import Views
 from fedsim.core.json_numbers import finite_or_none
 
 
 @dataclass(frozen=True)
 class ClientAudit:
-    """The findings on one client, beside its claim."""
+    """The findings on one client, beside its claim; without `views` where nothing was seen."""
 
     client: int
     num_examples: int
     claim: Claim
     findings: Findings
+    views: Views | None = None
 
     @property
     def violations(self) -> tuple[str, ...]:
@@ -30,8 +32,18 @@ class ClientAudit:
             "examples": self.num_examples,
             "delta": self.claim.delta,
             "epsilon_claimed": self.claim.epsilon,
-            "epsilon_at_least": finite_or_none(found.epsilon),
+            "epsilon_certified": finite_or_none(found.epsilon),
+            "epsilon_certified_of_runs": finite_or_none(found.epsilon_of_runs),
+            "epsilon_estimated": {
+                "steps": finite_or_none(found.epsilon_estimate),
+                "uploads": None if self.views is None else finite_or_none(self.views.uploads),
+                "sums": None if self.views is None else finite_or_none(self.views.sums),
+                "final_model": None
+                if self.views is None
+                else finite_or_none(self.views.final_model),
+            },
             "noise_over_charged": _interval_json(found.noise),
+            "noise_distance_to_gaussian": _interval_json(found.noise_distance),
             "contribution_over_bound": _interval_json(found.contribution),
             "sampling_over_charged": _interval_json(found.sampling_rate),
             "count_variance_over_charged": _interval_json(found.count_variance),

@@ -3,6 +3,7 @@
 import math
 
 from rich.console import Console
+from rich.table import Table
 
 from fedsim.audit.evidence import Interval
 from fedsim.audit.results import Audit
@@ -20,31 +21,8 @@ def print_audit(audit: Audit, console: Console | None = None) -> None:
         console: where to print; standard output by default.
     """
     console = console or Console()
-    table = figure_table(
-        "Measured on each client, relative to the charge",
-        ["client", "examples", "ε claimed", "ε at least", "noise", "example", "sampling"],
-    )
-    for one in audit.clients:
-        found = one.findings
-        table.add_row(
-            str(one.client),
-            str(one.num_examples),
-            epsilon_text(one.claim.epsilon),
-            least_epsilon_text(found.epsilon),
-            _interval_text(found.noise),
-            _interval_text(found.contribution),
-            f"{found.sampling_rate.estimate:.3f}",
-        )
-    notes = [
-        "ε at least: lower bound from measured noise, clipping and sampling",
-        "noise: deviation; example: contribution to a sum; sampling: rate",
-    ]
-    if audit.num_clients > len(audit.clients):
-        shown = len(audit.clients)
-        which = f"the {shown} largest claims" if shown > 1 else "the largest claim"
-        notes.append(f"{which} of {audit.num_clients:,} clients")
-    table.caption = "\n".join(notes)
-    print_table(console, table)
+    print_table(console, _epsilon_table(audit))
+    print_table(console, _mechanism_table(audit))
     problems = len(audit.violations)
     verdict = f"{count_text(problems, 'violation')} found" if problems else "no claim is violated"
     print_sentence(
@@ -52,6 +30,77 @@ def print_audit(audit: Audit, console: Console | None = None) -> None:
         f"{audit.name}: {verdict} ({count_text(len(audit.clients), 'client')}, "
         f"{count_text(audit.steps, 'step')} each, confidence {audit.confidence:g})",
     )
+
+
+def _epsilon_table(audit: Audit) -> Table:
+    """Return the table of claimed, certified and estimated ε."""
+    table = figure_table(
+        "ε of each client: claimed, certified, and estimated from four views",
+        [
+            "client",
+            "examples",
+            "claimed",
+            "certified",
+            "of runs",
+            "steps",
+            "uploads",
+            "sums",
+            "final",
+        ],
+    )
+    for one in audit.clients:
+        found, views = one.findings, one.views
+        table.add_row(
+            str(one.client),
+            str(one.num_examples),
+            epsilon_text(one.claim.epsilon),
+            least_epsilon_text(found.epsilon),
+            f"{float(least_epsilon_text(found.epsilon_of_runs)):.3g}",
+            _estimate_text(found.epsilon_estimate),
+            _estimate_text(math.nan if views is None else views.uploads),
+            _estimate_text(math.nan if views is None else views.sums),
+            _estimate_text(math.nan if views is None else views.final_model),
+        )
+    notes = [
+        f"certified: at least so much is spent (confidence {audit.confidence:g}), by single steps;",
+        "of runs: the same by whole runs, without a law of the noise;",
+        "estimated, for one who sees all steps (as charged), all uploads of the",
+        "client, the sums of all clients' updates, or the final model",
+    ]
+    if audit.num_clients > len(audit.clients):
+        shown = len(audit.clients)
+        which = f"the {shown} largest claims" if shown > 1 else "the largest claim"
+        notes.append(f"{which} of {audit.num_clients:,} clients")
+    table.caption = "\n".join(notes)
+    return table
+
+
+def _mechanism_table(audit: Audit) -> Table:
+    """Return the table of the measured mechanisms."""
+    table = figure_table(
+        "Measured mechanism, relative to the charge",
+        ["client", "noise", "clipping", "sampling"],
+    )
+    for one in audit.clients:
+        found = one.findings
+        table.add_row(
+            str(one.client),
+            _interval_text(found.noise),
+            _number_text(found.contribution.high, 4),
+            _interval_text(found.sampling_rate),
+        )
+    table.caption = (
+        "noise: standard deviation; clipping: largest\ncontribution of an example; sampling: rate"
+    )
+    return table
+
+
+def _estimate_text(epsilon: float) -> str:
+    return "–" if math.isnan(epsilon) else f"{epsilon:.3g}"
+
+
+def _number_text(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}" if math.isfinite(value) else "–"
 
 
 def _interval_text(interval: Interval) -> str:

@@ -58,7 +58,7 @@ def test_json_has_every_interval(audit: Any) -> None:
     content = json.loads(found.stdout)
     assert (content["steps"], content["num_clients"], content["violations"]) == (20, 4, [])
     for client in content["clients"]:
-        assert client["epsilon_at_least"] <= client["epsilon_claimed"]
+        assert client["epsilon_certified"] <= client["epsilon_claimed"]
         for name in ("noise_over_charged", "contribution_over_bound", "sampling_over_charged"):
             assert client[name]["low"] < client[name]["estimate"] < client[name]["high"]
 
@@ -71,7 +71,7 @@ def test_where_no_canary_was_drawn_nothing_is_said_of_it(audit: Any) -> None:
     assert " – " in printed.stdout
     assert "the largest claim of 4 clients" in printed.stdout
     (client,) = json.loads(audit(*tiny, "--json").stdout)["clients"]
-    assert client["epsilon_at_least"] == 0.0
+    assert client["epsilon_certified"] == 0.0
     assert client["contribution_over_bound"] == {"estimate": None, "low": None, "high": None}
 
 
