@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -22,6 +23,7 @@ from fedsim.deployment.command import node_policy
 
 if TYPE_CHECKING:
     from fedsim.experiment import Experiment
+    from fedsim.runs.replay import Replay
     from fedsim.runs.verification import Verification
 
 EXIT_CODES = {
@@ -177,13 +179,26 @@ def report(directory: str, as_json: bool) -> None:
 @click.option(
     "--root", help="Root of manifest.json, as `fedsim run` printed it and you kept it elsewhere."
 )
+@click.option(
+    "--replay",
+    is_flag=True,
+    help="Run the federation again and compare all that left its clients; imports its plug-ins.",
+)
+@click.option(
+    "--base",
+    type=click.Path(exists=True, file_okay=False),
+    help="With --replay: directory of the experiment's relative paths. Default: the current one.",
+)
 @_as_json
-def verify(directory: str, root: str | None, as_json: bool) -> None:
+def verify(directory: str, root: str | None, replay: bool, base: str | None, as_json: bool) -> None:
     """Check every file of the run directory RUN and recompute every ε from its ledger.
 
     The files are compared with manifest.json and with each other. Only --root finds a forger who
     rewrote all of them consistently. Folders of trackers are not covered. Exit code 1 and one line
     per mismatch if a check fails, also for a run that has not ended.
+
+    --replay takes as long as the run. It needs seeded noise, the run's data and plug-ins, its
+    version of fedsim, torch and numpy, and its kind of processor: otherwise exit code 2.
     """
     from fedsim.runs.directory import RunDirectory
     from fedsim.runs.run_lock import refuse_in_use
@@ -196,6 +211,12 @@ def verify(directory: str, root: str | None, as_json: bool) -> None:
     run_directory = RunDirectory.open(Path(directory))
     refuse_in_use(run_directory.path)
     found = verify_run(run_directory, root=root)
+    replayed = None
+    if replay and not found.problems:
+        from fedsim.runs.replay import replay_run
+
+        replayed = replay_run(run_directory, base=None if base is None else Path(base))
+        found = replace(found, problems=replayed.problems)
     if as_json:
         _print_json(
             {
@@ -203,18 +224,30 @@ def verify(directory: str, root: str | None, as_json: bool) -> None:
                 "problems": list(found.problems),
                 "unchecked": list(found.unchecked),
                 "root": found.root,
+                **({} if replayed is None else {"replayed": _replayed_numbers(replayed)}),
             }
         )
     elif not found.problems:
         click.echo(f"{directory}: sound ({_spend_in_words(found)})")
         if found.root is not None:
             click.echo(f"root: {found.root}")
+        if replayed is not None:
+            numbers = ", ".join(f"{n} {what}" for what, n in _replayed_numbers(replayed).items())
+            click.echo(f"replayed: {numbers}, all as recorded")
     else:
         click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
     for item in found.unchecked:
         click.echo(f"{directory}: not checked: {item}", err=True)
     if found.problems:
         sys.exit(ExitCode.FAILED)
+
+
+def _replayed_numbers(replayed: "Replay") -> dict[str, int]:
+    return {
+        "rounds": replayed.rounds,
+        "uploads": replayed.uploads,
+        "charges": replayed.charges,
+    }
 
 
 @cli.command(short_help="Write FILE as a Flower app for SuperNodes.")

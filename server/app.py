@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedsim.protocol.arrays import digest
 from fedsim.protocol.channel import client_channel
+from fedsim.protocol.upload_tags import UploadTags
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.aggregation.aggregator import AggregationResult
@@ -96,6 +98,7 @@ def make_server_app(
     patience: float = 60.0,
     secure: SecureAggregationSetup | None = None,
     evaluation: ClientEvaluation | None = None,
+    upload_tags: UploadTags | None = None,
 ) -> ServerApp:
     """Return the ServerApp that runs the whole federation.
 
@@ -113,6 +116,7 @@ def make_server_app(
         patience: seconds to wait for all nodes.
         secure: secure aggregation; None: the server sees every update.
         evaluation: evaluation on clients' held-out examples; None: there is none.
+        upload_tags: makes the tags of uploads; None: they are not recorded.
 
     The app raises FederationError when a node is missing, and RoundError when clients of a round
     failed and fewer than `settings.min_participants` updates came, when a client would reuse noise,
@@ -130,7 +134,13 @@ def make_server_app(
         setup = RoundSetup(
             strategy=strategy,
             train=TrainSetup(
-                participation, roll.clients, aggregator, ledgers, steps, settings.deadline
+                participation,
+                roll.clients,
+                aggregator,
+                ledgers,
+                steps,
+                settings.deadline,
+                upload_tags,
             ),
             evaluate=evaluate,
             evaluation=evaluation,
@@ -192,6 +202,8 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
         timeline=timeline.seconds,
         clip_norms=after.clip_norms,
         aborted=train.aborted,
+        uploads=dict(sorted(train.uploads.items())),
+        model_digest=digest(after.arrays),
         secure=_secure_round(result, setup),
         evaluates=setup.evaluation is not None,
         evaluation=evaluation,

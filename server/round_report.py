@@ -122,6 +122,8 @@ class RoundReport:
         secure: secure aggregation; None for plain aggregation.
         evaluates: whether the experiment evaluates on clients' held-out examples.
         evaluation: its result; None in rounds without an evaluation.
+        uploads: tag of the released values of each client that sent them in clear.
+        model_digest: digest of the global model after the round.
     """
 
     round_number: int
@@ -138,6 +140,8 @@ class RoundReport:
     secure: SecureRoundReport | None = None
     evaluates: bool = False
     evaluation: EvaluationResult | None = None
+    uploads: Mapping[int, str] = field(default_factory=dict)
+    model_digest: str = ""
 
     def to_json(self) -> RoundRow:
         """Return the round's line of `rounds.jsonl`; infinite and NaN values are None."""

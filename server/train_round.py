@@ -17,7 +17,8 @@ from flwr.serverapp import Grid
 from fedsim.protocol.channel import TrainAnswer
 from fedsim.protocol.errors import ENDS_RUN, ProtocolError
 from fedsim.protocol.exchange import NO_REPLY, ClientError
-from fedsim.protocol.messages import TrainRequest, Withdrawal
+from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
+from fedsim.protocol.upload_tags import UploadTags
 from fedsim.server.aggregation.aggregator import (
     AggregationResult,
     Aggregator,
@@ -44,6 +45,7 @@ class TrainSetup:
         ledgers: the ledgers of the clients; None without privacy.
         steps: planned local steps of a round; None: shortened rounds are not reported.
         deadline: simulated seconds after which a reply comes too late; None: never.
+        upload_tags: makes the tags of uploads; None: they are not recorded.
     """
 
     participation: Participation
@@ -52,6 +54,7 @@ class TrainSetup:
     ledgers: ClientLedgers | None = None
     steps: int | None = None
     deadline: float | None = None
+    upload_tags: UploadTags | None = None
 
     @cached_property
     def nodes(self) -> Mapping[int, int]:
@@ -74,6 +77,8 @@ class TrainRound:
         failed: clients that dropped out, ascending after `aggregate`.
         withdrawn: clients that withdrew in this round, ascending after `aggregate`.
         shortened: steps of each client that took fewer than planned.
+        uploads: tag of the released values of each client that sent them in clear, whether they
+            became part of the aggregate or not.
         aborted: why the round was given up; None otherwise.
     """
 
@@ -87,6 +92,7 @@ class TrainRound:
         self.failed: list[Failure] = []
         self.withdrawn: list[Withdrawal] = []
         self.shortened: dict[int, int] = {}
+        self.uploads: dict[int, str] = {}
         self.aborted: str | None = None
 
     @property
@@ -174,6 +180,9 @@ class TrainRound:
             if not isinstance(answer, aggregator.reply_type):
                 kinds = type(answer).__name__, aggregator.reply_type.__name__
                 raise ProtocolError("the client sent a {}, expected a {}".format(*kinds))
+            if isinstance(answer, TrainReply) and self._setup.upload_tags is not None:
+                tag = self._setup.upload_tags.of(client, self.round_number, answer)
+                self.uploads[client] = tag
             self._record_privacy(client, answer)
         except ProtocolError as error:
             self._skip(client, str(error))

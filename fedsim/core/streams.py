@@ -43,6 +43,7 @@ class Purpose(IntEnum):
     PROBE = 15  # seed of the streams of a probe before round 1
     ROUNDING = 20  # stochastic rounding of secure aggregation
     REQUEST_DIGEST = 21  # no stream: the key of the digests in a client's charges
+    UPLOAD_TAG = 22  # no stream: the key of the tags of uploads
 
 
 def stream_key(seed: int, purpose: Purpose, *, client: int = 0, round_number: int = 0) -> bytes:

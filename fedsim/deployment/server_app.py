@@ -32,6 +32,7 @@ class DeployedEngine(Engine):
     patience = 600.0  # a SuperNode may start a process for every message
     one_operator = False
     writes_ledger = False
+    plans_blocks = False
 
     def __init__(self, grid: Grid, context: Context) -> None:
         self._grid = DeployedGrid(grid)

@@ -34,6 +34,7 @@ from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.federation.train_metrics import TrainMetrics
 from fedsim.models.errors import ModelError
 from fedsim.models.metrics import Task, evaluate
+from fedsim.protocol.upload_tags import UploadTags
 from fedsim.server.app import SecureAggregationSetup, make_server_app
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.errors import FederationError
@@ -87,7 +88,8 @@ class Federation:
         return ClientTensors(self.data.clients, self.device)
 
     @cached_property
-    def _conditions(self) -> str:
+    def conditions(self) -> str:
+        """Digest of the settings, plug-in sources, versions and device that train."""
         return digest_conditions(self.experiment, self.sources.digest, self.device)
 
     @cached_property
@@ -116,7 +118,7 @@ class Federation:
             size=self.data.clients.size(client),
             data=partial(self._tensors.of, client),
             data_digest=partial(self._tensors.digest, client),
-            conditions=self._conditions,
+            conditions=self.conditions,
             shared_model=self.shared_model,
             loss=self.loss,
             gradients=self.gradients,
@@ -255,6 +257,7 @@ class Federation:
             if self.secure is None
             else SecureAggregationSetup(self.secure.settings, self.secure.codec, opened_sums),
             evaluation=self._evaluation(),
+            upload_tags=UploadTags(self.experiment.seed),
         )
 
     def _evaluation(self) -> ClientEvaluation | None:

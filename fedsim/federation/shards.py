@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fedsim.accountant.ledger.journal import Journal
 from fedsim.clients.app import BatchClientApp
+from fedsim.clients.client_round import BlockOf
 from fedsim.clients.dp_sgd.per_example.choice import training_gradients
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.shared_model import SharedModel
@@ -38,22 +39,29 @@ from fedsim.simulation.shardable_app import ShardFactory
 _LOCAL_FIELDS = {"model", "shared_model", "loss", "gradients", "device", "journal", "data"}
 
 
-def client_app(federation: Federation, *, in_process: bool, ledger: Path | None) -> ClientApp:
+def client_app(
+    federation: Federation,
+    *,
+    in_process: bool,
+    ledger: Path | None,
+    block_of: BlockOf | None = None,
+) -> ClientApp:
     """Return the app of the federation's nodes.
 
     Args:
         federation: the assembled federation.
         in_process: whether the nodes share `federation`; otherwise each process builds its own.
         ledger: file of the durable ledger; None without one.
+        block_of: blocks of the nodes in this process; None: the planned ones.
     """
     if in_process:
-        return _app_in_process(federation, federation.block_plan)
+        return _app_in_process(federation, block_of or federation.block_plan.block_of)
     source = TaskSource(federation.experiment.model_dump_json(), federation.base, ledger)
     return FederationClientApp(federation, source)
 
 
-def _app_in_process(federation: Federation, plan: BlockPlan) -> ClientApp:
-    clients = BatchClientApp(federation.client_task, block_of=plan.block_of)
+def _app_in_process(federation: Federation, block_of: BlockOf) -> ClientApp:
+    clients = BatchClientApp(federation.client_task, block_of=block_of)
     return make_node_app(clients, federation.experiment, federation.base)
 
 
@@ -187,4 +195,4 @@ class _FederationShard:
             journal=cast("Any", journal),
         )
         probe_mechanisms(federation)
-        return _app_in_process(federation, self.plan)
+        return _app_in_process(federation, self.plan.block_of)

@@ -14,6 +14,7 @@ from fedsim.experiment import Experiment
 from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import DamagedRunError
+from fedsim.runs.releases_file import Releases, read_releases
 from fedsim.runs.rounds_file import digest_of_rounds
 from fedsim.server.participation import Participation
 from fedsim.server.round_report import RoundRow
@@ -26,12 +27,14 @@ class RunRecords:
 
     Attributes:
         rows: the finished rounds.
+        releases: what left the clients in them.
         journal: the ledger.
         checkpoint: None before the first finished round.
         opening: the last opened secure sum; None without secure aggregation.
     """
 
     rows: Sequence[RoundRow]
+    releases: Sequence[Releases]
     journal: FileJournal
     checkpoint: RunCheckpoint | None
     opening: OpenedSum | None
@@ -57,6 +60,7 @@ class RunRecords:
             raise DamagedRunError.of(directory.ledger, "the file is missing")
         return cls(
             directory.read_rounds(),
+            read_releases(directory.releases),
             FileJournal(directory.ledger),
             directory.read_checkpoint(),
             directory.read_opening(),
@@ -80,6 +84,7 @@ def contradictions(
     """
     records = RunRecords.read(directory)
     yield from _in_rounds(records, directory, experiment)
+    yield from _in_releases(records, experiment)
     yield from _in_opening(records, experiment)
     if experiment.privacy is None:
         if records.journal.clients():
@@ -145,6 +150,22 @@ def _in_rounds(
         named = [*row["participants"], *(one["client"] for one in row["failed"])]
         for client in sorted(set(named) - scheduled):
             yield f"rounds.jsonl names client {client} in round {row['round']}, which was not asked"
+
+
+def _in_releases(records: RunRecords, experiment: Experiment) -> Iterator[str]:
+    rounds, released = len(records.rows), len(records.releases)
+    # A round is written to releases.jsonl first.
+    if not rounds <= released <= rounds + 1:
+        yield f"rounds.jsonl has {rounds} rounds, and releases.jsonl {released}"
+        return
+    if experiment.secure_aggregation is not None:
+        return  # the server sees no update
+    for row, releases in zip(records.rows, records.releases, strict=False):
+        for client in sorted(set(row["participants"]) - releases.uploads.keys()):
+            yield (
+                f"releases.jsonl lacks the upload of client {client} in round {row['round']}, in "
+                "which it took part"
+            )
 
 
 def _in_opening(records: RunRecords, experiment: Experiment) -> Iterator[str]:

@@ -124,6 +124,7 @@ class RunDirectory:
             self._lock = RunLock(new.path)
             new.ledger.touch()
             new.rounds.touch()
+            new.releases.touch()
             new.write_text("experiment.yaml", experiment)
             new.write_json(_ENVIRONMENT, environment)
             write_sealed(new.path / _INPUTS, {**inputs, "environment": new._environment_digest()})
@@ -210,6 +211,11 @@ class RunDirectory:
     def rounds(self) -> Path:
         """One JSON object for each finished round."""
         return self.path / "rounds.jsonl"
+
+    @property
+    def releases(self) -> Path:
+        """Tags of what left the clients: one JSON object for each finished round."""
+        return self.path / "releases.jsonl"
 
     @property
     def report(self) -> Path:

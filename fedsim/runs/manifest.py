@@ -30,6 +30,7 @@ RESUMED_FROM = (
     "environment.json",
     "experiment.yaml",
     "ledger.jsonl",
+    "releases.jsonl",
     "rounds.jsonl",
 )
 NOT_COVERED = (FILE, LOCK)  # and the folders of trackers

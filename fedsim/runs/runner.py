@@ -23,6 +23,7 @@ from fedsim.runs.environment import describe_environment
 from fedsim.runs.inputs import fingerprint, refuse_other_inputs
 from fedsim.runs.manifest import refuse_changed_records, remove_manifest, write_manifest
 from fedsim.runs.privacy_summary import PrivacySummary, not_private, summarise_privacy
+from fedsim.runs.releases_file import Releases, ReleasesFile
 from fedsim.runs.resume import refuse_changes, resume_command
 from fedsim.runs.rounds_file import RoundsFile
 from fedsim.runs.secure_summary import secure_summary
@@ -198,6 +199,7 @@ class _Recorder:
         self._directory = directory
         self._parts = parts
         self._rounds = RoundsFile(directory.rounds)
+        self._releases = ReleasesFile(directory.releases)
         self._state = ServerState(federation.initial_arrays())
         self._ledgers = federation.client_ledgers()
         self._stopped: str | None = None
@@ -218,6 +220,7 @@ class _Recorder:
         remove_manifest(self._directory)
         self._directory.write_text("experiment.yaml", experiment)
         self._rounds.rewrite()
+        self._releases.cut(self._state.round_number)
 
     def run(self, begin: Callable[[], None]) -> RunResult:
         """Execute the federation and write the run directory, also after a failure.
@@ -293,14 +296,21 @@ class _Recorder:
         self._stopped = reason
 
     def _on_round(self, state: ServerState, report: RoundReport) -> None:
-        self._rounds.append(report.to_json())
+        self._append(report)
         self._directory.write_checkpoint(RunCheckpoint(state, self._heads(), self._rounds.digest))
         self._state = state
         self._observe(report)
 
     def _record(self, report: RoundReport) -> None:
-        self._rounds.append(report.to_json())
+        self._append(report)
         self._observe(report)
+
+    def _append(self, report: RoundReport) -> None:
+        """Write what left the clients in a round, then its row: no row is without its releases."""
+        conditions = self._federation.conditions
+        blocks = "planned" if self._parts.engine.plans_blocks else "alone"
+        self._releases.append(Releases.of(report, conditions=conditions, blocks=blocks))
+        self._rounds.append(report.to_json())
 
     def _observe(self, report: RoundReport) -> None:
         if self._parts.observer is not None:

@@ -22,11 +22,13 @@ class Engine(ABC):
         one_operator: whether one party operates all nodes.
         writes_ledger: whether clients are charged in the run's own ledger. Otherwise the ledger is
             on the nodes, and the run has a copy at its end.
+        plans_blocks: whether clients train in the planned blocks; otherwise each one is alone.
     """
 
     patience: float = 60.0
     one_operator: bool = True
     writes_ledger: bool = True
+    plans_blocks: bool = True
 
     @abstractmethod
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:

@@ -20,14 +20,21 @@ _RUN_ID = 1
 
 
 class LocalEngine(Engine):
-    """Runs all clients in this process, without serialization."""
+    """Runs all clients in this process, without serialization.
+
+    Args:
+        grid: makes the grid from the app of every node, their number and `run_id`.
+    """
+
+    def __init__(self, grid: Callable[..., LocalGrid] = LocalGrid) -> None:
+        self._grid = grid
 
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
         """Run a federation until the server app returns (see `Engine`)."""
         keep_freed_memory()
         with frozen_objects(), server_identity(_RUN_ID):
             server_app(
-                LocalGrid(client_app, num_nodes, run_id=_RUN_ID),
+                self._grid(client_app, num_nodes, run_id=_RUN_ID),
                 Context(
                     run_id=_RUN_ID, node_id=0, node_config={}, state=RecordDict(), run_config={}
                 ),
@@ -40,6 +47,8 @@ class FlowerEngine(Engine):
     Args:
         workers: Ray workers, each with one thread.
     """
+
+    plans_blocks = False
 
     def __init__(self, workers: int) -> None:
         self._workers = workers

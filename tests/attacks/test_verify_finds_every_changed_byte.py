@@ -51,6 +51,7 @@ FILES = (
     "manifest.json",
     "model.safetensors",
     "privacy.json",
+    "releases.jsonl",
     "report.html",
     "rounds.jsonl",
     "summary.json",

@@ -47,7 +47,14 @@ EXPERIMENT: dict[str, Any] = {
     },
     "faults": [{"kind": "dropout_after", "clients": [2], "rounds": [2, 4]}],
 }
-SAME = ("model.safetensors", "privacy.json", "clients.csv", "ledger.jsonl", "experiment.yaml")
+SAME = (
+    "model.safetensors",
+    "privacy.json",
+    "clients.csv",
+    "ledger.jsonl",
+    "releases.jsonl",
+    "experiment.yaml",
+)
 
 
 class SnapshotTaker:

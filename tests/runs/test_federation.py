@@ -201,6 +201,7 @@ def test_the_run_directory_holds_what_it_promises(tmp_path: Path) -> None:
         "rounds.jsonl",
         "privacy.json",
         "ledger.jsonl",
+        "releases.jsonl",
         "clients.csv",
         "summary.json",
         "report.html",

@@ -24,7 +24,14 @@ EXPERIMENT: dict[str, Any] = {
     "local": {"steps": 2, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.5}},
     "privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5},
 }
-SAME = ("model.safetensors", "privacy.json", "clients.csv", "ledger.jsonl", "experiment.yaml")
+SAME = (
+    "model.safetensors",
+    "privacy.json",
+    "clients.csv",
+    "ledger.jsonl",
+    "releases.jsonl",
+    "experiment.yaml",
+)
 
 
 def assert_equal_runs(one: Path, other: Path) -> None:
