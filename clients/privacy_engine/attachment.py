@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
+from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
 from fedsim.clients.dp_sgd.per_example.interface import add_clipped_rows, lot_statistics
@@ -84,7 +85,7 @@ class AttachedModel:
             )
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._forward: RecordingForward | None = None
-        self._checked: tuple[RuledModel, ModuleSequence] | None = None
+        self._checked: _CheckedModel | None = None
 
     def attach(self) -> None:
         """Record forward passes from now on.
@@ -142,12 +143,13 @@ class AttachedModel:
 
     def check(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, public: bool
-    ) -> tuple[RuledModel, ModuleSequence]:
+    ) -> "_CheckedModel":
         """Check the model with the arguments of a call (see `check_forward`)."""
+        rows = self.tile_examples * self.views
         with self.paused():
-            units = check_forward(self.model, args, kwargs, public=public)
+            units = check_forward(self.model, args, kwargs, rows=rows, public=public)
             ruled = RuledModel(self.model, self.parameters, units)
-            self._checked = ruled, ModuleSequence(ruled)
+        self._checked = _CheckedModel(ruled)
         return self._checked
 
     def paused(self) -> AbstractContextManager[None]:
@@ -159,7 +161,10 @@ class AttachedModel:
 
         Raises:
             BackwardError: the gradients cannot be attributed to examples.
+            UnsafeModelError: a buffer of the model has changed since the model was checked.
         """
+        if self._checked is not None:
+            self._checked.refuse_changed_buffers()
         pending = self.passes.pending
         if len(pending) > 1:
             sizes = " and ".join(str(recorded.examples) for recorded in pending)
@@ -230,7 +235,10 @@ class AttachedModel:
                 f"the model got {n} rows, and augmentations={self.views} means {self.views} rows "
                 "for each example, side by side, as x.repeat_interleave(K, 0) makes them"
             )
-        ruled, sequence = self._checked or self.check(args, kwargs, public=False)
+        checked = self._checked
+        if checked is None or not checked.is_current():
+            checked = self.check(args, kwargs, public=False)
+        ruled, sequence = checked.ruled, checked.sequence
         if not n:
             return _without_examples(forward, args, kwargs)
         recorded = RecordedPass(self.parameters, n // self.views, self.views, self.passes)
@@ -251,6 +259,51 @@ class AttachedModel:
             leaves = pytree.tree_leaves(outputs)
             self.passes.outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return outputs
+
+
+class _CheckedModel:
+    """A model as it was when it was checked.
+
+    Attributes:
+        ruled: the model and its rules.
+        sequence: the model as a sequence of modules.
+    """
+
+    def __init__(self, ruled: RuledModel) -> None:
+        self.ruled, self.sequence = ruled, ModuleSequence(ruled)
+        self._structure = _structure(ruled.model)
+        named = ruled.model.named_buffers()
+        self._buffers = {name: buffer.detach().clone() for name, buffer in named}
+
+    def is_current(self) -> bool:
+        """Whether the model has the same modules, with the same hooks, as when it was checked."""
+        return self._structure == _structure(self.ruled.model)
+
+    def refuse_changed_buffers(self) -> None:
+        """Check that the model's buffers are what they were.
+
+        Raises:
+            UnsafeModelError: names one that is not.
+        """
+        for name, buffer in self.ruled.model.named_buffers():
+            before = self._buffers.get(name)
+            if before is None or not torch.equal(before, buffer):
+                raise UnsafeModelError(
+                    f"buffer {name!r} has changed since the model was checked, so private examples "
+                    "may be in it without noise; make it a constant, or remove the layer that "
+                    "updates it. If your own code set it to a public value, call "
+                    "engine.check_model(inputs) with a few public examples"
+                )
+
+
+def _structure(model: nn.Module) -> list[tuple[Any, ...]]:
+    """Return a model's modules, with what runs instead of or beside their own forward."""
+    found = []
+    for module in model.modules():
+        own = vars(module)
+        hooks = (*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values())
+        found.append((module, None if module is model else own.get("forward"), *hooks))
+    return found
 
 
 def _sizes(examples: int, most: int) -> list[int]:

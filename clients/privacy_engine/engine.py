@@ -54,9 +54,9 @@ class PrivacyEngine(OpacusStyle):
     per-example gradients, sums them, adds noise once and divides by `batch_size`; the optimizer
     sees nothing else. `optimizer.virtual_step()` adds a physical batch to the lot without noise, so
     that a lot may exceed memory. The first dimension of the model's input is the examples. The
-    first forward pass checks on synthetic examples that the model does not couple them. The loss
-    must not couple them either (a mean or a sum over per-example losses): see `check_isolation`.
-    Under `torch.autocast` activations are short; norms, sums and noise are float32 or longer.
+    first forward pass, and the first one after modules or hooks were exchanged, checks on synthetic
+    examples that the model does not couple them, in lots of the size that runs. Buffers may not
+    change. Under `torch.autocast` activations are short; norms, sums and noise are float32 or longer.
 
     Guarantee: every step is in `ledger` before the optimizer moves, and the parameters after any
     number of steps are (get_epsilon(δ), δ)-DP for every δ under `adjacency`, if an example's loss

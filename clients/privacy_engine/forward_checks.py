@@ -7,8 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.model_checks.isolation_probe import rows
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, check_private_model
+from fedsim.clients.dp_sgd.model_checks.isolation_probe import Probe, ProbeLot
+from fedsim.clients.dp_sgd.model_checks.isolation_probe import rows as tensor_rows
+from fedsim.clients.dp_sgd.model_checks.row_isolation import RowIsolation
+from fedsim.clients.dp_sgd.model_checks.safety import (
+    UnsafeModelError,
+    check_private_model,
+    preserve_state,
+)
 from fedsim.clients.dp_sgd.per_example.choice import BackendError, gradients_for
 from fedsim.clients.dp_sgd.per_example.interface import UncoveredParameterError
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
@@ -36,17 +42,24 @@ def leading_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
 
 
 def check_forward(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, public: bool = False
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    rows: int,
+    public: bool = False,
 ) -> Sequence[str]:
     """Refuse a model that couples examples, or that has no per-example gradients.
 
     The per-example gradients of a fixed function of the outputs are compared with those of each
-    example alone.
+    example alone. In a tile of the size that will run, what an example contributes may not depend
+    on the other rows by a bit: a coupling may need many examples.
 
     Args:
         model: the model; values, modes, buffers and global random generators are restored.
         args: positional arguments of a call; the first tensor holds the examples.
         kwargs: keyword arguments of the call.
+        rows: of the tiles that will run.
         public: whether the arguments' values are used; else only their shapes and types are, with
             synthetic examples.
 
@@ -76,7 +89,31 @@ def check_forward(
         units = chosen.units if isinstance(chosen, RuleGradients) else ()
         if call is not model and "" in units:
             raise BackendError("other arguments than the first tensor are not taken apart by row")
+        _check_training_mode(call, examples, rows)
+        tiles = RowIsolation(chosen, examples, targets, setting="max_physical_batch")
+        tiles.check(1, rows)
     return units if call is model else [unit.partition(".")[2] for unit in units]
+
+
+def _check_training_mode(call: nn.Module, examples: Tensor, rows: int) -> None:
+    """Refuse a model in which other rows change the outputs of a row in training, by any bit."""
+    half = rows // 2
+    if not half:
+        return
+    x = examples[torch.arange(rows, device=examples.device) % len(examples)]
+    other = x.clone()
+    other[:half] = x.roll(1, 0)[:half] * 3
+    targets = torch.zeros(rows)
+    with preserve_state(call), torch.no_grad():
+        call.train()
+        probe = Probe(call, _fixed_function)
+        pair = [tensor_rows(probe.outputs(ProbeLot(v, targets)), rows) for v in (x, other)]
+    for one, two in zip(*pair, strict=True):
+        if not torch.equal(one[half:].nan_to_num(), two[half:].nan_to_num()):
+            raise UnsafeModelError(
+                f"in training, with {rows} rows, the outputs of an example change with the other "
+                "examples; compute for each example alone, along other dimensions than the first"
+            )
 
 
 class _Call(nn.Module):
@@ -112,7 +149,7 @@ class _Call(nn.Module):
 
 def _fixed_function(outputs: Any, targets: Tensor) -> Tensor:
     """Return one value per example (n,) that depends on all outputs of the example."""
-    found = rows(outputs, len(targets))
+    found = tensor_rows(outputs, len(targets))
     if not found:
         raise UnsafeModelError(
             "the model's outputs have no row for each example, so it cannot be checked that "

@@ -30,10 +30,18 @@ class RowIsolation:
         gradients: of the model, as training will use them.
         features: a few public or synthetic examples (n ≥ 1, ...), never private ones.
         targets: their targets (n, ...).
+        setting: name of the setting that chooses another shape, for the error.
     """
 
-    def __init__(self, gradients: PerExampleGradients, features: Tensor, targets: Tensor) -> None:
-        self._gradients, self._examples = gradients, (features, targets)
+    def __init__(
+        self,
+        gradients: PerExampleGradients,
+        features: Tensor,
+        targets: Tensor,
+        *,
+        setting: str = "local.max_physical_batch",
+    ) -> None:
+        self._gradients, self._examples, self._setting = gradients, (features, targets), setting
         self._found: dict[tuple[int, int], str | None] = {}
 
     def check(self, clients: int, rows: int) -> None:
@@ -74,8 +82,8 @@ class RowIsolation:
         return (
             f"{layer}: in tiles of {clients} x {rows} rows, what an example contributes changes in "
             f"its last bits with {what}, so one example may change the contributions of all, and "
-            "no ε would hold; set local.max_physical_batch to another multiple of 8, or to 1, "
-            "which computes each example alone"
+            f"no ε would hold; set {self._setting} to another multiple of 8, or to 1, which "
+            "computes each example alone"
         )
 
 
