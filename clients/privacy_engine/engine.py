@@ -56,7 +56,7 @@ class PrivacyEngine(OpacusStyle):
     that a lot may exceed memory. The first dimension of the model's input is the examples. The
     first forward pass, and the first one after modules or hooks were exchanged, checks on synthetic
     examples that the model does not couple them, in lots of the size that runs. Buffers may not
-    change. Under `torch.autocast` activations are short; norms, sums and noise are float32 or longer.
+    change. Under `torch.autocast` activations are short; norms, sums and noise are not.
 
     Guarantee: every step is in `ledger` before the optimizer moves, and the parameters after any
     number of steps are (get_epsilon(δ), δ)-DP for every δ under `adjacency`, if an example's loss
