@@ -79,6 +79,32 @@ class DpSgdSentence(Sentence):
         return f"{steps} in {rounds}"
 
 
+class PublicConstantsSentence(Sentence):
+    """What a step is scaled by does not depend on a private number of examples."""
+
+    point, kind, title = "mechanism", "fact", "Divisor, noise and steps are public"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Whether there is a guarantee."""
+        return facts.is_bounded
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        sizes = "declared sizes" if self.facts.sizes_are_declared else "public client sizes"
+        return (
+            f"Divisor, sampling rate, noise and number of steps follow from settings and {sizes}: "
+            "no private number of examples enters them, as it does where a library derives them "
+            "from its data (arXiv:2605.15648)."
+        )
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Whether sizes are declared numbers."""
+        return {"declared_sizes": self.facts.sizes_are_declared}
+
+
 class SamplerSentence(Sentence):
     """The sampler that ran is the one accounted for."""
 
@@ -137,4 +163,9 @@ def _range(values: list[float]) -> list[float]:
     return [min(values), max(values)]
 
 
-SENTENCES: tuple[type[Sentence], ...] = (DpSgdSentence, SamplerSentence, AccountingSentence)
+SENTENCES: tuple[type[Sentence], ...] = (
+    DpSgdSentence,
+    PublicConstantsSentence,
+    SamplerSentence,
+    AccountingSentence,
+)
