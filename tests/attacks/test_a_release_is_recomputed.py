@@ -58,8 +58,16 @@ def of_client_in_round(change: Callable[[np.ndarray], np.ndarray]) -> Patch:
 
 
 def no_noise(patch: pytest.MonkeyPatch) -> None:
-    """The noise of one client in one round is zero."""
-    noise = StreamKey.noise
+    """The noise of one client in one round is zero, but not in the probe before the first round."""
+    noise, train = StreamKey.noise, client_round._train  # noqa: SLF001  likewise
+    training: list[bool] = []
+
+    def in_a_round(rounds: Any) -> Any:
+        training.append(True)
+        try:
+            return train(rounds)
+        finally:
+            training.pop()
 
     class Quiet:
         def __init__(self, source: NoiseSource) -> None:
@@ -78,8 +86,9 @@ def no_noise(patch: pytest.MonkeyPatch) -> None:
 
     def patched(self: StreamKey, *, secure: bool = False) -> Any:
         source = noise(self, secure=secure)
-        return Quiet(source) if is_target(self) else source
+        return Quiet(source) if training and is_target(self) else source
 
+    patch.setattr(client_round, "_train", in_a_round)
     patch.setattr(StreamKey, "noise", patched)
 
 
