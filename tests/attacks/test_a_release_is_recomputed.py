@@ -59,7 +59,7 @@ def of_client_in_round(change: Callable[[np.ndarray], np.ndarray]) -> Patch:
 
 def no_noise(patch: pytest.MonkeyPatch) -> None:
     """The noise of one client in one round is zero, but not in the probe before the first round."""
-    noise, train = StreamKey.noise, client_round._train  # noqa: SLF001  likewise
+    noise, train = StreamKey.noise, client_round._train
     training: list[bool] = []
 
     def in_a_round(rounds: Any) -> Any:
