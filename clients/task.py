@@ -74,15 +74,20 @@ class ClientTask:
     check_tile: Callable[[Sequence[int]], None] = lambda members: None
 
     def check_examples(self) -> None:
-        """Check that the public number of examples is not 0.
+        """Check that the public number of examples is not 0, and that no lot is too large.
 
         Where the client's size is private, an empty client trains on empty lots.
 
         Raises:
-            ClientFailureError: the client has no examples.
+            ClientFailureError: the client has no examples, or more than its mechanism allows.
         """
         if self.examples == 0:
             raise ClientFailureError("has no examples")
+        if self.privacy is not None and self.size > self.privacy.step.largest_lot:
+            raise ClientFailureError(
+                f"may have {self.privacy.step.largest_lot:,} examples at most, for the rounding of "
+                "its sums: declare a larger size (privacy.declared_examples)"
+            )
 
     def step(self, request: TrainRequest) -> DpSgdMechanism | None:
         """Return the mechanism of a request, with the clipping bound in it; None without privacy.

@@ -12,7 +12,7 @@ from fedsim.clients.budget.noise_search import calibrate_noise
 from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
 from fedsim.clients.dp_sgd.clipping import AutomaticClipping, Clipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.noise import NoiseRangeError
+from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.sampling import SAMPLINGS, Sampling
 from fedsim.clients.settings import LocalSettings, PrivacySettings
@@ -118,12 +118,15 @@ def plan_privacy(
             expected_lot=expected_lot,
             allocation=privacy.noise_allocation or "uniform",
             max_physical_batch=local.max_physical_batch,
+            largest_lot=_largest_lot(privacy, public_size),
         )
     except ValueError as error:
         raise PrivacyPlanError(f"privacy.clipping cannot be used: {error}") from error
     if parameters is not None:
         try:
             step = step.for_model(parameters)
+            if privacy.noise_multiplier is None:
+                step = step.with_effective_noise(noise)
         except NoiseRangeError as error:
             raise PrivacyPlanError(f"privacy.max_grad_norm cannot be used: {error}") from error
         except ValueError as error:
@@ -149,6 +152,13 @@ def _sampling(
     kind = SAMPLINGS[privacy.sampling]
     sampling, lot = kind.for_client(public_size, batch_size, sampling_rate=rate)
     return sampling.within_rounds(local.steps) if privacy.noise == "secure" else sampling, lot
+
+
+def _largest_lot(privacy: PrivacySettings, public_size: int) -> int:
+    """Return the public number of examples that no lot exceeds."""
+    if privacy.adjacency != "add_remove":
+        return public_size
+    return max(_MOST_EXAMPLES_OVER_DECLARED * public_size, _MOST_EXAMPLES)
 
 
 def _clipping(privacy: PrivacySettings, expected_lot: float) -> Clipping:
@@ -247,3 +257,8 @@ def _noise_multiplier(
                 f"{fit} steps fit, which is {fit // local_steps} rounds"
             ) from error
         raise PrivacyPlanError(f"privacy.target_epsilon cannot be met: {error}") from error
+
+
+# Under add_remove the number of examples is private. No client may have more than this, so that the
+# rounding of its sums has a public bound; see `ClientTask.check_examples`.
+_MOST_EXAMPLES_OVER_DECLARED, _MOST_EXAMPLES = 16, 1 << 20

@@ -38,12 +38,12 @@ class Groups:
     Attributes:
         members: the parameter indices of each group; together all parameters.
         bounds: C_m, the L2 bound of one example's gradient in each group.
-        dimensions: d_m, the number of values in each group; empty where no rule needs them.
+        dimensions: d_m, the number of values in each group.
     """
 
     members: tuple[tuple[int, ...], ...]
     bounds: tuple[float, ...]
-    dimensions: tuple[int, ...] = ()
+    dimensions: tuple[int, ...]
 
     @property
     def sensitivity(self) -> float:

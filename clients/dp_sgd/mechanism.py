@@ -6,7 +6,7 @@ Edge cases of a step with clipping bound C, noise multiplier z and expected lot 
 |-------------------------------|-----------------------------------------|----------------------|
 | the lot is empty              | noise alone, divided by L               | the same, charged    |
 | a gradient is NaN or infinite | that example contributes exactly 0      | the same             |
-| z = 0                         | the clipped sum over L, without noise   | Gaussian(0): ε is ∞  |
+| z = 0                         | the clipped sum over L, without a grid  | Gaussian(0): ε is ∞  |
 | z = 0 and C infinite          | the plain sum over L                    | Gaussian(0): ε is ∞  |
 | z > 0 and C infinite          | refused when the model is known         | none                 |
 | σ/L, C or C/L out of range    | refused when the model is known         | none                 |
@@ -16,12 +16,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import torch
-from torch import Tensor
 
 from fedsim.accountant import Event, Gaussian, JointGaussian
+from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
-from fedsim.clients.dp_sgd.noise import NoiseRangeError, NoiseSource, check_deviations
+from fedsim.clients.dp_sgd.lattice.grid import DEVIATION, effective_multiplier, sum_error
+from fedsim.clients.dp_sgd.lattice.release import release_
+from fedsim.clients.dp_sgd.noise import NoiseSource
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, check_allocation, group_noise
+from fedsim.clients.dp_sgd.noise_range import NoiseRangeError, check_deviations
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.dp_sgd.sampling import Charges, Sampling
@@ -40,7 +43,8 @@ class DpSgdMechanism:
 
     A step draws a lot, clips each per-example gradient, sums them, adds Gaussian noise to the sum
     once, and divides by the public expected lot. Groups of parameters may have bounds C_m and noise
-    z_m C_m of their own: together they are one Gaussian release inside the sampling.
+    z_m C_m of their own: together they are one Gaussian release inside the sampling. Sums and noise
+    are integers of a grid, see `lattice`: `event` holds the noise multipliers that this leaves.
 
     Guarantee: one step is `event`, under the adjacencies of `sampling`. Every attribute is public;
     nothing released depends on the number of examples drawn except through the noisy sum, and an
@@ -55,6 +59,7 @@ class DpSgdMechanism:
         max_physical_batch: most examples in memory at once; None: the whole lot. It changes
             the order of summation, and nothing else.
         bound_groups: the groups of the model that the step is for, set by `for_model`.
+        largest_lot: public number of examples that no lot exceeds: it bounds the rounding of sums.
 
     Raises:
         ValueError: an attribute is outside its range, or the attributes contradict each other.
@@ -67,6 +72,7 @@ class DpSgdMechanism:
     allocation: NoiseAllocation = "uniform"
     max_physical_batch: int | None = None
     bound_groups: Groups | None = None
+    largest_lot: int = 0
 
     def __post_init__(self) -> None:
         if not 0.0 < self.expected_lot < float("inf"):
@@ -83,11 +89,35 @@ class DpSgdMechanism:
 
     @property
     def mechanism(self) -> Event:
-        """The release about a given lot: one Gaussian, or several that are one jointly."""
-        parts, sigma = self._group_multipliers(), self.clipping.noise_on_count
-        if sigma is not None:
-            parts = (*parts, sigma / COUNT_SENSITIVITY)
+        """The release about a given lot: one Gaussian, or several that are one jointly.
+
+        Noise multipliers are those that the grid leaves (`effective_multiplier`). Before
+        `for_model` nothing is known of the grid, and they are the nominal ones.
+        """
+        parts = self._part_multipliers()
         return Gaussian(parts[0]) if len(parts) == 1 else JointGaussian(parts)
+
+    @property
+    def effective_noise_multiplier(self) -> float:
+        """Effective noise multiplier z' ≤ z of `mechanism`, all of its parts together."""
+        return group_noise_multiplier(self._part_multipliers())
+
+    def with_effective_noise(self, noise_multiplier: float) -> Self:
+        """Return the step with a little more noise, so that z' is at least `noise_multiplier`.
+
+        Raises:
+            ValueError: the model has so many values that the grid alone costs more.
+        """
+        nominal = noise_multiplier
+        for _ in range(_MOST_TRIALS):
+            found = replace(self, noise_multiplier=nominal)
+            if found.effective_noise_multiplier >= noise_multiplier:
+                return found
+            nominal *= max(noise_multiplier / found.effective_noise_multiplier, 1.0 + 2.0**-50)
+        raise ValueError(
+            f"noise_multiplier {noise_multiplier:.6g} is out of reach for this model: rounding "
+            "its values to the grid costs more; use a smaller model, or a larger target_epsilon"
+        )
 
     def charges(self, first_step: int, steps: int) -> Charges:
         """Return (event, count) for steps of a client.
@@ -158,41 +188,13 @@ class DpSgdMechanism:
                 raise NoiseRangeError(f"{error}; {hint}") from error
         return deviations
 
-    def noise_slices(self, parameters: FlatParameters) -> list[tuple[slice, float]]:
-        """Return the noise of a release: slices of a flat tensor, and σ / `expected_lot` of each.
+    def grid_steps(self, groups: Groups) -> tuple[float, ...]:
+        """Return σ_m · 2⁻²⁴, the length of a step of each group's grid; 1 where there is no noise.
 
-        Slices are as long as they can be with one σ, so that groups of one σ are drawn in one go.
-
-        Raises:
-            NoiseRangeError: the model's type cannot hold the noise or the clipped gradients.
+        Clipped gradients are added up in this unit.
         """
-        groups = self.groups(parameters)
-        sigmas = self.release_deviations(groups, parameters.tensors[0].dtype)
-        if len(set(sigmas)) == 1:
-            return [(slice(0, parameters.size), sigmas[0])]
-        pairs = zip(groups.members, sigmas, strict=True)
-        of = {index: sigma for members, sigma in pairs for index in members}
-        found: list[tuple[slice, float]] = []
-        for index, place in enumerate(parameters.slices(range(len(parameters.tensors)))):
-            if found and found[-1][1] == of[index]:
-                found[-1] = (slice(found[-1][0].start, place.stop), of[index])
-            else:
-                found.append((place, of[index]))
-        return found
-
-    def fill_with_noise(self, parameters: FlatParameters, noise: NoiseSource, into: Tensor) -> None:
-        """Overwrite a flat tensor with one release's noise, divided by `expected_lot`.
-
-        Args:
-            parameters: of the model.
-            noise: the noise of this step.
-            into: flat tensor (size,).
-
-        Raises:
-            NoiseRangeError: the model's type cannot hold the noise or the clipped gradients.
-        """
-        for place, sigma in self.noise_slices(parameters):
-            noise.fill_(into[place], sigma)
+        sigmas = self.standard_deviations(groups)
+        return tuple(sigma / DEVIATION if sigma else 1.0 for sigma in sigmas)
 
     @property
     def tile_rows(self) -> int:
@@ -214,9 +216,11 @@ class DpSgdMechanism:
             return self
         # Centred, so that an example moves the count by ½ and not by 1, absent or present.
         centred = statistics.within[0] - COUNT_SENSITIVITY * statistics.examples
-        noisy = centred + noise.fill_(torch.empty(1, dtype=torch.float64), sigma).item()
-        within = noisy / self.expected_lot + 0.5
-        return replace(self, clipping=self.clipping.adapt(within), bound_groups=None)
+        step = sigma / DEVIATION
+        noisy = torch.tensor([[centred / step]], dtype=torch.float64)
+        release_(noisy, [noise], [(slice(0, 1), noisy.new_tensor([[step]]))], noisy)
+        within = noisy.item() / self.expected_lot + 0.5
+        return self._with_clipping(self.clipping.adapt(within))
 
     def resume(self, clip_norm: float | None) -> Self:
         """Return the step with the adapted bound `clip_norm`; None: with its first bound.
@@ -228,11 +232,29 @@ class DpSgdMechanism:
         """
         if clip_norm is None:
             return self
-        return replace(self, clipping=self.clipping.resume(clip_norm), bound_groups=None)
+        return self._with_clipping(self.clipping.resume(clip_norm))
 
-    def _group_multipliers(self) -> tuple[float, ...]:
-        """Return z_m of each group, or the z of all where the groups are not known yet."""
-        if self.bound_groups is None or len(self.bound_groups.bounds) == 1:
-            return (self.clipping.gradient_noise(self.noise_multiplier),)
-        sigmas = self.standard_deviations(self.bound_groups)
-        return tuple(s / c for s, c in zip(sigmas, self.bound_groups.bounds, strict=True))
+    def _with_clipping(self, clipping: Clipping) -> Self:
+        """Return the step with another bound on the whole gradient."""
+        groups, bound = self.bound_groups, clipping.adapted_clip_norm
+        if groups is not None and bound is not None:
+            groups = replace(groups, bounds=(bound,))
+        return replace(self, clipping=clipping, bound_groups=groups)
+
+    def _part_multipliers(self) -> tuple[float, ...]:
+        """Return the noise multipliers of all parts of the release: the groups and the count."""
+        z, sigma = self.clipping.gradient_noise(self.noise_multiplier), self.clipping.noise_on_count
+        count = () if sigma is None else (sigma / COUNT_SENSITIVITY,)
+        groups = self.bound_groups
+        if groups is None:
+            return (z, *count)
+        nominal = (z,)
+        if len(groups.bounds) > 1:
+            sigmas = self.standard_deviations(groups)
+            nominal = tuple(s / c for s, c in zip(sigmas, groups.bounds, strict=True))
+        parts = zip((*nominal, *count), (*groups.dimensions, *(1 for _ in count)), strict=True)
+        error = sum_error(self.largest_lot)
+        return tuple(effective_multiplier(own, d, error) for own, d in parts)
+
+
+_MOST_TRIALS = 100

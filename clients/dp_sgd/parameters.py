@@ -52,6 +52,21 @@ class FlatParameters:
         """Return the slices of the given parameters in a flat tensor."""
         return [self._places[index] for index in indices]
 
+    def group_slices(self, groups: Sequence[Sequence[int]]) -> list[tuple[slice, int]]:
+        """Return (slice of a flat tensor, number of its group), as few as there can be.
+
+        Args:
+            groups: parameter indices of each group; together all parameters.
+        """
+        of = {index: number for number, group in enumerate(groups) for index in group}
+        found: list[tuple[slice, int]] = []
+        for index, place in enumerate(self._places):
+            if found and found[-1][1] == of[index]:
+                found[-1] = (slice(found[-1][0].start, place.stop), of[index])
+            else:
+                found.append((place, of[index]))
+        return found
+
     def stacked_views(self, rows: Tensor) -> list[Tensor]:
         """Return one view (K, *shape) of flat rows (K, size) for each parameter."""
         parts = rows.detach().split_with_sizes(self.sizes, 1)

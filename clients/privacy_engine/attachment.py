@@ -6,7 +6,7 @@ that reaches a parameter in any other way (a submodule called on its own, a pena
 the loss) would not be clipped, so the backward pass refuses it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -189,17 +189,17 @@ class AttachedModel:
         groups: Groups,
         into: Tensor,
         *,
-        scale: float,
+        scales: Sequence[float],
         divided_by_batch: bool,
     ) -> LotStatistics:
-        """Add scale · Σ_i clip(gradient_i) of a taken pass to `into`, and drop its gradients.
+        """Add scale_m · Σ_i clip(gradient_i) of a taken pass to `into`, and drop its gradients.
 
         Args:
             recorded: n examples.
             clipping: the bounds.
             groups: the groups of `parameters`.
-            into: flat tensor (size,).
-            scale: of the sum.
+            into: flat float64 tensor (size,).
+            scales: of the sum, for each group.
             divided_by_batch: whether the loss is a mean over the n examples of the forward pass;
                 gradients are then n times what was recorded, so that C bounds one example's own.
 
@@ -214,9 +214,9 @@ class AttachedModel:
         off = torch.autocast(into.device.type, enabled=False)
         try:
             for tile, examples in zip(recorded.tiles, sizes, strict=True):
-                scales = torch.zeros(tile.rows // self.views, 1, dtype=torch.float64)
-                scales[:examples] = scale
-                clip = ClipBounds.of_client(clipping, groups, scales.to(into.device))
+                rows = into.new_zeros(tile.rows // self.views, len(scales))
+                rows[:examples] = into.new_tensor(list(scales))
+                clip = ClipBounds.of_client(clipping, groups, rows)
                 found = by_example(by_parameter(tile.uses), self.views)
                 with off if _is_autocast(into) else nullcontext():
                     norms, dropped = add_clipped_rows(found, clip, views, times=times)

@@ -160,7 +160,10 @@ class PrivacyEngine(OpacusStyle):
             expected_lot=float(self.terms.batch_size),
             allocation=noise_allocation,
             max_physical_batch=self.terms.max_physical_batch,
+            largest_lot=self.terms.sample_size,
         ).for_model(parameters)
+        if target_epsilon is not None:
+            mechanism = mechanism.with_effective_noise(noise)
         self._model.tile_examples = mechanism.tile_rows
         self._streams = EngineStreams(seed, secure=secure_mode, noisy=noise > 0.0)
         self._steps = PrivateSteps(self._model, mechanism, self.terms, self._streams)
@@ -188,8 +191,8 @@ class PrivacyEngine(OpacusStyle):
 
     @property
     def noise_multiplier(self) -> float:
-        """z, as given or calibrated."""
-        return self.terms.noise_multiplier
+        """z, as given or calibrated; `event` has the effective one (docs/finite_precision.md)."""
+        return self._steps.mechanism.noise_multiplier
 
     def attach(self, optimizer: Optimizer) -> Self:
         """Make the optimizer's steps private, and record the model's forward passes.

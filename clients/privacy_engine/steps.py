@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.accountant import PrivacyLedger
+from fedsim.clients.dp_sgd.lattice.release import Scales, release_
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.privacy_engine.attachment import AttachedModel
@@ -24,7 +25,7 @@ from fedsim.clients.privacy_engine.terms import PrivacyTerms
 
 @dataclass
 class _OpenLot:
-    """Clipped sum of a lot's physical batches so far."""
+    """Clipped sum of a lot's physical batches so far, float64 in steps of the grid."""
 
     total: Tensor
     statistics: LotStatistics
@@ -145,36 +146,45 @@ class PrivateSteps:
         return recorded
 
     def _release(self, lot: _OpenLot | None, last: RecordedPass | None, number: int) -> None:
-        """Make noise, open lot and last pass, in this order of addition, the gradients."""
+        """Release the open lot and the last pass as the gradients."""
         parameters, noise = self._model.parameters, self._streams.noise(number)
-        released = self._new_lot(torch.empty)
-        self.mechanism.fill_with_noise(parameters, noise, released.total)
-        if lot is not None:
-            released.total += lot.total
-            released.statistics += lot.statistics
+        lot = lot or self._new_lot()
         if last is not None:
-            self._add(last, released)
-        views = parameters.views(released.total)
+            self._add(last, lot)
+        released = parameters.tensors[0].new_empty(1, parameters.size)
+        used = noise if self.mechanism.noise_multiplier else None
+        release_(lot.total.unsqueeze(0), [used], self._lengths(), released)
+        views = parameters.views(released[0])
         for parameter, gradient in zip(parameters.tensors, views, strict=True):
             parameter.grad = gradient
-        self.private_statistics = released.statistics
-        self.use_mechanism(self.mechanism.adapt(released.statistics, noise))
+        self.private_statistics = lot.statistics
+        self.use_mechanism(self.mechanism.adapt(lot.statistics, noise))
+
+    def _lengths(self) -> Scales:
+        """Return the length of a step of each group's grid in a release."""
+        parameters, mechanism = self._model.parameters, self.mechanism
+        groups = mechanism.groups(parameters)
+        steps = torch.tensor([mechanism.grid_steps(groups)], dtype=torch.float64)
+        lengths = steps.to(parameters.tensors[0].device) / mechanism.expected_lot
+        places = parameters.group_slices(groups.members)
+        return [(place, lengths[:, group : group + 1]) for place, group in places]
 
     def _add(self, recorded: RecordedPass, lot: _OpenLot) -> None:
         """Add the clipped gradients of a pass to a lot."""
+        groups = self.mechanism.groups(self._model.parameters)
         lot.statistics += self._model.add_clipped_sum(
             recorded,
             self.mechanism.clipping,
-            self.mechanism.groups(self._model.parameters),
+            groups,
             lot.total,
-            scale=1.0 / self.mechanism.expected_lot,
+            scales=[1.0 / step for step in self.mechanism.grid_steps(groups)],
             divided_by_batch=self._terms.loss_reduction == "mean",
         )
 
-    def _new_lot(self, fill: Callable[..., Tensor] = torch.zeros) -> _OpenLot:
+    def _new_lot(self) -> _OpenLot:
         parameters = self._model.parameters
-        like = parameters.tensors[0]
-        total = fill(parameters.size, dtype=like.dtype, device=like.device)
+        device = parameters.tensors[0].device
+        total = torch.zeros(parameters.size, dtype=torch.float64, device=device)
         groups = self.mechanism.groups(parameters)
         return _OpenLot(total, LotStatistics(0, 0, (0,) * len(groups.bounds)))
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.clients.dp_sgd.lattice.release import Scales, release_
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.noise import fill_rows_
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
@@ -224,9 +224,7 @@ class _PrivateBlock(_Block):
         super().__init__(shared_model, gradients, local, members, rows)
         self._steps = [None if m is None else m.step for m in members]
         self._noises = [None if m is None else m.key.noise(secure=m.secure) for m in members]
-        like = {"dtype": torch.float64, "device": self.values.device}
-        scales = [0.0 if step is None else 1.0 / step.expected_lot for step in self._steps]
-        self._scales = self._by_row(torch.tensor(scales, **like).unsqueeze(1))
+        self._sums = torch.empty_like(self.values, dtype=torch.float64)
         self._adapts = any(step and step.clipping.noise_on_count for step in self._steps)
         self._measure()
 
@@ -245,14 +243,19 @@ class _PrivateBlock(_Block):
 
     def fill_released(self, active: Sequence[bool], lots: Sequence[np.ndarray | None]) -> None:
         """Overwrite `released` (K, size) with the active members' releases."""
-        self._fill_with_noise(active)
+        self._sums.zero_()
         within = np.zeros(len(lots), dtype=np.int64)
         for tile in self._reader.tiles(lots):
-            clip = replace(self._clip, scales=self._scales * tile.weights.unsqueeze(1))
-            norms, _ = self.gradients.add_clipped_sums(self.values, tile, clip, self.released)
+            clip = replace(self._clip, scales=self._clip.scales * tile.weights.unsqueeze(1))
+            norms, _ = self.gradients.add_clipped_sums(self.values, tile, clip, self._sums)
             if self._adapts:
                 near = (norms <= clip.bounds).flatten() & (tile.weights > 0)
                 within += near.view(-1, self.rows).sum(1).cpu().numpy()
+        noises = [
+            noise if on and step is not None and step.noise_multiplier else None
+            for noise, on, step in zip(self._noises, active, self._steps, strict=True)
+        ]
+        release_(self._sums, noises, self._lengths, self.released)
         if self._adapts:
             self._adapt(lots, within)
 
@@ -261,34 +264,30 @@ class _PrivateBlock(_Block):
         return tuple(None if s is None else s.clipping.adapted_clip_norm for s in self._steps)
 
     def _measure(self) -> None:
-        """Note the bounds and the deviations of the noise of the next step."""
+        """Note the bounds and the grid of the next step."""
         parameters = self.gradients.parameters
         groups = [None if step is None else step.groups(parameters) for step in self._steps]
         first = next(each for each in groups if each is not None)
         bounds = [first.bounds if each is None else each.bounds for each in groups]
         clipping = next(step.clipping for step in self._steps if step is not None)
+        units, scales = [(1.0,) * len(first.bounds)] * len(groups), [0.0] * len(groups)
+        for k, (step, own) in enumerate(zip(self._steps, groups, strict=True)):
+            if step is not None and own is not None:
+                units[k], scales[k] = step.grid_steps(own), 1.0 / step.expected_lot
         like = {"dtype": torch.float64, "device": self.values.device}
-        stacked = self._by_row(torch.tensor(bounds, **like))
-        self._clip = ClipBounds(clipping, first.members, stacked, self._scales)
-        self._slices = [step.noise_slices(parameters) if step else [] for step in self._steps]
-        self._is_flat = all(len(slices) == 1 for slices in self._slices)
+        stacked, lengths = torch.tensor(bounds, **like), torch.tensor(units, **like)
+        self._clip = ClipBounds(
+            clipping, first.members, self._by_row(stacked), self._by_row(lengths.reciprocal())
+        )
+        lengths *= torch.tensor(scales, **like).unsqueeze(1)
+        self._lengths: Scales = [
+            (place, lengths[:, group : group + 1])
+            for place, group in parameters.group_slices(first.members)
+        ]
 
     def _by_row(self, values: Tensor) -> Tensor:
         """Return values of members (K, m) for each row of a tile (K · R, m)."""
         return values.repeat_interleave(self.rows, 0, output_size=len(values) * self.rows)
-
-    def _fill_with_noise(self, active: Sequence[bool]) -> None:
-        """Overwrite `released` with the active members' noise, and zeros elsewhere."""
-        sources = [noise for noise in self._noises if noise is not None]
-        if len(active) > 1 and self._is_flat and all(active):
-            fill_rows_(sources, self.released, [slices[0][1] for slices in self._slices])
-            return
-        for k, (noise, slices) in enumerate(zip(self._noises, self._slices, strict=True)):
-            if not active[k] or noise is None:
-                self.released[k].zero_()
-                continue
-            for place, deviation in slices:
-                noise.fill_(self.released[k, place], deviation)
 
     def _adapt(self, lots: Sequence[np.ndarray | None], within: np.ndarray) -> None:
         """Let the clipping of each member that took the step learn from its lot."""

@@ -1,5 +1,6 @@
 """By how much each example of a tile is scaled, and what happened to the examples of a lot."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -40,8 +41,8 @@ class ClipBounds:
         clipping: the rule, the same for all clients up to its bounds.
         members: parameter indices of each group.
         bounds: C_m of each row's client, float64 (n, m); or (1, m) where all have one client.
-        scales: factor of each row's clipped gradient, float64 (n, 1); 0 for a row that is no
-            example.
+        scales: factor of each row's clipped gradient in each group, float64 (n, m) or (n, 1); 0
+            for a row that is no example.
     """
 
     clipping: Clipping
@@ -56,34 +57,31 @@ class ClipBounds:
         Args:
             clipping: the rule.
             groups: of the model.
-            scales: factor of each row's clipped gradient, float64 (n, 1).
+            scales: factor of each row's clipped gradient, float64 (n, m) or (n, 1).
         """
         return cls(clipping, groups.members, scales.new_tensor([groups.bounds]), scales)
 
 
-def clip_rows(
-    norms: Tensor, clip: ClipBounds, like: Tensor
-) -> tuple[tuple[Tensor, ...], Tensor | None]:
+def clip_rows(norms: Tensor, clip: ClipBounds) -> tuple[tuple[Tensor, ...], Tensor | None]:
     """Return the factor of each row in each group, and the rows (n,) to be dropped.
 
     Args:
         norms: by group, float64 (n, m); changed in place: those of dropped rows become NaN.
         clip: bounds and scales.
-        like: a parameter: what its type cannot hold is not finite.
 
-    Guarantee: a row that is not finite in one group has factor 0 in all of them; a factor is never
-    rounded up beyond the room that clipping leaves; a row's factors depend on that row alone.
+    Guarantee: a row that is not finite in one group has factor 0 in all of them; a row's factors
+    depend on that row alone.
     """
-    limit, dropped = torch.finfo(like.dtype).max, None
-    # The largest of numbers with NaN is NaN, which is not within the limit either. A device is not
-    # asked: an answer would take longer than to drop rows that are zero anyway.
-    if norms.is_cuda or not norms.max().item() <= limit:
-        dropped = ~(norms <= limit).all(1)
+    dropped = None
+    # The largest of numbers with NaN is NaN, which is not finite either. A device is not asked: an
+    # answer would take longer than to drop rows that are zero anyway.
+    if norms.is_cuda or not math.isfinite(norms.max().item()):
+        dropped = ~norms.isfinite().all(1)
         norms.masked_fill_(dropped.unsqueeze(1), torch.nan)
     factors = clip.clipping.clip_factors(norms, clip.bounds) * clip.scales
     if dropped is not None:
         factors = factors.masked_fill(dropped.unsqueeze(1), 0.0)
-    return _rounded(factors, like.dtype).unbind(1), dropped
+    return factors.unbind(1), dropped
 
 
 def group_norms(
@@ -107,16 +105,3 @@ def group_norms(
         columns.append(sum(found[1:], found[0]) if found else total)
     norms = torch.stack(columns, dim=1) if len(columns) > 1 else columns[0].unsqueeze(1)
     return norms.sqrt()
-
-
-def _rounded(factors: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return factors in the type of the gradients.
-
-    Below the type's normal range a factor has too few digits to hold a bound, so it becomes 0.
-    """
-    if dtype == torch.float64:
-        return factors
-    information = torch.finfo(dtype)
-    if information.eps > 1e-6:  # clipping leaves room for rounding to float32, not to shorter types
-        factors = factors * (1.0 - information.eps)
-    return torch.threshold(factors, information.tiny, 0.0).to(dtype)

@@ -114,7 +114,7 @@ class PerExampleGradients(ABC):
             values: each client's flat parameters (K, size).
             tile: the rows.
             clip: bounds and scales.
-            into: (K, size).
+            into: (K, size), float64.
 
         Returns:
             Norms by group, float64 (n, m), NaN for dropped examples; and which examples (n,) were
@@ -135,7 +135,7 @@ class PerExampleGradients(ABC):
         *,
         scale: float = 1.0,
     ) -> LotStatistics:
-        """Add scale · Σ_i clip(gradient_i) of one client's n ≥ 0 examples to `into` (size,).
+        """Add scale · Σ_i clip(gradient_i) of one client's n ≥ 0 examples to float64 (size,).
 
         Guarantee: as of `add_clipped_sums`.
         """
@@ -144,7 +144,7 @@ class PerExampleGradients(ABC):
             return LotStatistics(0, 0, (0,) * len(groups.bounds))
         scales = torch.full((n, 1), scale, dtype=torch.float64, device=into.device)
         clip = ClipBounds.of_client(clipping, groups, scales)
-        tile = Tile(1, features, targets, into.new_ones(n))
+        tile = Tile(1, features, targets, self.parameters.data.new_ones(n))
         values = self.parameters.data.unsqueeze(0)
         found = self.add_clipped_sums(values, tile, clip, into.unsqueeze(0))
         return lot_statistics(clip, *found)
@@ -161,16 +161,18 @@ def add_clipped_rows(
     Args:
         found: the gradients of n rows by parameter; parameters without one are absent.
         clip: bounds and scales of the rows.
-        into: (K, *shape) of each parameter.
+        into: (K, *shape) of each parameter, float64.
         times: of each gradient: n where `found` are gradients of a mean over the rows.
     """
     n, like = clip.scales.shape[0], into[0]
+    if like.dtype != torch.float64:  # the bound on their rounding is that of float64
+        raise TypeError(f"clipped gradients are added up in float64, got {like.dtype}")
     squared = {index: of.squared_norms(index) for index, of in sorted(found.items())}
     norms = group_norms(squared, n, clip.members, like)
     if times != 1:
         norms *= times
         clip = replace(clip, scales=clip.scales * times)
-    columns, dropped = clip_rows(norms, clip, like)
+    columns, dropped = clip_rows(norms, clip)
     if dropped is not None:
         for of in {id(of): of for of in found.values()}.values():
             of.drop(dropped)
@@ -189,7 +191,7 @@ def lot_statistics(clip: ClipBounds, norms: Tensor, dropped: Tensor | None) -> L
         norms: by group, float64 (n, m), NaN for dropped rows.
         dropped: which rows were dropped (n,); None: none.
     """
-    real = clip.scales > 0
-    within = ((norms <= clip.bounds) & real).sum(0).tolist()
-    lost = 0 if dropped is None else int((dropped & real.squeeze(1)).sum())
+    real = (clip.scales > 0).any(1)
+    within = ((norms <= clip.bounds) & real.unsqueeze(1)).sum(0).tolist()
+    lost = 0 if dropped is None else int((dropped & real).sum())
     return LotStatistics(int(real.sum()), lost, tuple(within))

@@ -8,9 +8,9 @@ were computed anew.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from fedsim.accountant import Event, JointGaussian
+from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.budget.client_privacy import ClientPrivacy, Table, resolve_client_privacy
@@ -23,6 +23,8 @@ from fedsim.statement.privacy_file import PrivateClientRow
 
 _CALIBRATED = 1e-6  # relative: a noise multiplier that was searched for, on another machine
 _ROUNDED = 1e-9  # relative: the noise of all groups together
+_GAUSSIANS = (Gaussian, JointGaussian)
+_GRID = 0.1  # relative: what the grid may take of a noise multiplier, far more than it does
 
 
 def plan_problems(files: RunFiles) -> Iterator[str]:
@@ -80,8 +82,11 @@ def _against_plan(
         if row.get(name) != value:
             yield f"{name} is {row.get(name)} in privacy.json and {value} by experiment.yaml"
     noise, recorded = plan.step.noise_multiplier, row["noise_multiplier"]
-    tolerance = 0.0 if own.privacy.noise_multiplier is not None else _CALIBRATED
-    if not math.isclose(recorded, noise, rel_tol=tolerance):
+    if own.privacy.noise_multiplier is not None:
+        right = recorded == noise
+    else:  # the plan, made without a model, has the effective one
+        right = noise * (1.0 - _CALIBRATED) <= recorded <= noise * (1.0 + _GRID)
+    if not right:
         yield f"noise_multiplier is {recorded:g} in privacy.json and {noise:g} by experiment.yaml"
 
 
@@ -113,19 +118,24 @@ def _same_charges(entries: tuple[tuple[Event, int], ...], planned: list[tuple[Ev
 
 
 def _same_event(event: Event, planned: Event) -> bool:
-    """Whether an event is the planned one, or that of its groups of parameters.
+    """Whether an event is the planned one, with the noise multipliers that the grid leaves.
 
-    The groups are those of the model, which the files do not name: only the noise of all of them
-    together is compared.
+    The files do not name the values of the model or their groups. So the noise of all groups
+    together is compared, and may be a little less than planned, never more.
     """
-    groups = getattr(event, "event", None)
-    whole = getattr(planned, "event", None)
-    if event == planned or not isinstance(groups, JointGaussian) or whole is None:
+    found, whole = getattr(event, "event", None), getattr(planned, "event", None)
+    if not isinstance(found, _GAUSSIANS) or not isinstance(whole, _GAUSSIANS):
         return event == planned
-    together = group_noise_multiplier(groups.noise_multipliers)
-    return replace(event, event=whole) == planned and math.isclose(
-        together, getattr(whole, "noise_multiplier", math.nan), rel_tol=_ROUNDED
-    )
+    noise, nominal = _together(found), _together(whole)
+    alike = replace(cast(Any, event), event=whole) == planned
+    return alike and nominal * (1.0 - _GRID) <= noise <= nominal * (1.0 + _ROUNDED)
+
+
+def _together(release: Gaussian | JointGaussian) -> float:
+    """Return the noise multiplier of all groups together."""
+    if isinstance(release, Gaussian):
+        return release.noise_multiplier
+    return group_noise_multiplier(release.noise_multipliers)
 
 
 def _tables(settings: PrivacySettings, rows: list[PrivateClientRow]) -> Mapping[str, Table]:

@@ -166,7 +166,7 @@ def contribution(
     bounds = torch.tensor([groups.bounds], dtype=torch.float64).expand(len(x), -1)
     scales = torch.zeros(len(x), 1, dtype=torch.float64)
     scales[at] = 0.1
-    into = torch.zeros_like(values)
+    into = torch.zeros_like(values, dtype=torch.float64)
     clip = ClipBounds(clipping, groups.members, bounds, scales)
     norms, _ = gradients.add_clipped_sums(values, Tile(clients, x, y, weights), clip, into)
     assert not into[[k for k in range(clients) if k != client]].any()
@@ -274,7 +274,7 @@ def test_an_example_moves_a_sum_by_no_more_than_its_bound_even_at_a_kink() -> No
         return releases[0]
 
     def untiled(n: int) -> Tensor:
-        into = torch.zeros_like(gradients.parameters.data)
+        into = torch.zeros_like(gradients.parameters.data, dtype=torch.float64)
         gradients.add_clipped_sum(x[:n], y[:n], clipping, groups, into)
         return into
 
@@ -377,7 +377,8 @@ def check_padding(gradients: RuleGradients, scales: Callable[[Tile], Tensor]) ->
     groups = clipping.groups(gradients.parameters)
     bounds = torch.full((8, 1), 0.5, dtype=torch.float64)
     values = gradients.parameters.data.unsqueeze(0)
-    into, expected = torch.zeros_like(values), torch.zeros_like(values[0])
+    into = torch.zeros_like(values, dtype=torch.float64)
+    expected = torch.zeros_like(into[0])
     clip = ClipBounds(clipping, groups.members, bounds, scales(tile))
     gradients.add_clipped_sums(values, tile, clip, into)
     gradients.add_clipped_sum(x, y, clipping, groups, expected)
@@ -421,7 +422,8 @@ def check_dropped(kind: type[RuleGradients]) -> None:
     clipping = FlatClipping(0.5)
     groups = clipping.groups(gradients.parameters)
     x, y = examples((64,), 6, 8)
-    sums = [torch.zeros_like(gradients.parameters.data) for _ in range(2)]
+    like = gradients.parameters.data
+    sums = [torch.zeros_like(like, dtype=torch.float64) for _ in range(2)]
     gradients.add_clipped_sum(x[1:], y[1:], clipping, groups, sums[0])
     x[0, 3] = torch.nan
     statistics = gradients.add_clipped_sum(x, y, clipping, groups, sums[1])

@@ -243,7 +243,7 @@ def test_a_block_agrees_with_each_client_alone_within_rounding(name: str, clippi
         assert (values[k] - alone.values[0]).abs().max() <= 2e-3
         assert alone.adapted_clip_norm == (together.adapted_clip_norm[k],)
         alone = place.train([one], local=local_sgd)
-        torch.testing.assert_close(by_sgd[k], alone.values[0], rtol=1e-5, atol=2e-6)
+        torch.testing.assert_close(by_sgd[k], alone.values[0], rtol=1e-5, atol=5e-6)
         assert torch.equal(place.shared.parameters.data, alone.values[0]), "the model is trained"
 
 
@@ -253,7 +253,7 @@ def test_the_count_of_adaptive_clipping_is_each_clients_own() -> None:
         replace(
             member(k, clipping="adaptive", steps=6),
             step=DpSgdMechanism(
-                PoissonSampling(1.0), AdaptiveClipping(bound, count_noise=1e-9), 0.0, 20.0
+                PoissonSampling(1.0), AdaptiveClipping(bound, count_noise=1e-5), 0.0, 20.0
             ),
         )
         for k, bound in enumerate((1e6, 1e-6, 1e6))
@@ -284,9 +284,9 @@ def test_a_release_is_noise_and_clipped_gradients_over_the_expected_lot() -> Non
         step, parameters = one.step, place.shared.parameters
         exact = OneAtATime(place.shared.model, place.loss, parameters=parameters)
         lots = one.key.lots(step.sampling, len(one.features), first_step=3)
-        noise, into = one.key.noise(), torch.zeros_like(values)
+        noise = one.key.noise()
         for lot in islice(lots, 5):
-            step.fill_with_noise(parameters, noise, into)
+            into = torch.zeros_like(values, dtype=torch.float64)
             groups, within = step.groups(parameters), []
             rows = exact.gradients(one.features[lot], one.targets[lot])
             for members, bound in zip(groups.members, groups.bounds, strict=True):
@@ -297,6 +297,9 @@ def test_a_release_is_noise_and_clipped_gradients_over_the_expected_lot() -> Non
                 for at in places:
                     part = rows[:, at] * (bound / norms).clamp(max=1)
                     into[at] += part.sum(0) / step.expected_lot
+            for at, group in parameters.group_slices(groups.members):
+                unit = step.grid_steps(groups)[group] / step.expected_lot
+                into[at] += unit * noise.fill_(torch.empty_like(into[at]))
             parameters.data.add_(into, alpha=-0.3)
             step = step.adapt(LotStatistics(len(lot), 0, tuple(within)), noise)
         torch.testing.assert_close(parameters.data, values, rtol=1e-4, atol=1e-6)
@@ -340,9 +343,9 @@ def test_lots_and_noise_are_each_clients_own_streams() -> None:
         noise, step = one.key.noise(), one.step
         assert step is not None
         for released in seen.releases:
-            expected = torch.empty_like(released[place])
+            drawn = noise.fill_(torch.empty_like(released[place], dtype=torch.float64))
             sigma = step.noise_multiplier * step.clipping.max_grad_norm / step.expected_lot  # type: ignore[attr-defined]
-            noise.fill_(expected, sigma)
+            expected = (drawn * sigma * 2**-24).float()
             torch.testing.assert_close(released[place], expected, rtol=1e-6, atol=0)
     assert all(not released[1].any() for released in seen.releases), "nobody, nothing"
 

@@ -64,15 +64,15 @@ class ExampleUse:
 
         Args:
             index: of the parameter.
-            factors: (n,); None: 1 for all rows.
-            into: (K, *shape).
+            factors: (n,), of the type of `into`; None: 1 for all rows.
+            into: (K, *shape); products and sums have its type.
         """
         clients = len(into)
         rows = self.rows(index).reshape(clients, -1, into.shape[1:].numel())
         if factors is None:
-            total = rows.sum(1)
+            total = rows.sum(1, dtype=into.dtype)
         else:
-            total = torch.bmm(factors.view(clients, 1, -1), rows).squeeze(1)
+            total = weighted_sum(factors.view(clients, 1, -1), rows).squeeze(1)
         into += self.in_shape(total, index).view(into.shape)
 
     def joined_views(self, views: int) -> "ExampleUse":
@@ -176,20 +176,41 @@ def row_products(rows: Tensor, matrix: Tensor, shift: Tensor | None = None) -> T
     return found[..., :columns].contiguous() if missing > 0 else found
 
 
-def add_outer(left: Tensor, right: Tensor, into: Tensor) -> None:
-    """Add left_kᵀ · right_k of each client to `into` (K, a, b).
+def weighted_sum(factors: Tensor, rows: Tensor) -> Tensor:
+    """Return Σ_i factor_i · row_i of each client, in the type of the factors.
+
+    Args:
+        factors: (K, 1, m).
+        rows: (K, m, d), of any type; converted part by part, so that a part stays in the cache.
+    """
+    if rows.dtype == factors.dtype:
+        return torch.bmm(factors, rows)
+    each = max(1, _CACHE_VALUES // (rows.shape[0] * rows.shape[2]))
+    total = factors.new_zeros(rows.shape[0], 1, rows.shape[2])
+    for start in range(0, rows.shape[1], each):
+        part = rows[:, start : start + each].to(factors.dtype)
+        total.baddbmm_(factors[..., start : start + each], part)
+    return total
+
+
+def add_outer(left: Tensor, right: Tensor, into: Tensor, *, whole: bool) -> None:
+    """Add left_kᵀ · right_k of each client to `into` (K, a, b), in its type.
 
     Args:
         left: (K, m, a).
         right: (K, m, b).
         into: (K, a, b).
+        whole: whether the product is computed before it is added. With many rows for an example, as
+            of sequences, `into` would otherwise be rounded once for each of them.
     """
-    if into.shape[1:].numel() >= _LARGE:  # one product after the other, where they lie
+    left, right = left.to(into.dtype), right.to(into.dtype)
+    if into.shape[1:].numel() >= _LARGE and not whole:  # one after the other, where they lie
         into.baddbmm_(left.transpose(1, 2), right)
     else:  # in one call, which needs a result without gaps
         into += torch.bmm(left.transpose(1, 2), right)
 
 
 _LARGE = 1 << 13
+_CACHE_VALUES = 1 << 16
 _FEWEST_COLUMNS = 16
 _NOTHING = torch.empty(0)  # before the backward pass

@@ -42,6 +42,7 @@ class EmbeddingUse(LayerUse):
         """Add Σ_i factor_i · gradient_i of each client's rows to `into` (K, *shape)."""
         owners, rows, sums = self._summed()
         clients = owners // (len(self.input) // self.clients)
+        sums = sums.to(into.dtype)
         added = sums if factors is None else sums * factors[owners].unsqueeze(1)
         into.index_put_((clients, rows), added, accumulate=True)
 

@@ -75,9 +75,7 @@ class LinearUse(LayerUse):
             self._g_squares = squares(self.output_gradient)
         if not is_weight:
             return self._g_squares
-        result, coarse = self._g_squares * squares(self.input), unit_roundoff(self.input)
-        # Below float32, one rounded product may be longer than the room that clipping leaves.
-        return result.mul_((1 + 4 * coarse) ** 2) if coarse > 1e-7 else result
+        return self._g_squares * squares(self.input)
 
     def add_weighted(self, index: int, factors: Tensor | None, into: Tensor) -> None:
         """Add Σ_i factor_i · gradient_i of each client's rows to `into` (K, *shape)."""
@@ -85,12 +83,12 @@ class LinearUse(LayerUse):
             super().add_weighted(index, factors, into)
             return
         if self._scaled is None or self._scaled[0] is not factors:  # the same for weight and bias
-            g = self.output_gradient
+            g = self.output_gradient.to(into.dtype)
             scaled = g if factors is None else g * factors.view(-1, *[1] * (g.ndim - 1))
             self._scaled = factors, self.by_client(scaled)
         scaled = self._scaled[1]
         if index == self.weight_index:
-            add_outer(scaled, self.by_client(self.input), into)
+            add_outer(scaled, self.by_client(self.input), into, whole=not self._single)
         else:
             into += scaled.sum(1)
 
@@ -121,9 +119,9 @@ def _sequences(values: Tensor) -> Tensor:
 def _relative_rounding(a: Tensor) -> float:
     """Bound the rounding of the products added, relative to the sum of the norms of the terms.
 
-    A term is scaled by its factor, multiplied, and added to at most all other terms.
+    A term is scaled by its factor, multiplied, and added to at most all other terms, in float64.
     """
-    return (a.shape[0] * a.shape[1] + 4) * unit_roundoff(a)
+    return (a.shape[0] * a.shape[1] + 4) * torch.finfo(torch.float64).eps
 
 
 def _sequence_squares(a: Tensor, g: Tensor) -> Tensor:

@@ -173,7 +173,7 @@ def both(
     sums = []
     clipping = FlatClipping(clip)
     for each in (exact, gradients):
-        into = torch.zeros_like(exact.parameters.data)
+        into = torch.zeros_like(exact.parameters.data, dtype=torch.float64)
         each.add_clipped_sum(x, y, clipping, clipping.groups(exact.parameters), into)
         sums.append(into)
     return sums[0], sums[1]
@@ -233,7 +233,8 @@ def test_a_poisoned_example_stays_alone_in_a_unit() -> None:
     model = nn.Sequential(nn.Linear(3, 3), Product(), nn.Linear(3, 1))
     gradients = gradients_for(model, squared, torch.randn(3, 3), torch.randn(3))
     x, y = torch.randn(4, 3), torch.randn(4)
-    into = [torch.zeros_like(gradients.parameters.data) for _ in range(2)]
+    like = gradients.parameters.data
+    into = [torch.zeros_like(like, dtype=torch.float64) for _ in range(2)]
     clipping = FlatClipping(0.5)
     groups = clipping.groups(gradients.parameters)
     gradients.add_clipped_sum(x[1:], y[1:], clipping, groups, into[0])

@@ -136,7 +136,7 @@ def test_clipped_sums_by_hand_are_those_by_autograd(make: Callable[[], nn.Module
     clipping = FlatClipping(0.5)
     for loss in (cross_entropy, by_autograd):
         way = RuleGradients(model, loss, parameters=parameters)
-        into = torch.zeros_like(parameters.data)
+        into = torch.zeros_like(parameters.data, dtype=torch.float64)
         way.add_clipped_sum(x, y, clipping, clipping.groups(parameters), into)
         sums.append(into)
     torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-6)

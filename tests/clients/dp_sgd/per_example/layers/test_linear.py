@@ -41,13 +41,11 @@ def linear_use(a: Tensor, g: Tensor) -> LinearUse:
 def released(use: LinearUse, index: int, i: int) -> Tensor:
     """What example i alone adds, as float64."""
     n = len(use.input)
-    into = torch.zeros(
-        1, use.output_gradient.shape[-1], *use.input.shape[-1:] if index == 0 else ()
-    )
-    factors = torch.zeros(n)
+    shape = use.output_gradient.shape[-1], *(use.input.shape[-1:] if index == 0 else ())
+    into, factors = torch.zeros(1, *shape).double(), torch.zeros(n).double()
     factors[i] = 1.0
     use.add_weighted(index, factors, into)
-    return into.double()
+    return into
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3])

@@ -1,0 +1,48 @@
+"""The grid of a release, and the noise multiplier that it leaves of the nominal one.
+
+One standard deviation of the noise has 2²⁴ steps of the grid. Theorem and proof:
+docs/finite_precision.md.
+"""
+
+import math
+
+GRID_BITS = 24
+DEVIATION = 2.0**GRID_BITS
+"""Standard deviation of the noise, in steps of the grid."""
+
+SATURATION = 2.0**51
+"""Largest sum, in steps: with noise below 2³⁰ it stays an integer that float64 holds exactly."""
+
+_ROUNDED_DOWN = 1.0 - 2.0**-48  # more than the few operations of a formula may round up
+
+
+def sum_error(examples: int) -> float:
+    """Return e: by how much a float64 sum of clipped gradients may be wrong, in clipping bounds.
+
+    Guarantee: a computed sum of the contributions of at most n examples, each of norm at most C, is
+    within e · C of the exact one, e = n (2 n + 16) 2⁻⁵³, in any order of addition: a contribution
+    passes through at most n additions within tiles, and one for each tile (Higham 2002, section
+    4.2).
+
+    Args:
+        examples: n, the public number of examples that a lot may have at most.
+    """
+    return examples * (2.0 * examples + 16.0) * 2.0**-53
+
+
+def effective_multiplier(noise_multiplier: float, dimensions: int, error: float) -> float:
+    """Return z' ≤ z, the noise multiplier that a release on the grid is charged with.
+
+    Guarantee: an example moves the integers f = rint(S) of a sum S by at most 2²⁴ / z' in L2 norm,
+    so f with rounded normals of deviation 2²⁴ is a function of a Gaussian release with z': z' = z /
+    (1 + 2 e + z √d 2⁻²⁴), rounded down.
+
+    Args:
+        noise_multiplier: z ≥ 0 of one group of values.
+        dimensions: d, the number of values in the group.
+        error: e of their sum, see `sum_error`.
+    """
+    if noise_multiplier == 0.0:
+        return 0.0
+    steps = noise_multiplier * math.sqrt(dimensions) / DEVIATION
+    return noise_multiplier / (1.0 + 2.0 * error + steps) * _ROUNDED_DOWN
