@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.app import one_thread
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
 from fedsim.clients.dp_sgd.per_example.loss_gradient import scaled_loss
 from fedsim.clients.dp_sgd.sampling import FixedSizeSampling
@@ -112,6 +113,18 @@ def _block_of(federation: Federation, client: int) -> tuple[int, ...]:
     return federation.block_plan.block_of(rounds[0], client)
 
 
+def _add(
+    evidence: NoiseEvidence,
+    client: int,
+    charged: ChargedNoise,
+    kind: tuple[str, int],
+    released: Tensor,
+) -> None:
+    """Note the noise of one group of a client in a step without gradients."""
+    values, multiplier = charged.scaled(released, kind[1]), charged.multipliers[kind[1]]
+    evidence.add_noise(client, kind, values, charged=multiplier)
+
+
 class _BlockProbe:
     """Steps of one planned block on public examples.
 
@@ -159,7 +172,7 @@ class _BlockProbe:
                     moved.double().norm().item() * unit,
                     limit=1.0 + _CONTRIBUTION_TOLERANCE + rounding * unit,
                 )
-                self._add(evidence, k, ("clipping", m), noise)
+                _add(evidence, client, charged, ("clipping", m), noise[k])
 
     def measure_noise(self, evidence: NoiseEvidence) -> None:
         """Measure the noise of several steps in two rounds."""
@@ -170,28 +183,22 @@ class _BlockProbe:
             done = 0
 
             def record(
-                lots: Sequence[np.ndarray | None], released: Tensor, used: object, n: int = number
+                lots: Sequence[np.ndarray | None],
+                released: Tensor,
+                used: Sequence[DpSgdMechanism | None],
+                n: int = number,
             ) -> None:
                 nonlocal done
-                for k, (client, charged) in enumerate(zip(self._block, self._charged, strict=True)):
-                    if charged is None:
+                for k, (client, step) in enumerate(zip(self._block, used, strict=True)):
+                    if step is None:
                         continue
+                    charged = ChargedNoise.of(step, self._gradients.parameters)
                     for m in range(len(charged.bounds)):
-                        self._add(evidence, k, ("noise", m), released)
+                        _add(evidence, client, charged, ("noise", m), released[k])
                     evidence.add_row(client, (n, done), charged.scaled(released[k], 0))
                 done += 1
 
             self._train(number, range(steps), gradient_scale=0.0, on_step=record, secure=True)
-
-    def _add(
-        self, evidence: NoiseEvidence, k: int, kind: tuple[str, int], released: Tensor
-    ) -> None:
-        """Note the noise of one group of a member in a step without gradients."""
-        charged, group = self._charged[k], kind[1]
-        if charged is not None:
-            values = charged.scaled(released[k], group)
-            multiplier = charged.multipliers[group]
-            evidence.add_noise(self._block[k], kind, values, charged=multiplier)
 
     def _first_step(self, gradient_scale: float) -> tuple[Tensor, Sequence[int]]:
         """Return the releases (K, size) of a step, and the size of each lot."""

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import fedsim
+from fedsim.clients.dp_sgd.lattice import release
 from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.training import block
@@ -44,36 +46,29 @@ def scaled_noise(source: type[NoiseSource]) -> Mutation:
     """Return a change to noise that is 3 % too small."""
 
     def change(monkeypatch: pytest.MonkeyPatch) -> None:
-        noise = block._PrivateBlock._fill_with_noise
+        fill = release.fill_rows_
 
-        def smaller(self: Any, active: Any) -> None:
-            noise(self, active)
-            if any(isinstance(each, source) for each in self._noises):
-                self.released *= 0.97
+        def smaller(sources: Any, rows: Tensor) -> None:
+            fill(sources, rows)
+            if isinstance(sources[0], source):
+                rows *= 0.97
 
-        monkeypatch.setattr(block._PrivateBlock, "_fill_with_noise", smaller)
+        monkeypatch.setattr(release, "fill_rows_", smaller)
 
     return change
 
 
 def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        block._PrivateBlock,
-        "_fill_with_noise",
-        lambda self, active: self.released.zero_(),
-    )
+    monkeypatch.setattr(release, "fill_rows_", lambda sources, rows: rows.zero_())
 
 
 def no_noise_on_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = block._PrivateBlock.fill_released
 
     def forgetful(self: Any, active: Any, lots: Any) -> None:
-        if any(lot is not None and len(lot) for lot in lots):
-            fill = self._fill_with_noise
-            self._fill_with_noise = lambda active: self.released.zero_()
-            whole(self, active, lots)
-            self._fill_with_noise = fill
-        else:
+        with pytest.MonkeyPatch.context() as patch:
+            if any(lot is not None and len(lot) for lot in lots):
+                no_noise(patch)
             whole(self, active, lots)
 
     monkeypatch.setattr(block._PrivateBlock, "fill_released", forgetful)
@@ -105,15 +100,15 @@ def of_client_zero(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def again_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = block._PrivateBlock._fill_with_noise
+    whole = release.fill_rows_
 
-    def again(self: Any, active: Any) -> None:
-        if not hasattr(self, "first_noise"):
-            whole(self, active)
-            self.first_noise = self.released.clone()
-        self.released.copy_(self.first_noise)
+    def again(sources: Any, rows: Tensor) -> None:
+        if not hasattr(sources[0], "first_noise"):
+            whole(sources, rows)
+            sources[0].first_noise = rows.clone()
+        rows.copy_(sources[0].first_noise)
 
-    monkeypatch.setattr(block._PrivateBlock, "_fill_with_noise", again)
+    monkeypatch.setattr(release, "fill_rows_", again)
 
 
 MUTATIONS: dict[str, tuple[Mutation, str]] = {
@@ -214,16 +209,21 @@ def test_one_group_of_one_client_with_too_little_noise_is_found(
         model={"name": "mlp", "args": {"hidden": [32]}},
         local={"cohort": "off"},
     )
-    whole = block._PrivateBlock._fill_with_noise
+    fill, whole = release.fill_rows_, block._PrivateBlock.fill_released
 
-    def smaller(self: Any, active: Any) -> None:
-        whole(self, active)
-        if self._steps[0].noise_multiplier == 0.8:
-            self.released[:, -330:] *= 0.8
+    def smaller(sources: Any, rows: Tensor) -> None:
+        fill(sources, rows)
+        rows[:, -330:] *= 0.8
 
-    monkeypatch.setattr(block._PrivateBlock, "_fill_with_noise", smaller)
+    def fill_released(self: Any, active: Any, lots: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if self._steps[0].noise_multiplier == 0.8:
+                patch.setattr(release, "fill_rows_", smaller)
+            whole(self, active, lots)
+
+    monkeypatch.setattr(block._PrivateBlock, "fill_released", fill_released)
     with pytest.raises(
-        MechanismMismatchError, match=r"client 2: the noise multiplier is 0\.8\d+, and 1\.131 is"
+        MechanismMismatchError, match=r"client 2: the noise multiplier is 0\.[89]\d+, and 1\.131 is"
     ):
         probe_mechanisms(own)
 

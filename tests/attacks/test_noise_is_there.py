@@ -19,13 +19,9 @@ from torch import Tensor, nn
 from fedsim.clients import PrivacyEngine
 from fedsim.clients.app import BatchClientApp
 from fedsim.clients.budget.plan import PrivacyPlanError
-from fedsim.clients.dp_sgd.noise import (
-    NoiseRangeError,
-    NoiseSource,
-    SecureNoise,
-    SeededNoise,
-    fill_rows_,
-)
+from fedsim.clients.dp_sgd.lattice.release import release_
+from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise
+from fedsim.clients.dp_sgd.noise_range import NoiseRangeError, check_deviations
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
@@ -53,49 +49,39 @@ def seeded() -> SeededNoise:
     return SeededNoise(stream_key(11, Purpose.NOISE))
 
 
-def by_rows(source: NoiseSource) -> Fill:
-    """Fill as a block of clients does: the other rows have deviations of their own."""
+def released(source: NoiseSource, deviation: float, dtype: torch.dtype, device: str) -> Tensor:
+    """The release of a sum of 0 with noise of a deviation, between two rows of another client."""
+    sums = torch.zeros(3, SIZE, dtype=torch.float64, device=device)
+    steps = torch.tensor([[1.0], [deviation], [0.0]], dtype=torch.float64, device=device) / 2**24
+    into = torch.empty(3, SIZE, dtype=dtype, device=device)
+    release_(sums, [seeded(), source, None], [(slice(0, SIZE), steps)], into)
+    assert not into[2].any()
+    return into[1]
 
-    def fill(values: Tensor, deviation: float) -> Tensor:
-        rows = torch.empty(3, len(values), dtype=values.dtype, device=values.device)
-        fill_rows_([seeded(), source, seeded()], rows, [1.0, deviation, 0.0])
-        return values.copy_(rows[1])
 
-    return fill
-
-
-FILLS: dict[str, Callable[[], Fill]] = {
-    "seeded": lambda: seeded().fill_,
-    "secure": lambda: SecureNoise().fill_,
-    "seeded rows": lambda: by_rows(seeded()),
-    "secure rows": lambda: by_rows(SecureNoise()),
-}
+SOURCES: dict[str, Callable[[], NoiseSource]] = {"seeded": seeded, "secure": SecureNoise}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("fill", FILLS)
-def test_noise_is_normal_at_every_deviation_or_refused(fill: str, dtype: torch.dtype) -> None:
-    for deviation in SWEEP:
-        check_normal(FILLS[fill]()(torch.empty(SIZE, dtype=dtype), deviation), deviation)
+@pytest.mark.parametrize("source", SOURCES)
+def test_noise_is_normal_at_every_deviation_or_refused(source: str, dtype: torch.dtype) -> None:
     info = torch.finfo(dtype)
+    limits = [info.tiny * 2.0**20, info.max / 2.0**20]
+    for deviation in (*SWEEP, *limits):
+        check_normal(released(SOURCES[source](), deviation, dtype, "cpu"), deviation)
+        check_deviations([deviation], dtype)
     for deviation in (info.tiny, info.max, info.tiny / 8, math.inf, math.nan, -1.0):
         with pytest.raises(NoiseRangeError, match="keeps the normal distribution from"):
-            FILLS[fill]()(torch.empty(9, dtype=dtype), deviation)
-    limits = [info.tiny * 2.0**20, info.max / 2.0**20]
-    for deviation in limits:
-        check_normal(FILLS[fill]()(torch.empty(SIZE, dtype=dtype), deviation), deviation)
+            check_deviations([deviation], dtype)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("fill", FILLS)
-def test_noise_on_a_gpu_is_normal_at_every_deviation(fill: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("source", SOURCES)
+def test_noise_on_a_gpu_is_normal_at_every_deviation(source: str, dtype: torch.dtype) -> None:
     info = torch.finfo(dtype)
     for deviation in (info.tiny * 2.0**20, *SWEEP, info.max / 2.0**20):
-        values = torch.empty(SIZE, dtype=dtype, device="cuda")
-        check_normal(FILLS[fill]()(values, deviation), deviation)
-    with pytest.raises(NoiseRangeError):
-        FILLS[fill]()(torch.empty(9, dtype=dtype, device="cuda"), info.tiny)
+        check_normal(released(SOURCES[source](), deviation, dtype, "cuda"), deviation)
 
 
 def squared_deviation(values: Tensor, deviation: float) -> Tensor:
@@ -122,8 +108,8 @@ def few_uniforms(values: Tensor, deviation: float) -> Tensor:
     [
         (squared_deviation, 1e-25),
         (squared_deviation, 1e25),
-        (lambda values, deviation: seeded().fill_(values, 0.97 * deviation), 1.0),
-        (lambda values, deviation: seeded().fill_(values, deviation) + 0.03 * deviation, 1.0),
+        (lambda values, deviation: 0.97 * released(seeded(), deviation, values.dtype, "cpu"), 1.0),
+        (lambda values, deviation: 0.03 + released(seeded(), deviation, values.dtype, "cpu"), 1.0),
         (laplace, 1.0),
         (few_uniforms, 1.0),
     ],

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from fedsim.audit import observation as observing
 from fedsim.audit.audit import audit_experiment
 from fedsim.audit.results import Audit
 from fedsim.clients.budget.plan import PrivacyPlanError
 from fedsim.clients.dp_sgd.clipping import Groups
+from fedsim.clients.dp_sgd.lattice import release
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import NoiseSource, SeededNoise
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
@@ -93,10 +95,13 @@ def test_the_quickstart_reaches_85_percent_certified_and_97_percent_estimated() 
 
 @pytest.mark.parametrize("factor", [0.7, 0.97])
 def test_less_noise_than_charged_is_found(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
-    whole = SeededNoise.fill_
-    monkeypatch.setattr(
-        SeededNoise, "fill_", lambda self, out, deviation: whole(self, out, factor * deviation)
-    )
+    whole = release.fill_rows_
+
+    def smaller(sources: Any, rows: Tensor) -> None:
+        whole(sources, rows)
+        rows *= factor
+
+    monkeypatch.setattr(release, "fill_rows_", smaller)
     for client in audited().clients:
         texts = client.violations
         assert client.findings.noise.estimate == pytest.approx(factor, rel=0.01)
@@ -182,12 +187,12 @@ def test_noise_of_one_seed_for_all_rounds_is_found(monkeypatch: pytest.MonkeyPat
 
 
 def test_noise_that_is_the_same_in_each_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = SeededNoise.fill_
+    whole = release.fill_rows_
 
-    def again(self: SeededNoise, out: Any, deviation: float) -> Any:
-        return whole(SeededNoise(bytes(32)), out, deviation)
+    def again(sources: Any, rows: Tensor) -> None:
+        whole([SeededNoise(bytes(32)) for _ in sources], rows)
 
-    monkeypatch.setattr(SeededNoise, "fill_", again)
+    monkeypatch.setattr(release, "fill_rows_", again)
     for client in audited().clients:
         assert any("from step to step" in text for text in client.violations)
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from torch import Tensor
 
 from fedsim.cli import cli
-from fedsim.clients.dp_sgd.noise import SeededNoise
+from fedsim.clients.dp_sgd.lattice import release
 
 EXPERIMENT: dict[str, Any] = {
     "name": "audited",
@@ -41,10 +42,13 @@ def test_a_sound_federation_ends_with_0(audit: Any) -> None:
 
 
 def test_a_violation_ends_with_1_and_says_what(audit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = SeededNoise.fill_
-    monkeypatch.setattr(
-        SeededNoise, "fill_", lambda self, out, deviation: whole(self, out, 0.7 * deviation)
-    )
+    whole = release.fill_rows_
+
+    def smaller(sources: Any, rows: Tensor) -> None:
+        whole(sources, rows)
+        rows *= 0.7
+
+    monkeypatch.setattr(release, "fill_rows_", smaller)
     found = audit("--clients", "1", "--steps", "200", "--quiet")
     assert found.exit_code == 1
     assert "violations found" in found.stdout

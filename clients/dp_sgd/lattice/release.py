@@ -29,13 +29,18 @@ def release_(
         scales: of each slice; together all values.
         into: (K, size), of any floating-point type.
     """
-    for place, lengths in scales:
-        for start in range(place.start, place.stop, CHUNK_VALUES):
-            columns = slice(start, min(start + CHUNK_VALUES, place.stop))
-            for rows in _row_blocks(noises, columns.stop - columns.start):
-                block = sums[rows, columns]
-                _add_noise_(block, noises[rows])
-                into[rows, columns] = block.mul_(lengths[rows])
+    size = sums.shape[1]
+    for start in range(0, size, CHUNK_VALUES):
+        stop = min(start + CHUNK_VALUES, size)
+        parts = [
+            (slice(max(start, place.start), min(stop, place.stop)), lengths)
+            for place, lengths in scales
+            if place.start < stop and start < place.stop
+        ]
+        for rows in _row_blocks(noises, stop - start):
+            _add_noise_(sums[rows, start:stop], noises[rows])
+            for part, lengths in parts:
+                into[rows, part] = sums[rows, part].mul_(lengths[rows])
 
 
 def _add_noise_(block: Tensor, noises: Sequence[NoiseSource | None]) -> None:

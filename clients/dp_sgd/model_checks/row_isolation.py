@@ -201,7 +201,7 @@ class _Trial:
         scales = torch.zeros(n, 1, dtype=torch.float64, device=places.device)
         scales[places] = _SCALE
         bounds = scales.new_tensor([groups.bounds]).expand(n, -1)
-        into = torch.zeros_like(self._values)
+        into = torch.zeros_like(self._values, dtype=torch.float64)
         clip = ClipBounds(self._clipping, groups.members, bounds, scales)
         norms, _ = self._gradients.add_clipped_sums(self._values, tile, clip, into)
         return norms, into

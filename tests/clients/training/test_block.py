@@ -297,9 +297,9 @@ def test_a_release_is_noise_and_clipped_gradients_over_the_expected_lot() -> Non
                 for at in places:
                     part = rows[:, at] * (bound / norms).clamp(max=1)
                     into[at] += part.sum(0) / step.expected_lot
+            drawn = noise.fill_(torch.empty_like(into))
             for at, group in parameters.group_slices(groups.members):
-                unit = step.grid_steps(groups)[group] / step.expected_lot
-                into[at] += unit * noise.fill_(torch.empty_like(into[at]))
+                into[at] += drawn[at] * step.grid_steps(groups)[group] / step.expected_lot
             parameters.data.add_(into, alpha=-0.3)
             step = step.adapt(LotStatistics(len(lot), 0, tuple(within)), noise)
         torch.testing.assert_close(parameters.data, values, rtol=1e-4, atol=1e-6)
