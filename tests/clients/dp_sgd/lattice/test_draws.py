@@ -129,7 +129,7 @@ def test_a_million_draws(source: Callable[[int], Draw]) -> None:
 def test_four_hundred_million_draws(source: Callable[[int], Draw]) -> None:
     """Rejected, too: one cell of a quarter is wrong by 1e-3 of its probability.
 
-    The chi-square of 3 degrees has a noncentrality of 75, so it passes once in 10⁴.
+    The chi-square of 3 degrees has a noncentrality of 75, so it passes once in 1,800.
     """
     counts = Counts(source(21), 4 * 10**8)
     check(counts)

@@ -6,6 +6,7 @@ Probabilities are computed from the table's whole numbers and with 90 digits: no
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -15,7 +16,7 @@ from fedsim.clients.dp_sgd.lattice.alias import CentreTable, centre_table
 
 WIDTH, DEVIATION = 2**16, 2**24
 END = 4093 * WIDTH  # of the range where the ratio of the laws is bounded
-Chance = Callable[[int], mpmath.mpf]
+Chance = Callable[[int], Any]  # numbers of mpmath
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +60,7 @@ def spline_chance(weights: list[int], bias: int = 0, lane: int = WIDTH) -> Chanc
     """
     widths = (WIDTH, WIDTH, WIDTH, lane)
 
-    def chance(k: int) -> mpmath.mpf:
+    def chance(k: int) -> Any:
         total = k - bias + 2 * (WIDTH - 1) + 4096 * WIDTH
         columns = range(max(0, total // WIDTH - 4), min(8191, total // WIDTH) + 1)
         parts = sum(weights[at] * four_uniforms(total - at * WIDTH, widths) for at in columns)
@@ -68,7 +69,7 @@ def spline_chance(weights: list[int], bias: int = 0, lane: int = WIDTH) -> Chanc
     return chance
 
 
-def normal_chance(k: int) -> mpmath.mpf:
+def normal_chance(k: int) -> Any:
     upper, lower = ((abs(k) + sign * mpmath.mpf(1) / 2) / DEVIATION for sign in (1, -1))
     root = mpmath.sqrt(2)
     return (mpmath.erfc(lower / root) - mpmath.erfc(upper / root)) / 2
