@@ -110,14 +110,20 @@ def attach_step(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     engine = PrivacyEngine(
-        model, batch_size=len(x), sample_size=len(x), noise_multiplier=1.0, max_grad_norm=1.0
+        model,
+        batch_size=len(x),
+        sample_size=len(x),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        lots="poisson",
     )
     engine.attach(optimizer)
     index = torch.arange(len(x))
 
     def step() -> None:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x[index]), y[index]).backward()
+        losses = nn.functional.cross_entropy(model(x[index]), y[index], reduction="none")
+        engine.backward(losses)
         optimizer.step()
 
     return step

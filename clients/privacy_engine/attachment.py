@@ -272,8 +272,11 @@ class _CheckedModel:
     def __init__(self, ruled: RuledModel) -> None:
         self.ruled, self.sequence = ruled, ModuleSequence(ruled)
         self._structure = _structure(ruled.model)
-        named = ruled.model.named_buffers()
-        self._buffers = {name: buffer.detach().clone() for name, buffer in named}
+        # By module: the name, its buffers by name, and copies of their values.
+        self._buffers = [
+            (prefix, own, {name: None if b is None else b.clone() for name, b in own.items()})
+            for prefix, own in _buffers(ruled.model)
+        ]
 
     def is_current(self) -> bool:
         """Whether the model has the same modules, with the same hooks, as when it was checked."""
@@ -285,15 +288,24 @@ class _CheckedModel:
         Raises:
             UnsafeModelError: names one that is not.
         """
-        for name, buffer in self.ruled.model.named_buffers():
-            before = self._buffers.get(name)
-            if before is None or not torch.equal(before, buffer):
+        for prefix, own, before in self._buffers:
+            if not own and not before:
+                continue
+            for name in {**own, **before}:
+                one, other = before.get(name), own.get(name)
+                if one is other or (one is not None and other is not None and one.equal(other)):
+                    continue
                 raise UnsafeModelError(
-                    f"buffer {name!r} has changed since the model was checked, so private examples "
-                    "may be in it without noise; make it a constant, or remove the layer that "
-                    "updates it. If your own code set it to a public value, call "
-                    "engine.check_model(inputs) with a few public examples"
+                    f"buffer {f'{prefix}.{name}'.lstrip('.')!r} has changed since the model was "
+                    "checked, so private examples may be in it without noise; make it a constant, "
+                    "or remove the layer that updates it. If your own code set it to a public "
+                    "value, call engine.check_model(inputs) with a few public examples"
                 )
+
+
+def _buffers(model: nn.Module) -> list[tuple[str, dict[str, Tensor | None]]]:
+    """Return the name and the buffers of each module."""
+    return [(name, vars(module)["_buffers"]) for name, module in model.named_modules()]
 
 
 def _structure(model: nn.Module) -> list[tuple[Any, ...]]:
@@ -302,7 +314,8 @@ def _structure(model: nn.Module) -> list[tuple[Any, ...]]:
     for module in model.modules():
         own = vars(module)
         hooks = (*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values())
-        found.append((module, None if module is model else own.get("forward"), *hooks))
+        forward = None if module is model else own.get("forward")
+        found.append((module, forward, hooks))
     return found
 
 

@@ -91,3 +91,21 @@ def test_a_module_swapped_in_later_is_checked() -> None:
     handle.remove()
     step(model, optimizer, engine)
     assert engine.steps == 3
+
+
+def test_a_buffer_that_is_made_later_is_refused() -> None:
+    class Late(nn.Module):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            if self.calls > 200:
+                self.register_buffer("mean", x.detach().mean(0))
+            return x
+
+    first = Late()
+    model, optimizer, engine = start(first)
+    step(model, optimizer, engine)
+    first.calls = 200
+    with pytest.raises(UnsafeModelError, match=r"buffer '0\.mean' has changed"):
+        step(model, optimizer, engine)
