@@ -1,5 +1,6 @@
 """The noise that a client is charged for, group by group."""
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -39,15 +40,47 @@ class ChargedNoise:
         places = tuple(parameters.slices(members) for members in groups.members)
         return cls(charged_multipliers(step), groups.bounds, places, step.expected_lot)
 
-    def scaled(self, released: Tensor, group: int) -> Tensor:
-        """Return a group's noise in charged standard deviations, float64.
+    def squares(self, released: Tensor, group: int) -> tuple[float, int]:
+        """Return the sum of squares of a group's noise, in charged deviations, and the count.
 
         Args:
             released: one release without examples (size,).
             group: m.
         """
-        unit = self.expected_lot / (self.multipliers[group] * self.bounds[group])
-        return torch.cat([released[place] for place in self.places[group]]).double() * unit
+        unit = self._unit(group)
+        norms = [_norm(released[place]) * unit for place in self.places[group]]
+        count = sum(place.stop - place.start for place in self.places[group])
+        return sum(norm**2 for norm in norms), count
+
+    def start(self, released: Tensor, count: int) -> Tensor:
+        """Return the first noise values of a release, in charged deviations, float64.
+
+        Args:
+            released: one release without examples (size,).
+            count: most values, of the first parameter.
+        """
+        place = self.places[0][0]
+        stop = min(place.stop, place.start + count)
+        return released[place.start : stop].double().cpu() * self._unit(0)
+
+    def contribution(self, moved: Tensor, group: int, *, lot: int) -> float:
+        """Return the norm in a group of what one of `lot` equal examples adds, in bounds C_m.
+
+        Args:
+            moved: difference of two releases with the same noise (size,).
+            group: m.
+            lot: number of examples in the lot.
+        """
+        norm = math.hypot(*(_norm(moved[place]) for place in self.places[group]))
+        return norm * self.expected_lot / (max(1, lot) * self.bounds[group])
+
+    def _unit(self, group: int) -> float:
+        return self.expected_lot / (self.multipliers[group] * self.bounds[group])
+
+
+def _norm(values: Tensor) -> float:
+    """Return the L2 norm, accumulated in float64."""
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64))
 
 
 def charged_multipliers(step: DpSgdMechanism) -> tuple[float, ...]:

@@ -36,6 +36,7 @@ MIN_BLOCKS = 2  # of clients that train alone, two show whether they share noise
 NUM_NOISE_VALUES = 1 << 16  # of each block: noise that is 3 % too small is found
 MAX_NOISE_STEPS = 64  # of a small model, in each of two rounds
 
+_ROW_VALUES = 256  # of a release, to compare it with others
 _GRADIENT_SCALE = 1e4  # of the scaled losses, in clipping bounds
 _CONTRIBUTION_TOLERANCE = 1e-3
 _NOISE_ROUNDS = (1, 2)
@@ -121,8 +122,8 @@ def _add(
     released: Tensor,
 ) -> None:
     """Note the noise of one group of a client in a step without gradients."""
-    values, multiplier = charged.scaled(released, kind[1]), charged.multipliers[kind[1]]
-    evidence.add_noise(client, kind, values, charged=multiplier)
+    squares, multiplier = charged.squares(released, kind[1]), charged.multipliers[kind[1]]
+    evidence.add_noise(client, kind, squares, charged=multiplier)
 
 
 class _BlockProbe:
@@ -161,15 +162,15 @@ class _BlockProbe:
         for k, (client, charged) in enumerate(zip(self._block, self._charged, strict=True)):
             if charged is None:
                 continue
-            for m, (places, bound) in enumerate(zip(charged.places, charged.bounds, strict=True)):
-                moved = torch.cat([with_sums[k, p] - noise[k, p] for p in places])
-                size = max(with_sums[k, p].abs().max().item() for p in places if p.stop > p.start)
+            for m, bound in enumerate(charged.bounds):
+                moved = with_sums[k] - noise[k]
                 # Each coordinate of the two releases is rounded to their type.
-                rounding = 4 * torch.finfo(noise.dtype).eps * size * moved.numel() ** 0.5
+                size = with_sums[k].abs().max().item() * moved.numel() ** 0.5
+                rounding = 4 * torch.finfo(noise.dtype).eps * size
                 unit = charged.expected_lot / (max(1, sizes[k]) * bound)
                 evidence.add_contribution(
                     client,
-                    moved.double().norm().item() * unit,
+                    charged.contribution(moved, m, lot=sizes[k]),
                     limit=1.0 + _CONTRIBUTION_TOLERANCE + rounding * unit,
                 )
                 _add(evidence, client, charged, ("clipping", m), noise[k])
@@ -178,7 +179,7 @@ class _BlockProbe:
         """Measure the noise of several steps in two rounds."""
         present = sum(charged is not None for charged in self._charged)
         values = present * self._gradients.parameters.size * len(_NOISE_ROUNDS)
-        steps = min(max(2, -(-NUM_NOISE_VALUES // max(1, values))), MAX_NOISE_STEPS)
+        steps = min(-(-NUM_NOISE_VALUES // max(1, values)), MAX_NOISE_STEPS)
         for number in _NOISE_ROUNDS:
             done = 0
 
@@ -195,10 +196,11 @@ class _BlockProbe:
                     charged = ChargedNoise.of(step, self._gradients.parameters)
                     for m in range(len(charged.bounds)):
                         _add(evidence, client, charged, ("noise", m), released[k])
-                    evidence.add_row(client, (n, done), charged.scaled(released[k], 0))
+                    evidence.add_row(client, (n, done), charged.start(released[k], _ROW_VALUES))
                 done += 1
 
-            self._train(number, range(steps), gradient_scale=0.0, on_step=record, secure=True)
+            own_steps = max(steps, 2 if number == 1 else 1)  # two show noise that repeats
+            self._train(number, range(own_steps), gradient_scale=0.0, on_step=record, secure=True)
 
     def _first_step(self, gradient_scale: float) -> tuple[Tensor, Sequence[int]]:
         """Return the releases (K, size) of a step, and the size of each lot."""

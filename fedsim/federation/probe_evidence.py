@@ -15,8 +15,6 @@ from fedsim.accountant.arrays import Floats
 
 MAX_FALSE_ALARM_RATE = 1e-9  # of all tests of a probe together
 
-_ROW_VALUES = 256  # of a release, to compare it with others
-
 
 @dataclass
 class _Sum:
@@ -56,17 +54,18 @@ class NoiseEvidence:
                 "sum, and at most 1 is charged"
             )
 
-    def add_noise(self, client: int, kind: Hashable, values: Tensor, *, charged: float) -> None:
+    def add_noise(
+        self, client: int, kind: Hashable, squares: tuple[float, int], *, charged: float
+    ) -> None:
         """Note noise values.
 
         Args:
             client: the client that drew them.
             kind: noise of one kind is also tested over all clients together.
-            values: (n,), in charged standard deviations, float64.
+            squares: sum of their squares, in charged standard deviations, and their number.
             charged: noise multiplier that the client is charged for.
         """
-        found = _Sum(float(values.square().sum()), values.numel())
-        self._noise.setdefault((client, kind), _Sum()).add(found)
+        self._noise.setdefault((client, kind), _Sum()).add(_Sum(*squares))
         self._charged[client, kind] = charged
 
     def add_row(self, client: int, when: tuple[int, int], values: Tensor) -> None:
@@ -78,8 +77,7 @@ class NoiseEvidence:
             values: (n,), in charged standard deviations.
         """
         if when[1] < 2:
-            row = values[:_ROW_VALUES].cpu().numpy().copy()
-            self._rows.setdefault(client, {})[when] = row
+            self._rows.setdefault(client, {})[when] = values.numpy()
 
     def mismatches(self) -> Iterator[str]:
         """Yield a message for each measurement that contradicts the charge.
