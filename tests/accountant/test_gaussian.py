@@ -1,6 +1,7 @@
 """The analytic Gaussian mechanism against 60-digit arithmetic and dp-accounting."""
 
 import math
+import random
 from typing import Any
 
 import mpmath as mp
@@ -40,6 +41,22 @@ def test_guarantee_epsilon_is_never_below_the_truth(exponent: float, share: floa
     assert epsilon > 0.0
     excess = math.log(delta) - exact_log_delta(mu, epsilon)
     assert 0.0 <= excess <= 1e-11 * max(1.0, mu)
+
+
+@pytest.mark.slow
+def test_guarantee_300_epsilons_are_nowhere_below_100_digits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    draw, most = random.Random(7), 0.0
+    for _ in range(300):
+        mu = 10.0 ** draw.uniform(-12, 4)
+        delta = min(mu, 1.0) * 10.0 ** draw.uniform(-60, -0.5)
+        excess = math.log(delta) - exact_log_delta(mu, gaussian_epsilon(mu, delta))
+        assert excess >= 0.0, (mu, delta)
+        most = max(most, float(excess) / max(1.0, mu))
+    with capsys.disabled():
+        print(f"\n300 Gaussians: log delta at most {most:.1e} max(1, mu) above 100 digits")
+    assert most <= 1e-10
 
 
 def test_below_all_normal_numbers_more_is_assumed() -> None:

@@ -1,6 +1,7 @@
 """The PLD accountant against an exact inversion, dp-accounting's brackets and closed forms."""
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -127,6 +128,44 @@ def test_guarantee_never_below_the_exact_epsilon_and_at_most_1e_3_above(
     # At an epsilon smaller by the allowed excess, the exact delta is already above delta.
     excess = min(1e-3, 0.01 * epsilon)
     assert exact_log_delta(schedule, epsilon - excess) > math.log(delta)
+
+
+def random_schedule(draw: random.Random, mechanisms: int) -> Schedule:
+    """Rates, noises and steps of the inverted transform's range: it needs many steps."""
+    steps = []
+    for _ in range(mechanisms):
+        rate = 10.0 ** draw.uniform(-2.0, -0.05)
+        noise = 10.0 ** draw.uniform(-0.1, 0.8)
+        steps.append((rate, noise, int(10.0 ** draw.uniform(1.7, 3.5))))
+    if mechanisms > 1 and draw.random() < 0.5:
+        steps.append((1.0, 10.0 ** draw.uniform(0.3, 1.0), draw.randint(1, 20)))
+    return tuple(steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mechanisms", "schedules"), [(1, 128), (3, 24)])
+def test_guarantee_random_schedules_are_nowhere_below_the_exact_epsilon(
+    mechanisms: int, schedules: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """640 values of single mechanisms, and 120 of compositions; Rényi's bound is above them."""
+    draw, checked, most = random.Random(mechanisms), 0, 0.0
+    for _ in range(schedules):
+        schedule = random_schedule(draw, mechanisms)
+        ours, rdp = account(schedule), RdpAccountant()
+        for rate, noise, steps in schedule:
+            rdp.compose(PoissonSampled(rate, Gaussian(noise)), steps)
+        for delta in (1e-2, 1e-4, 1e-5, 1e-7, 1e-9):
+            epsilon = ours.get_epsilon(delta)
+            assert epsilon <= rdp.get_epsilon(delta) + 1e-9
+            exact = exact_log_delta(schedule, epsilon) if epsilon > 0.0 else -math.inf
+            assert exact <= math.log(delta) + 1e-9, (schedule, delta)
+            checked += 1
+            if epsilon > 0.0:
+                most = max(most, math.log(delta) - exact)
+    with capsys.disabled():
+        print(f"\n{checked} epsilons, {mechanisms} mechanisms: delta at most {most:.1e} too large")
+    assert checked == 5 * schedules
+    assert most <= 0.05
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES[:3], *SCHEDULES[5:8]])
