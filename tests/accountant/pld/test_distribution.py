@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -163,7 +164,10 @@ def test_guarantee_random_schedules_are_nowhere_below_the_exact_epsilon(
             if epsilon > 0.0:
                 most = max(most, math.log(delta) - exact)
     with capsys.disabled():
-        print(f"\n{checked} epsilons, {mechanisms} mechanisms: delta at most {most:.1e} too large")
+        sys.stdout.write(
+            f"\n{checked} epsilons, {mechanisms} mechanisms: delta at most {most:.1e} too large"
+            + "\n"
+        )
     assert checked == 5 * schedules
     assert most <= 0.05
 
