@@ -23,7 +23,7 @@ from fedsim.clients.dp_sgd.per_example.recording import RuledModel
 from fedsim.clients.dp_sgd.per_example.rule_gradients import by_example, by_parameter
 from fedsim.clients.dp_sgd.per_example.sequence import ModuleSequence
 from fedsim.clients.privacy_engine.forward_checks import check_forward, leading_tensor
-from fedsim.clients.privacy_engine.forward_tiles import call_in_tiles, join_outputs
+from fedsim.clients.privacy_engine.forward_tiles import Layout, call_in_tiles, join_outputs
 from fedsim.clients.privacy_engine.loss_probe import check_own_rows
 from fedsim.clients.privacy_engine.recorded_pass import (
     BackwardError,
@@ -116,7 +116,6 @@ class AttachedModel:
         for recorded in self.passes.pending:
             recorded.clear()
         self.passes.pending.clear()
-        self.passes.outputs.clear()
 
     def backward(self, losses: Tensor) -> None:
         """Run backward through losses (n,), one of each example or of each row.
@@ -247,7 +246,8 @@ class AttachedModel:
         if by_hand and not first.requires_grad and not _is_autocast(first):
             return self._noted(sequence.record(tiles, first))
         found = []
-        for tile, (own, named) in zip(tiles, call_in_tiles(args, kwargs, n, rows), strict=True):
+        calls = call_in_tiles(args, kwargs, n, rows, checked.layout)
+        for tile, (own, named) in zip(tiles, calls, strict=True):
             with ruled.in_place(tile):
                 run = self.model.forward if ruled.covers_root else forward
                 found.append(run(*own, **named))
@@ -267,10 +267,11 @@ class _CheckedModel:
     Attributes:
         ruled: the model and its rules.
         sequence: the model as a sequence of modules.
+        layout: which arguments of its calls have rows.
     """
 
     def __init__(self, ruled: RuledModel) -> None:
-        self.ruled, self.sequence = ruled, ModuleSequence(ruled)
+        self.ruled, self.sequence, self.layout = ruled, ModuleSequence(ruled), Layout()
         self._structure = _structure(ruled.model)
         # By module: the name, its buffers by name, and copies of their values.
         self._buffers = [

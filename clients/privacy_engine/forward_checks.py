@@ -32,7 +32,7 @@ def leading_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
     Raises:
         TypeError: there is none.
     """
-    found = next((t for t in _tensors([*args, *kwargs.values()]) if t.ndim), None)
+    found = next((t for t in all_tensors([*args, *kwargs.values()]) if t.ndim), None)
     if found is None:
         raise TypeError(
             "an attached model needs an input tensor whose first dimension is the examples, got "
@@ -209,15 +209,15 @@ def _with_advice(first: Tensor, public: bool) -> Iterator[None]:
         ) from error
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
+def all_tensors(values: Any) -> Iterator[Tensor]:
     """Yield the tensors in nested containers, in order."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, Mapping):
-        yield from _tensors(list(values.values()))
+        yield from all_tensors(list(values.values()))
     elif isinstance(values, list | tuple):
         for value in values:
-            yield from _tensors(value)
+            yield from all_tensors(value)
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

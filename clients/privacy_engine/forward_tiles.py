@@ -1,6 +1,6 @@
 """A model's call, cut into tiles of a public number of rows, and its outputs, joined."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -8,31 +8,49 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
+from fedsim.clients.dp_sgd.per_example.interface import UncoveredParameterError
 from fedsim.clients.dp_sgd.tiles import padded_tiles
-from fedsim.clients.privacy_engine.forward_checks import map_tensors
+from fedsim.clients.privacy_engine.forward_checks import all_tensors, map_tensors
+
+Layout = dict[tuple[int, int], bool]
+"""Whether a tensor of a call has rows, by the number of tensors in the call and its place."""
 
 
 def call_in_tiles(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], n: int, rows: int
+    args: tuple[Any, ...], kwargs: dict[str, Any], n: int, rows: int, layout: Layout
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Yield the arguments of each tile's call: rows of zeros follow the last example.
 
-    Tensors whose first dimension is n have a row for each example; others are given whole.
+    Tensors with a row for each example are cut, and all other values given whole. Which are which
+    is found out once: a table of classes may be as long as a later lot.
 
     Args:
         args: positional arguments.
         kwargs: keyword arguments.
         n: rows of the whole call.
         rows: of a tile.
+        layout: of the model's calls so far; filled in.
+
+    Raises:
+        UncoveredParameterError: an argument that had a row for each example has no longer.
     """
-    for place in range(-(-n // rows)):
+    tensors = list(all_tensors((args, kwargs)))
+    for place, value in enumerate(tensors):
+        has_rows = value.ndim > 0 and len(value) == n
+        if layout.setdefault((len(tensors), place), has_rows) and not has_rows:
+            raise UncoveredParameterError(
+                f"an argument of the model has shape {tuple(value.shape)} for {n} rows; it had a "
+                "row for each example before, so either give it one, or keep it in the model"
+            )
+    for start in range(0, n, rows):
+        places = iter(range(len(tensors)))
 
-        def own(value: Tensor, place: int = place) -> Tensor:
-            if value.ndim == 0 or len(value) != n:
+        def own(value: Tensor, start: int = start, places: Iterator[int] = places) -> Tensor:
+            if not layout[len(tensors), next(places)]:
                 return value
-            return padded_tiles(value[place * rows : (place + 1) * rows], rows)[0]
+            return padded_tiles(value[start : start + rows], rows)[0]
 
-        yield map_tensors(args, own), {name: map_tensors(v, own) for name, v in kwargs.items()}
+        yield map_tensors((args, kwargs), own)
 
 
 def join_outputs(found: Sequence[Any], n: int, rows: int) -> Any:

@@ -101,7 +101,7 @@ class RecordedPass:
                 "backward ran twice through one forward pass (retain_graph), so gradients would be "
                 "counted twice; add the losses up and call backward once"
             )
-        ways = self._ways
+        ways = set(self._ways)
         self.losses = next(iter(ways))
         if len(ways) > 1 or self.losses not in (None, self.examples, self.examples * self.views):
             self.clear()
@@ -127,6 +127,7 @@ class RecordedPass:
 
     def clear(self) -> None:
         """Drop the gradients."""
+        self._ways.clear()
         for tile in self.tiles:
             if self._taken:  # the user's graph may live on
                 for use in tile.uses:

@@ -10,6 +10,8 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
 from fedsim.clients import PrivacyEngine
+from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
+from fedsim.clients.dp_sgd.per_example.interface import UncoveredParameterError
 from fedsim.clients.privacy_engine.recorded_pass import BackwardError
 
 X, Y = torch.linspace(-1, 1, 48).view(8, 6), torch.arange(8) % 3
@@ -316,6 +318,49 @@ def test_other_arguments_reach_units_row_by_row() -> None:
     functional.cross_entropy(model(X.double(), weights=weights), Y).backward()
     optimizer.step()
     torch.testing.assert_close(released(model), expected, rtol=0, atol=1e-7)
+
+
+class WithTable(nn.Module):
+    """Adds a row of a table, which is no input's row, and scales by an input with rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, batch: dict[str, Tensor], table: Tensor) -> dict[str, Any]:
+        outputs = self.linear(batch["x"]) * batch["scale"] + table[0]
+        return {"logits": outputs, "name": "logits", "parts": (outputs[:, 0],)}
+
+
+@pytest.mark.parametrize("most", [None, 1])
+def test_arguments_with_rows_are_cut_and_others_given_whole(most: int | None) -> None:
+    """The table is as long as the second lot, so its length does not tell."""
+    model, table = WithTable().double(), torch.linspace(0, 1, 9).view(3, 3).double()
+    optimizer, engine = attached(model, max_physical_batch=most)
+    for n in (5, 3, 8):
+        x, scale = X.double()[:n], torch.linspace(0.1, 2, n, dtype=torch.float64).view(n, 1)
+        found = model({"x": x, "scale": scale}, table)
+        with torch.no_grad():
+            expected = model.linear(x) * scale + table[0]
+        torch.testing.assert_close(found["logits"].detach(), expected)
+        torch.testing.assert_close(found["parts"][0].detach(), expected[:, 0])
+        assert found["name"] == "logits"
+        engine.backward(functional.cross_entropy(found["logits"], Y[:n], reduction="none"))
+        optimizer.step()
+    with pytest.raises(UncoveredParameterError, match=r"shape \(1, 1\) for 4 rows; it had a row"):
+        model({"x": X.double()[:4], "scale": torch.ones(1, 1).double()}, table)
+
+
+def test_outputs_without_a_row_for_each_example_are_refused() -> None:
+    class Balanced(Wrapped):
+        def forward(self, x: Tensor) -> Any:
+            outputs = self.inner(x)
+            return outputs, outputs.detach().mean(0)
+
+    model = Balanced(nn.Linear(6, 3))
+    attached(model)
+    with pytest.raises(UnsafeModelError, match=r"a tensor of shape \(3,\) for 16 rows: it has no"):
+        model(X)
 
 
 # --- autocast ----------------------------------------------------------------------------------
