@@ -14,7 +14,7 @@ from fedsim.cli import cli
 from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.deployment.node_state import client_ledger
 from fedsim.experiment import load_experiment
-from fedsim.runs.directory import RunDirectory
+from fedsim.runs.directory import RunDirectory, clients_table
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.schema import CHECKPOINT_SCHEMA, NODE_STATE_SCHEMA, RUN_SCHEMA, Origin, SchemaError
 from fedsim.runs.verification import verify_run
@@ -65,6 +65,52 @@ def test_an_old_run_is_sound_but_for_what_cannot_be_checked(old: Path, name: str
     assert found["sound"]
     assert len(found["unchecked"]) == 2
     assert found["root"] is None
+
+
+def scale_epsilons(run: Path, factor: float) -> None:
+    """Multiply every ε of a run's files, as a version with another accountant would."""
+    by_file: dict[str, Callable[[dict[str, Any]], object]] = {
+        "privacy.json": lambda found: (
+            found.update(system_epsilon=factor * found["system_epsilon"]),
+            [
+                row.update({name: factor * row[name] for name in ("epsilon", "epsilon_rdp")})
+                for row in found["clients"]
+            ],
+        ),
+        "summary.json": lambda found: found.update(
+            epsilon={name: factor * value for name, value in found["epsilon"].items()}
+        ),
+    }
+    for name, change in by_file.items():
+        edit_json(run / name, change)
+    rows = json.loads((run / "privacy.json").read_text())["clients"]
+    columns = (run / "clients.csv").read_text().split("\n", 1)[0].split(",")
+    (run / "clients.csv").write_text(clients_table(rows, columns))
+
+
+def test_a_larger_epsilon_of_another_version_is_named_and_a_smaller_one_is_a_problem(
+    old: Path,
+) -> None:
+    """Random allocation had Rényi's bound in 0.1.0; today's ε of such a ledger is smaller."""
+    scale_epsilons(old / "run", 1.2)
+    found = verify_run(RunDirectory.open(old / "run"))
+    assert found.problems == ()
+    (line,) = [line for line in found.unchecked if "larger than today's" in line]
+    assert line.startswith("that ε of clients 0, 1, 2 is the one that the run's version computes")
+    assert "4.8, today 4)" in line
+    scale_epsilons(old / "run", 0.8)
+    found = verify_run(RunDirectory.open(old / "run"))
+    assert sum("is reported as" in problem for problem in found.problems) == 6
+    assert not any("larger than today's" in line for line in found.unchecked)
+
+
+def test_a_larger_epsilon_of_this_version_is_a_problem(tmp_path: Path) -> None:
+    overrides = {"federation.rounds": 1}
+    run_experiment(FROZEN / "experiment.yaml", overrides=overrides, out=tmp_path / "run")
+    scale_epsilons(tmp_path / "run", 1.2)
+    found = verify_run(RunDirectory.open(tmp_path / "run"))
+    assert sum("is reported as" in problem for problem in found.problems) == 6
+    assert found.unchecked == ()
 
 
 def test_a_run_of_this_version_is_checked_whole(tmp_path: Path) -> None:

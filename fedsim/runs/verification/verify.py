@@ -23,7 +23,7 @@ from fedsim.runs.verification.figures import (
 from fedsim.runs.verification.plans import plan_problems, unread_tables
 from fedsim.runs.verification.rounds import charge_problems, checkpoint_problems, schedule_problems
 from fedsim.runs.verification.run_files import RunFiles, attempt
-from fedsim.runs.verification.spend import Checked, check_spend
+from fedsim.runs.verification.spend import Checked, check_spend, loose_epsilons
 
 Check = Callable[[RunFiles], Iterable[str]]
 
@@ -70,7 +70,8 @@ def verify_run(
     Guarantee: in a sound result every file is the one that `manifest.json` lists, and there is no
     other file outside of trackers' folders. The records of every client form an unbroken chain up
     to the head in `privacy.json`, and the ledgers there are their sums. Two accountants confirm
-    every reported ε: the run's own to equality, the looser one by a larger bound. Every
+    every reported ε: the run's own to equality, the looser one by a larger bound. (Another version
+    may have reported a larger ε, which `unchecked` names, never a smaller one.) Every
     participation in `rounds.jsonl` has its record, and every record has the sampling rate, the
     noise, the δ and the steps that `experiment.yaml` plans for the recorded client sizes.
 
@@ -94,6 +95,7 @@ def verify_run(
         return Verification((), (*problems, *broken), tuple(unchecked), found_root)
     checked: list[Checked] = []
     problems += attempt("privacy.json and ledger.jsonl", lambda: check_spend(files, checked))
+    unchecked += loose_epsilons(checked)
     checks = _OF_ALL_VERSIONS
     if origin.schema >= MANIFEST_SINCE:
         checks += _SINCE_MANIFEST
