@@ -130,21 +130,25 @@ def _recomputed(
         accountant: number(row["epsilon"]),
         "rdp": number(row["epsilon_rdp"]),
     }
-    differing = [name for name, value in reported.items() if not same_number(value, by[name])]
-    loose = [name for name in differing if may_be_loose and reported[name] > by[name]]
-    problems = [
-        f"ε by {name} is reported as {reported[name]:.6g} and recomputed as {by[name]:.6g}"
-        for name in differing
-        if name not in loose
+    differing = [
+        (name, value, by[name])
+        for name, value in reported.items()
+        if not same_number(value, by[name])
     ]
-    for tight, bound in pairwise(by):
-        if by[tight] > by[bound] + _BEYOND:
+    is_loose = [may_be_loose and value > found for _, value, found in differing]
+    problems = [
+        f"ε by {name} is reported as {value:.6g} and recomputed as {found:.6g}"
+        for (name, value, found), is_accepted in zip(differing, is_loose, strict=True)
+        if not is_accepted
+    ]
+    for tight, loose in pairwise(by):
+        if by[tight] > by[loose] + _BEYOND:
             problems.append(
-                f"ε by {tight} ({by[tight]:.6g}) exceeds its bound by {bound} ({by[bound]:.6g})"
+                f"ε by {tight} ({by[tight]:.6g}) exceeds its bound by {loose} ({by[loose]:.6g})"
             )
     other = "rdp" if accountant == "pld" else "pld"
     result = Checked(
-        row["client"], reported[accountant], by[accountant], by[other], is_loose=bool(loose)
+        row["client"], reported[accountant], by[accountant], by[other], is_loose=any(is_loose)
     )
     return result, problems
 
