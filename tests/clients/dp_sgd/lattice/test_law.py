@@ -174,6 +174,22 @@ def test_the_constants_of_the_proof() -> None:
     assert largest / (1 - 2**-16) < 4.6e-8
 
 
+def test_the_factors_that_the_proof_bounds(weights: list[int]) -> None:
+    """κ, the difference of the fourth moments, and P(k) / G(k)."""
+    centre = mpmath.mpf(2) ** 16 - mpmath.mpf(1) / 3 + mpmath.mpf(5) / 12 / 2**32
+    variance = centre * WIDTH**2
+    # The weight of 0 is 1 over the sum of exp(-c² / 2v), and its whole numbers are 2^-224.
+    kappa = mpmath.mpf(weights[4096]) / 2**224 * mpmath.sqrt(2 * mpmath.pi * centre)
+    assert abs(kappa - 1) < mpmath.mpf(2) ** -187
+    for between in (0, WIDTH - 1, WIDTH**2 // 8, WIDTH**2 // 4):
+        fourth = mpmath.mpf(WIDTH**2 * (WIDTH**2 - 1)) / 3 - between**2 - 2 * between
+        normal = (mpmath.mpf(WIDTH**2) - 1) ** 2 / 3 - mpmath.mpf(1) / 120
+        assert abs(fourth - normal) <= mpmath.mpf(WIDTH) ** 4 / 16 * (1 + 1e-9)
+    for k in places():
+        density = mpmath.exp(-k * k / (2 * variance)) / mpmath.sqrt(2 * mpmath.pi * variance)
+        assert normal_chance(k) / density > 1 - 2**-16
+
+
 def double_factorial(n: int) -> int:
     return math.prod(range(n, 0, -2))
 

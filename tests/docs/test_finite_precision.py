@@ -1,0 +1,109 @@
+"""Every number of docs/finite_precision.md is computed here, its proof in lattice/test_law.py."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
+from fedsim.accountant import sampler_slack as slack_module
+from fedsim.accountant.sampler_slack import MAX_DRAWS, SHARE, epsilon_with_slack, sampler_slack
+from fedsim.clients.dp_sgd.lattice.alias import EXTENSION_BITS, INDEX_BITS, MAX_CENTRE, WORD_BITS
+from fedsim.clients.dp_sgd.lattice.grid import (
+    DEVIATION,
+    SATURATION,
+    effective_multiplier,
+    sum_error,
+)
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs" / "finite_precision.md"
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
+
+
+def table(first: str) -> list[list[str]]:
+    """Return the rows of the table with this first heading, the headings first."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith(f"| {first} |"))
+    rows = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+    return [rows[0], *rows[2:]]
+
+
+def whole(text: str) -> int:
+    """Return the number of `6 · 10⁴` or `10³`."""
+    digits = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
+    *factor, power = text.split(" · ")
+    return int(factor[0] if factor else 1) * 10 ** int(power.removeprefix("10").translate(digits))
+
+
+def rounded_up(value: float, digits: int) -> str:
+    return f"{math.ceil(value * 10**digits) / 10**digits:.{digits}f}"
+
+
+def test_the_slack_at_several_epsilons() -> None:
+    head, *rows = table("ε")
+    deltas = [float(cell.rpartition("= ")[2]) for cell in head[1:]]
+    assert len(rows) == 5
+    for epsilon, *cells in rows:
+        for delta, cell in zip(deltas, cells, strict=True):
+            slack = sampler_slack(float(epsilon), delta).epsilon
+            if cell == "infinite":
+                assert slack == math.inf
+            else:
+                assert slack <= float(cell) * (1 + 1e-9) < slack + 1.1e-6
+
+
+def test_the_cost_of_grid_sums_and_sampler() -> None:
+    def accountant(multiplier: float) -> PldAccountant:
+        step = PoissonSampled(0.01, Gaussian(multiplier))
+        return PldAccountant().compose(step, count=10_000)
+
+    for row in table("values d")[1:]:
+        left = effective_multiplier(1.0, whole(row[0]), sum_error(whole(row[1])))
+        own = accountant(left)
+        assert row[2:] == [
+            f"{math.floor(left * 10**6) / 10**6:.6f}",
+            rounded_up(accountant(1.0).get_epsilon(1e-5), 5),
+            rounded_up(own.get_epsilon(1e-5), 5),
+            rounded_up(epsilon_with_slack(own.get_epsilon, 1e-5), 5),
+        ]
+
+
+def test_the_constants_are_those_of_the_code() -> None:
+    found = {row[0]: row[2] for row in table("constant")[1:]}
+    assert found == {
+        "steps of the grid in a deviation": "2²⁴",
+        "E ℓ²": "1e-23",
+        r"max \|ℓ\|": "5e-8",
+        "outside of ±4093 · 2¹⁶, table included": "2⁻¹⁸⁷",
+        "rounding of the table": "",
+        "draws of a client": "10¹²",
+        "share of δ": "2⁻¹⁴",
+    }
+    assert (DEVIATION, SATURATION, MAX_DRAWS, SHARE) == (2**24, 2**51, 10**12, 2**-14)
+    assert slack_module._MEAN_SQUARE == 1e-23
+    assert slack_module._MAX_LOG_RATIO == 5e-8
+    assert slack_module._OUTSIDE == 2**-187
+    assert slack_module._FAILURE_SHARE == 2**-18
+    assert (MAX_CENTRE, INDEX_BITS, WORD_BITS, EXTENSION_BITS) == (4095, 13, 19, 192)
+    assert INDEX_BITS + WORD_BITS + EXTENSION_BITS == 224
+
+
+def test_where_nothing_is_proven() -> None:
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    (limits,) = re.findall(r"ε above (\d+) at δ = (\S+), or above (\d+) at δ = (\S+)\. ", text)
+    for epsilon, delta in (limits[:2], limits[2:]):
+        assert sampler_slack(float(epsilon), float(delta)).epsilon < math.inf
+        assert sampler_slack(float(epsilon) + 1, float(delta)).epsilon == math.inf
+
+
+def test_every_file_and_name_exists() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    paths = re.findall(r"`([\w/]+/[\w/]+\.py)`", text)
+    assert len(paths) >= 5
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
