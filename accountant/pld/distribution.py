@@ -45,6 +45,7 @@ from fedsim.accountant.composition import (
 )
 from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
 from fedsim.accountant.pld.few_guarantees import composed_delta, composed_epsilon, few_guarantees
+from fedsim.accountant.pld.fourier import circular, power
 from fedsim.accountant.pld.loss_pmf import MAX_CELLS, LossPmf
 from fedsim.accountant.pld.mechanisms import (
     Dominated,
@@ -324,12 +325,11 @@ def _compose(steps: _Steps, spacing: float, direction: int, low: int, high: int)
     What lies above the window wraps around to its low end and is added back; what lies below
     wraps around to the high end, where it only makes delta larger.
     """
-    size = _fft_size(high - low + 1)
+    size = _reused_size(high - low + 1)
     spectrum = reduce(
-        np.multiply, (_power(_spectrum(kind, spacing, direction, size), n) for kind, n in steps)
+        np.multiply, (power(_spectrum(kind, spacing, direction, size), n) for kind, n in steps)
     )
-    circle = np.fft.irfft(spectrum, size)
-    noise = _rounding(circle, sum(n for _, n in steps))
+    circle, noise = circular(spectrum, size, sum(n for _, n in steps))
     pmfs = [(mechanism_pmfs(kind, spacing)[direction], n) for kind, n in steps]
     infinite = -math.expm1(math.fsum(n * math.log1p(-pmf.infinite) for pmf, n in pmfs))
     first = max(0, low)
@@ -338,19 +338,10 @@ def _compose(steps: _Steps, spacing: float, direction: int, low: int, high: int)
     return _Tail(first, spacing, np.maximum(window, 0.0), missing)
 
 
-def _rounding(circle: Floats, total: int) -> float:
-    """Return a bound on the summed rounding errors of a pmf composed of `total` losses by FFT.
-
-    An FFT errs by a few eps in the 2-norm, and a power of a spectrum by eps times the exponent.
-    """
-    energy = float(np.square(circle).sum())  # not a BLAS dot: its threads cost milliseconds here
-    return 2.3e-16 * (4.0 * math.log2(circle.size) + total) * math.sqrt(circle.size * energy)
-
-
-def _fft_size(points: int) -> int:
+def _reused_size(points: int) -> int:
     """Return a size >= points that is 2^k or 3 2^k: fast, and few, so that spectra are reused."""
-    power = 1 << max(4, (points - 1).bit_length())
-    return 3 * power // 4 if points <= 3 * power // 4 else power
+    double = 1 << max(4, (points - 1).bit_length())
+    return 3 * double // 4 if points <= 3 * double // 4 else double
 
 
 def _array_bytes(array: NDArray[np.complex128]) -> int:
@@ -363,15 +354,3 @@ def _spectrum(kind: Dominated, spacing: float, direction: int, size: int) -> NDA
     pmf: LossPmf = mechanism_pmfs(kind, spacing)[direction]
     places = np.arange(pmf.first, pmf.first + pmf.mass.size) % size
     return np.fft.rfft(np.bincount(places, weights=pmf.mass, minlength=size))
-
-
-def _power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
-    """Return base**exponent by squaring, which is faster and more exact than complex pow."""
-    result = None
-    while True:
-        if exponent & 1:
-            result = base if result is None else result * base
-        exponent >>= 1
-        if exponent == 0:
-            return base if result is None else result
-        base = base * base
