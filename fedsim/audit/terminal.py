@@ -22,6 +22,7 @@ def print_audit(audit: Audit, console: Console | None = None) -> None:
     """
     console = console or Console()
     print_table(console, _epsilon_table(audit))
+    console.print()
     print_table(console, _mechanism_table(audit))
     problems = len(audit.violations)
     verdict = f"{count_text(problems, 'violation')} found" if problems else "no claim is violated"
@@ -54,8 +55,8 @@ def _epsilon_table(audit: Audit) -> Table:
             str(one.client),
             str(one.num_examples),
             epsilon_text(one.claim.epsilon),
-            least_epsilon_text(found.epsilon),
-            f"{float(least_epsilon_text(found.epsilon_of_runs)):.3g}",
+            _bound_text(found.epsilon),
+            _bound_text(found.epsilon_of_runs),
             _estimate_text(found.epsilon_estimate),
             _estimate_text(math.nan if views is None else views.uploads),
             _estimate_text(math.nan if views is None else views.sums),
@@ -95,8 +96,13 @@ def _mechanism_table(audit: Audit) -> Table:
     return table
 
 
+def _bound_text(epsilon: float) -> str:
+    """Return a lower bound rounded down, in as many characters as any other."""
+    return f"{float(least_epsilon_text(epsilon)):#.4g}" if epsilon else "0"
+
+
 def _estimate_text(epsilon: float) -> str:
-    return "–" if math.isnan(epsilon) else f"{epsilon:.3g}"
+    return "–" if math.isnan(epsilon) else f"{epsilon:#.3g}"
 
 
 def _number_text(value: float, digits: int) -> str:
