@@ -11,7 +11,7 @@ import numpy as np
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise
 from fedsim.clients.dp_sgd.sampling import Charges, EpochLots, IndependentLots
-from fedsim.clients.privacy_engine.outside_lots import OutsideLots
+from fedsim.clients.privacy_engine.outside_lots import OutsideLotError, OutsideLots
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 from fedsim.core.errors import FedsimError
 from fedsim.core.streams import KEY_BYTES, Purpose
@@ -161,8 +161,17 @@ class LotSchedule:
         self._begin_pass(own=False)
 
     def lots(self, num_examples: int, steps: int) -> Iterator[Lot]:
-        """Yield the lots of the next `steps` steps; each must be released, in this order."""
-        sampling = self._terms.sampling
+        """Yield the lots of the next `steps` steps; each must be released, in this order.
+
+        Raises:
+            ValueError: there are more rows than public examples.
+        """
+        sampling, most = self._terms.sampling, self._terms.sample_size
+        if num_examples > most and self._terms.adjacency != "add_remove":
+            raise ValueError(
+                f"the data have {num_examples} rows, of sample_size={most}: either rows are no "
+                "examples (give (examples, tokens, ...)), or declare the sample_size that they have"
+            )
         if isinstance(sampling, IndependentLots):
             for step in range(self.steps, self.steps + steps):
                 yield Lot(sampling.lot(num_examples, self._streams.lot(step)), step)
@@ -188,7 +197,7 @@ class LotSchedule:
 
         Raises:
             NotPoissonError: lots from outside that cannot be the Poisson samples they are declared.
-            OutsideLotError: a lot from outside that the account cannot cover.
+            OutsideLotError: a lot that the account cannot cover.
             EpochError: a lot that belongs to no pass, or was drawn for another step.
             BudgetExhaustedError: a pass beyond those that the noise was calibrated for.
         """
@@ -204,6 +213,11 @@ class LotSchedule:
             return [(event, 1)]
         if lot is None:
             event = self.outside.event(examples, mechanism)
+        elif examples > self._terms.sample_size:  # only under add_remove, with a small sample_size
+            raise OutsideLotError(
+                f"a lot of {examples} examples, of sample_size={self._terms.sample_size}: rounding "
+                "is accounted for in smaller lots only; declare a larger sample_size"
+            )
         elif lot.number != self.steps:
             raise EpochError(
                 f"the lot drawn for step {lot.number} is used in step {self.steps}; take the lots "

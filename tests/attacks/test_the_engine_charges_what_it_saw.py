@@ -136,6 +136,19 @@ def test_tokens_as_rows_are_refused() -> None:
         train()
 
 
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+def test_more_rows_than_examples_are_refused(sampling: str) -> None:
+    _, _, engine = start(sampling=sampling)
+    with pytest.raises(ValueError, match=r"320 rows, of sample_size=20.*\(examples, tokens"):
+        next(engine.batches(torch.zeros(N * 16, 3), torch.ones(N * 16, 1)))
+    model, optimizer, private = start(batch_size=N, adjacency="add_remove")
+    for x, y in private.batches(torch.zeros(N + 5, 3), torch.ones(N + 5, 1), steps=1):
+        squares(model, x, y).backward()
+        with pytest.raises(OutsideLotError, match=r"25 examples, of sample_size=20"):
+            optimizer.step()
+        break
+
+
 def test_a_forward_pass_of_another_lot_is_refused() -> None:
     model, optimizer, engine = start(batch_size=N // 2, sampling="shuffle")
     kept: list[Tensor] = []
