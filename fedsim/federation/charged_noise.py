@@ -63,16 +63,25 @@ class ChargedNoise:
         stop = min(place.stop, place.start + count)
         return released[place.start : stop].double().cpu() * self._unit(0)
 
-    def contribution(self, moved: Tensor, group: int, *, lot: int) -> float:
-        """Return the norm in a group of what one of `lot` equal examples adds, in bounds C_m.
+    def contribution(
+        self, with_sums: Tensor, noise: Tensor, group: int, *, lot: int
+    ) -> "Contribution":
+        """Return what one of `lot` equal examples adds to a group.
 
         Args:
-            moved: difference of two releases with the same noise (size,).
+            with_sums: a release (size,).
+            noise: the release with the same noise and without gradients (size,).
             group: m.
             lot: number of examples in the lot.
         """
-        norm = math.hypot(*(_norm(moved[place]) for place in self.places[group]))
-        return norm * self.expected_lot / (max(1, lot) * self.bounds[group])
+        unit = self.expected_lot / (max(1, lot) * self.bounds[group])
+        moved, rounding = [0.0], [0.0]
+        eps = torch.finfo(with_sums.dtype).eps
+        for place in self.places[group]:
+            moved.append(_norm(with_sums[place] - noise[place]))
+            # Each coordinate of the two releases is rounded to their type.
+            rounding.append(4.0 * eps * (_norm(with_sums[place]) + moved[-1]))
+        return Contribution(math.hypot(*moved) * unit, math.hypot(*rounding) * unit)
 
     def _unit(self, group: int) -> float:
         return self.expected_lot / (self.multipliers[group] * self.bounds[group])
@@ -81,6 +90,19 @@ class ChargedNoise:
 def _norm(values: Tensor) -> float:
     """Return the L2 norm, accumulated in float64."""
     return float(torch.linalg.vector_norm(values, dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one example adds to a group of a sum.
+
+    Attributes:
+        norm: L2 norm, in clipping bounds C_m.
+        rounding: largest error of the norm, in clipping bounds.
+    """
+
+    norm: float
+    rounding: float
 
 
 def charged_multipliers(step: DpSgdMechanism) -> tuple[float, ...]:

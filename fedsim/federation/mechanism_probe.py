@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedsim.clients.app import one_thread
+from fedsim.clients.client_settings import OwnPrivacySettings
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
 from fedsim.clients.dp_sgd.per_example.loss_gradient import scaled_loss
@@ -87,9 +87,11 @@ def _message(mismatch: str) -> str:
 def _blocks_to_probe(federation: Federation) -> list[tuple[int, ...]]:
     """Return planned blocks: one for each privacy setting, and at least two if there are two."""
     terms = federation.client_privacy or ()
-    first_of: dict[str, int] = {}
+    first_of: dict[tuple[object, ...], int] = {}
     for client in _private_clients(federation):
-        first_of.setdefault(terms[client].privacy.model_dump_json(exclude={"clients"}), client)
+        own = terms[client].privacy
+        settings = tuple(getattr(own, name) for name in OwnPrivacySettings.model_fields)
+        first_of.setdefault(settings, client)
     chosen: dict[tuple[int, ...], None] = {}
     for client in first_of.values():
         if len(chosen) < MAX_BLOCKS:
@@ -162,16 +164,10 @@ class _BlockProbe:
         for k, (client, charged) in enumerate(zip(self._block, self._charged, strict=True)):
             if charged is None:
                 continue
-            for m, bound in enumerate(charged.bounds):
-                moved = with_sums[k] - noise[k]
-                # Each coordinate of the two releases is rounded to their type.
-                size = with_sums[k].abs().max().item() * moved.numel() ** 0.5
-                rounding = 4 * torch.finfo(noise.dtype).eps * size
-                unit = charged.expected_lot / (max(1, sizes[k]) * bound)
+            for m in range(len(charged.bounds)):
+                found = charged.contribution(with_sums[k], noise[k], m, lot=sizes[k])
                 evidence.add_contribution(
-                    client,
-                    charged.contribution(moved, m, lot=sizes[k]),
-                    limit=1.0 + _CONTRIBUTION_TOLERANCE + rounding * unit,
+                    client, found.norm, limit=1.0 + _CONTRIBUTION_TOLERANCE + found.rounding
                 )
                 _add(evidence, client, charged, ("clipping", m), noise[k])
 

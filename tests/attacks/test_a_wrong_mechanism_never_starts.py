@@ -12,6 +12,7 @@ from torch import Tensor
 
 import fedsim
 from fedsim.clients.dp_sgd.lattice import release
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.training import block
@@ -56,6 +57,16 @@ def scaled_noise(source: type[NoiseSource]) -> Mutation:
         monkeypatch.setattr(release, "fill_rows_", smaller)
 
     return change
+
+
+def charged_as_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step believes in its noise; its event has 3 % more."""
+    whole = DpSgdMechanism.standard_deviations
+    monkeypatch.setattr(
+        DpSgdMechanism,
+        "standard_deviations",
+        lambda self, groups: tuple(0.97 * sigma for sigma in whole(self, groups)),
+    )
 
 
 def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +124,7 @@ def again_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 MUTATIONS: dict[str, tuple[Mutation, str]] = {
     "noise 3 % too small": (scaled_noise(SeededNoise), r"multiplier is 0\.9[67]\d*, and 1 is"),
+    "noise charged as 3 % more": (charged_as_more, r"multiplier is 0\.9[67]\d*, and 1 is"),
     "no noise": (no_noise, "the noise multiplier is 0, and 1 is charged"),
     "no noise where there are examples": (
         no_noise_on_examples,
