@@ -159,7 +159,7 @@ class RandomAllocation(Event):
 
     Also known as balls-and-bins sampling (Chua et al. 2024, arXiv:2412.16802). Batch sizes are
     random; `event` is released about each batch, an empty one too. Record it once per pass, with a
-    fresh allocation each time.
+    fresh allocation each time, also for an allocation of which only some batches were released.
 
     Attributes:
         batches: number of batches of the pass, >= 1, public and chosen without looking at the data.
