@@ -136,16 +136,15 @@ def test_the_profile_of_a_gaussian() -> None:
         found = delta_with_slack(accountant.get_delta, epsilon)
         shifts = [step * 1e-6 for step in range(15, 60, 3)]
         ideal = [max(epsilon - 2 * shift, 0.0) for shift in shifts]
+        beyond_zero = [max(2 * shift - epsilon, 0.0) for shift in shifts]
         best = min(
-            proven_delta(one, accountant.get_delta(one) + max(2 * shift - epsilon, 0.0), shift, log)
-            for one, shift in zip(ideal, shifts, strict=True)
+            proven_delta(inner, accountant.get_delta(inner) + below, shift, log)
+            for inner, below, shift in zip(ideal, beyond_zero, shifts, strict=True)
             for log in range(-60, -5)
         )
         assert best < found * 1.001
         assert found < best * 1.001 + 1e-4 * accountant.get_delta(epsilon) + 4e-5
-    assert epsilon_with_slack(lambda d: gaussian_epsilon(1.0, d), 1e-5) > gaussian_epsilon(
-        1.0, 1e-5
-    )
+    assert gaussian_epsilon(1.0, 1e-5) < epsilon_with_slack(one.get_epsilon, 1e-5)
 
 
 # The theorem in exact arithmetic: a sampler of four 2-bit uniforms and a centre, a law that stands

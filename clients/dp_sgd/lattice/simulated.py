@@ -12,7 +12,7 @@ does not see a difference from the rounded normal (tests/clients/dp_sgd/lattice/
 
 A row takes 7 bytes of its keystream for a value. Those of n pairs are n words of 4 bytes for radii,
 n words of 4 bytes for angles, n times 2 bytes that extend the uniforms of the radii, and 2 n times
-2 bytes of dither. All are little-endian.
+2 bytes of dither. All are little-endian. The last bits of a normal may differ between processors.
 """
 
 import numpy as np
