@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
+from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, check_parameter_types
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
 from fedsim.clients.dp_sgd.per_example.interface import add_clipped_rows, lot_statistics
@@ -76,13 +76,7 @@ class AttachedModel:
         self.passes = PassContext([])
         self.tile_examples = 1
         self.parameters = InPlaceParameters(model)
-        dtype = self.parameters.tensors[0].dtype
-        if dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"trainable parameters must be float32 or float64, got {dtype}: sums of clipped "
-                "gradients need that precision. Keep the parameters in float32, and run the "
-                "forward pass and the loss under torch.autocast"
-            )
+        check_parameter_types(zip(self.parameters.names, self.parameters.tensors, strict=True))
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._forward: RecordingForward | None = None
         self._checked: _CheckedModel | None = None

@@ -12,6 +12,13 @@ from fedsim.models.metrics import eval_mode
 from fedsim.models.tasks import Task
 
 _NUM_CHECK_EXAMPLES = 3
+_SENT_TYPES = frozenset(
+    {
+        *(torch.float16, torch.float32, torch.float64),
+        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool),
+        *(torch.complex64, torch.complex128),
+    }
+)
 
 
 def preflight(
@@ -36,6 +43,7 @@ def preflight(
     Raises:
         ModelError: a check failed; one line with the shapes and the fix.
     """
+    _check_types(model)
     task.check(examples.targets)
     few = examples.take(np.arange(min(_NUM_CHECK_EXAMPLES, len(examples))))
     inputs, targets = torch.from_numpy(few.features), torch.from_numpy(few.targets)
@@ -46,6 +54,18 @@ def preflight(
         _outputs(model, inputs[:1])
     task.check_outputs(outputs)
     check_loss(loss, outputs, targets, name=name)
+
+
+def _check_types(model: nn.Module) -> None:
+    """Check that every value of the model can be sent: arrays on the wire are numpy's."""
+    for name, value in model.state_dict().items():
+        if value.dtype not in _SENT_TYPES:
+            kind = str(value.dtype).removeprefix("torch.")
+            raise ModelError(
+                f"{name!r} has type {kind}, which no array on the wire has; keep parameters and "
+                f"buffers in float32, and run the forward pass under torch.autocast for arithmetic "
+                f"in {kind}"
+            )
 
 
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:

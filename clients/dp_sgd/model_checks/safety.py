@@ -1,7 +1,7 @@
 """Refusal of models that cannot be trained with example-level privacy, with the fix."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -29,14 +29,35 @@ def check_private_model(model: nn.Module, features: Tensor) -> None:
         the model's modes and buffers and the global random generators are restored.
 
     Raises:
-        UnsafeModelError: batch normalisation in train mode, or a buffer that changes in forward.
+        UnsafeModelError: batch normalisation in train mode, a buffer that changes in forward, or a
+            trained parameter shorter than float32.
     """
+    check_parameter_types((n, p) for n, p in model.named_parameters() if p.requires_grad)
     with preserve_state(model):
         model.train()
         _refuse_batch_statistics(model)
         _refuse_changing_buffers(
             model, torch.zeros_like(features[:1]).expand(2, *features.shape[1:])
         )
+
+
+def check_parameter_types(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse trained parameters of a type in which noise and clipped gradients lose their law.
+
+    Args:
+        named: the trained parameters by name.
+
+    Raises:
+        UnsafeModelError: a parameter is neither float32 nor float64; the message names it.
+    """
+    for name, parameter in named:
+        if parameter.dtype not in (torch.float32, torch.float64):
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise UnsafeModelError(
+                f"trainable parameters must be float32 or float64, got {kind} ({name!r}): clipped "
+                "gradients and noise need that precision; keep the parameters in float32, and run "
+                f"the forward pass under torch.autocast for arithmetic in {kind}"
+            )
 
 
 @contextmanager
