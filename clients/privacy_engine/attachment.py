@@ -141,8 +141,7 @@ class AttachedModel:
         rows = self.tile_examples * self.views
         with self.paused():
             units = check_forward(self.model, args, kwargs, rows=rows, public=public)
-            ruled = RuledModel(self.model, self.parameters, units)
-        self._checked = _CheckedModel(ruled)
+            self._checked = _CheckedModel(RuledModel(self.model, self.parameters, units))
         return self._checked
 
     def paused(self) -> AbstractContextManager[None]:

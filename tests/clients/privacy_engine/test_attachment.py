@@ -268,6 +268,16 @@ def test_a_sequence_that_changes_after_its_check_runs_as_it_is() -> None:
     )
 
 
+def test_a_sequence_runs_by_hand_and_other_models_by_autograd() -> None:
+    for kind, by_hand in (("sequence", True), ("no sequence", False)):
+        model = model_of(kind)
+        attached(model)
+        for n in (3, 8):
+            outputs = model(X.double()[:n])
+            assert outputs.shape == (n, 3)
+            assert (type(outputs.grad_fn).__name__ == "_RunSequenceBackward") == by_hand
+
+
 @pytest.mark.parametrize("kind", ["sequence", "no sequence"])
 def test_inputs_may_need_gradients(kind: str) -> None:
     model = model_of(kind)
