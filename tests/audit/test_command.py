@@ -38,6 +38,12 @@ def test_a_sound_federation_ends_with_0(audit: Any) -> None:
     last = found.stdout.splitlines()[-1]
     assert last == "audited: no claim is violated (3 clients, 200 steps each, confidence 0.999)"
     assert "the 3 largest claims of 4 clients" in found.stdout
+    assert max(map(len, found.stdout.splitlines()[:12])) <= 80
+    heads = [line for line in found.stdout.splitlines() if line.startswith(" client ")]
+    assert [" ".join(head.split()) for head in heads] == [
+        "client examples claimed certified of runs steps uploads sums final",
+        "client noise clipping sampling",
+    ]
     assert found.stderr.splitlines() == [f"client {n}/3 audited" for n in (1, 2, 3)]
 
 
@@ -63,6 +69,8 @@ def test_json_has_every_interval(audit: Any) -> None:
     assert (content["steps"], content["num_clients"], content["violations"]) == (20, 4, [])
     for client in content["clients"]:
         assert client["epsilon_certified"] <= client["epsilon_claimed"]
+        assert client["epsilon_certified_of_runs"] == 0.0  # 20 steps are no whole run
+        assert set(client["epsilon_estimated"]) == {"steps", "uploads", "sums", "final_model"}
         for name in ("noise_over_charged", "contribution_over_bound", "sampling_over_charged"):
             assert client[name]["low"] < client[name]["estimate"] < client[name]["high"]
 
