@@ -22,6 +22,7 @@ from fedsim.accountant import checks
 from fedsim.accountant.accountants import AccountantName, make_accountant
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.events import Gaussian, PoissonSampled
+from fedsim.accountant.sampler_slack import epsilon_with_slack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,4 +146,4 @@ def aggregate_view(
     multipliers = Counter(view.noise_multiplier for view in rounds)
     for noise_multiplier, count in sorted(multipliers.items()):
         composed.compose(PoissonSampled(sampling_rate, Gaussian(noise_multiplier)), count)
-    return AggregateView(composed.get_epsilon(delta), ())
+    return AggregateView(epsilon_with_slack(composed.get_epsilon, delta), ())

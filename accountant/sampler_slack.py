@@ -97,6 +97,31 @@ def epsilon_with_slack(get_epsilon: Callable[[float], float], delta: float) -> f
     return epsilon + sampler_slack(epsilon, delta).epsilon
 
 
+def target_without_slack(target_epsilon: float, delta: float) -> tuple[float, float]:
+    """Return the (ε, δ) that the accountants must meet, for a target that holds with the slack.
+
+    Guarantee: if everything released is (ε, δ)-DP as returned with the accountants' noise,
+    `epsilon_with_slack` is at most `target_epsilon` at `delta`.
+
+    Args:
+        target_epsilon: > 0.
+        delta: in (0, 1), of the target.
+
+    Raises:
+        ValueError: an argument is outside its range, or the target is below the slack alone.
+    """
+    epsilon = min(checks.positive("target_epsilon", target_epsilon), _MAX_EPSILON)
+    # Where nothing is proven at so large an ε, the target is a smaller one.
+    while (slack := sampler_slack(epsilon, delta).epsilon) == math.inf and epsilon > 1.0:
+        epsilon *= 0.99
+    if epsilon <= slack:
+        raise ValueError(
+            f"target_epsilon must be above {slack:.3g}, which the sampler of noise may cost, got "
+            f"{epsilon}"
+        )
+    return epsilon - slack, delta * (1.0 - SHARE)
+
+
 def delta_with_slack(get_delta: Callable[[float], float], epsilon: float) -> float:
     """Return δ at `epsilon` of releases with the sampler's noise.
 
@@ -119,10 +144,12 @@ def delta_with_slack(get_delta: Callable[[float], float], epsilon: float) -> flo
     if epsilon > _MAX_EPSILON:
         return 1.0
     # Any δ₁ is allowed: a small share of what is there, and no less than what N values add anyway.
-    failure = max(get_delta(epsilon) * _FAILURE_SHARE / (1.0 + math.exp(epsilon)), _ALL_OUTSIDE)
+    failure = max(
+        float(get_delta(epsilon)) * _FAILURE_SHARE / (1.0 + math.exp(epsilon)), _ALL_OUTSIDE
+    )
     shift = _shift(failure)
     inner = epsilon - 2.0 * shift
-    delta = get_delta(max(inner, 0.0)) + max(-inner, 0.0)
+    delta = float(get_delta(max(inner, 0.0))) + max(-inner, 0.0)
     return min(1.0, math.exp(shift) * delta + _additive(epsilon - shift, failure))
 
 

@@ -9,6 +9,7 @@ from fedsim.accountant import FleetAccountant, PrivacyLedger, UnsupportedEventEr
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.fleet.accountant import Client
+from fedsim.accountant.sampler_slack import SHARE, epsilon_with_slack, sampler_slack
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ProtocolError
 
@@ -80,16 +81,20 @@ class ClientLedgers:
     def epsilons(self) -> dict[int, float]:
         """Return ε of every client at its own δ, by client (∞ where it adds no noise).
 
-        A `FleetAccountant` computes them together. Its bound and that of an accountant of the
-        client's own both hold, and differ by up to 2e-4. The own accountant calibrated the noise,
-        so it decides where the difference shows: for the largest ε, and where the fleet's bound is
-        above a client's target.
+        Each has the slack of the sampler in it. A `FleetAccountant` computes them together. Its
+        bound and that of an accountant of the client's own both hold, and differ by up to 2e-4. The
+        own accountant calibrated the noise, so it decides where the difference shows: for the
+        largest ε, and where the fleet's bound is above a client's target.
         """
         spends, epsilons = self.spends, dict[int, float]()
-        deltas: dict[Client, float] = {client: spend.delta for client, spend in spends.items()}
+        deltas: dict[Client, float] = {
+            client: spend.delta * (1.0 - SHARE) for client, spend in spends.items()
+        }
         together = self._fleet.get_epsilon(deltas)
         for client, spend in spends.items():
             epsilon, target = together[client], spend.target_epsilon
+            if epsilon > 0.0:
+                epsilon += sampler_slack(epsilon, spend.delta).epsilon
             above = target is not None and epsilon > target
             epsilons[client] = self._own_epsilon(spend) if above else epsilon
         largest = 0.0
@@ -113,5 +118,7 @@ class ClientLedgers:
         if key not in self._own_epsilons:
             if len(self._own_epsilons) >= _MOST_OWN_EPSILONS:
                 self._own_epsilons.clear()
-            self._own_epsilons[key] = self._fleet.get_own_epsilon(spend.client, spend.delta)
+            self._own_epsilons[key] = epsilon_with_slack(
+                lambda delta: self._fleet.get_own_epsilon(spend.client, delta), spend.delta
+            )
         return self._own_epsilons[key]

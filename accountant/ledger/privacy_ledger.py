@@ -10,6 +10,7 @@ from fedsim.accountant import checks
 from fedsim.accountant.accountants import Accountant, AccountantName, make_accountant
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.events import SCHEMA_VERSION, Event, append_event, event_from_dict, to_dict
+from fedsim.accountant.sampler_slack import epsilon_with_slack
 
 
 class PrivacyLedger:
@@ -111,6 +112,25 @@ class PrivacyLedger:
         return self.compose_into(make_accountant(accountant, adjacency=adjacency)).get_epsilon(
             delta
         )
+
+    def epsilon_with_slack(
+        self,
+        delta: float,
+        accountant: AccountantName = "pld",
+        adjacency: Adjacency = "zero_out",
+    ) -> float:
+        """Return epsilon at `delta` of everything recorded, with the slack of fedsim's sampler.
+
+        Args:
+            delta: in (0, 1).
+            accountant: as in `epsilon`.
+            adjacency: as in `epsilon`.
+
+        Raises:
+            ValueError: as in `epsilon`.
+        """
+        account = self.compose_into(make_accountant(accountant, adjacency=adjacency))
+        return epsilon_with_slack(account.get_epsilon, delta)
 
     def digest(self) -> str:
         """Return the SHA-256 of `to_json()`, in hexadecimal.

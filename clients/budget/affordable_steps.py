@@ -10,6 +10,7 @@ from functools import lru_cache
 from fedsim.accountant import make_accountant
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.accountant.search import largest_count
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 
@@ -56,7 +57,7 @@ def epsilon_of_steps(
     accountant: AccountantName,
     adjacency: Adjacency,
 ) -> float:
-    """Return ε of a client's first `steps` steps; 0 for none.
+    """Return ε of a client's first `steps` steps with the sampler's slack; 0 for none.
 
     Args:
         step: the mechanism of each step.
@@ -70,4 +71,4 @@ def epsilon_of_steps(
     account = make_accountant(accountant, adjacency=adjacency)
     for event, count in step.charges(0, steps):
         account.compose(event, count)
-    return account.get_epsilon(delta)
+    return epsilon_with_slack(account.get_epsilon, delta)

@@ -5,6 +5,7 @@ from functools import lru_cache
 from fedsim.accountant import calibrate_noise_multiplier
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.sampler_slack import target_without_slack
 from fedsim.accountant.search import least_noise
 from fedsim.clients.budget.affordable_steps import epsilon_of_steps
 from fedsim.clients.dp_sgd.clipping import FlatClipping
@@ -25,7 +26,8 @@ def calibrate_noise(
 ) -> float:
     """Return the least noise multiplier at which `steps` steps spend at most the target.
 
-    Guarantee: ε of the steps at δ is at most `target_epsilon` by the accountant.
+    Guarantee: ε of the steps at δ is at most `target_epsilon` by the accountant, with the slack of
+    the sampler.
 
     Args:
         sampling: how lots are drawn.
@@ -40,9 +42,10 @@ def calibrate_noise(
         ValueError: no noise multiplier meets the target.
     """
     if isinstance(sampling, PoissonSampling):
+        inner_epsilon, inner_delta = target_without_slack(target_epsilon, delta)
         return calibrate_noise_multiplier(
-            target_epsilon=target_epsilon,
-            delta=delta,
+            target_epsilon=inner_epsilon,
+            delta=inner_delta,
             sampling_rate=sampling.rate,
             steps=steps,
             accountant=accountant,

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from fedsim.accountant import Gaussian, PrivacyLedger, UnsupportedEventError, make_accountant
 from fedsim.accountant.ledger.journal import GENESIS
+from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.accountant.search import MOST_NOISE
 from fedsim.clients.budget.affordable_steps import affordable_steps
 from fedsim.clients.budget.noise_search import calibrate_noise
@@ -123,6 +124,7 @@ def plan_privacy(
     except ValueError as error:
         raise PrivacyPlanError(f"privacy.clipping cannot be used: {error}") from error
     if parameters is not None:
+        _check_draws(steps * (parameters.size + 1))
         try:
             step = step.for_model(parameters)
             if privacy.noise_multiplier is None:
@@ -152,6 +154,15 @@ def _sampling(
     kind = SAMPLINGS[privacy.sampling]
     sampling, lot = kind.for_client(public_size, batch_size, sampling_rate=rate)
     return sampling.within_rounds(local.steps) if privacy.noise == "secure" else sampling, lot
+
+
+def _check_draws(draws: int) -> None:
+    """Refuse a plan that draws more values of noise than the slack of the sampler covers."""
+    if draws > MAX_DRAWS:
+        raise PrivacyPlanError(
+            f"a client would draw {draws:.3g} values of noise, steps times trained values, and the "
+            f"proof covers {MAX_DRAWS:.0e}: plan fewer rounds, or train fewer values"
+        )
 
 
 def _largest_lot(privacy: PrivacySettings, public_size: int) -> int:

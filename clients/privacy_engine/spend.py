@@ -2,18 +2,19 @@
 
 from fedsim.accountant import Event, PrivacyLedger, RdpAccountant
 from fedsim.accountant.budget.filter import PrivacyFilter
+from fedsim.accountant.sampler_slack import target_without_slack
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 
 
 def ledger_epsilon(ledger: PrivacyLedger, terms: PrivacyTerms, delta: float | None) -> float:
-    """Return the terms' accountant's ε of a ledger.
+    """Return the terms' accountant's ε of a ledger, with the slack of the sampler.
 
     Args:
         ledger: all charges.
         terms: accountant, adjacency and target δ.
         delta: δ; None: the target δ.
     """
-    return ledger.epsilon(_delta(terms, delta), terms.accountant, terms.adjacency)
+    return ledger.epsilon_with_slack(_delta(terms, delta), terms.accountant, terms.adjacency)
 
 
 def best_order(ledger: PrivacyLedger, terms: PrivacyTerms, delta: float | None) -> float | None:
@@ -45,14 +46,13 @@ def affordable_events(
         delta: δ of the budget; None: the target δ.
     """
     budget = PrivacyFilter(
-        target_epsilon,
-        _delta(terms, delta),
+        *target_without_slack(target_epsilon, _delta(terms, delta)),
         accountant=terms.accountant,
         adjacency=terms.adjacency,
     )
     for entry, count in ledger.entries:
         budget.record(entry, count)
-    return None if budget.spent > target_epsilon else budget.max_count(event)
+    return None if budget.spent > budget.target_epsilon else budget.max_count(event)
 
 
 def _delta(terms: PrivacyTerms, delta: float | None) -> float:

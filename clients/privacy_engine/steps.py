@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.accountant import PrivacyLedger
+from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.clients.dp_sgd.lattice.release import Scales, release_
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
@@ -189,6 +190,11 @@ class PrivateSteps:
         return _OpenLot(total, LotStatistics(0, 0, (0,) * len(groups.bounds)))
 
     def _refuse_beyond_plan(self) -> None:
+        if (self.schedule.steps + 1) * (self._model.parameters.size + 1) > MAX_DRAWS:
+            raise BudgetExhaustedError(
+                f"the proof covers {MAX_DRAWS:.0e} values of noise, steps times trained values: "
+                "train fewer values, or take fewer steps"
+            )
         planned = self._terms.planned_steps
         if planned is not None and self.schedule.steps >= planned:
             raise BudgetExhaustedError(

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fedsim.accountant import Event, PrivacyFilter
 from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.sampler_slack import target_without_slack
 
 Releases = Sequence[tuple[Event, int]]
 
@@ -47,6 +48,10 @@ def count_affordable(
     Raises:
         UnsupportedEventError: an event has no rule under the adjacency.
     """
+    try:
+        epsilon, delta = target_without_slack(epsilon, delta)
+    except ValueError:  # the sampler's slack alone is more
+        return 0
     events = {*spent, *(event for event, _ in wanted)}
     filters = list(_renyi_filters(epsilon, delta, adjacency))
     if len(events) == 1:

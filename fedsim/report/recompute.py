@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from fedsim.accountant.sampler_slack import sampler_slack
 from fedsim.report.contents import RunContents
 
 # A longer script is unreadable; privacy.json has the same events for programs.
@@ -59,13 +60,23 @@ def _script(spend: dict[str, Any], privacy: dict[str, Any]) -> Iterator[str]:
     yield f"accountant = {name}(neighboring_relation=dp.NeighboringRelation.{relation})"
     for event, count in _merged(spend["ledger"]):
         yield f"accountant.compose({event}, {count})"
-    yield f"print(accountant.get_epsilon({spend['delta']!r}))"
+    yield from _answer(spend, privacy)
     # In full: two programs agree to some digits only, and a rounded number hides how many.
     if privacy["accountant"] == "moments":
         yield f"# privacy.json, epsilon_rdp: {_in_full(spend['epsilon_rdp'])}"
         yield f"# epsilon, by the looser moments accountant: {_in_full(spend['epsilon'])}"
     else:
         yield f"# privacy.json: {_in_full(spend['epsilon'])}"
+
+
+def _answer(spend: dict[str, Any], privacy: dict[str, Any]) -> Iterator[str]:
+    """Yield the last lines: ε of the accountant, and what the sampler of noise adds to it."""
+    if privacy.get("slack") is None:  # by an earlier version, or ε is infinite
+        yield f"print(accountant.get_epsilon({spend['delta']!r}))"
+        return
+    slack = sampler_slack(spend["epsilon"], spend["delta"])
+    yield f"slack = {slack.epsilon!r}  # of the sampler, see docs/finite_precision.md"
+    yield f"print(accountant.get_epsilon({spend['delta']!r} * (1 - 2**-14)) + slack)"
 
 
 def _in_full(epsilon: float | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import fedsim
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.sampler_slack import Slack, sampler_slack
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.federation.federation import Federation
 from fedsim.federation.recorded_spend import RecordedSpend
@@ -69,6 +70,15 @@ class PrivacySummary:
         }
 
     @property
+    def slack(self) -> Slack | None:
+        """What the sampler of noise added to ε and δ of any client; None where an ε is infinite."""
+        if not math.isfinite(self.system_epsilon):
+            return None
+        # At the largest ε: the slack grows with it, and with a smaller δ.
+        pairs = [(spend.epsilon, spend.delta) for spend in self.clients]
+        return Slack(*map(max, zip(*(sampler_slack(*pair) for pair in pairs), strict=True)))
+
+    @property
     def statement(self) -> str:
         """The guarantee in words, as `fedsim.statement` allows them."""
         return self.to_json()["statement"]
@@ -88,6 +98,7 @@ class PrivacySummary:
                 "clipping": self.clipping,
                 "noise": self.noise,
                 "system_epsilon": finite_or_none(self.system_epsilon),
+                "slack": None if self.slack is None else self.slack._asdict(),
                 "ledger_digest": ledger_digest(clients),
                 "secure_aggregation": self.secure_aggregation,
                 "clients": clients,
@@ -111,6 +122,7 @@ def not_private(
             "clipping": None,
             "noise": None,
             "system_epsilon": None,
+            "slack": None,
             "ledger_digest": None,
             "secure_aggregation": secure_aggregation,
             "clients": [
@@ -159,7 +171,7 @@ def summarise_privacy(
     spends = [recorded.of(client) for client in range(len(plans))]
     # Each client's own accountant makes a run's ε equal to its plan's, to the last digit.
     epsilons = [
-        spend.ledger.epsilon(spend.delta, settings.accountant, settings.adjacency)
+        spend.ledger.epsilon_with_slack(spend.delta, settings.accountant, settings.adjacency)
         for spend in spends
     ]
     by_rdp = _epsilons(spends, "rdp", settings.adjacency)

@@ -286,12 +286,6 @@ class GaussianBoundSentence(Sentence):
         """The sentence in words."""
         mu = epsilon_text(self.facts.profile.mu if self.facts.profile else None)
         slack = self.values["slack"]
-        if slack == 0.0:
-            return (
-                f"Client {self.facts.worst.client} is μ-GDP with μ = {mu}: distinguishing its "
-                "releases on neighbouring data sets is no easier than distinguishing two normal "
-                f"distributions that lie μ standard deviations apart.{self._others}"
-            )
         return (
             f"With μ = {mu}, no attack on client {self.facts.worst.client} has a true-positive "
             f"rate more than {delta_text(slack)} above that of the best test between two normal "

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from fedsim.accountant.sampler_slack import Slack
 from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import epsilon_text
 from fedsim.statement.attack import AttackBound
@@ -61,13 +62,18 @@ class ClientFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismFacts:
-    """The mechanism of all clients, named as in the experiment file; None where not recorded."""
+    """The mechanism of all clients, named as in the experiment file; None where not recorded.
+
+    Attributes:
+        slack: what the sampler of noise adds to ε and δ of any client at most.
+    """
 
     adjacency: str
     accountant: str
     noise: str | None
     sampling: str | None
     clipping: str | None = None
+    slack: Slack | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,22 +70,39 @@ class SecureNoiseSentence(Sentence):
 
 
 class FloatingPointSentence(Sentence):
-    """The proof assumes real numbers."""
+    """Computers round: what of it is in ε, and what is not."""
 
-    point, kind, title = "limit", "limit", "Noise is computed in floating point"
+    point, kind, title = "limit", "limit", "Finite precision"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Whether there is a guarantee, which then assumes exact noise."""
+        """Whether there is a guarantee."""
         return facts.is_bounded
 
     @property
     def text(self) -> str:
         """The sentence in words."""
+        mechanism = self.facts.mechanism
+        slack = None if mechanism is None else mechanism.slack
+        if mechanism is None or slack is None:  # of a version that released floating-point sums
+            return (
+                "The proof assumes exact Gaussian noise; a computer rounds it (Mironov 2012). "
+                "Timing is not hidden."
+            )
+        simulated = "" if mechanism.noise != "seeded" else ", which seeded noise simulates,"
         return (
-            "The proof assumes exact Gaussian noise; a computer rounds it (Mironov 2012). Timing "
-            "is not hidden."
+            "Every release is made of integers: sums rounded to a public grid, and noise on it. "
+            "The cost of the grid is in the noise multipliers of the ledger; that of the sampler"
+            f"{simulated} is in ε: {slack.epsilon:.2g} at most. The proof "
+            "(docs/finite_precision.md) assumes that what an example adds depends on the model and "
+            "the example alone, which a test before the first round checks. Timing is not hidden."
         )
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The slack of the sampler."""
+        slack = None if self.facts.mechanism is None else self.facts.mechanism.slack
+        return {} if slack is None else slack._asdict()
 
 
 class ErrorMessagesSentence(Sentence):

@@ -56,6 +56,7 @@ class PrivacyFile(TypedDict):
     clipping: str | None
     noise: str | None
     system_epsilon: float | None
+    slack: dict[str, float] | None
     ledger_digest: str | None
     secure_aggregation: Mapping[str, Any] | None
     statement: str

@@ -16,8 +16,8 @@ from scipy.special import log_ndtr, ndtr, ndtri
 from fedsim.accountant import PrivacyLedger, make_accountant
 from fedsim.accountant.accountants import Accountant, AccountantName
 from fedsim.accountant.adjacency import Adjacency
-from fedsim.accountant.composition import SampledGaussian
 from fedsim.accountant.gaussian import gaussian_log_delta
+from fedsim.accountant.sampler_slack import delta_with_slack, epsilon_with_slack
 
 _NUM_POINTS = 400
 _SLACK_PER_DELTA = 0.01  # how far the Gaussian summary may lie below the curve
@@ -36,7 +36,7 @@ class Profile:
         curve: (ε, δ) ascending in ε; the releases are (ε, δ)-DP at every one of these points.
         mu: every attack has at most the true-positive rate against one Gaussian release with
             distance μ, plus `slack`; None where no useful μ exists.
-        slack: 0 where the releases are exactly that Gaussian.
+        slack: a hundredth of δ, or what the accountant's own rounding needs.
     """
 
     client: int
@@ -98,13 +98,11 @@ def profile_of(
     """
     account = make_accountant(accountant, adjacency=adjacency)
     PrivacyLedger.from_list(ledger).compose_into(account)
-    epsilon, slack = float(account.get_epsilon(delta)), _SLACK_PER_DELTA * delta
-    end = float(account.get_epsilon(slack))
+    epsilon, slack = epsilon_with_slack(account.get_epsilon, delta), _SLACK_PER_DELTA * delta
+    end = epsilon_with_slack(account.get_epsilon, slack)
     if not math.isfinite(epsilon) or not end <= _MAX_EPSILON:
         return None if math.isinf(epsilon) else Profile(client, delta, epsilon, (), None, 0.0)
     curve = _curve(account, end)
-    if (exact := _exact_mu(account)) is not None:
-        return Profile(client, delta, epsilon, curve, exact, 0.0)
     slack = max(slack, curve[-1][1])  # the accountant's own rounding
     return Profile(client, delta, epsilon, curve, smallest_mu(curve, slack), slack)
 
@@ -158,10 +156,4 @@ def _covers(mu: float, curve: tuple[tuple[float, float], ...], slack: float) -> 
 def _curve(account: Accountant, end: float) -> tuple[tuple[float, float], ...]:
     points = _NUM_POINTS if end > 0.0 else 0
     epsilons = [0.0, *(end * k / points for k in range(1, points + 1))]
-    return tuple((epsilon, float(account.get_delta(epsilon))) for epsilon in epsilons)
-
-
-def _exact_mu(account: Accountant) -> float | None:
-    """Return μ where every step is Gaussian without sampling, which is exactly μ-GDP."""
-    plain = (isinstance(m, SampledGaussian) and m.sampling_rate == 1.0 for m in account.steps)
-    return account.gdp_mu() if account.steps and all(plain) else None
+    return tuple((epsilon, delta_with_slack(account.get_delta, epsilon)) for epsilon in epsilons)

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.sampler_slack import Slack
 from fedsim.statement.attack import AttackBound, attack_bound
 from fedsim.statement.facts import (
     ACCOUNTANTS,
@@ -37,6 +38,7 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
             adjacency=privacy["adjacency"],
             accountant=privacy["accountant"],
             noise=privacy.get("noise"),
+            slack=_slack(privacy),
             sampling=privacy.get("sampling"),
             clipping=privacy.get("clipping"),
         )
@@ -90,6 +92,12 @@ def _is_joint(event: Mapping[str, Any]) -> bool:
     """Whether a release on one lot has several parts, accounted for together."""
     inner = event.get("event", event)
     return inner["type"] == "JointGaussian" and len(inner["noise_multipliers"]) > 1
+
+
+def _slack(privacy: Mapping[str, Any]) -> Slack | None:
+    """Return the slack of the sampler; None where nothing is proven, or by an earlier version."""
+    slack = privacy.get("slack")
+    return None if slack is None else Slack(slack["epsilon"], slack["delta"])
 
 
 def _method(

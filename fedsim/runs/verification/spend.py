@@ -14,6 +14,7 @@ from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.fleet.accountant import Client
 from fedsim.accountant.ledger.journal import GENESIS, FileJournal, total_of
+from fedsim.accountant.sampler_slack import SHARE, sampler_slack
 from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import epsilon_text
 from fedsim.runs.verification.run_files import RunFiles
@@ -69,7 +70,8 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
     for client in sorted(set(journal.clients()) - {row["client"] for row in rows}):
         yield f"client {client}: in the ledger only"
     is_other = not files.directory.origin.is_this_version
-    for row, bounds in zip(rows, _bounds(rows, accountant, adjacency), strict=True):
+    bounds_of_rows = _bounds(rows, accountant, adjacency, with_slack="slack" in privacy)
+    for row, bounds in zip(rows, bounds_of_rows, strict=True):
         result, found = _recomputed(row, bounds, accountant, may_be_loose=is_other)
         checked.append(result)
         for what in found:
@@ -95,26 +97,42 @@ def _against_ledger(row: PrivateClientRow, journal: FileJournal) -> Iterator[str
 
 
 def _bounds(
-    rows: list[PrivateClientRow], accountant: AccountantName, adjacency: Adjacency
+    rows: list[PrivateClientRow],
+    accountant: AccountantName,
+    adjacency: Adjacency,
+    *,
+    with_slack: bool,
 ) -> list[dict[AccountantName, float]]:
     """Return ε of every row by each method.
 
     Each client's own accountant computes the run's method; the others compute all rows together.
+
+    Args:
+        rows: of `privacy.json`.
+        accountant: the run's.
+        adjacency: of every ledger.
+        with_slack: whether the run reports the slack of the sampler; earlier versions did not.
     """
+    ledger_epsilon = PrivacyLedger.epsilon_with_slack if with_slack else PrivacyLedger.epsilon
     bounds: list[dict[AccountantName, float]] = [{} for _ in rows]
     ledgers = [PrivacyLedger.from_list(row["ledger"]) for row in rows]
     for name in dict.fromkeys((*_METHODS, accountant)):
         if name == accountant:
             for found, row, ledger in zip(bounds, rows, ledgers, strict=True):
-                found[name] = ledger.epsilon(row["delta"], name, adjacency)
+                found[name] = ledger_epsilon(ledger, row["delta"], name, adjacency)
             continue
         fleet = FleetAccountant(name, adjacency=adjacency)
         for place, ledger in enumerate(ledgers):
             for event, count in ledger.entries:
                 fleet.compose(place, event, count)
-        deltas: dict[Client, float] = {place: row["delta"] for place, row in enumerate(rows)}
-        for found, epsilon in zip(bounds, fleet.get_epsilon(deltas).values(), strict=True):
-            found[name] = epsilon
+        share = SHARE if with_slack else 0.0
+        deltas: dict[Client, float] = {
+            place: row["delta"] * (1.0 - share) for place, row in enumerate(rows)
+        }
+        together = fleet.get_epsilon(deltas).values()
+        for found, row, epsilon in zip(bounds, rows, together, strict=True):
+            added = epsilon > 0.0 and with_slack
+            found[name] = epsilon + (sampler_slack(epsilon, row["delta"])[0] if added else 0.0)
     return bounds
 
 

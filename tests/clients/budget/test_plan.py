@@ -18,7 +18,9 @@ from fedsim.accountant import (
     RandomAllocation,
     calibrate_noise_multiplier,
 )
+from fedsim.accountant.sampler_slack import target_without_slack
 from fedsim.accountant.search import NOISE_TOLERANCE
+from fedsim.clients.budget.affordable_steps import epsilon_of_steps
 from fedsim.clients.budget.plan import PrivacyPlan, PrivacyPlanError, plan_privacy
 from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
 from fedsim.clients.dp_sgd.clipping import AutomaticClipping, FlatClipping, GroupClipping
@@ -158,8 +160,9 @@ def test_the_planned_run_spends_the_target_and_no_more(
 
 
 def test_poisson_noise_is_the_calibrated_one() -> None:
+    epsilon, delta = target_without_slack(3.0, 1e-3)
     assert plan(target_epsilon=3.0).step.noise_multiplier == calibrate_noise_multiplier(
-        target_epsilon=3.0, delta=1e-3, sampling_rate=32 / 300, steps=20
+        target_epsilon=epsilon, delta=delta, sampling_rate=32 / 300, steps=20
     )
 
 
@@ -243,10 +246,17 @@ def test_settings_without_a_guarantee_are_refused_with_the_fix(
         privacy(**changes)
 
 
-def test_a_target_without_a_noise_is_refused() -> None:
-    for sampling in ("poisson", "shuffle"):
-        with pytest.raises(PrivacyPlanError, match=r"cannot be met: .*lower target_epsilon"):
-            plan(sampling=sampling, target_epsilon=1e9)
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+def test_a_target_beyond_what_is_proven_is_met_by_a_smaller_epsilon(sampling: str) -> None:
+    found = plan(sampling=sampling, target_epsilon=1e9)
+    spent = {"delta": 1e-3, "accountant": "pld", "adjacency": "zero_out"}
+    assert 70 < epsilon_of_steps(found.step, found.planned_steps, **spent) < 100
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+def test_a_target_without_a_noise_is_refused(sampling: str) -> None:
+    with pytest.raises(PrivacyPlanError, match="cannot be met over 20 steps: even with"):
+        plan(sampling=sampling, target_epsilon=1e-5)
 
 
 def test_a_pair_that_the_accountant_cannot_add_up_is_refused(

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedsim.accountant import EpochShuffled, Gaussian, PldAccountant, PoissonSampled, RdpAccountant
+from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.clients import PrivacyEngine
 from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
 from fedsim.clients.dp_sgd.clipping import AutomaticClipping, GroupClipping
@@ -481,7 +482,7 @@ def test_each_lot_is_charged_once_also_an_empty_one() -> None:
     assert engine.ledger.entries == ((PoissonSampled(0.2, charged), 3),)
     pld, rdp = (kind().compose(engine.event, 3) for kind in (PldAccountant, RdpAccountant))
     epsilon, alpha = engine.get_privacy_spent(delta=1e-5)
-    assert epsilon == engine.get_epsilon() == pld.get_epsilon(1e-5)
+    assert epsilon == engine.get_epsilon() == epsilon_with_slack(pld.get_epsilon, 1e-5)
     assert alpha == rdp.get_privacy_spent(1e-5).best_order
 
 
@@ -549,11 +550,14 @@ def test_shuffled_passes_are_charged_when_they_start() -> None:
     assert charged == [1, 1, 1, 2, 2, 2, 3]
     charged = Gaussian(charged_noise(engine, 2.0))
     assert engine.ledger.entries[0][0] == EpochShuffled(3, charged)
-    assert engine.get_epsilon() == PldAccountant().compose(charged, 3).get_epsilon(1e-5)
+    exact = PldAccountant().compose(charged, 3).get_epsilon
+    assert engine.get_epsilon() == epsilon_with_slack(exact, 1e-5)
     for start in (0, 3):
         whole = torch.cat(seen[start : start + 3]).sort().values
         assert torch.equal(whole, x[:, 0, 0, 0].sort().values)
-    assert engine.remaining(engine.get_epsilon()) == 2, "the rest of the third pass is paid for"
+    assert engine.remaining(engine.get_epsilon() * (1 + 1e-9)) == 2, (
+        "the rest of the third pass is paid for"
+    )
 
 
 def test_calibrating_shuffled_passes() -> None:
@@ -740,7 +744,7 @@ def test_make_private_end_to_end() -> None:
     assert checked(engine) is optimizer.privacy_engine  # type: ignore[attr-defined]
     charged = Gaussian(charged_noise(engine, 0.6))
     expected = PldAccountant().compose(PoissonSampled(16 / 60, charged), 32)
-    assert engine.get_epsilon(1e-5) == expected.get_epsilon(1e-5)
+    assert engine.get_epsilon(1e-5) == epsilon_with_slack(expected.get_epsilon, 1e-5)
     assert len(set(sizes)) > 3
     assert abs(np.mean(sizes) - 16) < 5 * math.sqrt(16 / 32)
 
