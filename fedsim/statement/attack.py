@@ -71,7 +71,11 @@ class AttackBound:
 
 
 def attack_bound(
-    rows: Sequence[Mapping[str, Any]], *, accountant: AccountantName, adjacency: Adjacency
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    accountant: AccountantName,
+    adjacency: Adjacency,
+    with_slack: bool = True,
 ) -> AttackBound | None:
     """Return the bound on every attack on any client; None where a ledger proves nothing.
 
@@ -82,6 +86,7 @@ def attack_bound(
         rows: `clients` of `privacy.json`.
         accountant: the method that computes δ(ε).
         adjacency: the adjacency of the ledgers' events.
+        with_slack: see `profile_of`.
     """
     distinct: dict[str, Mapping[str, Any]] = {}
     for row in rows:
@@ -102,6 +107,7 @@ def attack_bound(
                 delta=row["delta"],
                 accountant=accountant,
                 adjacency=adjacency,
+                with_slack=with_slack,
             )
         except ValueError:  # this accountant cannot read the ledger
             return None

@@ -6,15 +6,16 @@ arXiv:1905.02383, Proposition 2.12 and its dual), and so lies below every chord 
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from fedsim.accountant import PrivacyLedger, make_accountant
-from fedsim.accountant.accountants import Accountant, AccountantName
+from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.gaussian import gaussian_log_delta
 from fedsim.accountant.sampler_slack import delta_with_slack, epsilon_with_slack
@@ -81,6 +82,7 @@ def profile_of(
     delta: float,
     accountant: AccountantName,
     adjacency: Adjacency,
+    with_slack: bool = True,
 ) -> Profile | None:
     """Return the privacy profile of a ledger; None where its ε is infinite.
 
@@ -92,17 +94,20 @@ def profile_of(
         delta: δ of the client's guarantee.
         accountant: the method that computes δ(ε).
         adjacency: the adjacency of the ledger's events.
+        with_slack: whether noise came from the sampler; earlier versions had floating-point noise.
 
     Raises:
         ValueError: the ledger cannot be read, or the accountant has no rule for it.
     """
     account = make_accountant(accountant, adjacency=adjacency)
     PrivacyLedger.from_list(ledger).compose_into(account)
-    epsilon, slack = epsilon_with_slack(account.get_epsilon, delta), _SLACK_PER_DELTA * delta
-    end = epsilon_with_slack(account.get_epsilon, slack)
+    slack, exact = _SLACK_PER_DELTA * delta, account.get_epsilon
+    epsilon = epsilon_with_slack(exact, delta) if with_slack else exact(delta)
+    end = epsilon_with_slack(exact, slack) if with_slack else exact(slack)
     if not math.isfinite(epsilon) or not end <= _MAX_EPSILON:
         return None if math.isinf(epsilon) else Profile(client, delta, epsilon, (), None, 0.0)
-    curve = _curve(account, end)
+    exact_delta = account.get_delta
+    curve = _curve(partial(delta_with_slack, exact_delta) if with_slack else exact_delta, end)
     slack = max(slack, curve[-1][1])  # the accountant's own rounding
     return Profile(client, delta, epsilon, curve, smallest_mu(curve, slack), slack)
 
@@ -153,7 +158,7 @@ def _covers(mu: float, curve: tuple[tuple[float, float], ...], slack: float) -> 
     return True
 
 
-def _curve(account: Accountant, end: float) -> tuple[tuple[float, float], ...]:
+def _curve(get_delta: Callable[[float], float], end: float) -> tuple[tuple[float, float], ...]:
     points = _NUM_POINTS if end > 0.0 else 0
     epsilons = [0.0, *(end * k / points for k in range(1, points + 1))]
-    return tuple((epsilon, delta_with_slack(account.get_delta, epsilon)) for epsilon in epsilons)
+    return tuple((epsilon, get_delta(epsilon)) for epsilon in epsilons)

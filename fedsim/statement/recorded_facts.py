@@ -46,7 +46,7 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
     return Facts(
         clients=tuple(_client(row) for row in rows),
         mechanism=mechanism,
-        profile=None if mechanism is None else _profile(rows, mechanism),
+        profile=None if mechanism is None else _profile(privacy, rows, mechanism),
         attack=None if mechanism is None else _attack(privacy, rows, mechanism),
         digest=None if mechanism is None else ledger_digest(rows),
         version=privacy.get("version"),
@@ -119,10 +119,13 @@ def _attack(
         return None
     if "attack" in privacy:
         return AttackBound.from_json(privacy["attack"])
-    return attack_bound(rows, accountant=method[0], adjacency=method[1])
+    with_slack = "slack" in privacy
+    return attack_bound(rows, accountant=method[0], adjacency=method[1], with_slack=with_slack)
 
 
-def _profile(rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts) -> Profile | None:
+def _profile(
+    privacy: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts
+) -> Profile | None:
     if (method := _method(rows, mechanism)) is None:
         return None
     worst = max(rows, key=lambda row: row["epsilon"])
@@ -135,6 +138,7 @@ def _profile(rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts) -> Pr
             delta=worst["delta"],
             accountant=method[0],
             adjacency=method[1],
+            with_slack="slack" in privacy,
         )
     except ValueError:  # this accountant cannot read the ledger: it proves nothing
         return None
