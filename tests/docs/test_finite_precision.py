@@ -55,6 +55,7 @@ def test_the_slack_at_several_epsilons() -> None:
             if cell == "infinite":
                 assert slack == math.inf
             else:
+                assert math.expm1(slack / 2) < 5e-5 < SHARE
                 assert slack <= float(cell) * (1 + 1e-9) < slack + 1.1e-6
 
 
