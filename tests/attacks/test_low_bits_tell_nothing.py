@@ -27,7 +27,7 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 
 FALSE_ALARM = 1e-9  # of one comparison; a run of this file makes fewer than 600
-RELEASES = 1500
+RELEASES, CLIENTS = 2000, 50
 POWERS = range(20, 64)
 LOCAL = LocalSettings.model_validate(
     {"steps": 1, "batch_size": 1, "optimizer": {"name": "sgd", "lr": 1e-12}}
@@ -43,17 +43,18 @@ def releases(x: float, lot: float, *, secure: bool, dtype: torch.dtype, seed: in
     """Releases of the only coordinate; the gradient of an example x = 1 is clipped to C = 1."""
     model = nn.Linear(1, 1, bias=False).to(dtype)
     nn.init.zeros_(model.weight)
-    gradients = RuleGradients(model, squared_error)
+    gradients = RuleGradients(model, squared_error, stacks=True)
     step = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(1.0), 1.0, lot)
     step = step.for_model(gradients.parameters)
     data = torch.tensor([[x]], dtype=dtype), torch.tensor([[-100.0]], dtype=dtype)
-    key = StreamKey(seed, 0, 1)
-    member = BlockMember(*data, key, range(RELEASES), step, secure)
+    steps = range(RELEASES // CLIENTS)
+    keys = (StreamKey(seed, client, 1) for client in range(CLIENTS))
+    members = [BlockMember(*data, key, steps, step, secure) for key in keys]
     found: list[float] = []
     train_block(
         *(SharedModel(model, parameters=gradients.parameters), squared_error, gradients, LOCAL),
-        [member],
-        on_step=lambda lots, released, used: found.append(released.item()),
+        members,
+        on_step=lambda lots, released, used: found.extend(released.flatten().tolist()),
     )
     return np.array(found)
 
