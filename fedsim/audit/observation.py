@@ -125,11 +125,11 @@ def observe(
     size = max(float(np.abs(one.released[0]).max()) for one, _ in pairs)
     return Observations(
         released=np.concatenate([each.released for each in found]),
-        drawn=np.concatenate([each.drawn for each in found])[:, :count],
+        drawn=np.concatenate([each.drawn for each in found]),
         has_canary=canaries,
         contributions=np.concatenate(
             [
-                (one.released[0] - noise.released[0])[:count][one.drawn[0, :count] & canaries]
+                (one.released[0] - noise.released[0])[:count][one.drawn[0] & canaries]
                 for one, noise in pairs
             ]
         ),
@@ -145,7 +145,7 @@ class _Round:
 
     Attributes:
         released: (steps, coordinates), in clipping bounds.
-        drawn: (steps, examples).
+        drawn: (steps, examples), of those with an observed coordinate.
         upload: (coordinates,).
         adapted_clip_norm: the clipping bound after the round; None where it is fixed.
     """
@@ -214,7 +214,9 @@ class _Rounds:
             drawn = np.zeros(len(self._targets), dtype=bool)
             drawn[lot] = True
             unit = mechanism.expected_lot / _bound(mechanism, self._gradients)
-            rows.append((released[0, self._place].double().cpu().numpy() * unit, drawn))
+            rows.append(
+                (released[0, self._place].double().cpu().numpy() * unit, drawn[: self.coordinates])
+            )
 
         gradients = self._gradients if gradient_scale else self._without
         key = StreamKey(self._seed, self._client, number)
