@@ -161,4 +161,4 @@ def _covers(mu: float, curve: tuple[tuple[float, float], ...], slack: float) -> 
 def _curve(get_delta: Callable[[float], float], end: float) -> tuple[tuple[float, float], ...]:
     points = _NUM_POINTS if end > 0.0 else 0
     epsilons = [0.0, *(end * k / points for k in range(1, points + 1))]
-    return tuple((epsilon, get_delta(epsilon)) for epsilon in epsilons)
+    return tuple((epsilon, float(get_delta(epsilon))) for epsilon in epsilons)
