@@ -66,12 +66,14 @@ class LotFeed:
             self.part = 0
         return lot
 
-    def count(self, examples: int, part: int) -> None:
+    def count(self, examples: int, part: int, *, has_views: bool = False) -> None:
         """Count the examples of a backward pass.
 
         Args:
             examples: of the pass.
             part: what `part` was at its forward pass.
+            has_views: whether each example has several rows. All of them must be in one pass, as
+                passes of one view each would have as many rows in all.
 
         Raises:
             LotReuseError: more than were drawn, or of another part or a released lot.
@@ -84,6 +86,12 @@ class LotFeed:
         if not self.part:
             return
         self.check_open()
+        if has_views and examples != self._drawn:
+            raise LotReuseError(
+                f"the views of {examples} examples came through one backward pass, of a lot (or "
+                f"part) of {self._drawn}: run the model once on all views of all its examples, "
+                "those of an example side by side; max_physical_batch splits large lots"
+            )
         if self._used + examples > self._drawn:
             raise LotReuseError(
                 f"{self._used + examples} examples came through backward passes, of a lot (or "

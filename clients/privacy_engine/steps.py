@@ -20,6 +20,7 @@ from fedsim.clients.privacy_engine.lot_schedule import (
     EngineStreams,
     LotSchedule,
 )
+from fedsim.clients.privacy_engine.outside_lots import OutsideLotError
 from fedsim.clients.privacy_engine.recorded_pass import RecordedPass
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 
@@ -79,9 +80,17 @@ class PrivateSteps:
 
         Raises:
             LotReuseError: its examples are not those of the lot that the engine drew.
+            OutsideLotError: views of examples, in a part of a lot that the engine did not draw.
         """
         recorded = self._take()
         if recorded is not None:
+            if recorded.views > 1 and not self.feed.part:
+                recorded.clear()
+                raise OutsideLotError(
+                    "with augmentations, a lot from outside is one forward pass on all views of "
+                    "all its examples, those of an example side by side; take lots from "
+                    "engine.batches(x, y) with max_physical_batch where it exceeds memory"
+                )
             lot = self._new_lot() if self._lot is None else self._lot
             self._add(recorded, lot)
             self._lot = lot
@@ -138,7 +147,7 @@ class PrivateSteps:
         recorded = self._model.take()
         if recorded is not None:
             try:
-                self.feed.count(recorded.examples, recorded.part)
+                self.feed.count(recorded.examples, recorded.part, has_views=recorded.views > 1)
             except LotReuseError:
                 recorded.clear()
                 raise

@@ -177,6 +177,26 @@ def test_views_of_an_example_move_the_sum_by_its_bound(views: int) -> None:
     assert epsilon == run(step_once, 0.0)[1]
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_views_in_passes_of_their_own_are_refused(own: bool) -> None:
+    """Four passes of one view have as many rows as one of four views, of different examples."""
+    model, optimizer, engine = start(augmentations=4)
+    x = examples(100.0)
+    lots = engine.batches(x, Y, steps=1) if own else [(x, Y)]
+
+    def train() -> None:
+        for a, b in lots:
+            for _ in range(4):
+                squares(model, a, b).backward()
+                optimizer.virtual_step()
+            optimizer.step()
+
+    refusal = (LotReuseError, r"views of 5 examples .*of 20") if own else (OutsideLotError, "views")
+    with pytest.raises(refusal[0], match=refusal[1]):
+        train()
+    assert not len(engine.ledger)
+
+
 def step_once(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
     squares(model, x, y).backward()
     optimizer.step()
