@@ -100,8 +100,8 @@ class PrivacyEngine(OpacusStyle):
             each example independently with probability batch_size / sample_size. Undeclared, such
             lots are charged without amplification, and refused where a target is set.
         augmentations: K, the views of each example: the model gets K rows for each example, side by
-            side (`x.repeat_interleave(K, 0)`, each then changed) in one forward pass, and the mean of an example's K
-            gradients is clipped, at the same ε (De et al. 2022, arXiv 2204.13650).
+            side (`x.repeat_interleave(K, 0)`, each then changed), in one forward pass. The mean of
+            an example's K gradients is clipped, at the same ε (De et al. 2022, arXiv 2204.13650).
         seed: of sampling and noise; None draws it from the operating system. Simulation grade: who
             knows the seed can subtract the noise, and the same seed gives the same noise again, so
             give each client and round its own (a `SeedSequence`), or go on with `load_state_dict`.
