@@ -83,7 +83,7 @@ def test_one_line_makes_it_known(reduction: Any, when: str) -> None:
     if when == "after":
         engine.check_isolation(loss, *PUBLIC)
     expected = PldAccountant().compose(Gaussian(1.0)).get_epsilon(1e-5)
-    assert engine.get_epsilon() == pytest.approx(expected, rel=1e-6)
+    assert expected <= engine.get_epsilon() <= expected * (1 + 1e-4)  # with the sampler's slack
     resumed = start(loss_reduction=reduction)[2]
     resumed.load_state_dict(engine.state_dict())
     assert resumed.get_epsilon() == engine.get_epsilon()
