@@ -109,6 +109,15 @@ LOST: dict[str, tuple[Callable[[Path, Path], object], str]] = {
             shutil.copy(old / "rounds.jsonl-1", run / "rounds.jsonl"),
             shutil.copy(old / "model.safetensors-1", run / CHECKPOINT),
         ],
+        "has 1 rounds, and releases.jsonl 3",
+    ),
+    "rounds, releases and checkpoint are older than the ledger": (
+        lambda run, old: [
+            shutil.copy(old / "rounds.jsonl-1", run / "rounds.jsonl"),
+            shutil.copy(old / "model.safetensors-1", run / CHECKPOINT),
+            without_line(run / "releases.jsonl", -1),
+            without_line(run / "releases.jsonl", -1),
+        ],
         "goes on to round 3",
     ),
 }

@@ -22,9 +22,12 @@ runtime: {{engine: {engine}}}
 """
 PRIVATE = "{noise_multiplier: 1.0, delta: 1.0e-3, max_grad_norm: 0.5}"
 
-# `strike` raises where PLACE is named; `trains` and `evaluates` are calls after the checks.
+# `strike` raises where PLACE is named; `train` and `evaluate` are calls after the checks, those of a
+# private run after the first line of the ledger: before it, the mechanism is probed.
 PLUGIN = """\
 import numpy as np, torch
+from pathlib import Path
+def is_later(): return not {private} or any(Path(__file__).parent.rglob("ledger.jsonl"))
 class Hostile(BaseException): pass
 class Mute(Exception):
     def __str__(self): raise SystemExit(0)
@@ -43,7 +46,7 @@ class Net(torch.nn.Module):
         self.layer = torch.nn.Linear(3, 2)
     def forward(self, x):
         strike("forward")
-        if len(x) > 4: strike("train" if self.training else "evaluate")
+        if len(x) > 4 and is_later(): strike("train" if self.training else "evaluate")
         return self.layer(x)
 def build():
     strike("build")
@@ -87,7 +90,7 @@ def attack(
     def run(
         place: str, error: str, *, private: bool = True, engine: str = "local", command: str = "run"
     ) -> Ended:
-        source = PLUGIN.format(place=place, statement=STATEMENTS[error])
+        source = PLUGIN.format(place=place, statement=STATEMENTS[error], private=private)
         (tmp_path / "plug.py").write_text(source)
         privacy = PRIVATE if private else "null"
         (tmp_path / "e.yaml").write_text(EXPERIMENT.format(privacy=privacy, engine=engine))

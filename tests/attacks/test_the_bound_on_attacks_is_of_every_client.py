@@ -57,6 +57,7 @@ def rows_of(sizes: tuple[int, ...], delta: float | str) -> list[dict[str, Any]]:
 def privacy_file(rows: list[dict[str, Any]]) -> dict[str, Any]:
     content = {
         **{"adjacency": "zero_out", "accountant": "pld", "noise": "secure"},
+        "slack": {"epsilon": 6e-5, "delta": 1e-8},
         **{"sampling": "poisson", "clipping": "flat", "clients": rows},
     }
     return json.loads(json.dumps({**content, **to_json(read_facts(content))}))

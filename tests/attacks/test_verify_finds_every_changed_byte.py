@@ -306,8 +306,8 @@ class Forger:
                 "ledger_head": heads.get(row["client"], GENESIS),
                 "rounds": len(own),
                 "steps": sum(one["steps"] for one in own),
-                "epsilon": ledger.epsilon(row["delta"], "pld", "zero_out"),
-                "epsilon_rdp": ledger.epsilon(row["delta"], "rdp", "zero_out"),
+                "epsilon": ledger.epsilon_with_slack(row["delta"], "pld", "zero_out"),
+                "epsilon_rdp": ledger.epsilon_with_slack(row["delta"], "rdp", "zero_out"),
             }
         epsilons = sorted(row["epsilon"] for row in rows)
         self.privacy |= {"system_epsilon": epsilons[-1], "ledger_digest": ledger_digest(rows)}
