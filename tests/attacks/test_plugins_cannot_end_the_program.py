@@ -22,12 +22,14 @@ runtime: {{engine: {engine}}}
 """
 PRIVATE = "{noise_multiplier: 1.0, delta: 1.0e-3, max_grad_norm: 0.5}"
 
-# `strike` raises where PLACE is named; `train` and `evaluate` are calls after the checks, those of a
-# private run after the first line of the ledger: before it, the mechanism is probed.
+# `strike` raises where PLACE is named; `train` and `evaluate` are calls after the checks. A private
+# run probes its mechanism before the ledger has a line, so there they are calls after the first line.
 PLUGIN = """\
 import numpy as np, torch
 from pathlib import Path
-def is_later(): return not {private} or any(Path(__file__).parent.rglob("ledger.jsonl"))
+def is_later():
+    ledgers = Path(__file__).parent.rglob("ledger.jsonl")
+    return not {private} or any(ledger.stat().st_size for ledger in ledgers)
 class Hostile(BaseException): pass
 class Mute(Exception):
     def __str__(self): raise SystemExit(0)
