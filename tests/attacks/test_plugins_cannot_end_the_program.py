@@ -23,7 +23,7 @@ runtime: {{engine: {engine}}}
 PRIVATE = "{noise_multiplier: 1.0, delta: 1.0e-3, max_grad_norm: 0.5}"
 
 # `strike` raises where PLACE is named; `train` and `evaluate` are calls after the checks. A private
-# run probes its mechanism before the ledger has a line, so there they are calls after the first line.
+# run probes its mechanism before the ledger has a line, so there they come after it.
 PLUGIN = """\
 import numpy as np, torch
 from pathlib import Path
