@@ -20,7 +20,12 @@ import torch
 from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
-from fedsim.clients.dp_sgd.lattice.grid import DEVIATION, effective_multiplier, sum_error
+from fedsim.clients.dp_sgd.lattice.grid import (
+    DEVIATION,
+    SATURATION,
+    effective_multiplier,
+    sum_error,
+)
 from fedsim.clients.dp_sgd.lattice.release import release_
 from fedsim.clients.dp_sgd.noise import NoiseSource
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, check_allocation, group_noise
@@ -186,7 +191,19 @@ class DpSgdMechanism:
                 check_deviations(sizes, dtype, what)
             except NoiseRangeError as error:
                 raise NoiseRangeError(f"{error}; {hint}") from error
+        self._check_grid(groups)
         return deviations
+
+    def _check_grid(self, groups: Groups) -> None:
+        """Refuse noise so small that the sum of a few usual lots would leave the grid."""
+        least = _LOTS_ON_GRID * self.expected_lot * DEVIATION / SATURATION
+        for sigma, bound in zip(self.standard_deviations(groups), groups.bounds, strict=True):
+            if sigma < least * bound:
+                raise NoiseRangeError(
+                    f"noise of {sigma / bound:.3g} clipping bounds is too small for lots of "
+                    f"{self.expected_lot:g}: their sums would be cut off at the end of the grid; "
+                    f"set a noise_multiplier of {least:.2g} or more, or 0 for no privacy"
+                )
 
     def grid_steps(self, groups: Groups) -> tuple[float, ...]:
         """Return σ_m · 2⁻²⁴, the length of a step of each group's grid; 1 where there is no noise.
@@ -258,3 +275,4 @@ class DpSgdMechanism:
 
 
 _MOST_TRIALS = 100
+_LOTS_ON_GRID = 4.0  # Poisson lots are larger than usual ones

@@ -27,6 +27,7 @@ from fedsim.clients.dp_sgd.clipping import Clipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, group_noise
+from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, Tile
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.sampling import (
@@ -205,6 +206,17 @@ def test_noise_has_the_promised_deviation_in_each_group(name: str) -> None:
 def test_noise_is_normal(noise: NoiseSource) -> None:
     gradient = released(FLAT, torch.zeros(1, FIRST), noise=noise)
     assert stats.kstest(gradient.numpy() * LOT / (Z * C), "norm").pvalue > 1e-7
+
+
+def test_noise_too_small_for_the_grid_is_refused() -> None:
+    least = 4 * LOT * 2.0**24 / 2.0**51
+    parameters = dirac().parameters
+    assert replace(FLAT, noise_multiplier=1.01 * least).for_model(parameters)
+    with pytest.raises(NoiseRangeError, match="cut off at the end of the grid; set a noise_mult"):
+        replace(FLAT, noise_multiplier=0.99 * least).for_model(parameters)
+    x = torch.tensor([[0.3, 0.0, 0.1]])
+    kept = released(replace(FLAT, noise_multiplier=1.01 * least), x) * LOT
+    torch.testing.assert_close(kept, x[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", STEPS)
