@@ -38,11 +38,9 @@ class LocalSettings(Settings):
     """`local:` in an experiment file: the training of one client in one round."""
 
     steps: int = Field(ge=1, le=MAX_STEPS, description="optimizer steps per round")
-    batch_size: int = Field(
-        ge=1,
-        le=MAX_EXAMPLES,
+    batch_size: Literal["full"] | Annotated[int, Field(ge=1, le=MAX_EXAMPLES)] = Field(
         description="expected batch (lot); with privacy the sampling rate is batch_size / "
-        "declared client size",
+        "declared client size; full: all examples of a client in every step, a sampling rate of 1",
     )
     max_physical_batch: int | None = Field(
         default=None,
@@ -60,6 +58,14 @@ class LocalSettings(Settings):
         description="most clients that train together in stacked tensors; auto: by the kind of "
         "model; off: each alone. It changes the last bits of a model, never an ε",
     )
+
+    def lot(self, num_examples: int) -> int:
+        """Return the expected number of examples in a step of a client.
+
+        Args:
+            num_examples: number of the client's examples.
+        """
+        return num_examples if self.batch_size == "full" else min(self.batch_size, num_examples)
 
 
 class PrivacySettings(Settings):
@@ -109,8 +115,8 @@ class PrivacySettings(Settings):
     )
     sampling_rate: Share | None = Field(
         default=None,
-        description="expected share of a client's examples in a lot; null: local.batch_size / "
-        "declared client size",
+        description="expected share of a client's examples in a lot, the same for clients of all "
+        "sizes; null: local.batch_size / declared client size",
     )
     sampling: SamplingName = Field(
         default=POISSON.name,

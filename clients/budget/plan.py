@@ -148,9 +148,8 @@ def _sampling(
     privacy: PrivacySettings, local: LocalSettings, public_size: int
 ) -> tuple[Sampling, float]:
     """Return the sampling and its expected lot; lots of an epoch have at most `batch_size`."""
-    rate, batch_size = privacy.sampling_rate, local.batch_size
-    if rate is not None:
-        batch_size = max(1, round(rate * public_size))
+    rate = privacy.sampling_rate
+    batch_size = local.lot(public_size) if rate is None else max(1, round(rate * public_size))
     kind = SAMPLINGS[privacy.sampling]
     sampling, lot = kind.for_client(public_size, batch_size, sampling_rate=rate)
     return sampling.within_rounds(local.steps) if privacy.noise == "secure" else sampling, lot

@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, repeat
 from typing import ClassVar, Self
 
 import numpy as np
@@ -192,6 +192,8 @@ class EpochLots(Sampling):
         first_step: int,
     ) -> Iterator[np.ndarray]:
         """Yield the lots of one epoch after the other."""
+        if self.batches == 1:
+            yield from repeat(np.arange(num_examples))
         divided: list[np.ndarray] = []
         for step in count(first_step):
             epoch, position = divmod(step, self.batches)
@@ -239,7 +241,9 @@ class PoissonSampling(IndependentLots):
         return self.rate
 
     def lot(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
-        """Return the indices of one lot, ascending; its length is random."""
+        """Return the indices of one lot, ascending; its length is random, unless the rate is 1."""
+        if self.rate == 1.0:
+            return np.arange(num_examples)
         return (generator.random(num_examples) < self.rate).nonzero()[0]
 
     def event(self, mechanism: Event) -> PoissonSampled:

@@ -20,10 +20,9 @@ from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.tiles import LotReader, tile_rows
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.optimizers import make_optimizer
-from fedsim.clients.training.plain import shuffled_batches, train_by_torch
+from fedsim.clients.training.plain import batches_of, train_by_torch
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey, seeded_torch
-from fedsim.core.streams import Purpose
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ def member_rows(member: BlockMember, local: LocalSettings) -> int:
     """Return R of the tiles of a block of one."""
     if member.step is not None:
         return member.step.tile_rows
-    return tile_rows(min(local.batch_size, len(member.features)), local.max_physical_batch)
+    return tile_rows(local.lot(len(member.features)), local.max_physical_batch)
 
 
 def _train_by_torch(
@@ -162,8 +161,7 @@ class _Block:
 
     def lots(self, member: BlockMember) -> Iterator[np.ndarray]:
         """Return a member's batches, without end."""
-        generator = member.key.generator(Purpose.SAMPLING)
-        return shuffled_batches(len(member.features), self.local.batch_size, generator)
+        return batches_of(self.local, len(member.features), member.key)
 
     def train(self, on_step: StepCallback | None) -> BlockResult:
         """Take all steps of all members."""

@@ -1,6 +1,7 @@
 """Training without privacy by torch, for models that no rules fit."""
 
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -25,8 +26,7 @@ def train_by_torch(
 ) -> None:
     """Take steps of minibatch SGD on the mean loss, in place.
 
-    Batches follow a shuffled order of the client's examples, shuffled anew in each pass. A pass
-    ends with a smaller batch where batch_size does not divide the number of examples.
+    Batches are those of `batches_of`.
 
     Args:
         model: updated in place.
@@ -39,7 +39,7 @@ def train_by_torch(
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = make_optimizer(settings.optimizer)
-    batches = shuffled_batches(len(features), settings.batch_size, key.generator(Purpose.SAMPLING))
+    batches = batches_of(settings, len(features), key)
     model.train()
     with seeded_torch(key, features.device):
         for _ in steps if steps is not None else range(settings.steps):
@@ -70,6 +70,23 @@ def _mean_gradient(
 
 def _gradient(value: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+
+
+def batches_of(settings: LocalSettings, num_examples: int, key: StreamKey) -> Iterator[np.ndarray]:
+    """Return the indices of a client's batches without end.
+
+    Batches follow a shuffled order of the examples, shuffled anew in each pass. A pass ends with a
+    smaller batch where batch_size does not divide the number of examples. With `batch_size: full`
+    every batch is all examples, in order.
+
+    Args:
+        settings: the batch size.
+        num_examples: number of the client's examples.
+        key: of the client's random streams.
+    """
+    if settings.batch_size == "full":
+        return repeat(np.arange(num_examples))
+    return shuffled_batches(num_examples, settings.batch_size, key.generator(Purpose.SAMPLING))
 
 
 def shuffled_batches(

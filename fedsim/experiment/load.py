@@ -8,7 +8,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from fedsim.clients.faults.settings import FaultSettings
-from fedsim.clients.settings import PrivacySettings
+from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.limits import MAX_FILE_BYTES
 from fedsim.data.settings import DataSettings
 from fedsim.experiment.errors import ExperimentError, Problem
@@ -181,6 +181,7 @@ def _valid_sections(raw: object, failed: set[object]) -> Sections:
         model=section("model", ModelSettings),
         federation=section("federation", FederationSettings),
         privacy=section("privacy", PrivacySettings),
+        local=section("local", LocalSettings),
         secure_aggregation=section("secure_aggregation", SecureAggregationSettings),
         evaluation=section("evaluation", EvaluationSettings),
         faults=_faults(raw, failed),

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from fedsim.clients.client_settings import is_client
 from fedsim.clients.faults.settings import FaultSettings
-from fedsim.clients.settings import PrivacySettings
+from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.limits import MAX_LEDGER_RECORDS
 from fedsim.data.catalog import DATASETS
 from fedsim.data.settings import DataSettings, FileDataset
@@ -36,6 +36,7 @@ class Sections:
     model: ModelSettings | None
     federation: FederationSettings | None
     privacy: PrivacySettings | None
+    local: LocalSettings | None = None
     faults: tuple[FaultSettings, ...] = ()
     secure_aggregation: SecureAggregationSettings | None = None
     evaluation: EvaluationSettings | None = None
@@ -55,6 +56,7 @@ def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
     yield from _check_features(sections)
     yield from _check_participation(sections)
     yield from _check_weighting(sections)
+    yield from _check_sampling_rate(sections)
     yield from _check_budgets(sections)
     yield from _check_faults(sections)
     yield from _check_secure_aggregation(sections)
@@ -132,6 +134,19 @@ def _check_weighting(sections: Sections) -> Iterator[PathMessage]:
             ("federation", "weighting"),
             "'examples' would reveal client sizes, which adjacency add_remove keeps private; "
             "use weighting: uniform or adjacency: zero_out",
+        )
+
+
+def _check_sampling_rate(sections: Sections) -> Iterator[PathMessage]:
+    local, privacy = sections.local, sections.privacy
+    if local is None or privacy is None or privacy.sampling_rate is None:
+        return
+    if local.batch_size == "full":
+        rate = value_text(privacy.sampling_rate)
+        yield (
+            ("privacy", "sampling_rate"),
+            f"local.batch_size: full is a sampling rate of 1, and privacy.sampling_rate is {rate}; "
+            "remove sampling_rate, or write a number for batch_size",
         )
 
 

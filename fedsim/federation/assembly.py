@@ -70,7 +70,7 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
             "least 2; raise test_fraction, or bring a test set of at least 2 examples"
         )
     if in_process:
-        per_round = experiment.local.steps * experiment.local.batch_size
+        per_round = experiment.local.steps * experiment.local.lot(max(data.clients.sizes))
         data = replace(data, clients=order_by_client(data.clients, examples_per_round=per_round))
     loss = resolve_loss(experiment.model.loss, base=loaded.base)
     task = task_for(experiment.model.loss, data.test.targets, num_classes=data.num_classes)

@@ -161,7 +161,7 @@ class Federation:
         if self.plans is not None:
             return max(self._planned_tile_rows[client] for client in members)
         local, size_of = self.experiment.local, self.data.clients.size  # all are in this process
-        most = max(min(local.batch_size, size_of(client)) for client in members)
+        most = max(local.lot(size_of(client)) for client in members)
         return tile_rows(most, local.max_physical_batch)
 
     @cached_property
@@ -279,7 +279,7 @@ class Federation:
         tile of all members would exceed `max_physical_batch`.
         """
         local, participation, clients = self.experiment.local, self.participation, self.data.clients
-        lots = [float(min(local.batch_size, size)) for size in clients.sizes]
+        lots = [float(local.lot(size)) for size in clients.sizes]
         if self.plans is not None:
             lots = [plan.step.expected_lot for plan in self.plans]
         size = 1

@@ -127,7 +127,7 @@ class FederationClientApp(ClientApp):
         local = federation.experiment.local
         rounds = federation.participation.planned_rounds()
         clients = [
-            float(planned * local.steps * min(local.batch_size, size))
+            float(planned * local.steps * local.lot(size))
             for planned, size in zip(rounds, federation.data.clients.sizes, strict=True)
         ]
         return clients + [0.0] * num_helpers(federation.experiment)  # helpers compute no gradients

@@ -248,6 +248,12 @@ def _changes(
             other = privacy.model_copy(update={"sampling_rate": rate})
             yield f"{name} the lot: privacy.sampling_rate={rate:g}", local, other, rounds
             continue
+        if local.batch_size == "full":
+            if factor < 1:
+                other = privacy.model_copy(update={"sampling_rate": factor})
+                change = f"half the lot: a number for local.batch_size, sampling_rate={factor:g}"
+                yield change, local, other, rounds
+            continue
         batch = max(1, round(local.batch_size * factor))
         changed = local.model_copy(update={"batch_size": batch})
         yield f"{name} the batch: local.batch_size={batch}", changed, privacy, rounds
