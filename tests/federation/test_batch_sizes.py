@@ -105,7 +105,7 @@ def test_full_beside_a_sampling_rate_is_refused_by_both_names() -> None:
 
 
 def test_another_word_is_refused_with_the_one_that_works() -> None:
-    with pytest.raises(ExperimentError, match="must be a number or .full., got .ful."):
+    with pytest.raises(ExperimentError, match=r"must be a number or .full., got .ful."):
         load_experiment(EXPERIMENT, {"local.batch_size": "ful"})
 
 
