@@ -70,8 +70,9 @@ class Contender:
             TrainSetup(
                 self._federation.participation,
                 {FIRST_NODE + client: client for client in range(clients)},
-                strategy.aggregator(),
+                strategy.aggregator(self._federation.weights),
                 None if privacy is None else ClientLedgers(privacy.accountant, privacy.adjacency),
+                weights=self._federation.weights,
             ),
             self._federation.test_metrics,
         )

@@ -201,6 +201,7 @@ def _propose(asked: ClientRequest) -> ClientRound:
     fault = task.faults.of(task.client, request.round_number)
     fault.before_charge()
     task.check_examples()
+    task.check_weight(request)
     task.step(request)
     task.check_block(asked.block)
     client_round = ClientRound(asked, fault, task.shared_model.load(request.arrays))

@@ -48,6 +48,7 @@ class ClientTask:
         evaluate: scores a model on held-out examples; None: the client refuses to.
         faults: faults to inject.
         secure: seals updates; None: they are sent in clear.
+        weight: its planned weight among all clients; None where all weigh the same.
         measure: the declared metrics of a model on the client's examples; None: there are none.
             Always None under privacy, whose noise does not cover them.
         check_tile: raises UnsafeModelError where the tiles of a planned block do not keep examples
@@ -69,6 +70,7 @@ class ClientTask:
     evaluate: Evaluate | None = None
     faults: FaultPlan = NO_FAULTS
     secure: SecureChannel | None = None
+    weight: int | None = None
     measure: Callable[[nn.Module], Mapping[str, float]] | None = None
     tile_rows: Callable[[Sequence[int]], int | None] = lambda members: None
     check_tile: Callable[[Sequence[int]], None] = lambda members: None
@@ -87,6 +89,22 @@ class ClientTask:
             raise ClientFailureError(
                 f"may have {self.privacy.step.largest_lot:,} examples at most, for the rounding of "
                 "its sums: declare a larger size (privacy.declared_examples)"
+            )
+
+    def check_weight(self, request: TrainRequest) -> None:
+        """Check that the server plans the client's weight as the client does.
+
+        Raises:
+            ClientFailureError: it plans another weight; nothing was charged.
+        """
+        if request.weight != self.weight:
+            told, own = (
+                "equal weights" if weight is None else f"weight {weight:,}"
+                for weight in (request.weight, self.weight)
+            )
+            raise ClientFailureError(
+                f"refuses the request: the server plans {told} and this client {own} "
+                "(federation.weighting); run the same experiment on the same data on both sides"
             )
 
     def step(self, request: TrainRequest) -> DpSgdMechanism | None:

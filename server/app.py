@@ -20,6 +20,7 @@ from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.aggregation.aggregator import AggregationResult
 from fedsim.server.aggregation.strategies import Strategy, strategy_for
+from fedsim.server.aggregation.weights import ClientWeights, uniform_weights
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.errors import FederationError
 from fedsim.server.evaluation import ClientEvaluation
@@ -99,6 +100,7 @@ def make_server_app(
     secure: SecureAggregationSetup | None = None,
     evaluation: ClientEvaluation | None = None,
     upload_tags: UploadTags | None = None,
+    weights: ClientWeights | None = None,
 ) -> ServerApp:
     """Return the ServerApp that runs the whole federation.
 
@@ -117,6 +119,7 @@ def make_server_app(
         secure: secure aggregation; None: the server sees every update.
         evaluation: evaluation on clients' held-out examples; None: there is none.
         upload_tags: makes the tags of uploads; None: they are not recorded.
+        weights: the weights of all clients; None: equal ones.
 
     The app raises FederationError when a node is missing, and RoundError when clients of a round
     failed and fewer than `settings.min_participants` updates came, when a client would reuse noise,
@@ -129,7 +132,12 @@ def make_server_app(
         helpers = 0 if secure is None else secure.settings.helpers
         roll = whole_roll(grid, participation.num_clients, helpers, patience=patience)
         strategy = strategy_for(settings)
-        aggregator = strategy.aggregator() if secure is None else _secure_aggregator(secure, roll)
+        planned = uniform_weights(participation.num_clients) if weights is None else weights
+        aggregator = (
+            strategy.aggregator(planned)
+            if secure is None
+            else _secure_aggregator(secure, planned, roll)
+        )
         logger.info("%s over %d clients, %s", settings.strategy, len(roll.clients), aggregator.name)
         setup = RoundSetup(
             strategy=strategy,
@@ -141,6 +149,7 @@ def make_server_app(
                 steps,
                 settings.deadline,
                 upload_tags,
+                planned,
             ),
             evaluate=evaluate,
             evaluation=evaluation,
@@ -256,10 +265,13 @@ def _reason_to_stop(
     return None
 
 
-def _secure_aggregator(secure: SecureAggregationSetup, roll: Roll) -> SecureAggregator:
+def _secure_aggregator(
+    secure: SecureAggregationSetup, weights: ClientWeights, roll: Roll
+) -> SecureAggregator:
     return SecureAggregator(
         settings=secure.settings,
         codec=secure.codec,
+        weights=weights,
         clients={client: node for node, client in roll.clients.items()},
         helpers={helper: node for node, helper in roll.helpers.items()},
         opened_sums=secure.opened_sums,

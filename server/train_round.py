@@ -26,6 +26,7 @@ from fedsim.server.aggregation.aggregator import (
     RoundAbortedError,
 )
 from fedsim.server.aggregation.mean import InvalidUpdateError
+from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.participation import Participation
 from fedsim.server.round_report import Failure
@@ -46,6 +47,7 @@ class TrainSetup:
         steps: planned local steps of a round; None: shortened rounds are not reported.
         deadline: simulated seconds after which a reply comes too late; None: never.
         upload_tags: makes the tags of uploads; None: they are not recorded.
+        weights: the weights of all clients, which requests announce; None: they announce none.
     """
 
     participation: Participation
@@ -55,6 +57,7 @@ class TrainSetup:
     steps: int | None = None
     deadline: float | None = None
     upload_tags: UploadTags | None = None
+    weights: ClientWeights | None = None
 
     @cached_property
     def nodes(self) -> Mapping[int, int]:
@@ -122,7 +125,11 @@ class TrainRound:
         self._asked = asked
         return {
             setup.nodes[client]: TrainRequest(
-                self.round_number, state.arrays, offer, state.clip_norms.get(client)
+                self.round_number,
+                state.arrays,
+                offer,
+                state.clip_norms.get(client),
+                None if setup.weights is None else setup.weights.announced(client),
             )
             for client in asked
         }

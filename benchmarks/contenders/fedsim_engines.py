@@ -138,8 +138,9 @@ class _Server:
         train = TrainSetup(
             federation.participation,
             call_roll(grid, federation.num_clients, patience=60.0),
-            strategy.aggregator(),
+            strategy.aggregator(federation.weights),
             None if federation.plans is None else ClientLedgers("pld"),
+            weights=federation.weights,
         )
         self._setup = RoundSetup(strategy, train, evaluate=lambda _: {})
         self._state = ServerState(federation.initial_arrays())

@@ -58,13 +58,13 @@ class SecureChannel:
     Attributes:
         settings: the clients' own settings; a server cannot weaken them.
         codec: payload codec with the layout of the clients' own model.
-        weighted: whether clients are weighted by their number of examples.
+        weights: planned weight of each client.
         seed: seed of the streams of stochastic rounding.
     """
 
     settings: SecureAggregationSettings
     codec: PayloadCodec
-    weighted: bool
+    weights: tuple[int, ...]
     seed: int
 
     def seal(
@@ -96,7 +96,7 @@ class SecureChannel:
             "arrays": to_numpy(reply.arrays),
             "reference": to_numpy(request.arrays),
             "model_digest": model_digest,
-            "weight": reply.examples if self.weighted else 1,
+            "weight": self.weights[client],
             "metrics": metrics,
             "rng": stream(
                 self.seed, Purpose.ROUNDING, client=client, round_number=request.round_number

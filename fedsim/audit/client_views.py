@@ -23,9 +23,7 @@ def views_of(federation: Federation, laws: Mapping[int, UploadLaw | None]) -> di
     plans = federation.plans
     if plans is None or not known:
         return {}
-    sizes = federation.data.clients.sizes
-    by_size = federation.experiment.federation.weighting == "examples"
-    weights = [float(size) if by_size else 1.0 for size in sizes]
+    weights = [float(weight) for weight in federation.weights.values]
     own_rounds = [_rounds(federation, client, plan) for client, plan in enumerate(plans)]
     rounds = noise_of_rounds(
         _participants(own_rounds, federation.participation.rounds),

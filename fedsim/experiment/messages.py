@@ -174,7 +174,7 @@ class _MessageBuilder:
         if isinstance(shape, NumberOrWord) and kind in _NOT_A_NUMBER:
             rule = f"must be a number or {any_of(shape.words)}, got {value_text(given)}"
             return path, rule + did_you_mean(given, shape.words)
-        if isinstance(shape, NameOrMapping):
+        if isinstance(shape, NameOrMapping) and kind not in ("literal_error", "value_error"):
             keys = " and ".join(keys_of(shape))
             return path, f"must be a string or a mapping with {keys}, got {value_text(given)}"
         if kind == "literal_error":

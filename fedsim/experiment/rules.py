@@ -127,13 +127,25 @@ def _check_participation(sections: Sections) -> Iterator[PathMessage]:
 
 
 def _check_weighting(sections: Sections) -> Iterator[PathMessage]:
-    if sections.federation is None or sections.privacy is None:
+    if sections.federation is None:
         return
-    if sections.federation.weighting == "examples" and sections.privacy.adjacency == "add_remove":
+    path: KeyPath = ("federation", "weighting")
+    weights, privacy = sections.federation.weights, sections.privacy
+    if weights.uses_sizes and privacy is not None and privacy.adjacency == "add_remove":
+        other = ", size_power: 0" if weights.name == "noise" else ""
         yield (
-            ("federation", "weighting"),
-            "'examples' would reveal client sizes, which adjacency add_remove keeps private; "
-            "use weighting: uniform or adjacency: zero_out",
+            path,
+            f"'{weights.name}' would reveal client sizes, which adjacency add_remove keeps "
+            f"private; use weighting: uniform{other} or adjacency: zero_out",
+        )
+    if sections.data is None or weights.max_share is None:
+        return
+    clients = sections.federation.clients_per_round or sections.data.partition.num_clients
+    if weights.max_share * clients < 1:
+        yield (
+            (*path, "max_share"),
+            f"must be at least 1/{clients}, the share of each of the {clients} clients of a round "
+            f"under equal weights, got {value_text(weights.max_share)}; raise it",
         )
 
 
@@ -215,7 +227,7 @@ def _check_secure_aggregation(sections: Sections) -> Iterator[PathMessage]:
     from fedsim.secagg.errors import CapacityError
     from fedsim.secagg.metrics import MetricGrids
 
-    weighted = sections.federation.weighting == "examples"
+    weighted = not sections.federation.weights.is_uniform
     try:
         encoder = FixedPointEncoder.from_settings(secure, num_clients=clients, weighted=weighted)
         MetricGrids.from_bounds(secure.metrics, encoder)

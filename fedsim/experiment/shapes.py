@@ -104,7 +104,9 @@ def locate_error(root: Model, location: tuple[int | str, ...]) -> ErrorPlace:
         elif isinstance(shape, NumberOrWord):
             shape = None
         elif isinstance(shape, NameOrMapping):
-            union, as_mapping = tuple(path), part == shape.mapping.__name__
+            # A class with a validator is named function-after[_rule(), TheClass].
+            branch = str(part).rstrip("]").rpartition(" ")[2]
+            union, as_mapping = tuple(path), branch == shape.mapping.__name__
             shape = shape.mapping if as_mapping else None
         else:
             path.append(part)

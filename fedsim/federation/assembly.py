@@ -18,6 +18,7 @@ from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.federation.batch_sizes import check_batch_size
 from fedsim.federation.client_tables import read_client_tables
 from fedsim.federation.client_tensors import order_by_client
+from fedsim.federation.client_weights import client_weights
 from fedsim.federation.conditions import plugin_sources, refuse_edited_plugins
 from fedsim.federation.federation import Federation
 from fedsim.federation.initial_model import (
@@ -88,7 +89,13 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
         check_private_model(model, features)
         check_isolation(model, loss, features, targets)
     gradients = training_gradients(model, loss, features, targets, private=private)
-    secure = secure_channel(experiment, model.state_dict(), data.clients.sizes)
+    plans = (
+        None
+        if client_privacy is None
+        else _plans(client_privacy, experiment, data, participation, gradients)
+    )
+    weights = client_weights(experiment, data.clients.sizes, plans)
+    secure = secure_channel(experiment, model.state_dict(), weights)
     if secure is not None:
         check_train_metrics(secure.settings.metrics, model, loss, task, public)
     refuse_edited_plugins(sources, experiment, loaded.base)
@@ -105,11 +112,10 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
         task=task,
         participation=participation,
         client_privacy=client_privacy,
-        plans=None
-        if client_privacy is None
-        else _plans(client_privacy, experiment, data, participation, gradients),
+        plans=plans,
         device=device,
         journal=None if ledger is None else FileJournal(ledger),
+        weights=weights,
         sources=sources,
         secure=secure,
     )

@@ -35,6 +35,7 @@ from fedsim.federation.train_metrics import TrainMetrics
 from fedsim.models.errors import ModelError
 from fedsim.models.metrics import Task, evaluate
 from fedsim.protocol.upload_tags import UploadTags
+from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.app import SecureAggregationSetup, make_server_app
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.errors import FederationError
@@ -63,6 +64,7 @@ class Federation:
         plans: privacy plan of each client; None without privacy.
         device: the device that trains.
         journal: the durable ledger; None: accounts live in the clients' state only.
+        weights: the weights of all clients' updates.
         sources: what is recorded of the plug-ins' sources.
         secure: keys and encoding of secure aggregation; None where updates are sent in clear.
     """
@@ -80,6 +82,7 @@ class Federation:
     plans: tuple[PrivacyPlan, ...] | None
     device: torch.device
     journal: FileJournal | None
+    weights: ClientWeights
     sources: PluginSources
     secure: SecureChannel | None = None
 
@@ -128,6 +131,7 @@ class Federation:
             evaluate=None if self.data.held_out is None else partial(self._held_out, client),
             faults=self._faults,
             secure=self.secure,
+            weight=self.weights.announced(client),
             measure=self._train_metrics(client),
             tile_rows=self.tile_rows,
             check_tile=self._check_tile,
@@ -258,6 +262,7 @@ class Federation:
             else SecureAggregationSetup(self.secure.settings, self.secure.codec, opened_sums),
             evaluation=self._evaluation(),
             upload_tags=UploadTags(self.experiment.seed),
+            weights=self.weights,
         )
 
     def _evaluation(self) -> ClientEvaluation | None:

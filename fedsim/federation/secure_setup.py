@@ -1,6 +1,6 @@
 """The part of secure aggregation that all parties of an experiment must agree on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from fedsim.secagg.hpke import HpkeMissingError, check_hpke
 from fedsim.secagg.layout import TensorLayout
 from fedsim.secagg.metrics import MetricGrids
 from fedsim.secagg.payload import PayloadCodec
+from fedsim.server.aggregation.weights import ClientWeights
 
 
 class SecureSetupError(InputError):
@@ -19,14 +20,14 @@ class SecureSetupError(InputError):
 
 
 def secure_channel(
-    experiment: Experiment, state: Mapping[str, Tensor], sizes: Sequence[int]
+    experiment: Experiment, state: Mapping[str, Tensor], weights: ClientWeights
 ) -> SecureChannel | None:
     """Return encoding and settings of secure uploads; None where updates are sent in clear.
 
     Args:
         experiment: with or without `secure_aggregation`.
         state: the model's tensors by name.
-        sizes: number of examples of every client.
+        weights: the weights of all clients.
 
     Raises:
         SecureSetupError: a client weighs more than `max_weight`, or the installed `cryptography` is
@@ -40,17 +41,18 @@ def secure_channel(
             check_hpke()
         except HpkeMissingError as error:
             raise SecureSetupError(str(error)) from error
-    weighted = experiment.federation.weighting == "examples"
-    per_round = experiment.federation.clients_per_round or len(sizes)
+    weighted = not experiment.federation.weights.is_uniform
+    per_round = experiment.federation.clients_per_round or len(weights.values)
     encoder = FixedPointEncoder.from_settings(settings, num_clients=per_round, weighted=weighted)
-    if weighted and max(sizes) > encoder.max_weight:
+    heaviest = max(weights.values)
+    if heaviest > encoder.max_weight:
         raise SecureSetupError(
-            f"client {sizes.index(max(sizes))} has {max(sizes)} examples, but "
-            f"secure_aggregation.max_weight is {encoder.max_weight}; raise it, or use "
-            "federation.weighting: uniform"
+            f"client {weights.values.index(heaviest)} has weight {heaviest}, its number of "
+            f"examples, but secure_aggregation.max_weight is {encoder.max_weight}; raise it, or "
+            "use federation.weighting: uniform"
         )
     layout = TensorLayout.from_arrays({name: one.cpu().numpy() for name, one in state.items()})
     metrics = MetricGrids.from_bounds(settings.metrics, encoder)
     return SecureChannel(
-        settings, PayloadCodec(encoder, layout, metrics), weighted, experiment.seed
+        settings, PayloadCodec(encoder, layout, metrics), weights.values, experiment.seed
     )

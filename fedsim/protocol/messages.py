@@ -29,6 +29,7 @@ ROUND = "server-round"
 NUM_EXAMPLES = "num-examples"
 DELAY = "simulated-delay"
 CLIP_NORM = "clip-norm"
+WEIGHT = "weight"
 
 
 @dataclass(frozen=True)
@@ -40,18 +41,23 @@ class TrainRequest:
         arrays: the global model.
         offer: the settings of a secure sum; None where updates are sent in clear.
         clip_norm: the bound that the client's clipping adapted to in earlier rounds; None without.
+        weight: the client's planned weight, which it compares with its own; None where all clients
+            weigh the same.
     """
 
     round_number: int
     arrays: ArrayRecord
     offer: ConfigRecord | None = None
     clip_norm: float | None = None
+    weight: int | None = None
 
     def to_message(self, node_id: int) -> Message:
         """Return the message to one node."""
         config = ConfigRecord({ROUND: self.round_number})
         if self.clip_norm is not None:
             config[CLIP_NORM] = self.clip_norm
+        if self.weight is not None:
+            config[WEIGHT] = self.weight
         content = RecordDict({ARRAYS: self.arrays, CONFIG: config})
         if self.offer is not None:
             content[OFFER] = self.offer
@@ -62,7 +68,8 @@ class TrainRequest:
         """Read a request.
 
         Raises:
-            ProtocolError: no arrays, no whole-numbered round ≥ 1, or no number > 0 as the bound.
+            ProtocolError: no arrays, no whole-numbered round ≥ 1, no number > 0 as the bound, or no
+                whole number ≥ 0 as the weight.
         """
         arrays = record_of(message.content, ARRAYS, ArrayRecord)
         config = record_of(message.content, CONFIG, ConfigRecord)
@@ -72,7 +79,10 @@ class TrainRequest:
         if not isinstance(round_number, int) or round_number < 1:
             raise ProtocolError(f"{CONFIG}.{ROUND} must be a whole number >= 1, got {round_number}")
         offer = record_of(message.content, OFFER, ConfigRecord)
-        return cls(round_number, arrays, offer, _clip_norm(config))
+        weight = config.get(WEIGHT)
+        if weight is not None and (not isinstance(weight, int) or weight < 0):
+            raise ProtocolError(f"{CONFIG}.{WEIGHT} must be a whole number >= 0, got {weight!r}")
+        return cls(round_number, arrays, offer, _clip_norm(config), weight)
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,7 @@ class TrainReply:
 
     Attributes:
         arrays: the client's model after training.
-        examples: its public weight.
+        examples: its public number of examples.
         spend: what the client has spent; None without privacy.
         delay: how late the reply is, in simulated seconds.
         clip_norm: the bound that its clipping adapted to, a release that the round was charged

@@ -128,14 +128,12 @@ def _aggregate_view(
 def _scale(federation: "Federation", client: int) -> float:
     """Return a_k C_k, the sensitivity of the client's summed upload to one example."""
     experiment = federation.experiment
-    weighted = experiment.federation.weighting == "examples"
     terms, plans = federation.client_privacy, federation.plans
     if terms is None or plans is None:
         raise ValueError("a federation without privacy has no sensitivity")
     plan = plans[client]
-    weight = plan.examples if weighted else 1
     rate = experiment.local.optimizer.lr / plan.step.expected_lot
-    return weight * rate * terms[client].privacy.max_grad_norm
+    return federation.weights.values[client] * rate * terms[client].privacy.max_grad_norm
 
 
 def _views(

@@ -24,7 +24,7 @@ Ring = NDArray[np.unsignedinteger]
 
 BLOCK_VALUES = 1 << 15  # 256 kB of float64, which stay in the cache between passes
 MAX_FRAC_BITS = 32
-_MAX_WEIGHT_BY_EXAMPLES = 100_000
+_AUTO_MAX_WEIGHT = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class FixedPointEncoder:
         Args:
             settings: settings of the federation; `auto` values are computed here.
             num_clients: largest number of clients in one round.
-            weighted: whether clients are weighted by their number of examples.
+            weighted: whether clients have different weights.
 
         Raises:
             CapacityError: the largest sum does not fit, or more clients than `max_clients`.
@@ -89,7 +89,7 @@ class FixedPointEncoder:
             )
         max_weight = settings.max_weight
         if max_weight == "auto":
-            max_weight = _MAX_WEIGHT_BY_EXAMPLES if weighted else 1
+            max_weight = _AUTO_MAX_WEIGHT if weighted else 1
         frac_bits = settings.frac_bits
         if frac_bits == "auto":
             frac_bits = largest_frac_bits(

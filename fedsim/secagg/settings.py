@@ -56,7 +56,7 @@ class SecureAggregationSettings(Settings):
     )
     max_weight: Annotated[int, Field(le=MAX_EXAMPLES)] | Literal["auto"] = Field(
         default="auto",
-        description="largest weight of a client; auto: 1 when uniform, 100000 by examples",
+        description="largest weight of a client; auto: 1 when uniform, else 100000",
     )
     max_clients: Annotated[int, Field(le=MAX_CLIENTS)] | Literal["auto"] = Field(
         default="auto",

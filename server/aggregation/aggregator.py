@@ -6,7 +6,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
@@ -16,9 +16,8 @@ from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.messages import TrainReply
 from fedsim.protocol.secure import SealedReply
-from fedsim.server.aggregation.mean import OrderedMean
-
-Weighting = Literal["uniform", "examples"]
+from fedsim.server.aggregation.mean import InvalidUpdateError, OrderedMean
+from fedsim.server.aggregation.weights import ClientWeights, WeightingError
 
 
 class RoundAbortedError(FedsimError):
@@ -115,13 +114,19 @@ class Aggregator(ABC, Generic[A]):
 
 
 class PlainAggregator(Aggregator[TrainReply]):
-    """The weighted mean of updates that the server sees."""
+    """The weighted mean of updates that the server sees.
+
+    Guarantee: a client has its planned weight, whatever it reports.
+
+    Args:
+        weights: the weights of all clients.
+    """
 
     reply_type = TrainReply
 
-    def __init__(self, weighting: Weighting) -> None:
-        self.name = f"{weighting} weights"
-        self._weighting = weighting
+    def __init__(self, weights: ClientWeights) -> None:
+        self.name = f"{weights.name} weights"
+        self._weights = weights
         self._mean: OrderedMean | None = None
 
     def begin(
@@ -132,9 +137,18 @@ class PlainAggregator(Aggregator[TrainReply]):
         return None
 
     def add(self, client: int, answer: TrainReply) -> None:
-        """Add a client's model with its weight."""
-        weight = float(answer.examples) if self._weighting == "examples" else 1.0
-        self._current.add(client, to_numpy(answer.arrays), weight)
+        """Add a client's model with its planned weight.
+
+        Raises:
+            InvalidUpdateError: as `OrderedMean.add`, or the client reports another number of
+                examples than its weight was planned for.
+        """
+        try:
+            self._weights.check_examples(client, answer.examples)
+        except WeightingError as error:
+            self.skip(client)
+            raise InvalidUpdateError(str(error)) from error
+        self._current.add(client, to_numpy(answer.arrays), float(self._weights.values[client]))
 
     def skip(self, client: int) -> None:
         """Leave a client out of the aggregate."""

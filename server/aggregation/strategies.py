@@ -6,12 +6,13 @@ A new strategy is a class here, an entry of `STRATEGIES` and its line in
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord
 
 from fedsim.server.aggregation.aggregator import Aggregator, PlainAggregator
+from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.settings import FederationSettings
 from fedsim.server.state import ServerState
 
@@ -23,12 +24,18 @@ class Strategy(ABC):
         settings: `federation:` of the experiment.
     """
 
+    takes_weights: ClassVar[bool] = True  # False: `federation.weighting` is ignored, with a notice
+
     def __init__(self, settings: FederationSettings) -> None:
         self.settings = settings
 
-    def aggregator(self) -> Aggregator[Any]:
-        """Return the aggregator of plain updates; secure aggregation replaces it."""
-        return PlainAggregator(self.settings.weighting)
+    def aggregator(self, weights: ClientWeights) -> Aggregator[Any]:
+        """Return the aggregator of plain updates; secure aggregation replaces it.
+
+        Args:
+            weights: the weights of all clients; equal where the strategy takes none.
+        """
+        return PlainAggregator(weights)
 
     @abstractmethod
     def update(

@@ -1,7 +1,7 @@
 """The aggregator of secure rounds: the server learns the sum of the updates and no single one."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from flwr.app import ArrayRecord, ConfigRecord
@@ -17,6 +17,7 @@ from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.aggregation.aggregator import AggregationResult, Aggregator, RoundAbortedError
 from fedsim.server.aggregation.mean import InvalidUpdateError
+from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.secure.leader import Leader
 from fedsim.server.secure.masked_sum import MaskedSum
 from fedsim.server.secure.opened_sums import OpenedSums
@@ -43,6 +44,7 @@ class SecureAggregator(Aggregator[SealedReply]):
         clients: node id of each client, by its number.
         helpers: node id of each helper, by its number.
         opened_sums: record of the opened sums, also of earlier processes.
+        weights: the weights of all clients; a sum with other weights is refused.
     """
 
     reply_type = SealedReply
@@ -55,17 +57,18 @@ class SecureAggregator(Aggregator[SealedReply]):
         clients: Mapping[int, int],
         helpers: Mapping[int, int],
         opened_sums: OpenedSums,
+        weights: ClientWeights,
     ) -> None:
         self.name = f"secure aggregation by {settings.protocol}"
         self._settings, self._codec = settings, codec
         self._clients, self._helpers = clients, helpers
-        self._opened_sums = opened_sums
+        self._opened_sums, self._weights = opened_sums, weights
         self._round_number = 0
         self._run_id = os.urandom(NONCE_BYTES).hex()
         self._hello_replies: dict[int, HelloReply] | None = None
         self._reference: NamedArrays | None = None
         self._secure_round: SecureRound | None = None
-        self._num_added = 0
+        self._added: set[int] = set()
 
     def begin(
         self, round_number: int, arrays: ArrayRecord, clients: Sequence[int], grid: Grid
@@ -83,7 +86,7 @@ class SecureAggregator(Aggregator[SealedReply]):
         Raises:
             RoundAbortedError: too few clients, or a helper does not answer.
         """
-        self.retried, self._num_added, self._secure_round = 0, 0, None
+        self.retried, self._added, self._secure_round = 0, set(), None
         self._round_number = round_number
         if not clients:
             return None
@@ -131,14 +134,18 @@ class SecureAggregator(Aggregator[SealedReply]):
             self._current.add(answer.content, client)
         except SecureAggregationError as error:
             raise InvalidUpdateError(error_text(error)) from error
-        self._num_added += 1
+        self._added.add(client)
 
     def skip(self, client: int) -> None:
         """Continue the round without a client; it is not in the sum."""
 
     def finish(self) -> AggregationResult:
-        """Open the sum and return the aggregated model; no model if no upload was added."""
-        if not self._num_added:
+        """Open the sum and return the aggregated model; no model if no upload was added.
+
+        Raises:
+            RoundAbortedError: the sum cannot be opened, or has other weights than the plan.
+        """
+        if not self._added:
             return AggregationResult(None)
         secure_round = self._current
         try:
@@ -150,13 +157,25 @@ class SecureAggregator(Aggregator[SealedReply]):
         finally:
             self.retried += secure_round.retried
         self._secure_round = None
+        lost = secure_round.lost_clients()
+        self._check_weight(decoded.weight, self._added - lost.keys())
         return AggregationResult(
             to_arrays(decoded.arrays),
-            secure_round.lost_clients(),
+            lost,
             metrics=decoded.metrics,
             clipped=decoded.clipped,
             clipped_metrics=decoded.clipped_metrics,
         )
+
+    def _check_weight(self, weight: int, clients: Collection[int]) -> None:
+        """Check the total weight in a sum against the plan; single weights are masked."""
+        planned = sum(self._weights.values[client] for client in clients)
+        if weight != planned:
+            raise RoundAbortedError(
+                f"the weights in the sum of {len(clients)} clients add up to {weight:,}, and their "
+                f"planned weights to {planned:,}: a client took another weight, so the sum is not "
+                "used; run the same experiment on all nodes"
+            )
 
     @property
     def _current(self) -> SecureRound:

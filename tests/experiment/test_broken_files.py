@@ -88,14 +88,30 @@ BROKEN = [
     (
         "weighting: uniform",
         "weighting: exmples",
-        "13:3: federation.weighting: must be 'uniform' or 'examples', got 'exmples'; did you mean 'examples'?",
+        "13:3: federation.weighting: must be one of 'uniform', 'examples' or 'noise', got 'exmples'; did you mean 'examples'?",
     ),
     (
         "weighting: uniform",
         "strategy: fedavgg",
         "13:3: federation.strategy: must be 'fedavg', got 'fedavgg'; did you mean 'fedavg'?",
     ),
-    ("weighting: uniform", "weighting: no", "13:3: federation.weighting: must be 'uniform' or 'examples', got 'no'"),
+    ("weighting: uniform", "weighting: no", "13:3: federation.weighting: must be one of 'uniform', 'examples' or 'noise', got 'no'"),
+    (
+        "weighting: uniform",
+        "weighting: {name: noise, size_powr: 2}",
+        "13:28: federation.weighting.size_powr: unknown key; did you mean 'size_power'?",
+    ),
+    (
+        "weighting: uniform",
+        "weighting: {name: examples, size_power: 2}",
+        "13:3: federation.weighting: size_power belongs to name: noise, got name: examples",
+    ),
+    (
+        "weighting: uniform",
+        "weighting: {name: examples, max_share: 0.05}",
+        "13:31: federation.weighting.max_share: must be at least 1/10, the share of each of the 10 "
+        "clients of a round under equal weights, got 0.05; raise it",
+    ),
     # unions with a tag
     ("scheme: dirichlet", "scheme: drichlet", f"6:15: data.partition.scheme: must be {SCHEMES}, got 'drichlet'; did you mean 'dirichlet'?"),
     ("scheme: dirichlet", "scheme: 3", f"6:15: data.partition.scheme: must be {SCHEMES}, got 3"),

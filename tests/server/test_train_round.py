@@ -14,6 +14,7 @@ from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
 from fedsim.server.aggregation.aggregator import AggregationResult, PlainAggregator
 from fedsim.server.aggregation.aggregator import RoundAbortedError as Aborted
 from fedsim.server.aggregation.strategies import FedAvg
+from fedsim.server.aggregation.weights import uniform_weights
 from fedsim.server.app import RoundError, RoundSetup, check_participants, run_round
 from fedsim.server.participation import Participation
 from fedsim.server.settings import FederationSettings
@@ -63,7 +64,7 @@ def round_of(
         TrainSetup(
             Participation(0, CLIENTS, CLIENTS, ROUNDS),
             {FIRST_NODE + client: client for client in range(CLIENTS)},
-            aggregator or PlainAggregator("uniform"),
+            aggregator or PlainAggregator(uniform_weights(CLIENTS)),
             **options,
         ),
         evaluate=lambda arrays: {"test_loss": float(to_numpy(arrays)["w"][0])},
@@ -132,7 +133,7 @@ def test_an_aborted_round_leaves_the_model_as_it_was(when: str) -> None:
 
     clients = Clients()
     before = start()
-    after, report = round_of(clients, before, Broken("uniform"))
+    after, report = round_of(clients, before, Broken(uniform_weights(CLIENTS)))
     assert after.arrays is before.arrays
     assert report.aborted == "no helper"
     assert report.participants == ()

@@ -38,14 +38,21 @@ def test_secure_equals_quantized_bit_for_bit(
     assert verify_run(RunDirectory(secure.path)).problems == ()
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+@pytest.mark.parametrize(
+    "weighting", ["uniform", "examples", pytest.param("noise", marks=pytest.mark.slow), "capped"]
+)
 def test_the_first_round_is_plain_averaging_within_the_printed_bound(
     lab: Any, tmp_path: Path, weighting: str
 ) -> None:
     """P2; later rounds diverge as any two roundings do."""
-    federation = {"rounds": 1, "weighting": weighting}
-    plain = lab.model(lab.run(tmp_path / "plain", None, federation=federation).path)
-    secure = lab.run(tmp_path / "secure", {}, federation=federation)
+    capped = {"name": "noise", "noise_power": 2.0, "max_share": 0.25}
+    sections: dict[str, Any] = {
+        "federation": {"rounds": 1, "weighting": capped if weighting == "capped" else weighting}
+    }
+    if weighting in ("noise", "capped"):
+        sections["privacy"] = {**lab.privacy, "clients": {"2": {"noise_multiplier": 3.0}}}
+    plain = lab.model(lab.run(tmp_path / "plain", None, **sections).path)
+    secure = lab.run(tmp_path / "secure", {}, **sections)
     said = json.loads((secure.path / "privacy.json").read_text())["secure_aggregation"]
     bound = said["encoding"]["max_abs_error"]
     assert 0 < bound < 2e-10

@@ -1,0 +1,41 @@
+"""Weights of all clients of an experiment, from the public values of their plans."""
+
+from collections.abc import Sequence
+
+from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.experiment import Experiment
+from fedsim.server.aggregation.weights import WEIGHT_UNITS, ClientWeights, PlanValues, plan_weights
+
+
+def client_weights(
+    experiment: Experiment, sizes: Sequence[int], plans: Sequence[PrivacyPlan] | None
+) -> ClientWeights:
+    """Return the weights of all clients.
+
+    A client that leaves when its budget is spent keeps its weight until then.
+
+    Args:
+        experiment: the settings.
+        sizes: number of examples of each client.
+        plans: privacy plan of each client; None without privacy.
+
+    Raises:
+        WeightingError: some clients add noise and others none, or no weights keep `max_share`.
+    """
+    secure, units = experiment.secure_aggregation, WEIGHT_UNITS
+    if secure is not None and secure.max_weight != "auto":
+        units = min(units, secure.max_weight)
+    values = [PlanValues(size) for size in sizes]
+    if plans is not None:
+        values = [PlanValues(plan.examples, _noise(plan)) for plan in plans]
+    return plan_weights(
+        experiment.federation.weights,
+        values,
+        clients_per_round=experiment.federation.clients_per_round or len(sizes),
+        units=units,
+    )
+
+
+def _noise(plan: PrivacyPlan) -> float:
+    """Return z / q: the noise in a sum over all examples that a step of rate q estimates."""
+    return plan.step.noise_multiplier / plan.step.sampling.sampling_rate
