@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from flwr.app import Message
+from flwr.clientapp import ClientApp
 
 from fedsim.clients.task import ClientTask
 from fedsim.federation.federation import Federation
@@ -38,7 +39,7 @@ class _Line(LocalEngine):
             return reply
 
         with server_identity(1):
-            server_app(LocalGrid(lying, num_nodes), None)
+            server_app(LocalGrid(cast("ClientApp", lying), num_nodes), None)
 
 
 def experiment(**sections: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Weights of clients: n^a / z^b from plan values, as whole numbers, with a largest share."""
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -39,7 +40,7 @@ def test_weights_by_examples_are_the_numbers_themselves() -> None:
     ],
 )
 def test_weights_by_noise_are_powers_in_units_of_the_heaviest(
-    powers: dict[str, float], expected: tuple[float, ...]
+    powers: dict[str, Any], expected: tuple[float, ...]
 ) -> None:
     found = weights(name="noise", **powers).values
     heaviest = max(expected)
