@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedsim.api import run as run
     from fedsim.comparison.comparison_result import ComparisonResult as ComparisonResult
     from fedsim.experiment import ExperimentError as ExperimentError
+    from fedsim.personalization.personalize import personalize as personalize
     from fedsim.runs.runner import RunResult as RunResult
 
 # Loaded when first used: `fedsim --help` answers without importing torch or Flower.
@@ -39,9 +40,18 @@ _public = {
     "ExperimentError": "fedsim.experiment",
     "RunResult": "fedsim.runs.runner",
     "compare": "fedsim.api",
+    "personalize": "fedsim.personalization.personalize",
     "run": "fedsim.api",
 }
-__all__ = ["ComparisonResult", "ExperimentError", "RunResult", "__version__", "compare", "run"]
+__all__ = [
+    "ComparisonResult",
+    "ExperimentError",
+    "RunResult",
+    "__version__",
+    "compare",
+    "personalize",
+    "run",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -21,6 +21,7 @@ FLOORS: tuple[set[str], ...] = (
     {"clients", "server"},
     {"data", "simulation", "statement"},
     {"models"},
+    {"personalization"},
     {"experiment"},
     {"federation"},
     {"tracking"},

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss
 from fedsim.clients.settings import LocalSettings
-from fedsim.clients.training.optimizers import make_optimizer
+from fedsim.clients.training.optimizers import LocalOptimizer, make_optimizer
 from fedsim.clients.training.streams import StreamKey, seeded_torch
 from fedsim.core.streams import Purpose
 
@@ -23,6 +23,7 @@ def train_by_torch(
     key: StreamKey,
     *,
     steps: range | None = None,
+    optimizer: LocalOptimizer | None = None,
 ) -> None:
     """Take steps of minibatch SGD on the mean loss, in place.
 
@@ -36,9 +37,10 @@ def train_by_torch(
         settings: batch size, optimizer, and the number of steps.
         key: of the client's random streams.
         steps: numbers of the steps to take; None: `settings.steps` of them.
+        optimizer: takes the place of that in the settings.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = make_optimizer(settings.optimizer)
+    optimizer = optimizer or make_optimizer(settings.optimizer)
     batches = batches_of(settings, len(features), key)
     model.train()
     with seeded_torch(key, features.device):

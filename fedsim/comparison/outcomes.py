@@ -9,6 +9,7 @@ from fedsim.comparison.client_metrics import FILE as CLIENT_METRICS
 from fedsim.comparison.jobs import FINISHED, Job
 from fedsim.comparison.worker import RECORD
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.personal_scores import personal_metrics
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class RunOutcome:
         status: status in `summary.json`, or "failed" for a run without that file.
         reason: reason of a failure or a stop; None without one.
         reused: whether an earlier call finished the run.
-        metrics: final metrics on the test set; None where not finite.
+        metrics: final metrics on the test set, and `personal_...` of personal models on public
+            data; None where not finite.
         is_private: whether its clients trained with differential privacy.
         epsilon: the largest ε of any client; None if infinite or not private.
         delta: the δ of `epsilon`; None if not private.
@@ -93,7 +95,10 @@ def read_outcome(job: Job, out: Path, failure: str | None) -> RunOutcome:
         status="failed" if failure else status,
         reason=failure or summary.get("reason"),
         reused=job.action == "reuse",
-        metrics={name: value for name, value in summary.items() if name.startswith("test_")},
+        metrics={
+            **{name: value for name, value in summary.items() if name.startswith("test_")},
+            **personal_metrics(summary),
+        },
         is_private=private,
         epsilon=privacy.get("system_epsilon") if private else None,
         delta=summary.get("delta"),

@@ -10,8 +10,10 @@ from fedsim.experiment.text import value_text
 
 MAX_SEEDS = 1000
 
-# Metrics of the global model on the server's test set, and of the clients' own data.
+# Metrics of the global model on the server's test set, of personal models on public data, and of
+# the clients' own data.
 TestMetric = Literal["test_accuracy", "test_loss", "test_mse", "test_r2"]
+PersonalMetric = Literal["personal_accuracy", "personal_loss", "personal_mse"]
 SelectionMetric = Literal[
     "test_accuracy",
     "test_loss",
@@ -53,7 +55,7 @@ class ComparisonSettings(Settings):
     variants: dict[str, Any] = Field(
         min_length=1, description="names of variants, each with its changes to the base"
     )
-    metric: TestMetric | None = Field(
+    metric: TestMetric | PersonalMetric | None = Field(
         default=None, description="the compared metric; null: accuracy, else R², else the loss"
     )
     client_metrics: bool = Field(

@@ -10,6 +10,8 @@ _NOTHING = "–"
 
 def metric_words(metric: str) -> str:
     """Return a metric's name for people: `test_accuracy` is test accuracy."""
+    if metric.startswith("personal_"):
+        return f"personal {metric_name(metric)} on public data"
     return f"test {metric_name(metric)}"
 
 

@@ -41,6 +41,7 @@ class Purpose(IntEnum):
     EVALUATION = 13  # clients that evaluate
     CANARIES = 14  # examples that carry a canary in an audit
     PROBE = 15  # seed of the streams of a probe before round 1
+    PERSONALIZATION = 16  # seed of the streams of personal models
     ROUNDING = 20  # stochastic rounding of secure aggregation
     REQUEST_DIGEST = 21  # no stream: the key of the digests in a client's charges
     UPLOAD_TAG = 22  # no stream: the key of the tags of uploads

@@ -81,8 +81,16 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
         out: the app's directory; must be new or empty.
 
     Raises:
-        DeploymentError: `out` is not empty, or a plug-in is not in the experiment's directory.
+        DeploymentError: `out` is not empty, a plug-in is not in the experiment's directory, or the
+            experiment scores personal models.
     """
+    personal = loaded.experiment.personalization
+    if personal is not None and personal.public_data:
+        raise DeploymentError(
+            "personalization.public_data: scores of personal models are for simulations, and a "
+            "node's examples are its own; deploy with personalization.public_data=false: each node "
+            "calls fedsim.personalize with the final global model"
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DeploymentError(f"{out} exists and is not empty; choose another --out")
     plugins = _plugin_files(loaded)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fedsim.clients.faults.settings import FaultSettings
 from fedsim.clients.settings import LocalSettings, PrivacySettings
@@ -21,6 +21,7 @@ from fedsim.experiment.text import value_text
 from fedsim.experiment.tree import Location, Node, from_python, is_broken, locate, to_python
 from fedsim.experiment.yaml_loader import parse_yaml
 from fedsim.models.settings import ModelSettings
+from fedsim.personalization.settings import PersonalizationSettings
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
 
@@ -171,6 +172,13 @@ def _faults(raw: object, failed: set[object]) -> tuple[FaultSettings, ...]:
     return tuple(FaultSettings.model_validate(one) for one in given)
 
 
+def _personalization(raw: object, failed: set[object]) -> PersonalizationSettings | None:
+    given = raw.get("personalization") if isinstance(raw, dict) else None
+    if given is None or "personalization" in failed:
+        return None
+    return TypeAdapter(PersonalizationSettings).validate_python(given)
+
+
 def _valid_sections(raw: object, failed: set[object]) -> Sections:
     def section(name: str, kind: type[_Section]) -> _Section | None:
         given = raw.get(name) if isinstance(raw, dict) else None
@@ -184,5 +192,6 @@ def _valid_sections(raw: object, failed: set[object]) -> Sections:
         local=section("local", LocalSettings),
         secure_aggregation=section("secure_aggregation", SecureAggregationSettings),
         evaluation=section("evaluation", EvaluationSettings),
+        personalization=_personalization(raw, failed),
         faults=_faults(raw, failed),
     )

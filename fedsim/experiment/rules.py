@@ -21,6 +21,7 @@ from fedsim.experiment.references import check_data_file, check_name, check_tabl
 from fedsim.experiment.text import KeyPath, value_text
 from fedsim.models.catalog import LOSSES, MODELS, TRAIN_METRICS
 from fedsim.models.settings import ModelSettings
+from fedsim.personalization.settings import LabelPriorSettings, PersonalizationSettings
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
 
@@ -29,7 +30,7 @@ from fedsim.server.settings import EvaluationSettings, FederationSettings
 class Sections:
     """The valid sections of a file; None for a section with mistakes.
 
-    `privacy`, `secure_aggregation` and `evaluation` are also None if the file has no such section.
+    Those with a default of None are also None if the file has no such section, and so is `privacy`.
     """
 
     data: DataSettings | None
@@ -40,6 +41,7 @@ class Sections:
     faults: tuple[FaultSettings, ...] = ()
     secure_aggregation: SecureAggregationSettings | None = None
     evaluation: EvaluationSettings | None = None
+    personalization: PersonalizationSettings | None = None
 
 
 def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
@@ -61,6 +63,7 @@ def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
     yield from _check_faults(sections)
     yield from _check_secure_aggregation(sections)
     yield from _check_evaluation(sections)
+    yield from _check_personalization(sections)
     if sections.privacy is not None:
         yield from _check_budget_files(sections.privacy, base)
 
@@ -272,6 +275,35 @@ def _check_evaluation(sections: Sections) -> Iterator[PathMessage]:
     if evaluated is not None and clients is not None and evaluated > clients:
         rule = f"must be <= data.partition.num_clients ({value_text(clients)})"
         yield (*section, "clients"), f"{rule}, got {value_text(evaluated)}"
+
+
+def _check_personalization(sections: Sections) -> Iterator[PathMessage]:
+    personal = sections.personalization
+    if personal is None:
+        return
+    section: KeyPath = ("personalization",)
+    loss = None if sections.model is None else sections.model.loss
+    if isinstance(personal, LabelPriorSettings) and loss in LOSSES and loss != "cross_entropy":
+        yield (
+            (*section, "method"),
+            f"label_prior shifts the logits of classes, and model.loss {loss} has no classes; use "
+            "method: fine_tune or ditto",
+        )
+    if personal.holdout is None:
+        return
+    evaluation = sections.evaluation
+    if evaluation is not None and evaluation.holdout != personal.holdout:
+        yield (
+            (*section, "holdout"),
+            f"a client holds out its examples once: got {value_text(personal.holdout)}, and "
+            f"evaluation.holdout is {value_text(evaluation.holdout)}; set both to one number",
+        )
+    if sections.privacy is not None and sections.privacy.adjacency == "add_remove":
+        yield (
+            (*section, "holdout"),
+            "one more example would change which ones a client holds out, and so more than one "
+            "example of its training; remove holdout, or use adjacency: zero_out",
+        )
 
 
 def _check_budget_files(privacy: PrivacySettings, base: Path) -> Iterator[PathMessage]:

@@ -9,6 +9,7 @@ from fedsim.core.settings import Settings
 from fedsim.data.settings import DataSettings
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
+from fedsim.personalization.settings import PersonalizationSettings
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
 from fedsim.simulation.settings import RuntimeSettings
@@ -47,6 +48,11 @@ class Experiment(Settings):
         description="evaluation on examples that clients hold out, only without differential "
         "privacy; null: on the server's test set alone",
     )
+    personalization: PersonalizationSettings | None = Field(
+        default=None,
+        description="how each client makes a model of its own from the final global model, which "
+        "never leaves it; null: no personal models",
+    )
     faults: list[FaultSettings] = Field(
         default=[], description="faults of clients to inject into the run"
     )
@@ -61,6 +67,17 @@ class Experiment(Settings):
         dataset = self.data.dataset
         named = (dataset if isinstance(dataset, str) else "", self.model.name, self.model.loss)
         return tuple(reference for reference in named if ":" in reference)
+
+    @property
+    def holdout(self) -> float | None:
+        """Share of each client's examples that it never trains on; None: it trains on all."""
+        sections = (self.evaluation, self.personalization)
+        return next((each.holdout for each in sections if each is not None and each.holdout), None)
+
+    @property
+    def personal_models(self) -> str | None:
+        """How clients make personal models; None where they make none."""
+        return None if self.personalization is None else self.personalization.method
 
     @field_validator("model")
     @classmethod

@@ -32,6 +32,7 @@ from fedsim.federation.train_metrics import check_train_metrics
 from fedsim.models.losses import resolve_loss
 from fedsim.models.metrics import task_for
 from fedsim.models.preflight import preflight
+from fedsim.personalization.personalize import check_personalization
 from fedsim.server.participation import Participation
 
 
@@ -62,7 +63,7 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
         experiment.data,
         seed=experiment.seed,
         base=loaded.base,
-        holdout=None if experiment.evaluation is None else experiment.evaluation.holdout,
+        holdout=experiment.holdout,
     )
     check_batch_size(experiment, data.clients.sizes)
     if experiment.privacy is not None and len(data.test) < 2:
@@ -88,6 +89,8 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
     if private:
         check_private_model(model, features)
         check_isolation(model, loss, features, targets)
+    if experiment.personalization is not None:
+        check_personalization(experiment.personalization, model, loss, features, targets)
     gradients = training_gradients(model, loss, features, targets, private=private)
     plans = (
         None

@@ -19,7 +19,7 @@ from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, Per
 from fedsim.clients.dp_sgd.tiles import tile_rows
 from fedsim.clients.faults.injection import FaultPlan
 from fedsim.clients.secure.channel import SecureChannel
-from fedsim.clients.task import ClientTask
+from fedsim.clients.task import ClientTask, Evaluate
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.plugin_sources import PluginSources
@@ -128,7 +128,7 @@ class Federation:
             local=self.experiment.local,
             privacy=None if self.plans is None else self.plans[client],
             journal=self.journal,
-            evaluate=None if self.data.held_out is None else partial(self._held_out, client),
+            evaluate=self._evaluate(client),
             faults=self._faults,
             secure=self.secure,
             weight=self.weights.announced(client),
@@ -180,6 +180,14 @@ class Federation:
             return None
         examples = partial(self.data.clients.__getitem__, client)
         return TrainMetrics(tuple(declared), self.loss, self.task, examples)
+
+    def _evaluate(self, client: int) -> Evaluate | None:
+        """Return how a client scores a model for the server; None unless `evaluation:` asks for it.
+
+        Examples that are held out for personal models are for the client alone.
+        """
+        asked = self.experiment.evaluation is not None and self.data.held_out is not None
+        return partial(self._held_out, client) if asked else None
 
     def _held_out(self, client: int, arrays: ArrayRecord) -> tuple[int, dict[str, float]]:
         """Return the number of a client's held-out examples, and a model's metrics on them.

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.personal_scores import FILE as PERSONALIZATION
 from fedsim.server.round_report import RoundRow
 from fedsim.statement import Facts, RunFacts, read_facts
 
@@ -21,6 +22,7 @@ class RunContents:
         rounds: `rounds.jsonl`, one mapping for each finished round.
         environment: `environment.json`.
         experiment: the text of `experiment.yaml`.
+        personal: `personalization.json`; None in a run without scores of personal models.
     """
 
     summary: dict[str, Any]
@@ -28,6 +30,7 @@ class RunContents:
     rounds: list[RoundRow]
     environment: dict[str, Any]
     experiment: str
+    personal: dict[str, Any] | None = None
 
     @property
     def is_private(self) -> bool:
@@ -85,10 +88,12 @@ def read_contents(directory: RunDirectory) -> RunContents:
     Raises:
         RunDirectoryError: the run has no result files.
     """
+    has_scores = (directory.path / PERSONALIZATION).exists()
     return RunContents(
         summary=directory.read_json("summary.json"),
         privacy=directory.read_json("privacy.json"),
         rounds=directory.read_rounds(),
         environment=directory.read_json("environment.json"),
         experiment=(directory.path / "experiment.yaml").read_text(encoding="utf-8"),
+        personal=directory.read_json(PERSONALIZATION) if has_scores else None,
     )

@@ -78,6 +78,8 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "attack": _attack(facts),
         "curves": _curves(contents),
         "phases": overview.phases(contents),
+        "personal": overview.personal_table(contents),
+        "personal_note": None if contents.personal is None else contents.personal["note"],
         "spend_plot": _spend_plot(contents),
         "spend_caption": _spend_caption(contents),
         "columns": table_columns(facts),

@@ -12,6 +12,7 @@ from fedsim.server.round_report import RoundRow
 from fedsim.statement.sentence import count_text
 
 MAX_INCIDENTS = 100
+MAX_PERSONAL = 100
 _MAX_REASON_CHARACTERS = 300
 _MIN_REST_SHARE = 0.005  # of the time; a smaller rest is not listed
 
@@ -48,7 +49,7 @@ class Phase:
 
 def metric_name(name: str) -> str:
     """Return a metric's name for people: `test_r2` is R²."""
-    short = re.sub("^(test|train|clients)_", "", name)
+    short = re.sub("^(test|train|clients|personal)_", "", name)
     return _METRIC_NAMES.get(short, short.replace("_", " "))
 
 
@@ -57,6 +58,7 @@ def cards(contents: RunContents) -> list[Card]:
     return [
         _metric_card(contents),
         *_held_out_cards(contents),
+        *_personal_cards(contents),
         _guarantee_card(contents),
         Card("Clients", f"{len(contents.clients):,}", _examples(contents)),
         Card("Rounds", f"{contents.summary['rounds']:,}", _planned(contents)),
@@ -95,6 +97,38 @@ def _held_out_cards(contents: RunContents) -> list[Card]:
     clients, examples = (len(found["clients"]), found["examples"]) if found else (0, 0)
     detail = f"{examples:,} held-out examples of {count_text(clients, 'client')}"
     return [Card(f"Clients' {metric_name(name)}", metric_text(name, value), detail)]
+
+
+def _personal_cards(contents: RunContents) -> list[Card]:
+    """Return the card of the personal models; none without scores on public data."""
+    if contents.personal is None or not contents.personal["personal"]:
+        return []
+    scores = contents.personal["personal"]
+    name = "accuracy" if "accuracy" in scores else next(iter(scores))
+    others = metric_text(name, contents.personal["global"][name])
+    detail = f"public data; global model {others} on the same held-out examples"
+    return [Card(f"Personal {metric_name(name)}", metric_text(name, scores[name]), detail)]
+
+
+def personal_table(contents: RunContents) -> list[tuple[str, ...]]:
+    """Return rows of texts: the client, its numbers of examples, and each metric of both models.
+
+    The first row is the heading, the second one all clients together.
+    """
+    found = contents.personal
+    if found is None:
+        return []
+    pairs = [(name, model) for name in found["personal"] for model in ("global", "personal")]
+    whole = {"client": "all", "examples": sum(row["examples"] for row in found["clients"])}
+    table = [("client", "own examples", "held out", *(f"{metric_name(n)}, {m}" for n, m in pairs))]
+    for row in ({**found, **whole}, *found["clients"][:MAX_PERSONAL]):
+        counts = (f"{row['examples']:,}", f"{row['held_out']:,}")
+        table.append((str(row["client"]), *counts, *(_cell(row[m], n) for n, m in pairs)))
+    return table
+
+
+def _cell(scores: dict[str, float | None], name: str) -> str:
+    return metric_text(name, scores[name]) if name in scores else "–"
 
 
 def _guarantee_card(contents: RunContents) -> Card:

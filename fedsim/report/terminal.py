@@ -216,6 +216,7 @@ def _summary(contents: RunContents) -> list[str]:
         f"{duration_text(summary['seconds'])}{reason}",
         metrics or "no round finished",
         *_held_out_line(contents),
+        *_personal_line(contents),
         *[", ".join(events)] * bool(events),
         guarantee_words(contents.facts),
     ]
@@ -227,6 +228,23 @@ def _held_out_line(contents: RunContents) -> list[str]:
         for name, value in contents.client_metrics.items()
     )
     return [f"on clients' held-out examples: {figures}"] * bool(figures)
+
+
+def _personal_line(contents: RunContents) -> list[str]:
+    """Return the line on personal models: their scores on public data, or how a client gets one."""
+    if contents.personal is not None:
+        pairs = [(name, contents.personal[name]) for name in ("personal", "global")]
+        figures = "; ".join(
+            f"{name} model {', '.join(f'{k} {metric_text(k, v)}' for k, v in scores.items())}"
+            for name, scores in pairs
+        )
+        return [f"public data, on each client's own held-out examples: {figures}"]
+    if contents.privacy.get("personal_models") is None:
+        return []
+    return [
+        "personal models: none was made or scored here; each client makes its own, on its own "
+        "machine, with fedsim.personalize and the final global model"
+    ]
 
 
 def guarantee_words(facts: Facts) -> str:

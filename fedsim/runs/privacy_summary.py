@@ -53,6 +53,7 @@ class PrivacySummary:
     noise: str = "seeded"
     clipping: str = "flat"
     secure_aggregation: Mapping[str, Any] | None = None
+    personal_models: str | None = None
 
     @property
     def system_epsilon(self) -> float:
@@ -101,13 +102,16 @@ class PrivacySummary:
                 "slack": None if self.slack is None else self.slack._asdict(),
                 "ledger_digest": ledger_digest(clients),
                 "secure_aggregation": self.secure_aggregation,
+                "personal_models": self.personal_models,
                 "clients": clients,
             }
         )
 
 
 def not_private(
-    sizes: Sequence[int], secure_aggregation: Mapping[str, Any] | None = None
+    sizes: Sequence[int],
+    secure_aggregation: Mapping[str, Any] | None = None,
+    personal_models: str | None = None,
 ) -> PrivacyFile:
     """Return the content of `privacy.json` for a federation without differential privacy."""
     return _with_statement(
@@ -125,6 +129,7 @@ def not_private(
             "slack": None,
             "ledger_digest": None,
             "secure_aggregation": secure_aggregation,
+            "personal_models": personal_models,
             "clients": [
                 {"client": client, "examples": size, "epsilon": None, "ledger": []}
                 for client, size in enumerate(sizes)
@@ -195,6 +200,7 @@ def summarise_privacy(
         noise=settings.noise,
         clipping=settings.clipping,
         secure_aggregation=secure_aggregation,
+        personal_models=federation.experiment.personal_models,
     )
 
 

@@ -22,6 +22,8 @@ from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.environment import describe_environment
 from fedsim.runs.inputs import fingerprint, refuse_other_inputs
 from fedsim.runs.manifest import refuse_changed_records, remove_manifest, write_manifest
+from fedsim.runs.personal_scores import ENDED, personal_metrics, score_personal_models, summary_of
+from fedsim.runs.personal_scores import FILE as PERSONALIZATION
 from fedsim.runs.privacy_summary import PrivacySummary, not_private, summarise_privacy
 from fedsim.runs.releases_file import Releases, ReleasesFile
 from fedsim.runs.resume import refuse_changes, resume_command
@@ -343,7 +345,8 @@ class _Recorder:
             clip_norms=self._state.clip_norms,
         )
         sizes = self._federation.data.clients.sizes
-        content = privacy.to_json() if privacy else not_private(sizes, secure)
+        personal_models = self._federation.experiment.personal_models
+        content = privacy.to_json() if privacy else not_private(sizes, secure, personal_models)
         last: dict[str, Any] = {**rows[-1]} if rows else {}
         metrics: dict[str, float] = {
             name: value for name, value in last.items() if name.startswith(("test_", "clients_"))
@@ -352,28 +355,37 @@ class _Recorder:
         directory.write_model(to_numpy(self._state.arrays))
         directory.write_json("privacy.json", content)
         directory.write_clients(content["clients"])
-        directory.write_json(
-            "summary.json",
-            {
-                "name": self._federation.experiment.name,
-                "status": status,
-                "reason": reason,
-                "rounds": self._state.round_number,
-                **metrics,
-                "epsilon": privacy.epsilon_statistics if privacy else None,
-                "delta": max(spend.delta for spend in privacy.clients) if privacy else None,
-                "seconds": round(seconds, 3),
-            },
-        )
+        summary = {
+            "name": self._federation.experiment.name,
+            "status": status,
+            "reason": reason,
+            "rounds": self._state.round_number,
+            **metrics,
+            **self._personal_models(status),
+            "epsilon": privacy.epsilon_statistics if privacy else None,
+            "delta": max(spend.delta for spend in privacy.clients) if privacy else None,
+            "seconds": round(seconds, 3),
+        }
+        directory.write_json("summary.json", summary)
         return RunResult(
             path=directory.path,
             status=status,
             reason=reason,
-            metrics=metrics,
+            metrics={**metrics, **personal_metrics(summary)},
             privacy=privacy,
             rounds=tuple(rows),
             seconds=seconds,
         )
+
+    def _personal_models(self, status: Status) -> dict[str, Any]:
+        """Write the scores of personal models, and return the entry of `summary.json`."""
+        self._directory.remove(PERSONALIZATION)  # of an earlier end
+        ended = status in ENDED and self._state.round_number
+        found = score_personal_models(self._federation, self._state.arrays) if ended else None
+        if found is None:
+            return {}
+        self._directory.write_json(PERSONALIZATION, found)
+        return {"personalization": summary_of(found)}
 
 
 def _default_path(loaded: LoadedExperiment) -> Path:

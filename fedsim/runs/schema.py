@@ -27,6 +27,7 @@ PRIVACY_SCHEMA = 1
 MANIFEST_SCHEMA = 1
 NODE_STATE_SCHEMA = 3
 COMPARISON_SCHEMA = 1
+PERSONALIZATION_SCHEMA = 1
 
 MANIFEST_SINCE = 4  # the first run schema with a manifest
 CHECKPOINT_SINCE_MANIFEST = 4  # the checkpoint schema of those runs

@@ -107,6 +107,7 @@ class Facts:
         version: fedsim's version at the time of the run.
         secure_aggregation: the recorded protocol; None where the server saw single updates.
         tuning: the declaration about earlier runs on the same data; None without one.
+        personal_models: how clients make personal models; None where they make none.
         run: None where only the privacy account is known.
     """
 
@@ -118,6 +119,7 @@ class Facts:
     version: str | None = None
     secure_aggregation: Mapping[str, object] | None = field(default=None, hash=False)
     tuning: Mapping[str, object] | None = field(default=None, hash=False)
+    personal_models: str | None = None
     run: RunFacts | None = None
 
     @property

@@ -59,6 +59,7 @@ class PrivacyFile(TypedDict):
     slack: dict[str, float] | None
     ledger_digest: str | None
     secure_aggregation: Mapping[str, Any] | None
+    personal_models: str | None
     statement: str
     statement_points: list[dict[str, Any]]
     profile: dict[str, Any] | None

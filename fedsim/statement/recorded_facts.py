@@ -52,6 +52,7 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
         version=privacy.get("version"),
         secure_aggregation=privacy.get("secure_aggregation"),
         tuning=privacy.get("tuning"),
+        personal_models=privacy.get("personal_models"),
         run=run,
     )
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedsim.statement import claims, conduct, guarantee, limits, mechanism, secure
+from fedsim.statement import claims, conduct, guarantee, limits, mechanism, personal, secure
 from fedsim.statement.facts import Facts
 from fedsim.statement.sentence import Sentence
 
@@ -17,6 +17,7 @@ SENTENCES: tuple[type[Sentence], ...] = (
     *secure.FACTS,
     *conduct.SENTENCES,
     *limits.SENTENCES,
+    *personal.SENTENCES,
     *secure.LIMITS,
 )
 

@@ -151,6 +151,7 @@ privacy:
   clients: {}
 secure_aggregation: null
 evaluation: null
+personalization: null
 faults: []
 runtime:
   engine: local

@@ -7,6 +7,8 @@ from typing import Any
 
 import fedsim
 from fedsim.runs.directory import CLIENT_COLUMNS, clients_table
+from fedsim.runs.personal_scores import FILE as PERSONALIZATION
+from fedsim.runs.personal_scores import contradictions
 from fedsim.runs.schema import MANIFEST_SINCE
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.runs.verification.spend import number, same_number
@@ -84,6 +86,16 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
         yield f"unit is {privacy['unit']} in privacy.json, and the clients protect an example"
     if (privacy["secure_aggregation"] is None) != (experiment.secure_aggregation is None):
         yield "privacy.json and experiment.yaml disagree on secure_aggregation"
+    if privacy.get("personal_models") != experiment.personal_models:
+        yield "privacy.json and experiment.yaml disagree on personalization"
+
+
+def personal_problems(files: RunFiles) -> Iterator[str]:
+    """Yield what the files say of personal models and do not agree on."""
+    directory = files.directory
+    has_scores = (directory.path / PERSONALIZATION).exists()
+    content = directory.read_json(PERSONALIZATION) if has_scores else None
+    yield from contradictions(files.experiment.personalization, files.summary, content)
 
 
 def summary_problems(files: RunFiles) -> Iterator[str]:

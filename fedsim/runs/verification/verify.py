@@ -16,6 +16,7 @@ from fedsim.runs.manifest import (
 from fedsim.runs.schema import CHECKPOINT_SINCE_MANIFEST, MANIFEST_SINCE
 from fedsim.runs.verification.figures import (
     environment_problems,
+    personal_problems,
     spend_figure_problems,
     statement_problems,
     summary_problems,
@@ -56,6 +57,7 @@ _SINCE_MANIFEST: tuple[tuple[str, Check], ...] = (
     ("rounds.jsonl and ledger.jsonl", charge_problems),
     ("checkpoint/model.safetensors and rounds.jsonl", checkpoint_problems),
     ("summary.json and rounds.jsonl", summary_problems),
+    ("personalization.json, summary.json and experiment.yaml", personal_problems),
 )
 _OF_THIS_VERSION: tuple[tuple[str, Check], ...] = (
     ("experiment.yaml, privacy.json and ledger.jsonl", plan_problems),

@@ -1,0 +1,111 @@
+"""Personal models by gradient descent: fine-tuning, and Ditto's penalised descent."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss
+from fedsim.clients.settings import LocalSettings
+from fedsim.clients.training.optimizers import LocalOptimizer
+from fedsim.clients.training.plain import train_by_torch
+from fedsim.clients.training.streams import StreamKey
+from fedsim.personalization.errors import PersonalizationError
+from fedsim.personalization.settings import DittoSettings, FineTuneSettings
+
+
+class FineTune:
+    """Gradient steps from the global model on a client's own examples."""
+
+    def __init__(self, settings: FineTuneSettings) -> None:
+        self._settings = settings
+
+    def __call__(
+        self, model: nn.Module, loss: PerExampleLoss, x: Tensor, y: Tensor, key: StreamKey
+    ) -> nn.Module:
+        """Return a personal model; see `Personalizer`."""
+        personal = deepcopy(model)
+        if self._settings.parameters is not None:
+            _train_only(personal, self._settings.parameters)
+        _descend(personal, loss, x, y, key, self._settings, proximal_weight=0.0)
+        return personal
+
+
+class Ditto:
+    """Minimises the client's loss + λ/2 · ‖v − w‖² over the personal model v.
+
+    This is the personal objective of Ditto (Li et al. 2021, "Ditto: Fair and Robust Federated
+    Learning Through Personalization", equation 1) at the final global model w. The paper solves it
+    along the rounds, at the global model of each. Here it is solved once, after the last round and
+    from w on: the objective is the same, and no round knows of it.
+    """
+
+    def __init__(self, settings: DittoSettings) -> None:
+        self._settings = settings
+
+    def __call__(
+        self, model: nn.Module, loss: PerExampleLoss, x: Tensor, y: Tensor, key: StreamKey
+    ) -> nn.Module:
+        """Return a personal model; see `Personalizer`."""
+        personal, weight = deepcopy(model), self._settings.proximal_weight
+        _descend(personal, loss, x, y, key, self._settings, proximal_weight=weight)
+        return personal
+
+
+class ProximalDescent(LocalOptimizer):
+    """v ← v − η g, then the minimum of λ/2 ‖u − w‖² + 1/(2η) ‖u − v‖² over u.
+
+    The second half is exact, so the steps are stable for every λ; λ = 0 leaves gradient descent.
+    w is where the first step starts.
+    """
+
+    def __init__(self, lr: float, proximal_weight: float) -> None:
+        self._lr = lr
+        self._pull = lr * proximal_weight / (1.0 + lr * proximal_weight)
+        self._start: list[Tensor] | None = None
+
+    @torch.no_grad()
+    def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Take one step."""
+        if self._start is None:
+            self._start = [value.detach().clone() for value in values]
+        for value, gradient, start in zip(values, gradients, self._start, strict=True):
+            value.add_(gradient, alpha=-self._lr)
+            if self._pull:
+                value.lerp_(start, self._pull)
+
+
+def _descend(
+    model: nn.Module,
+    loss: PerExampleLoss,
+    x: Tensor,
+    y: Tensor,
+    key: StreamKey,
+    settings: FineTuneSettings | DittoSettings,
+    *,
+    proximal_weight: float,
+) -> None:
+    size = len(x) if settings.batch_size is None else settings.batch_size
+    local = LocalSettings(steps=settings.steps, batch_size=size)
+    optimizer = ProximalDescent(settings.lr, proximal_weight)
+    train_by_torch(model, loss, x, y, local, key, optimizer=optimizer)
+
+
+def _train_only(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Let the parameters of some names train, and no others.
+
+    Raises:
+        PersonalizationError: a pattern is of no parameter that the federation trains.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in trained):
+            known = ", ".join(trained)
+            raise PersonalizationError(
+                f"personalization.parameters: {pattern!r} is no trainable parameter of the model; "
+                f"it has {known}"
+            )
+    for name, parameter in trained.items():
+        parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))

@@ -1,0 +1,144 @@
+"""A client's personal model, made on its own machine from the global model of a run."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor, nn
+
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss
+from fedsim.clients.training.streams import StreamKey
+from fedsim.core.streams import Purpose, stream_key, torch_seed
+from fedsim.models.losses import resolve_loss
+from fedsim.personalization.descent import Ditto, FineTune
+from fedsim.personalization.errors import PersonalizationError
+from fedsim.personalization.label_prior import LabelPrior
+from fedsim.personalization.settings import (
+    DittoSettings,
+    FineTuneSettings,
+    LabelPriorSettings,
+    PersonalizationSettings,
+)
+
+
+class Personalizer(Protocol):
+    """A method that makes personal models."""
+
+    def __call__(
+        self, model: nn.Module, loss: PerExampleLoss, x: Tensor, y: Tensor, key: StreamKey
+    ) -> nn.Module:
+        """Return a personal model; the global one stays as it is.
+
+        Args:
+            model: the global model.
+            loss: one value per example.
+            x: the client's examples (n, ...), n at least 1.
+            y: their targets (n, ...).
+            key: of the client's random streams.
+
+        Raises:
+            PersonalizationError: the settings do not fit the model.
+        """
+        ...
+
+
+def method_of(settings: PersonalizationSettings) -> Personalizer:
+    """Return the method that the settings name."""
+    match settings:
+        case FineTuneSettings():
+            return FineTune(settings)
+        case DittoSettings():
+            return Ditto(settings)
+        case LabelPriorSettings():
+            return LabelPrior(settings)
+
+
+def personal_key(seed: int, client: int) -> StreamKey:
+    """Return the key of the streams of a client's personal model; no round uses them."""
+    return StreamKey(torch_seed(stream_key(seed, Purpose.PERSONALIZATION)), client, 0)
+
+
+def personalize(
+    model: nn.Module,
+    x: ArrayLike | Tensor,
+    y: ArrayLike | Tensor,
+    settings: PersonalizationSettings | Mapping[str, Any],
+    *,
+    loss: str | PerExampleLoss = "cross_entropy",
+    seed: int = 0,
+    client: int = 0,
+) -> nn.Module:
+    """Return a client's personal model, in eval mode, made from a global model and own examples.
+
+    No noise is added: no ε covers the result, nor a score of it. Both are for the client alone.
+
+    Args:
+        model: the final global model of a run, as `fedsim.load_model` gives it; it stays as it is.
+        x: the client's examples (n, ...), as the model takes them.
+        y: their targets (n, ...): whole numbers for classes.
+        settings: the section `personalization:` of an experiment, or a mapping like it.
+        loss: a built-in name, or a callable that returns one value per example.
+        seed: seed of the order in which examples are used.
+        client: number of the client, for the same purpose.
+
+    Raises:
+        PersonalizationError: the settings or the examples do not fit the model.
+        ModelError: there is no loss of that name.
+    """
+    chosen = _checked(settings)
+    found = resolve_loss(loss, Path()) if isinstance(loss, str) else loss
+    features, targets = _tensor(x, "x", model), _tensor(y, "y", model)
+    if len(features) != len(targets) or len(features) == 0:
+        raise PersonalizationError(
+            f"x and y need one row for each of at least 1 example, got {len(features)} and "
+            f"{len(targets)}"
+        )
+    key = personal_key(seed, client)
+    return method_of(chosen)(model, found, features, targets, key).eval()
+
+
+def check_personalization(
+    settings: PersonalizationSettings, model: nn.Module, loss: PerExampleLoss, x: Tensor, y: Tensor
+) -> None:
+    """Make one personal model on public examples, so that mistakes are known before round 1.
+
+    Args:
+        settings: how a personal model is made.
+        model: the initial model.
+        loss: one value per example.
+        x: public examples (n, ...).
+        y: their targets (n, ...).
+
+    Raises:
+        PersonalizationError: the settings do not fit the model.
+    """
+    if not isinstance(settings, LabelPriorSettings):
+        settings = settings.model_copy(update={"steps": 1})
+    method_of(settings)(model, loss, x, y, personal_key(0, 0))
+
+
+def _checked(settings: PersonalizationSettings | Mapping[str, Any]) -> PersonalizationSettings:
+    if not isinstance(settings, Mapping):
+        return settings
+    try:
+        return TypeAdapter(PersonalizationSettings).validate_python(dict(settings))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, ("personalization", *first["loc"])))
+        raise PersonalizationError(f"{place}: {first['msg']}") from error
+
+
+def _tensor(values: ArrayLike | Tensor, name: str, model: nn.Module) -> Tensor:
+    """Return values as a tensor where the model is: whole numbers in int64, others in its type."""
+    try:
+        found = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+    except (TypeError, ValueError) as error:
+        raise PersonalizationError(f"{name} must be an array of numbers: {error}") from error
+    if found.ndim == 0:
+        raise PersonalizationError(f"{name} must have a row for each example, got one number")
+    like = next(model.parameters(), torch.empty(0))
+    return found.to(like) if found.is_floating_point() else found.to(like.device, torch.int64)

@@ -1,0 +1,123 @@
+"""`personalization.json`: scores of personal models, written only for data declared public."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from flwr.app import ArrayRecord
+
+from fedsim.core.json_numbers import finite_or_none
+from fedsim.federation.federation import Federation
+from fedsim.personalization.scores import ClientScores, ScoredModel, Scores, pooled, score_clients
+from fedsim.personalization.settings import PersonalizationSettings
+from fedsim.runs.schema import PERSONALIZATION_SCHEMA
+
+FILE = "personalization.json"
+FIGURES_OF = "public data"
+NOTE = (
+    "Figures of public data: personalization.public_data declares that all examples are public. "
+    "No ε covers a score on a client's own examples; on private data none is computed."
+)
+ENDED = ("completed", "stopped")  # how runs with scores end
+_SAME = 1e-9  # relative: sums in another order
+
+
+def score_personal_models(federation: Federation, arrays: ArrayRecord) -> dict[str, Any] | None:
+    """Return the content of `personalization.json`; None unless the data are declared public.
+
+    It is computed after the last round, from the final model, outside of every message.
+
+    Args:
+        federation: the federation; its model is overwritten.
+        arrays: the final global model.
+    """
+    settings = federation.experiment.personalization
+    if settings is None or not settings.public_data:
+        return None
+    federation.model.load_state_dict(arrays.to_torch_state_dict())
+    scored = ScoredModel(federation.model, federation.loss, federation.task)
+    seed = federation.experiment.seed
+    found = list(score_clients(settings, scored, federation.data, seed=seed))
+    return {
+        "schema": PERSONALIZATION_SCHEMA,
+        "figures_of": FIGURES_OF,
+        "note": NOTE,
+        "settings": settings.model_dump(mode="json"),
+        **_pooled([_row(each) for each in found]),
+        "clients": [_row(each) for each in found],
+    }
+
+
+def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `summary.json` repeats of `personalization.json`."""
+    return {key: content[key] for key in ("figures_of", "held_out", "global", "personal")}
+
+
+def personal_metrics(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the pooled metrics of the personal models in `summary.json`, as `personal_...`."""
+    found = summary.get("personalization") or {"personal": {}}
+    return {f"personal_{name}": value for name, value in found["personal"].items()}
+
+
+def contradictions(
+    settings: PersonalizationSettings | None,
+    summary: Mapping[str, Any],
+    content: Mapping[str, Any] | None,
+) -> Iterator[str]:
+    """Yield what the files say of personal models and do not agree on.
+
+    Args:
+        settings: `personalization:` of `experiment.yaml`.
+        summary: `summary.json`.
+        content: `personalization.json`; None where there is none.
+    """
+    repeated = summary.get("personalization")
+    if settings is None or not settings.public_data:
+        if content is not None or repeated is not None:
+            yield "scores of personal models, and experiment.yaml does not declare public data"
+        return
+    if content is None:
+        ended = summary["status"] in ENDED and summary["rounds"]
+        if ended or repeated is not None:
+            yield f"{FILE} is missing"
+        return
+    if content["settings"] != settings.model_dump(mode="json"):
+        yield f"the settings of {FILE} are not those of experiment.yaml"
+    if repeated != summary_of(content):
+        yield f"the scores of personal models in summary.json are not those of {FILE}"
+    expected = _pooled(content["clients"])
+    for name in ("global", "personal"):
+        if not _same(content[name], expected[name]):
+            yield f"{FILE}: the {name} scores are not the means over its clients"
+    if content["held_out"] != expected["held_out"]:
+        yield f"{FILE}: held_out is not the sum over its clients"
+
+
+def _row(found: ClientScores) -> dict[str, Any]:
+    return {
+        "client": found.client,
+        "examples": found.examples,
+        "held_out": found.held_out,
+        "global": _finite(found.global_model),
+        "personal": _finite(found.personal_model),
+    }
+
+
+def _finite(scores: Scores) -> dict[str, float | None]:
+    return {name: finite_or_none(value) for name, value in scores.items()}
+
+
+def _pooled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the means over all held-out examples; null where a client has none that is finite."""
+    weights = [row["held_out"] for row in rows]
+    means = {}
+    for name in ("global", "personal"):
+        numbers = [{k: float("nan") if v is None else v for k, v in r[name].items()} for r in rows]
+        means[name] = _finite(pooled(numbers, weights))
+    return {"held_out": sum(weights), **means}
+
+
+def _same(one: Mapping[str, float | None], other: Mapping[str, float | None]) -> bool:
+    def alike(a: float | None, b: float | None) -> bool:
+        return a == b or (a is not None and b is not None and abs(a - b) <= _SAME * max(abs(a), 1))
+
+    return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
