@@ -87,8 +87,7 @@ def _descend(
     *,
     proximal_weight: float,
 ) -> None:
-    size = len(x) if settings.batch_size is None else settings.batch_size
-    local = LocalSettings(steps=settings.steps, batch_size=size)
+    local = LocalSettings(steps=settings.steps, batch_size=settings.batch_size)
     optimizer = ProximalDescent(settings.lr, proximal_weight)
     train_by_torch(model, loss, x, y, local, key, optimizer=optimizer)
 

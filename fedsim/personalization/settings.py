@@ -33,11 +33,8 @@ class _MethodSettings(Settings):
 class _DescentSettings(_MethodSettings):
     steps: int = Field(default=100, ge=1, le=MAX_STEPS, description="gradient steps")
     lr: float = Field(default=0.1, gt=0, description="learning rate")
-    batch_size: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_EXAMPLES,
-        description="examples of a step; null: all of the client's",
+    batch_size: Literal["full"] | Annotated[int, Field(ge=1, le=MAX_EXAMPLES)] = Field(
+        default="full", description="examples of a step; full: all of the client's"
     )
 
 
