@@ -2,6 +2,7 @@
 
 from fedsim.data.catalog import DATASETS, PARTITIONS
 from fedsim.models.catalog import LOSSES, MODELS
+from fedsim.models.features.settings import FEATURES
 from fedsim.server.settings import STRATEGIES
 
 
@@ -11,6 +12,7 @@ def catalog() -> dict[str, dict[str, str]]:
         "datasets": dict(DATASETS),
         "partitions": dict(PARTITIONS),
         "models": {name: entry.description for name, entry in MODELS.items()},
+        "features": dict(FEATURES),
         "losses": dict(LOSSES),
         "strategies": dict(STRATEGIES),
     }

@@ -332,7 +332,7 @@ def test_list_names_everything_with_a_line_each(command: Command) -> None:
     code, out, _ = command("list")
     assert code == 0
     kinds = json.loads(command("list", "--json")[1])
-    assert list(kinds) == ["datasets", "partitions", "models", "losses", "strategies"]
+    assert list(kinds) == ["datasets", "partitions", "models", "features", "losses", "strategies"]
     for names in kinds.values():
         for name, description in names.items():
             assert f"  {name}" in out

@@ -45,6 +45,7 @@ class Purpose(IntEnum):
     ROUNDING = 20  # stochastic rounding of secure aggregation
     REQUEST_DIGEST = 21  # no stream: the key of the digests in a client's charges
     UPLOAD_TAG = 22  # no stream: the key of the tags of uploads
+    FEATURES = 30  # directions of random Fourier features, by their public seed
 
 
 def stream_key(seed: int, purpose: Purpose, *, client: int = 0, round_number: int = 0) -> bytes:

@@ -10,7 +10,7 @@ from typing import Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.examples import Examples
+from fedsim.data.examples import Examples, ExampleTransform
 
 Rows = NDArray[np.int64] | slice
 
@@ -22,22 +22,31 @@ class ClientExamples(Sequence[Examples]):
         source: a dataset that contains the examples of all clients in `rows`.
         rows: rows of `source` that belong to each client of this process.
         num_clients: number of clients of the federation; None: `rows` has all of them.
+        transform: applied to the features of a dataset on disk on each access.
     """
 
     def __init__(
-        self, source: Examples, rows: Mapping[int, Rows], *, num_clients: int | None = None
+        self,
+        source: Examples,
+        rows: Mapping[int, Rows],
+        *,
+        num_clients: int | None = None,
+        transform: ExampleTransform | None = None,
     ) -> None:
         self._source = source
         self._rows = dict(rows)
+        self._transform = transform
         self._num_clients = len(rows) if num_clients is None else num_clients
 
     @property
     def is_in_memory(self) -> bool:
         """Whether the examples are in memory, not in a memory-mapped file."""
-        part: object = self._source.features
-        while isinstance(part, np.ndarray) and not isinstance(part, np.memmap):
-            part = part.base
-        return not isinstance(part, np.memmap)
+        return self._source.is_in_memory
+
+    @property
+    def is_transformed_on_access(self) -> bool:
+        """Whether each access to a client's examples transforms them anew."""
+        return self._transform is not None
 
     @property
     def nbytes(self) -> int:
@@ -74,7 +83,7 @@ class ClientExamples(Sequence[Examples]):
         client = range(self._num_clients)[index]
         if client not in self._rows:
             raise KeyError(f"the examples of client {client} are in another process")
-        return self._source.rows(self._rows[client])
+        return self._source.rows(self._rows[client]).transformed(self._transform)
 
     def __iter__(self) -> Iterator[Examples]:
         """Yield the examples of each client of this process."""
@@ -87,13 +96,16 @@ class ClientExamples(Sequence[Examples]):
         ends = np.cumsum([len(own) for own in indices]).tolist()
         starts = [0, *ends[:-1]]
         packed = self._source.rows(np.concatenate([*indices, np.empty(0, np.int64)]))
+        packed = packed.transformed(self._transform)
         rows = {c: slice(a, b) for c, a, b in zip(chosen, starts, ends, strict=False)}
         return type(self)(packed, rows, num_clients=self._num_clients)
 
     def copy(self) -> Self:
         """Return the same clients with a copy of the dataset."""
         source = Examples(self._source.features.copy(), self._source.targets.copy())
-        return type(self)(source, self._rows, num_clients=self._num_clients)
+        return type(self)(
+            source, self._rows, num_clients=self._num_clients, transform=self._transform
+        )
 
 
 def _indices(rows: Rows) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """Examples: features and targets as checked arrays, the form that all of fedsim uses."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,21 @@ _CHUNK_VALUES = 1 << 22
 
 class DataError(InputError):
     """The data do not fit the experiment; the message is one line with the fix."""
+
+
+class ExampleTransform(Protocol):
+    """A fixed function of one example's features, applied to many examples.
+
+    Guarantee: the result of an example does not depend on other examples.
+    """
+
+    def output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of one example's features after the transform."""
+        ...
+
+    def __call__(self, examples: NDArray[np.float32] | NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the features (n, *output_shape) of examples (n, *input_shape)."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +68,20 @@ class Examples:
     def has_classes(self) -> bool:
         """Whether the targets are classes, one per example."""
         return self.targets.dtype == np.int64
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the features are in memory, not in a memory-mapped file."""
+        part: object = self.features
+        while isinstance(part, np.ndarray) and not isinstance(part, np.memmap):
+            part = part.base
+        return not isinstance(part, np.memmap)
+
+    def transformed(self, transform: ExampleTransform | None) -> Self:
+        """Return the examples with transformed features, in memory; the same ones for None."""
+        if transform is None:
+            return self
+        return type(self)(transform(self.features), self.targets)
 
     def take(self, indices: NDArray[np.integer]) -> Self:
         """Return a copy of the examples at `indices`, in their order."""

@@ -6,7 +6,7 @@ from typing import Self
 
 from fedsim.core.limits import MAX_CLASSES
 from fedsim.data.client_examples import ClientExamples
-from fedsim.data.examples import DataError, Examples
+from fedsim.data.examples import DataError, Examples, ExampleTransform
 from fedsim.data.partitions import partition
 from fedsim.data.settings import DataSettings
 from fedsim.data.sources import load_dataset
@@ -22,7 +22,8 @@ class FederatedData:
         test: the server's public test set, never on a client.
         num_classes: one more than the largest class of the whole dataset, assumed to be public;
             None if the targets are not classes 0, 1, 2, ...
-        input_shape: shape of one example's features.
+        input_shape: shape of one example's features, as the model gets them.
+        raw_input_shape: shape of one example in the dataset, before transforms.
         held_out: examples of every client that it never trains on; None without a holdout.
     """
 
@@ -30,6 +31,7 @@ class FederatedData:
     test: Examples
     num_classes: int | None
     input_shape: tuple[int, ...]
+    raw_input_shape: tuple[int, ...]
     held_out: ClientExamples | None = None
 
     @property
@@ -44,7 +46,12 @@ class FederatedData:
 
 
 def load_federated_data(
-    settings: DataSettings, *, seed: int, base: Path, holdout: float | None = None
+    settings: DataSettings,
+    *,
+    seed: int,
+    base: Path,
+    holdout: float | None = None,
+    transform: ExampleTransform | None = None,
 ) -> FederatedData:
     """Load a dataset, hold out the test set and divide the rest among clients.
 
@@ -53,6 +60,8 @@ def load_federated_data(
         seed: the experiment's seed; the same file and seed give the same data on every client.
         base: the directory in which relative paths start.
         holdout: fraction of its examples that each client holds out, in (0, 1); None: no holdout.
+        transform: of the features of every example; None: features stay as they are. In memory it
+            is applied once, here; of a dataset on disk, to a client's examples when it trains.
 
     Raises:
         DataError: the data cannot be used; the message is one line with the fix.
@@ -65,13 +74,19 @@ def load_federated_data(
     if holdout is not None:
         splits = {c: split_client(own, holdout, seed=seed, client=c) for c, own in rows.items()}
         rows = {client: training for client, (training, _) in splits.items()}
-        held_out = ClientExamples(dataset.train, {c: rest for c, (_, rest) in splits.items()})
+        held_out = {c: rest for c, (_, rest) in splits.items()}
+    raw_shape = dataset.train.input_shape
+    shape = raw_shape if transform is None else transform.output_shape(raw_shape)
+    source, later = dataset.train, transform
+    if source.is_in_memory:
+        source, later = source.transformed(transform), None
     return FederatedData(
-        clients=ClientExamples(dataset.train, rows),
-        held_out=held_out,
-        test=test,
+        clients=ClientExamples(source, rows, transform=later),
+        held_out=None if held_out is None else ClientExamples(source, held_out, transform=later),
+        test=test.transformed(transform),
         num_classes=_num_classes(dataset.train, test),
-        input_shape=dataset.train.input_shape,
+        input_shape=shape,
+        raw_input_shape=raw_shape,
     )
 
 

@@ -14,12 +14,13 @@ from fedsim.clients.client_settings import is_client
 from fedsim.clients.faults.settings import FaultSettings
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.limits import MAX_LEDGER_RECORDS
-from fedsim.data.catalog import DATASETS
+from fedsim.data.catalog import DATASETS, SHAPES
 from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.references import check_data_file, check_name, check_table
 from fedsim.experiment.text import KeyPath, value_text
 from fedsim.models.catalog import LOSSES, MODELS, TRAIN_METRICS
+from fedsim.models.features.shapes import FeatureShapeError, shape_after
 from fedsim.models.settings import ModelSettings
 from fedsim.personalization.settings import LabelPriorSettings, PersonalizationSettings
 from fedsim.secagg.settings import SecureAggregationSettings
@@ -96,6 +97,8 @@ def _check_model(model: ModelSettings, base: Path) -> Iterator[PathMessage]:
 
 
 def _check_features(sections: Sections) -> Iterator[PathMessage]:
+    if sections.model is not None:
+        yield from _check_transforms(sections.model, sections.data)
     if sections.data is None or sections.data.features != "tokens":
         return
     path: KeyPath = ("data", "features")
@@ -106,6 +109,26 @@ def _check_features(sections: Sections) -> Iterator[PathMessage]:
             path,
             f"the built-in model {sections.model.name!r} takes numbers; use a model of your "
             "own that begins with an embedding, or features: numbers",
+        )
+
+
+def _check_transforms(model: ModelSettings, data: DataSettings | None) -> Iterator[PathMessage]:
+    """Check the shapes of `model.features`, from the shape of the dataset where it is known."""
+    features: KeyPath = ("model", "features")
+    if model.features and data is not None and data.features == "tokens":
+        yield features, "transforms take numbers, and data.features is tokens; remove features"
+        return
+    named = data.dataset if data is not None and isinstance(data.dataset, str) else ""
+    try:
+        shape = shape_after(model.features, SHAPES.get(named))
+    except FeatureShapeError as error:
+        yield (*features, error.position), error.reason
+        return
+    if model.features and model.name == "cnn" and shape is not None and len(shape) != 3:
+        yield (
+            ("model", "name"),
+            f"cnn takes images (channels, height, width), and model.features gives {shape}; "
+            "use logistic or mlp",
         )
 
 

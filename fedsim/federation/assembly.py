@@ -29,6 +29,7 @@ from fedsim.federation.initial_model import (
 )
 from fedsim.federation.secure_setup import secure_channel
 from fedsim.federation.train_metrics import check_train_metrics
+from fedsim.models.features.pipeline import FeaturePipeline
 from fedsim.models.losses import resolve_loss
 from fedsim.models.metrics import task_for
 from fedsim.models.preflight import preflight
@@ -64,6 +65,7 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
         seed=experiment.seed,
         base=loaded.base,
         holdout=experiment.holdout,
+        transform=FeaturePipeline(experiment.model.features) if experiment.model.features else None,
     )
     check_batch_size(experiment, data.clients.sizes)
     if experiment.privacy is not None and len(data.test) < 2:

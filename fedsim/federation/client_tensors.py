@@ -6,7 +6,7 @@ from torch import Tensor
 from fedsim.data.client_examples import ClientExamples
 from fedsim.federation.conditions import digest_examples
 
-_GPU_CACHE_BYTES = 4 << 30
+_CACHE_BYTES = 4 << 30
 _SMALL_DATA_BYTES = 1 << 30  # a second copy of so many bytes is no burden
 # Gathering up to this many times the examples of a round's lots costs a tenth of the round.
 _MAX_GATHER_FACTOR = 4
@@ -15,21 +15,23 @@ _MAX_GATHER_FACTOR = 4
 class ClientTensors:
     """Features and targets of each client, built when it trains.
 
-    The CPU needs no cache: a client's examples are gathered, or are a view. A GPU keeps the tensors
-    of the first clients for later rounds, up to `cache_bytes`.
+    The CPU needs no cache: a client's examples are gathered, or are a view. Two kinds of tensors
+    are kept for later rounds, for the first clients, up to `cache_bytes`: tensors on a GPU, and
+    features computed from a dataset on disk.
 
     Args:
         clients: every client's examples.
         device: the device of the tensors.
-        cache_bytes: most bytes of tensors kept on a GPU.
+        cache_bytes: most bytes of tensors that are kept.
     """
 
     def __init__(
-        self, clients: ClientExamples, device: torch.device, *, cache_bytes: int = _GPU_CACHE_BYTES
+        self, clients: ClientExamples, device: torch.device, *, cache_bytes: int = _CACHE_BYTES
     ) -> None:
         self._clients = clients
         self._device = device
-        self._free_bytes = 0 if device.type == "cpu" else cache_bytes
+        is_kept = device.type != "cpu" or clients.is_transformed_on_access
+        self._free_bytes = cache_bytes if is_kept else 0
         self._cache: dict[int, tuple[Tensor, Tensor]] = {}
         self._digests: dict[int, bytes] = {}
 

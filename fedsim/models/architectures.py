@@ -63,7 +63,11 @@ def logistic(args: LogisticArgs, input_shape: tuple[int, ...], num_outputs: int)
         input_shape: shape of one example.
         num_outputs: outputs per example.
     """
-    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), num_outputs, bias=args.bias))
+    layer = nn.Linear(prod(input_shape), num_outputs, bias=args.bias)
+    if args.init == "zeros":
+        for parameter in layer.parameters():
+            nn.init.zeros_(parameter)
+    return nn.Sequential(nn.Flatten(), layer)
 
 
 def mlp(args: MlpArgs, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:

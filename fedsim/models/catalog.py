@@ -15,6 +15,11 @@ class LogisticArgs(Settings):
     """`model.args` of `logistic`."""
 
     bias: bool = Field(default=True, description="whether the layer has a bias")
+    init: Literal["default", "zeros"] = Field(
+        default="default",
+        description="first weights: uniform, drawn from the seed; or zeros, the better start of "
+        "private training with few rounds",
+    )
 
 
 class MlpArgs(Settings):

@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import Field
 
 from fedsim.core.settings import Settings
+from fedsim.models.features.settings import FeatureSettings
 
 
 class ModelSettings(Settings):
@@ -12,6 +13,11 @@ class ModelSettings(Settings):
 
     name: str = Field(description="a built-in name, package.module:callable, or ./file.py:callable")
     args: dict[str, Any] = Field(default={}, description="passed to the model's callable")
+    features: list[FeatureSettings] = Field(
+        default=[],
+        description="fixed transforms of each example before training, in order; each is a "
+        "function of one example and public constants",
+    )
     loss: str = Field(
         default="cross_entropy",
         description="cross_entropy, mse, bce, or package.module:callable / ./file.py:callable "

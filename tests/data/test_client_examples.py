@@ -13,6 +13,8 @@ from fedsim.data import DataError, Examples, load_federated_data
 from fedsim.data.client_examples import ClientExamples
 from fedsim.data.settings import DataSettings
 from fedsim.federation.client_tensors import ClientTensors, order_by_client
+from fedsim.models.features.pipeline import FeaturePipeline
+from fedsim.models.features.settings import FeatureSettings
 from fedsim.runs.runner import run_experiment
 
 
@@ -126,13 +128,28 @@ def test_data_on_disk_stay_there_and_change_no_bit(tmp_path: Path) -> None:
     mapped = load_federated_data(settings, seed=0, base=tmp_path).clients
     assert not mapped.is_in_memory
     assert order_by_client(mapped, examples_per_round=1) is mapped
-    models = []
-    for mode in ("r", None):
-        overrides = {"data.args": {"mode": mode}}
-        out = tmp_path / f"run-{mode}"
-        run_experiment(experiment, overrides=overrides, base=tmp_path, out=out)
-        models.append((out / "model.safetensors").read_bytes())
-    assert models[0] == models[1]
+    for features in ([], ["log", "unit_norm"]):
+        models = []
+        for mode in ("r", None):
+            overrides = {"data.args": {"mode": mode}, "model.features": features}
+            out = tmp_path / f"run-{mode}-{len(features)}"
+            run_experiment(experiment, overrides=overrides, base=tmp_path, out=out)
+            models.append((out / "model.safetensors").read_bytes())
+        assert models[0] == models[1]
+
+
+def test_features_of_data_on_disk_are_computed_once_and_kept(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", numbered(6).features)
+    source = Examples(np.load(tmp_path / "x.npy", mmap_mode="r"), np.arange(6))
+    pipeline = FeaturePipeline([FeatureSettings.model_validate({"center": 1.0})])
+    clients = ClientExamples(source, {0: np.array([1, 3])}, transform=pipeline)
+    tensors = ClientTensors(clients, torch.device("cpu"))
+    first, _ = tensors.of(0)
+    assert torch.equal(first, torch.from_numpy(source.features[[1, 3]] - 1))
+    assert tensors.of(0)[0].data_ptr() == first.data_ptr()
+    packed = clients.select([0])
+    assert packed.is_in_memory
+    assert np.array_equal(packed[0].features, first.numpy())
 
 
 def test_tensors_are_built_on_access_and_not_cached_on_the_cpu() -> None:

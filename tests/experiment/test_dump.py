@@ -112,6 +112,7 @@ model:
   args:
     hidden: [32]
     activation: relu
+  features: []
   loss: cross_entropy
 federation:
   rounds: 4

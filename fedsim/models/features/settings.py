@@ -1,0 +1,190 @@
+"""`model.features` of an experiment: which transforms, in which order. No torch, no numpy."""
+
+from difflib import get_close_matches
+from math import isfinite
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetJsonSchemaHandler,
+    PlainValidator,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from fedsim.core.limits import MAX_WIDTH
+from fedsim.core.settings import Settings
+
+_NEEDS_DATA = "is computed from the data of several clients, which no ε of this experiment covers"
+_REFUSED = {
+    name: f"{name} {_NEEDS_DATA}; use transforms of one example, or public constants"
+    for name in (
+        *("pca", "whiten", "whitening", "zca", "lda", "normalize", "normalise", "min_max"),
+        *("minmax", "quantile", "rank", "impute", "batch_norm", "select", "kmeans"),
+    )
+}
+
+
+def _constants(value: Any) -> float | list[float]:
+    """Return a number, or a list of numbers."""
+    numbers: list[Any] = list(value) if isinstance(value, list | tuple) and value else [value]
+    if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers):
+        raise ValueError("must be a public number, or a list of numbers with one for each column")
+    if not all(isfinite(one) for one in numbers):
+        raise ValueError("must be a finite number")
+    floats = [float(one) for one in numbers]
+    return floats if isinstance(value, list | tuple) else floats[0]
+
+
+def _center(value: Any) -> float | list[float] | str:
+    return value if value == "own" else _constants(value)
+
+
+def _scales(value: Any) -> float | list[float]:
+    found = _constants(value)
+    if min(found if isinstance(found, list) else [found]) <= 0:
+        raise ValueError("must be > 0")
+    return found
+
+
+_NUMBERS: dict[str, Any] = {
+    "anyOf": [{"type": "number"}, {"type": "array", "items": {"type": "number"}}]
+}
+_OWN: dict[str, Any] = {"anyOf": [{"const": "own"}, *_NUMBERS["anyOf"]]}
+Center = Annotated[float | list[float] | str, PlainValidator(_center), WithJsonSchema(_OWN)]
+Constants = Annotated[float | list[float], PlainValidator(_constants), WithJsonSchema(_NUMBERS)]
+Scales = Annotated[float | list[float], PlainValidator(_scales), WithJsonSchema(_NUMBERS)]
+
+
+class NoSettings(Settings):
+    """Settings of a transform that has none."""
+
+
+class StandardizeSettings(Settings):
+    """Public constants: (x - mean) / std."""
+
+    mean: Constants = Field(
+        default=0.0, description="public mean: one number, or one for each column or channel"
+    )
+    std: Scales = Field(
+        default=1.0, description="public scale: one number, or one for each column or channel"
+    )
+
+
+class OrientationSettings(Settings):
+    """Maps of gradient orientations."""
+
+    bins: int = Field(default=8, ge=2, le=64, description="directions over the full circle")
+    window: int = Field(default=3, ge=1, le=64, description="side of a pooling window, in pixels")
+    stride: int = Field(default=1, ge=1, le=64, description="pixels between windows")
+    power: float = Field(
+        default=0.5, gt=0, le=1, description="of each pooled value; 0.5: its square root"
+    )
+
+
+class RandomFourierSettings(Settings):
+    """Random Fourier features of the Gaussian kernel exp(-gamma ||x - y||²)."""
+
+    dim: int = Field(default=512, ge=1, le=MAX_WIDTH, description="number of features")
+    gamma: float = Field(gt=0, description="inverse squared width of the kernel")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="public seed of the random directions")
+
+
+def _refuse_fit(value: object) -> object:
+    if isinstance(value, str):
+        raise ValueError(
+            f"{value!r} {_NEEDS_DATA}; give public constants: standardize: {{mean: 0.3, std: 0.2}}"
+        )
+    return value
+
+
+class FeatureSettings(Settings):
+    """One transform, by its name: `unit_norm`, or `{center: 0.3}`."""
+
+    center: Center | None = Field(
+        default=None,
+        description="subtract a public constant, one number or one for each column or channel; "
+        "own: the mean of the example's own values",
+    )
+    unit_norm: NoSettings | None = Field(
+        default=None, description="divide by the example's L2 norm; an example of zeros stays"
+    )
+    log: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="sign(x) log(1 + |x| / scale) with a public scale; alone: 1"
+    )
+    standardize: Annotated[StandardizeSettings | None, BeforeValidator(_refuse_fit)] = Field(
+        default=None, description="(x - mean) / std with public constants"
+    )
+    orientations: OrientationSettings | None = Field(
+        default=None, description="gradients of an image, divided among directions and pooled"
+    )
+    random_fourier: RandomFourierSettings | None = Field(
+        default=None, description="sqrt(2 / dim) cos(x W + b), W and b from a public seed"
+    )
+
+    @property
+    def name(self) -> str:
+        """The name of the transform."""
+        return next(name for name, value in self if value is not None)
+
+    @property
+    def value(self) -> Any:
+        """The argument or the settings of the transform."""
+        return getattr(self, self.name)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        """Turn a name into a mapping, and refuse transforms that are computed from the data."""
+        for name in (
+            (value,) if isinstance(value, str) else value if isinstance(value, dict) else ()
+        ):
+            if name in _REFUSED:
+                raise ValueError(_REFUSED[name])
+        if not isinstance(value, str):
+            return value
+        if value in _ALONE:
+            return {value: _ALONE[value]}
+        if value in cls.model_fields:
+            raise ValueError(f"{value} needs its settings: {{{value}: ...}}")
+        close = get_close_matches(value, cls.model_fields, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(cls.model_fields)}"
+        raise ValueError(f"no transform is named {value[:60]!r}; {hint}")
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        found = [name for name, value in self if value is not None]
+        if len(found) != 1:
+            names = " and ".join(found) or "none"
+            raise ValueError(
+                f"an item of the list names one transform, got {names}; write each as its own item"
+            )
+        return self
+
+    @model_serializer
+    def _short(self) -> Any:
+        value = self.value
+        if isinstance(value, NoSettings):
+            return self.name
+        return {self.name: value.model_dump() if isinstance(value, Settings) else value}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        mapping = {**handler.resolve_ref_schema(handler(schema))}
+        mapping |= {"minProperties": 1, "maxProperties": 1}
+        return {"anyOf": [{"enum": list(_ALONE)}, mapping]}
+
+
+# Transforms that may be written as a name alone, with their value.
+_ALONE: dict[str, object] = {"unit_norm": {}, "log": 1.0, "orientations": {}}
+
+FEATURES: dict[str, str] = {
+    name: field.description or "" for name, field in FeatureSettings.model_fields.items()
+}
+"""The transforms by name, with their descriptions."""
