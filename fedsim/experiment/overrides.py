@@ -53,7 +53,8 @@ def apply_overrides(
     """Return a tree with the overrides set in order; the given tree is not changed.
 
     Missing sections are created. An override that selects another variant of a union (another
-    `partition.scheme` or `optimizer.name`) removes the keys that only the former variant has.
+    `partition.scheme` or `optimizer.name`) removes the keys that only the former variant has, and
+    another `model.name` the arguments of the former model.
 
     Args:
         root: the tree of the file.
@@ -139,6 +140,8 @@ def _set(node: Node, path: tuple[str, ...], done: KeyPath, new: Node, shape: Sha
     changed = {**entries, key: entry}
     if isinstance(shape, TaggedUnion) and key == shape.tag:
         changed = _drop_former_variant(changed, former, entry.node, shape)
+    elif key == "name" and former.value != entry.node.value and _has_free_args(shape):
+        changed = _drop_former_args(changed, entry.node)
     location = node.location if node.value is not None else new.location
     return replace(node, value=changed, location=location)
 
@@ -173,3 +176,21 @@ def _drop_former_variant(
         for key, entry in entries.items()
         if key not in obsolete or entry.key.source == chosen.location.source
     }
+
+
+def _has_free_args(shape: Shape) -> bool:
+    """Whether a name of the settings class says which keys its `args` take."""
+    return isinstance(shape, type) and {"name", "args"} <= shape.model_fields.keys()
+
+
+def _drop_former_args(entries: dict[str, Entry], chosen: Node) -> dict[str, Entry]:
+    """Return the entries without arguments from another source than the chosen name."""
+    args = entries.get("args")
+    if args is None or not isinstance(args.node.value, dict):
+        return entries
+    kept = {
+        key: entry
+        for key, entry in args.node.value.items()
+        if entry.key.source == chosen.location.source
+    }
+    return {**entries, "args": replace(args, node=replace(args.node, value=kept))}

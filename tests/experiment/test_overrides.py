@@ -106,6 +106,15 @@ def test_another_variant_takes_the_keys_of_the_former_one_away(load) -> None:
     ).local.optimizer == AdamSettings(name="adam", lr=0.1)
 
 
+def test_another_model_takes_the_arguments_of_the_former_one_away(load, lines) -> None:
+    assert "hidden" not in load("model.name=logistic").model.args
+    wide = load("model.name=cnn", "model.args.hidden=7").model.args
+    assert (wide["hidden"], wide["channels"]) == (7, [16, 32])
+    assert load("model.name=mlp", "model.args.activation=tanh").model.args["hidden"] == [32]
+    (line,) = lines("model.args.hidden=[4]", "model.name=logistic")
+    assert line.startswith("command line: model.args.hidden: ")
+
+
 def test_but_not_keys_of_the_command_line_and_not_misspelt_ones(lines, write, good: str) -> None:
     assert lines("data.partition.alpha=2", "data.partition.scheme=iid") == [
         "command line: data.partition.alpha: unknown key for scheme 'iid'; "
