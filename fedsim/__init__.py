@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fedsim.experiment import ExperimentError as ExperimentError
     from fedsim.personalization.personalize import personalize as personalize
     from fedsim.runs.runner import RunResult as RunResult
+    from fedsim.runs.saved_model import load_model as load_model
 
 # Loaded when first used: `fedsim --help` answers without importing torch or Flower.
 _public = {
@@ -40,6 +41,7 @@ _public = {
     "ExperimentError": "fedsim.experiment",
     "RunResult": "fedsim.runs.runner",
     "compare": "fedsim.api",
+    "load_model": "fedsim.runs.saved_model",
     "personalize": "fedsim.personalization.personalize",
     "run": "fedsim.api",
 }
@@ -49,6 +51,7 @@ __all__ = [
     "RunResult",
     "__version__",
     "compare",
+    "load_model",
     "personalize",
     "run",
 ]

@@ -295,9 +295,16 @@ class RunDirectory:
         """Write `clients.csv` from the clients of `privacy.json`."""
         self.write_text("clients.csv", clients_table(rows))
 
-    def write_model(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write the final global model."""
-        self.write_bytes("model.safetensors", _safetensors(arrays))
+    def write_model(
+        self, arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None
+    ) -> None:
+        """Write the final global model.
+
+        Args:
+            arrays: its values by name.
+            metadata: what is needed to build it, in the header of the file; None: nothing.
+        """
+        self.write_bytes("model.safetensors", _safetensors(arrays, metadata))
 
     def write_checkpoint(self, checkpoint: RunCheckpoint) -> None:
         """Replace the checkpoint."""
@@ -357,5 +364,6 @@ def clients_table(
     return buffer.getvalue()
 
 
-def _safetensors(arrays: Mapping[str, np.ndarray]) -> bytes:
-    return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+def _safetensors(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None) -> bytes:
+    packed = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    return save(packed, metadata)

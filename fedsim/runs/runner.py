@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import nn
+
 from fedsim.core.errors import FedsimError
 from fedsim.core.file_errors import StorageError, describe_os_error
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
@@ -28,6 +30,7 @@ from fedsim.runs.privacy_summary import PrivacySummary, not_private, summarise_p
 from fedsim.runs.releases_file import Releases, ReleasesFile
 from fedsim.runs.resume import refuse_changes, resume_command
 from fedsim.runs.rounds_file import RoundsFile
+from fedsim.runs.saved_model import ModelForm, load_model
 from fedsim.runs.secure_summary import secure_summary
 from fedsim.server.app import RoundError
 from fedsim.server.errors import FederationError
@@ -62,6 +65,7 @@ class RunResult:
         privacy: spend of every client; None in a federation without privacy.
         rounds: one mapping for each finished round, as in `rounds.jsonl`.
         seconds: wall-clock time of the rounds.
+        base: the directory in which the experiment's relative paths start.
     """
 
     path: Path
@@ -71,6 +75,11 @@ class RunResult:
     privacy: PrivacySummary | None
     rounds: tuple[Mapping[str, Any], ...]
     seconds: float
+    base: Path = Path()
+
+    def model(self) -> nn.Module:
+        """Return the final global model, as `fedsim.load_model` does; it takes raw inputs."""
+        return load_model(self.path, base=self.base)
 
 
 AddPages = Callable[[RunDirectory], None]
@@ -352,7 +361,8 @@ class _Recorder:
             name: value for name, value in last.items() if name.startswith(("test_", "clients_"))
         }
         directory = self._directory
-        directory.write_model(to_numpy(self._state.arrays))
+        form = ModelForm(self._federation.data.input_shape, self._federation.task.num_outputs)
+        directory.write_model(to_numpy(self._state.arrays), form.to_metadata())
         directory.write_json("privacy.json", content)
         directory.write_clients(content["clients"])
         summary = {
@@ -375,6 +385,7 @@ class _Recorder:
             privacy=privacy,
             rounds=tuple(rows),
             seconds=seconds,
+            base=self._federation.base,
         )
 
     def _personal_models(self, status: Status) -> dict[str, Any]:
