@@ -29,7 +29,9 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from fedsim.api import compare as compare
     from fedsim.api import run as run
+    from fedsim.api import search as search
     from fedsim.comparison.comparison_result import ComparisonResult as ComparisonResult
+    from fedsim.comparison.search.perform import SearchResult as SearchResult
     from fedsim.experiment import ExperimentError as ExperimentError
     from fedsim.personalization.personalize import personalize as personalize
     from fedsim.runs.runner import RunResult as RunResult
@@ -40,20 +42,24 @@ _public = {
     "ComparisonResult": "fedsim.comparison.comparison_result",
     "ExperimentError": "fedsim.experiment",
     "RunResult": "fedsim.runs.runner",
+    "SearchResult": "fedsim.comparison.search.perform",
     "compare": "fedsim.api",
     "load_model": "fedsim.runs.saved_model",
     "personalize": "fedsim.personalization.personalize",
     "run": "fedsim.api",
+    "search": "fedsim.api",
 }
 __all__ = [
     "ComparisonResult",
     "ExperimentError",
     "RunResult",
+    "SearchResult",
     "__version__",
     "compare",
     "load_model",
     "personalize",
     "run",
+    "search",
 ]
 
 

@@ -1,10 +1,11 @@
-"""The Python interface: run an experiment, compare variants."""
+"""The Python interface: run an experiment, compare variants, search among them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedsim.comparison.compare import compare as compare
+from fedsim.comparison.search.perform import search as search
 from fedsim.report.run import run_with_report
 from fedsim.runs.runner import RunResult
 from fedsim.simulation.engine import Engine

@@ -174,7 +174,7 @@ def report(directory: str, as_json: bool) -> None:
         print_result(run_directory)
 
 
-@cli.command(short_help="Check every file of RUN and recompute every ε.")
+@cli.command(short_help="Check every file of RUN, a run or a search; recompute every ε.")
 @click.argument("directory", metavar="RUN", type=click.Path())
 @click.option(
     "--root", help="Root of manifest.json, as `fedsim run` printed it and you kept it elsewhere."
@@ -199,7 +199,11 @@ def verify(directory: str, root: str | None, replay: bool, base: str | None, as_
 
     --replay takes as long as the run. It needs seeded noise, the run's data and plug-ins, its
     version of fedsim, torch and numpy, and its kind of processor: otherwise exit code 2.
+
+    RUN may be the directory of a search (`fedsim compare FILE --select`): both of its figures are
+    recomputed from its ledger, and --root is the hash of the last record there.
     """
+    from fedsim.comparison.search.verify import is_search
     from fedsim.runs.directory import RunDirectory
     from fedsim.runs.run_lock import refuse_in_use
     from fedsim.runs.verification import verify_run
@@ -208,6 +212,11 @@ def verify(directory: str, root: str | None, replay: bool, base: str | None, as_
         raise click.BadParameter(
             f"must be 64 hexadecimal digits, got {root!r}", param_hint="--root"
         )
+    if is_search(Path(directory)):
+        if replay:
+            raise click.BadParameter("the runs of a search are destroyed", param_hint="--replay")
+        _verify_search(directory, root, as_json=as_json)
+        return
     run_directory = RunDirectory.open(Path(directory))
     refuse_in_use(run_directory.path)
     found = verify_run(run_directory, root=root)
@@ -236,6 +245,25 @@ def verify(directory: str, root: str | None, replay: bool, base: str | None, as_
             click.echo(f"replayed: {numbers}, all as recorded")
     else:
         click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
+    for item in found.unchecked:
+        click.echo(f"{directory}: not checked: {item}", err=True)
+    if found.problems:
+        sys.exit(ExitCode.FAILED)
+
+
+def _verify_search(directory: str, root: str | None, *, as_json: bool) -> None:
+    from fedsim.comparison.search.verify import verify_search
+
+    found = verify_search(Path(directory), root=root)
+    if as_json:
+        content = {name: value for name, value in vars(found).items() if name != "problems"}
+        _print_json({"sound": not found.problems, "problems": list(found.problems), **content})
+    elif found.problems:
+        click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
+    else:
+        click.echo(f"{directory}: sound")
+        click.echo("\n".join(found.statement))
+        click.echo(f"root: {found.root}")
     for item in found.unchecked:
         click.echo(f"{directory}: not checked: {item}", err=True)
     if found.problems:

@@ -13,23 +13,35 @@ from fedsim.core.errors import ExitCode
 @click.option(
     "--out",
     type=click.Path(),
-    help="Output directory; an earlier one is continued. Default: runs/NAME.",
+    help="Output directory; an earlier one is continued. Default: runs/NAME, or runs/NAME-search.",
 )
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
     help="Number of parallel runs. Default: one per processor.",
 )
+@click.option(
+    "--select",
+    is_flag=True,
+    help="Perform the charged search of FILE: keep one model, destroy all other runs.",
+)
 @click.option("--quiet", "-q", is_flag=True, help="Print only the result, no progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def compare_command(
-    file: str, out: str | None, workers: int | None, quiet: bool, as_json: bool
+    file: str, out: str | None, workers: int | None, select: bool, quiet: bool, as_json: bool
 ) -> None:
     """Run every variant in the comparison FILE with every seed and compare the results.
 
     Finished runs are reused and unfinished runs resumed: to continue after an interruption, run
     the same command again.
+
+    --select performs the search that select.search describes: a secret number of runs, drawn and
+    charged before the first one, of which the best model alone is kept. It prints two figures, one
+    for the server and the clients, and one for an observer of nothing but that model.
     """
+    if select:
+        _search(file, out, workers, quiet=quiet, as_json=as_json)
+        return
     from fedsim.comparison.compare import compare as run_comparison
     from fedsim.comparison.results import NothingFinishedError
     from fedsim.comparison.terminal import ComparisonProgress, print_comparison
@@ -52,3 +64,21 @@ def compare_command(
         sys.exit(ExitCode.INTERRUPTED)
     if result.failed:
         sys.exit(ExitCode.FAILED)
+
+
+def _search(file: str, out: str | None, workers: int | None, *, quiet: bool, as_json: bool) -> None:
+    from fedsim.comparison.search.perform import search
+    from fedsim.comparison.search.terminal import print_search
+
+    if not quiet:
+        click.echo("searching; the number of runs is secret, so no progress is shown", err=True)
+    try:
+        result = search(file, out=out, workers=workers)
+    except KeyboardInterrupt:
+        click.echo("interrupted; run the same command again to continue", err=True)
+        raise
+    if as_json:
+        content = {**result.account, "path": str(result.path), "folder": str(result.selected)}
+        click.echo(json.dumps(content, indent=2, ensure_ascii=False))
+    else:
+        print_search(result)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from fedsim.comparison.search.rules import candidate_problems, file_problems, required_problems
 from fedsim.comparison.settings import ComparisonSettings
 from fedsim.comparison.variants import Variant, expand_variants
 from fedsim.core.limits import MAX_COMPARED_RUNS
@@ -46,7 +47,7 @@ class LoadedComparison:
         settings: the content of the file.
         name: name of the comparison.
         base: path of the base experiment.
-        seeds: every variant runs once with each seed.
+        seeds: every variant runs once with each seed; a search has the seed of its base alone.
         variants: all variants in the order of the file, grids expanded.
     """
 
@@ -56,8 +57,28 @@ class LoadedComparison:
     seeds: tuple[int, ...]
     variants: tuple[LoadedVariant, ...]
 
+    @property
+    def baseline(self) -> str:
+        """The variant that all others are compared with.
 
-def load_comparison(source: str | Path | Mapping[str, object]) -> LoadedComparison:
+        Raises:
+            ValueError: it is a search, which has none.
+        """
+        if self.settings.baseline is None:
+            raise ValueError("a search has no baseline")
+        return self.settings.baseline
+
+    @property
+    def candidates(self) -> tuple[LoadedVariant, ...]:
+        """The variants that a search draws from."""
+        select = self.settings.select
+        names = None if select is None else select.among or None
+        return tuple(one for one in self.variants if names is None or one.name in names)
+
+
+def load_comparison(
+    source: str | Path | Mapping[str, object], *, search: bool = False
+) -> LoadedComparison:
     """Load a comparison from a YAML file or a mapping.
 
     No plug-in is imported and no data is read. The base experiment is loaded once for every
@@ -65,6 +86,7 @@ def load_comparison(source: str | Path | Mapping[str, object]) -> LoadedComparis
 
     Args:
         source: path of the file, or its content as a mapping.
+        search: whether a search is performed, with `select.search`, instead of a comparison.
 
     Raises:
         ExperimentError: with every mistake of the file, of the base and of every variant.
@@ -83,19 +105,25 @@ def load_comparison(source: str | Path | Mapping[str, object]) -> LoadedComparis
     if entries is not None and isinstance(entries.node.value, dict):
         variants = expand_variants(entries.node.value, base_tree, problems)
     if settings is not None:
-        problems += _locate_messages(tree, _rules(settings, [variant.name for variant in variants]))
+        names = [variant.name for variant in variants]
+        problems += _locate_messages(tree, _rules(settings, names, search=search))
     loaded: tuple[LoadedVariant, ...] = ()
     if base is not None and base_tree is not None:
-        seeds = (0,) if settings is None else settings.seeds
+        seeds = (0,) if settings is None else settings.seeds or (None,)
         loaded = _load_variants(base, variants, seeds, tree, problems)
     if problems or settings is None or base is None:
         raise ExperimentError(problems)
-    if settings.select is not None:
+    own_seeds = tuple(one.experiment.seed for one in loaded[0].experiments)
+    name = settings.name or stem
+    comparison = LoadedComparison(settings, name, base, own_seeds, loaded)
+    if search:
+        candidates = {one.name: one.experiments[0].experiment for one in comparison.candidates}
+        problems += _locate_messages(tree, candidate_problems(candidates))
+    elif settings.select is not None:
         problems += _locate_messages(tree, _selection_rules(settings, loaded))
     if problems:
         raise ExperimentError(problems)
-    name = settings.name or stem
-    return LoadedComparison(settings, name, base, settings.seeds, loaded)
+    return comparison
 
 
 def _settings(tree: Node, problems: list[Problem]) -> ComparisonSettings | None:
@@ -131,22 +159,25 @@ def _read_base(base: Path, problems: list[Problem]) -> Node | None:
 def _load_variants(
     base: Path,
     variants: list[Variant],
-    seeds: tuple[int, ...],
+    seeds: tuple[int | None, ...],
     tree: Node,
     problems: list[Problem],
 ) -> tuple[LoadedVariant, ...]:
+    """Return the variants with each seed; None: with the seed of the base."""
     place = locate(tree, ("seeds",))
     loaded: list[LoadedVariant] = []
     found: list[tuple[Variant, Problem]] = []
     for variant in variants:
-        override = Override(("seed",), Node(seeds[0], place))
+        own = [] if seeds[0] is None else [Override(("seed",), Node(seeds[0], place))]
         try:
-            first = load_experiment(base, [*variant.overrides, override])
+            first = load_experiment(base, [*variant.overrides, *own])
         except ExperimentError as error:
             found += [(variant, problem) for problem in error.problems]
             continue
         experiments = tuple(  # no rule reads the seed, so one check is for all seeds
-            replace(first, experiment=first.experiment.model_copy(update={"seed": seed}))
+            first
+            if seed is None
+            else replace(first, experiment=first.experiment.model_copy(update={"seed": seed}))
             for seed in seeds
         )
         loaded.append(LoadedVariant(variant.name, variant.changes, experiments))
@@ -169,16 +200,20 @@ def _in_words(
             yield replace(problem, message=f"{problem.message} (in variant {variant.name!r})")
 
 
-def _rules(settings: ComparisonSettings, names: list[str]) -> Iterator[PathMessage]:
-    if settings.baseline not in names:
+def _rules(
+    settings: ComparisonSettings, names: list[str], *, search: bool
+) -> Iterator[PathMessage]:
+    yield from file_problems(settings) if search else required_problems(settings)
+    if settings.baseline is not None and not search and settings.baseline not in names:
         yield ("baseline",), _no_such_variant(settings.baseline, names)
-    if len(names) == 1:
+    if len(names) == 1 and not search:
         yield ("variants",), "there must be at least two variants to compare"
-    runs = len(names) * len(settings.seeds)
+    seeds = len(settings.seeds or (0,))
+    runs = len(names) * seeds
     if runs > MAX_COMPARED_RUNS:
         yield (
             ("seeds",),
-            f"{len(names)} variants with {len(settings.seeds)} seeds are {runs:,} runs; a "
+            f"{len(names)} variants with {seeds} seeds are {runs:,} runs; a "
             f"comparison has at most {MAX_COMPARED_RUNS:,}",
         )
     select = settings.select
@@ -187,6 +222,8 @@ def _rules(settings: ComparisonSettings, names: list[str]) -> Iterator[PathMessa
     for index, name in enumerate(select.among or ()):
         if name not in names:
             yield ("select", "among", index), _no_such_variant(name, names)
+    if search:
+        return
     if select.metric.startswith("client_"):
         if not settings.client_metrics:
             yield ("select", "metric"), f"{select.metric!r} needs client_metrics: true"

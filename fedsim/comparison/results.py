@@ -167,7 +167,7 @@ def summarise(comparison: LoadedComparison, outcomes: Sequence[RunOutcome]) -> R
         variant.name: tuple(one for one in outcomes if one.variant == variant.name)
         for variant in comparison.variants
     }
-    baseline = comparison.settings.baseline
+    baseline = comparison.baseline
     pairs = {
         name: _paired(own, by_name[baseline], metric)
         for name, own in by_name.items()

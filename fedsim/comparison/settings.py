@@ -1,8 +1,8 @@
 """The settings of a comparison file; variants override keys of the experiment schema."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedsim.core.settings import Settings
 from fedsim.experiment.schema import NAME_PATTERN
@@ -25,6 +25,39 @@ SelectionMetric = Literal[
     "client_r2",
 ]
 SMALLER_IS_BETTER = ("loss", "mse")
+MOST_EXPECTED_RUNS = 100
+
+LawName = Literal["geometric", "logarithmic", "negative_binomial", "poisson"]
+_SHAPES: dict[LawName, float | None] = {"geometric": 1.0, "logarithmic": 0.0, "poisson": None}
+
+
+class SearchSettings(Settings):
+    """`select.search:` in a comparison file: a search whose number of runs is drawn and secret."""
+
+    law: LawName = Field(
+        default="geometric",
+        description="law of the number of runs, of which one number is drawn; "
+        "negative_binomial: the truncated one, with a shape",
+    )
+    mean: float = Field(ge=1, le=MOST_EXPECTED_RUNS, description="expected number of runs")
+    shape: float | None = Field(
+        default=None, ge=0, le=1000, description="η of law negative_binomial, and of no other"
+    )
+
+    @property
+    def eta(self) -> float | None:
+        """Shape of the truncated negative binomial law; None for the Poisson law."""
+        return self.shape if self.law == "negative_binomial" else _SHAPES[self.law]
+
+    @model_validator(mode="after")
+    def _shape_of_the_law(self) -> Self:
+        if self.law == "negative_binomial" and self.shape is None:
+            raise ValueError("law negative_binomial needs a shape: shape: 0.5, for example")
+        if self.law != "negative_binomial" and self.shape is not None:
+            raise ValueError(
+                f"shape belongs to law negative_binomial, got law {self.law}; leave shape out"
+            )
+        return self
 
 
 class SelectSettings(Settings):
@@ -36,7 +69,12 @@ class SelectSettings(Settings):
         "of private data, scored on public data; private: scored on private data"
     )
     among: list[str] | None = Field(
-        default=None, description="candidate variants; null: every variant with privacy"
+        default=None,
+        description="candidate variants; null: every variant with privacy, in a search every one",
+    )
+    search: SearchSettings | None = Field(
+        default=None,
+        description="perform a charged search with `fedsim compare FILE --select`; null: compare",
     )
 
 
@@ -50,8 +88,14 @@ class ComparisonSettings(Settings):
         max_length=100,
         description="name of the comparison; null: the file's name",
     )
-    seeds: Any = Field(description="number of seeds (0, 1, 2, ...), or a list of seeds")
-    baseline: str = Field(description="the variant that all others are compared with")
+    seeds: Any = Field(
+        default=None,
+        description="number of seeds (0, 1, 2, ...), or a list of seeds; none in a search",
+    )
+    baseline: str | None = Field(
+        default=None,
+        description="the variant that all others are compared with; none in a search",
+    )
     variants: dict[str, Any] = Field(
         min_length=1, description="names of variants, each with its changes to the base"
     )

@@ -62,13 +62,15 @@ def _execute(job: Mapping[str, Any], send: SendMessage) -> str:
     from fedsim.federation.assembly import assemble
     from fedsim.report.run import run_with_report
     from fedsim.runs.directory import RunDirectory
+    from fedsim.runs.runner import run_experiment
 
     torch.set_num_threads(1)
     path = Path(job["directory"])
     reporter = _RunReporter(job["record"], send)
     status = "completed"
     if job["action"] in ("run", "resume"):
-        status = run_with_report(
+        execute = run_with_report if job.get("report", True) else run_experiment
+        status = execute(
             job["experiment"],
             base=job["base"],
             out=path,

@@ -1,0 +1,115 @@
+"""`account/search.jsonl`: the append-only, hash-chained ledger of the searches of a directory.
+
+Each line is one record as JSON with sorted keys and no spaces. `hash` is the SHA-256 of the line
+without it, `previous` the hash of the line before, or 64 zeros.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedsim.accountant.ledger.journal import GENESIS
+from fedsim.comparison.search.records import RECORDS, Record, Search, SearchLedgerError, replay
+from fedsim.core.file_errors import name_file
+from fedsim.runs.files import sync_directory
+
+PATH = "account/search.jsonl"
+
+
+class SearchLedger:
+    """The ledger of the searches in one directory, for one process at a time.
+
+    Guarantee: when `append` returns, its record is on disk. A record that a crash cut short was
+    followed by nothing; the next `append` removes its remains.
+
+    Args:
+        out: the directory of the searches.
+
+    Raises:
+        SearchLedgerError: a record was changed, does not continue the chain, or contradicts others.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self._path = out / PATH
+        self._records: list[Record] = []
+        self._head, self._size = GENESIS, 0
+        if self._path.exists():
+            self._read()
+
+    @property
+    def searches(self) -> tuple[Search, ...]:
+        """The searches of the directory, oldest first; all but the last have ended."""
+        return replay(self._records)
+
+    @property
+    def head(self) -> str:
+        """Hash of the last record."""
+        return self._head
+
+    def append(self, record: Record) -> None:
+        """Write a record and force it to disk.
+
+        Raises:
+            SearchLedgerError: it contradicts the records before it; nothing was written.
+        """
+        replay([*self._records, record])
+        line, digest = _line_of(record, self._head)
+        data = line.encode()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with name_file(self._path), self._path.open("a+b") as file:
+            file.truncate(self._size)
+            file.seek(0, os.SEEK_END)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        sync_directory(self._path.parent)
+        sync_directory(self._path.parent.parent)
+        self._records.append(record)
+        self._head, self._size = digest, self._size + len(data)
+
+    def _read(self) -> None:
+        *lines, _unfinished = self._path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            where = f"{self._path}, line {number}"
+            record, digest = _record_of(line.decode(errors="replace") + "\n", self._head, where)
+            self._records.append(record)
+            self._head, self._size = digest, self._size + len(line) + 1
+        try:
+            replay(self._records)
+        except SearchLedgerError as error:
+            raise SearchLedgerError(f"{self._path}: {error}") from error
+
+
+def _line_of(record: Record, previous: str) -> tuple[str, str]:
+    """Return the line of a record and its hash."""
+    content = {**record.model_dump(mode="json", by_alias=True), "previous": previous}
+    digest = hashlib.sha256(_text(content).encode()).hexdigest()
+    return _text({**content, "hash": digest}) + "\n", digest
+
+
+def _record_of(line: str, head: str, where: str) -> tuple[Record, str]:
+    try:
+        content: dict[str, Any] = json.loads(line)
+        _digest, previous = content.pop("hash"), content.pop("previous")
+        record = RECORDS.validate_python(content)
+        if record.record == "drawn":
+            for charge in record.clients:
+                _ = charge.events
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        what = "not a record" if isinstance(error, ValidationError) else f"not a record: {first}"
+        raise SearchLedgerError(f"{where}: {what}") from error
+    expected, digest = _line_of(record, previous)
+    if expected != line:
+        raise SearchLedgerError(f"{where}: the record was changed after it was written")
+    if previous != head:
+        raise SearchLedgerError(f"{where}: the record does not continue the chain")
+    return record, digest
+
+
+def _text(content: object) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
