@@ -47,7 +47,7 @@ def test_the_readmes_experiment_is_valid(tmp_path: Path) -> None:
 
 
 def test_the_documented_comparison_is_the_shipped_one_shortened() -> None:
-    example, _grid = (yaml.safe_load(text) for text in blocks("docs/comparison.md", "yaml"))
+    example, *_ = (yaml.safe_load(text) for text in blocks("docs/comparison.md", "yaml"))
     shipped = yaml.safe_load((ROOT / "experiments" / "compare_digits.yaml").read_text())
     assert all(example[key] == shipped[key] for key in ("base", "seeds", "baseline"))
     assert set(example["variants"]) <= set(shipped["variants"])
@@ -56,13 +56,23 @@ def test_the_documented_comparison_is_the_shipped_one_shortened() -> None:
 def test_the_documented_grid_gives_the_documented_names(tmp_path: Path) -> None:
     from fedsim.comparison.load import load_comparison
 
-    _, text = blocks("docs/comparison.md", "yaml")
+    _, text, _ = blocks("docs/comparison.md", "yaml")
     grid = yaml.safe_load(text)["variants"]
     base = {"base": str(ROOT / "experiments" / "digits_dp.yaml"), "seeds": 1}
     first = "dp-target_epsilon=8-steps=1"
     loaded = load_comparison({**base, "baseline": first, "variants": grid})
     assert [one.name for one in loaded.variants][:2] == [first, "dp-target_epsilon=8-steps=5"]
     assert f"# {first}, dp-target_epsilon=8-steps=5, ..." in text
+
+
+def test_the_documented_search_can_be_performed(tmp_path: Path) -> None:
+    from fedsim.comparison.load import load_comparison
+
+    *_, text = blocks("docs/comparison.md", "yaml")
+    base = (ROOT / "experiments" / "digits_dp.yaml").read_text()
+    (tmp_path / "digits_dp.yaml").write_text(base + "  noise: secure\n")
+    (tmp_path / "search.yaml").write_text(text)
+    assert len(load_comparison(tmp_path / "search.yaml", search=True).candidates) == 6
 
 
 def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def load_comparison(
     if base is not None and base_tree is not None:
         seeds = (0,) if settings is None else settings.seeds or (None,)
         loaded = _load_variants(base, variants, seeds, tree, problems)
-    if problems or settings is None or base is None:
+    if problems or settings is None or base is None or not loaded:
         raise ExperimentError(problems)
     own_seeds = tuple(one.experiment.seed for one in loaded[0].experiments)
     name = settings.name or stem

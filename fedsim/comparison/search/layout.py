@@ -24,8 +24,9 @@ def check_search_directory(out: Path) -> None:
     """
     if out.exists() and not out.is_dir():
         raise RunDirectoryError(f"{out} is a file; choose another --out")
+    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
     known = (out / MARKER).is_file() or (out / PATH).is_file()
-    if out.is_dir() and any(out.iterdir()) and not known:
+    if names - {f".{MARKER}.tmp"} and not known:  # which a crash may leave
         raise RunDirectoryError(f"{out} is not empty and holds no search; choose another --out")
     if (out / PUBLIC).exists() and not (out / PATH).is_file():
         raise RunDirectoryError(

@@ -57,7 +57,7 @@ class SearchPlan:
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class Candidate:
     """What one candidate releases.
 
     Attributes:
@@ -94,7 +94,7 @@ def plan_search(
         SearchError: a candidate has another event, data or metric, or no finite ε.
         PrivacyBudgetError: a candidate exceeds a client's budget.
     """
-    candidates: list[_Candidate] = []
+    candidates: list[Candidate] = []
     prints: dict[str, str] = {}
     for variant in comparison.candidates:
         loaded = variant.experiments[0]
@@ -107,7 +107,7 @@ def plan_search(
     for other in others:
         if other.data != first.data:
             raise SearchError(f"candidates {first.name!r} and {other.name!r} have other data")
-    clients = _common_charges(candidates)
+    clients = common_charges(candidates)
     draws = max(one.draws for one in candidates)
     _check_draws(draws, RunLaw(search.mean, search.eta))
     content = {"candidates": prints, "metric": select.metric, "law": [search.mean, search.eta]}
@@ -115,7 +115,7 @@ def plan_search(
     return SearchPlan(digest, first.data, first.adjacency, draws, clients)
 
 
-def _candidate(name: str, federation: Federation) -> _Candidate:
+def _candidate(name: str, federation: Federation) -> Candidate:
     privacy, plans = federation.experiment.privacy, federation.plans
     if privacy is None or plans is None:
         raise SearchError(f"candidate {name!r} has no privacy")
@@ -128,7 +128,7 @@ def _candidate(name: str, federation: Federation) -> _Candidate:
             raise SearchError(f"candidate {name!r} has no finite ε, so its runs cannot be charged")
         ledgers.append(ledger)
     values = federation.shared_model.parameters.size
-    return _Candidate(
+    return Candidate(
         name=name,
         data=pair_digests(federation)["data"],
         adjacency=privacy.adjacency,
@@ -156,7 +156,7 @@ def _check_draws(draws: int, law: RunLaw) -> None:
         )
 
 
-def _common_charges(candidates: Sequence[_Candidate]) -> tuple[ClientCharge, ...]:
+def common_charges(candidates: Sequence[Candidate]) -> tuple[ClientCharge, ...]:
     """Return the event of one run for each client, with the least noise of any candidate."""
     first = candidates[0]
     charges = [
@@ -210,7 +210,7 @@ def _least(one: float, other: float) -> float:
     return min(one, other)
 
 
-def _other_event(first: _Candidate, other: _Candidate, client: int) -> str:
+def _other_event(first: Candidate, other: Candidate, client: int) -> str:
     return (
         f"candidates {first.name!r} and {other.name!r} have other events: client {client} would be "
         f"charged {_events_text(first.ledgers[client])} for the one and "

@@ -96,8 +96,3 @@ def _problems(experiment: Experiment) -> Iterator[PathMessage]:
         )
     if experiment.runtime.trackers:
         yield ("runtime", "trackers"), "trackers keep figures of every run; leave trackers out"
-    if experiment.evaluation is not None:
-        yield (
-            ("evaluation",),
-            "scores on the clients' held-out examples are not in the charged event; leave it out",
-        )

@@ -24,7 +24,7 @@ def every_run_sentence(figures: Figures) -> str:
     """Return the figure of all runs with its observer."""
     figure = figures.every_run
     method = {"pld": "PLD composition", "rdp": "Rényi composition"}.get(figure.accountant, "")
-    runs = "The one charged run is" if figures.runs == 1 else f"All {figures.runs} charged runs are"
+    runs = "the one charged run is" if figures.runs == 1 else f"all {figures.runs} charged runs are"
     together = "" if figures.runs == 1 else ", together,"
     if figures.runs == 0:
         return f"Against {OBSERVER_OF_RUNS}: no run was drawn, so nothing was spent: ε = 0."
@@ -54,7 +54,7 @@ def selection_sentences(searches: Sequence[Search], figures: Figures) -> tuple[s
         )
     drawn = last.drawn
     theorem = "Theorem 6" if drawn.shape is None else "Theorem 2"
-    what = "The selected model is" if len(searches) == 1 else _several(searches)
+    what = "the selected model is" if len(searches) == 1 else _several(searches)
     return (
         f"Against {OBSERVER_OF_SELECTION}: {what} {_pair(figures.selected)} for each training "
         f"example of every client (Papernot, Steinke 2022, {theorem}, by Rényi DP). The figure "
@@ -70,10 +70,10 @@ def selection_sentences(searches: Sequence[Search], figures: Figures) -> tuple[s
 def _several(searches: Sequence[Search]) -> str:
     unclaimed = sum(not search.is_selection for search in searches)
     if not unclaimed:
-        return f"The models selected by the {len(searches)} searches here are, together,"
+        return f"the models selected by the {len(searches)} searches here are, together,"
     counted = "one search" if unclaimed == 1 else f"{unclaimed} searches"
     return (
-        f"The models selected by the {len(searches)} searches here are, together with all charged "
+        f"the models selected by the {len(searches)} searches here are, together with all charged "
         f"runs of {counted} that ended without a model,"
     )
 

@@ -118,10 +118,11 @@ def _account_problems(out: Path, ledger: SearchLedger) -> Iterator[str]:
     expected = account_json(ledger.searches, name=content.get("name", ""), head=ledger.head)
     found = _differing(content, expected)
     yield from (f"{ACCOUNT}/comparison.json: {key} differs from the ledger" for key in found)
+    if found or ledger.searches[-1].drawn.fedsim != fedsim.__version__:
+        return
     page = path.with_suffix(".html")
-    if not found and ledger.searches[-1].drawn.fedsim == fedsim.__version__:
-        if not page.is_file() or page.read_text(encoding="utf-8") != account_page(content):
-            yield f"{ACCOUNT}/comparison.html: it is not the page of the account"
+    if not page.is_file() or page.read_text(encoding="utf-8") != account_page(content):
+        yield f"{ACCOUNT}/comparison.html: it is not the page of the account"
 
 
 def _read(path: Path) -> dict[str, Any]:
