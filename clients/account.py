@@ -121,11 +121,13 @@ class PrivacyAccount:
         Raises:
             ClientBudgetExhaustedError: not even one more step fits.
             NoiseReuseError: the round lies in the past, or was charged for another answer.
+            ChargeRefusedError: correlated noise was charged for another run than the planned one.
         """
         again = round_number == self.last_round and request == self.last_request
         if again and not self.plan.secure_noise:
             return None
         self._refuse_noise_reuse(round_number)
+        self._refuse_other_run()
         granted = self._granted_steps(steps)
         spent = PrivacyLedger()
         for event, count in self.plan.step.charges(self.spend.steps, granted):
@@ -188,11 +190,32 @@ class PrivacyAccount:
             "new run with another seed"
         )
 
+    def _refuse_other_run(self) -> None:
+        """Check that correlated noise, which is charged for a whole run, was charged for this one.
+
+        Raises:
+            ChargeRefusedError: the first charge is not that of the plan.
+        """
+        step, spend = self.plan.step, self.spend
+        if step.correlation is None or spend.steps == 0:
+            return
+        if list(spend.ledger.entries) != step.charges(0, self.plan.planned_steps):
+            raise ChargeRefusedError(
+                f"client {spend.client} was charged for all steps of a run with correlated noise, "
+                f"and now {self.plan.planned_steps} other ones are planned: resume with the rounds "
+                "and settings that the run began with, or start a new run with another seed"
+            )
+
     def _granted_steps(self, steps: int) -> int:
         """Return how many of the wanted steps the budget affords, at least one."""
-        if self.plan.affordable_steps is None:
+        if self.plan.affordable_steps is None and self.plan.step.correlation is None:
             return steps
-        granted = min(steps, self.plan.affordable_steps - self.spend.steps)
+        granted = min(steps, self.plan.steps_to_take - self.spend.steps)
+        if granted <= 0 and self.plan.step.correlation is not None:
+            raise ClientBudgetExhaustedError(
+                f"correlated noise was charged for {self.plan.steps_to_take} steps, the whole "
+                f"plan, and {self.spend.steps} are taken"
+            )
         if granted <= 0:
             raise ClientBudgetExhaustedError(
                 f"target ε = {self.plan.target_epsilon:g} at δ = {self.plan.delta:g} affords "

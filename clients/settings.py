@@ -9,6 +9,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from fedsim.clients.client_settings import ClientPrivacySettings, OwnPrivacySettings
+from fedsim.clients.dp_sgd.noise_correlation_settings import (
+    NoiseCorrelationSettings,
+    check_correlation_needs,
+)
 from fedsim.clients.dp_sgd.sampling_schemes import POISSON, SAMPLING_SCHEMES, SamplingName
 from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_STEPS
 from fedsim.core.settings import Probability, Settings, Share
@@ -128,6 +132,11 @@ class PrivacySettings(Settings):
         description="seeded: reproducible by anyone who knows the seed; secure: lots and noise "
         "from the operating system, so that no run can be repeated",
     )
+    noise_correlation: NoiseCorrelationSettings = Field(
+        default="none",
+        description="correlation of noise from step to step, which lowers the error of sums over "
+        "many steps; none: independent noise",
+    )
     adjacency: Literal["zero_out", "add_remove", "replace_one"] = Field(
         default="zero_out",
         description="neighbouring datasets; zero_out and replace_one treat client sizes as public",
@@ -206,6 +215,21 @@ class PrivacySettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _correlation_with_a_guarantee(self) -> Self:
+        if self.noise_correlation != "none":
+            cyclic = [scheme.name for scheme in SAMPLING_SCHEMES.values() if scheme.is_cyclic]
+            check_correlation_needs(
+                {
+                    "sampling": (self.sampling, cyclic),
+                    "noise": (self.noise, ["seeded"]),
+                    "adjacency": (self.adjacency, ["zero_out"]),
+                    "clipping": (self.clipping, ["flat", "per_layer", "automatic"]),
+                    "on_exhausted": (self.on_exhausted, ["refuse"]),
+                }
+            )
+        return self
+
+    @model_validator(mode="after")
     def _keys_of_clippings(self) -> Self:
         for clipping, keys in _KEYS_OF_CLIPPINGS.items():
             for key in keys:
@@ -215,6 +239,12 @@ class PrivacySettings(Settings):
                         f"leave {key} out, or set clipping: {clipping}"
                     )
         return self
+
+
+def recorded_correlation(privacy: PrivacySettings) -> dict[str, object] | None:
+    """Return the correlation of noise as `privacy.json` records it; None for independent noise."""
+    correlation = privacy.noise_correlation
+    return None if correlation == "none" else correlation.model_dump(mode="json")
 
 
 _KEYS_OF_CLIPPINGS = {

@@ -10,7 +10,7 @@ from fedsim.accountant.search import least_noise
 from fedsim.clients.budget.affordable_steps import epsilon_of_steps
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.sampling import PoissonSampling, Sampling
+from fedsim.clients.dp_sgd.sampling import CyclicPoisson, PoissonSampling, Sampling
 
 
 @lru_cache(maxsize=4096)  # clients of one size share a plan
@@ -41,13 +41,13 @@ def calibrate_noise(
     Raises:
         ValueError: no noise multiplier meets the target.
     """
-    if isinstance(sampling, PoissonSampling):
+    if isinstance(sampling, PoissonSampling | CyclicPoisson):
         inner_epsilon, inner_delta = target_without_slack(target_epsilon, delta)
         return calibrate_noise_multiplier(
             target_epsilon=inner_epsilon,
             delta=inner_delta,
             sampling_rate=sampling.rate,
-            steps=steps,
+            steps=sampling.num_events(steps),
             accountant=accountant,
             adjacency=adjacency,
         )

@@ -13,6 +13,7 @@ from fedsim.clients.budget.noise_search import calibrate_noise
 from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
 from fedsim.clients.dp_sgd.clipping import AutomaticClipping, Clipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.dp_sgd.noise_correlation import NoiseCorrelation
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.sampling import SAMPLINGS, Sampling
@@ -107,9 +108,12 @@ def plan_privacy(
     """
     public_size = privacy.declared_examples or examples
     sampling, expected_lot = _sampling(privacy, local, max(1, public_size))
-    _check_accountable(privacy, sampling)
     delta = delta_of(privacy, public_size)
     steps = local.steps * planned_rounds if public_size else 0  # nothing to train on, no step
+    correlation = _correlation(privacy, steps)
+    if correlation is not None:
+        sampling = _spaced(sampling, correlation.bands)
+    _check_accountable(privacy, sampling)
     noise = _noise_multiplier(privacy, delta, sampling, max(steps, local.steps), local.steps)
     try:
         step = DpSgdMechanism(
@@ -120,7 +124,10 @@ def plan_privacy(
             allocation=privacy.noise_allocation or "uniform",
             max_physical_batch=local.max_physical_batch,
             largest_lot=_largest_lot(privacy, public_size),
+            correlation=correlation,
         )
+        if correlation is not None and privacy.noise_multiplier is None:
+            step = step.with_effective_noise(noise)
     except ValueError as error:
         raise PrivacyPlanError(f"privacy.clipping cannot be used: {error}") from error
     if parameters is not None:
@@ -153,6 +160,25 @@ def _sampling(
     kind = SAMPLINGS[privacy.sampling]
     sampling, lot = kind.for_client(public_size, batch_size, sampling_rate=rate)
     return sampling.within_rounds(local.steps) if privacy.noise == "secure" else sampling, lot
+
+
+def _correlation(privacy: PrivacySettings, steps: int) -> NoiseCorrelation | None:
+    """Return the correlation of a client's noise over its planned steps."""
+    settings = privacy.noise_correlation
+    if settings == "none" or not steps:
+        return None
+    return NoiseCorrelation.toeplitz(settings.bands, steps)
+
+
+def _spaced(sampling: Sampling, bands: int) -> Sampling:
+    """Return the sampling with lots of an example at least `bands` steps apart."""
+    try:
+        return sampling.spaced(bands)
+    except ValueError as error:
+        raise PrivacyPlanError(
+            f"privacy.noise_correlation.bands = {bands} is too much for a client: {error}; set "
+            "fewer bands, a smaller local.batch_size, or noise_correlation: none"
+        ) from error
 
 
 def _check_draws(draws: int) -> None:

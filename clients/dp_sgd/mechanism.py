@@ -29,6 +29,7 @@ from fedsim.clients.dp_sgd.lattice.grid import (
 from fedsim.clients.dp_sgd.lattice.release import release_
 from fedsim.clients.dp_sgd.noise import NoiseSource
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, check_allocation, group_noise
+from fedsim.clients.dp_sgd.noise_correlation import NoiseCorrelation
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError, check_deviations
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
@@ -65,6 +66,8 @@ class DpSgdMechanism:
             the order of summation, and nothing else.
         bound_groups: the groups of the model that the step is for, set by `for_model`.
         largest_lot: public number of examples that no lot exceeds: it bounds the rounding of sums.
+        correlation: the correlation of noise from step to step, for lots that are as many steps
+            apart as it has bands. All planned steps are then one event; None: independent noise.
 
     Raises:
         ValueError: an attribute is outside its range, or the attributes contradict each other.
@@ -78,6 +81,7 @@ class DpSgdMechanism:
     max_physical_batch: int | None = None
     bound_groups: Groups | None = None
     largest_lot: int = 0
+    correlation: NoiseCorrelation | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.expected_lot < float("inf"):
@@ -86,10 +90,12 @@ class DpSgdMechanism:
             raise ValueError(f"max_physical_batch must be >= 1, got {self.max_physical_batch}")
         check_allocation(self.allocation, self.noise_multiplier)
         self.clipping.gradient_noise(self.noise_multiplier)  # refuses a count that costs more
+        if self.correlation is not None:
+            self._check_correlation(self.correlation)
 
     @property
     def event(self) -> Event:
-        """The event that a step is charged as; of an epoch sampling, that of a whole epoch."""
+        """The event of one step, or of a whole epoch or cycle of lots."""
         return self.sampling.event(self.mechanism)
 
     @property
@@ -97,7 +103,8 @@ class DpSgdMechanism:
         """The release about a given lot: one Gaussian, or several that are one jointly.
 
         Noise multipliers are those that the grid leaves (`effective_multiplier`). Before
-        `for_model` nothing is known of the grid, and they are the nominal ones.
+        `for_model` nothing is known of the grid, and they are the nominal ones. With correlated
+        noise it is all that the run releases about one lot of an example.
         """
         parts = self._part_multipliers()
         return Gaussian(parts[0]) if len(parts) == 1 else JointGaussian(parts)
@@ -113,7 +120,7 @@ class DpSgdMechanism:
         Raises:
             ValueError: the model has so many values that the grid alone costs more.
         """
-        nominal = noise_multiplier
+        nominal = noise_multiplier * self._column_norm
         for _ in range(_MOST_TRIALS):
             found = replace(self, noise_multiplier=nominal)
             if found.effective_noise_multiplier >= noise_multiplier:
@@ -130,8 +137,15 @@ class DpSgdMechanism:
         Args:
             first_step: steps that the client took before.
             steps: number of further steps.
+
+        Raises:
+            ValueError: steps with correlated noise go beyond the plan.
         """
-        return self.sampling.charges(self.mechanism, first_step, steps)
+        correlation, mechanism = self.correlation, self.mechanism
+        if correlation is None:
+            return self.sampling.charges(mechanism, first_step, steps)
+        whole = self.sampling.charges(mechanism, 0, correlation.planned_steps)
+        return correlation.charges(whole, first_step, steps)
 
     def for_model(self, parameters: FlatParameters) -> Self:
         """Return the step for one model: its event has the noise of each group.
@@ -193,6 +207,16 @@ class DpSgdMechanism:
                 raise NoiseRangeError(f"{error}; {hint}") from error
         self._check_grid(groups)
         return deviations
+
+    def _check_correlation(self, correlation: NoiseCorrelation) -> None:
+        """Refuse correlated noise for which the charge would be too small."""
+        if self.sampling.separation < correlation.bands:
+            raise ValueError(
+                f"an example's lots may be {self.sampling.separation} steps apart, and "
+                f"{correlation.bands} bands of correlated noise need as many steps"
+            )
+        if self.clipping.noise_on_count is not None:
+            raise ValueError("correlated noise needs a fixed clipping bound")
 
     def _check_grid(self, groups: Groups) -> None:
         """Refuse noise so small that the sum of a few usual lots would leave the grid."""
@@ -264,14 +288,23 @@ class DpSgdMechanism:
         count = () if sigma is None else (sigma / COUNT_SENSITIVITY,)
         groups = self.bound_groups
         if groups is None:
-            return (z, *count)
+            return (z / self._column_norm, *count)
         nominal = (z,)
         if len(groups.bounds) > 1:
             sigmas = self.standard_deviations(groups)
             nominal = tuple(s / c for s, c in zip(sigmas, groups.bounds, strict=True))
         parts = zip((*nominal, *count), (*groups.dimensions, *(1 for _ in count)), strict=True)
         error = sum_error(self.largest_lot)
-        return tuple(effective_multiplier(own, d, error) for own, d in parts)
+        bands = 1 if self.correlation is None else self.correlation.bands
+        norm = self._column_norm
+        return tuple(
+            effective_multiplier(own, d, error, column_norm=norm, bands=bands) for own, d in parts
+        )
+
+    @property
+    def _column_norm(self) -> float:
+        """By how much correlated noise enlarges what an example in one lot moves; 1 without it."""
+        return 1.0 if self.correlation is None else self.correlation.column_norm
 
 
 _MOST_TRIALS = 100

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from fedsim.accountant.adjacency import Adjacency
 
-SamplingName = Literal["poisson", "fixed_size", "shuffle", "balls_and_bins"]
+SamplingName = Literal[
+    "poisson", "fixed_size", "shuffle", "balls_and_bins", "cyclic", "cyclic_poisson"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,7 @@ class SamplingScheme:
         adjacencies: the adjacencies under which the event is a guarantee.
         obstacle: why there is no guarantee under the other adjacencies; empty where it has all.
         by_epoch: whether one event pays for all lots of an epoch, which may span rounds.
+        is_cyclic: whether an example's lots keep a fixed distance, as correlated noise needs.
         is_amplified: whether the guarantee needs lots that the adversary cannot predict.
         statement: its sentence in the privacy statement, without capital and full stop.
     """
@@ -35,12 +38,17 @@ class SamplingScheme:
     adjacencies: "tuple[Adjacency, ...]"
     obstacle: str = ""
     by_epoch: bool = False
+    is_cyclic: bool = False
     is_amplified: bool = True
     statement: str
 
     def refusal(self, adjacency: str) -> str:
         """Return why an adjacency is refused, and which settings have a guarantee."""
-        others = [s.name for s in SAMPLING_SCHEMES.values() if adjacency in s.adjacencies]
+        others = [
+            scheme.name
+            for scheme in SAMPLING_SCHEMES.values()
+            if adjacency in scheme.adjacencies and not scheme.is_cyclic
+        ]
         return (
             f"sampling {self.name} has no guarantee under adjacency {adjacency}, because "
             f"{self.obstacle}: set adjacency: {' or '.join(self.adjacencies)}, or "
@@ -85,7 +93,33 @@ BALLS_AND_BINS = SamplingScheme(
     statement="each epoch allocated every example to one lot at random, and is accounted for as "
     "random allocation",
 )
+CYCLIC = SamplingScheme(
+    name="cyclic",
+    description="the data cut once into ⌈size / `batch_size`⌉ lots, which come in the same order "
+    "again and again",
+    event="EpochShuffled",
+    adjacencies=("zero_out", "replace_one"),
+    obstacle="one more example moves others to another lot",
+    by_epoch=True,
+    is_cyclic=True,
+    is_amplified=False,
+    statement="the same lots came in the same order in every cycle, without amplification by "
+    "sampling: a cycle is accounted for as one release on known lots",
+)
+CYCLIC_POISSON = SamplingScheme(
+    name="cyclic_poisson",
+    description="the data divided once into as many groups as `noise_correlation` has bands (one "
+    "without it); groups take turns, and each example of a group enters the lot independently",
+    event="PoissonSampled",
+    adjacencies=("zero_out", "replace_one"),
+    obstacle="one more example moves others to another group",
+    by_epoch=True,
+    is_cyclic=True,
+    statement="fixed groups of examples took turns, lots were drawn from a group by Poisson "
+    "sampling, and a cycle is accounted for as Poisson sampling once",
+)
 
 SAMPLING_SCHEMES: Mapping[str, SamplingScheme] = {
-    scheme.name: scheme for scheme in (POISSON, FIXED_SIZE, SHUFFLE, BALLS_AND_BINS)
+    scheme.name: scheme
+    for scheme in (POISSON, FIXED_SIZE, SHUFFLE, BALLS_AND_BINS, CYCLIC, CYCLIC_POISSON)
 }

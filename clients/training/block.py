@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.clients.dp_sgd.correlated_noise import CorrelatedNoise
 from fedsim.clients.dp_sgd.lattice.release import Scales, release_
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.dp_sgd.noise import NoiseSource
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
@@ -221,10 +223,31 @@ class _PrivateBlock(_Block):
     ) -> None:
         super().__init__(shared_model, gradients, local, members, rows)
         self._steps = [None if m is None else m.step for m in members]
-        self._noises = [None if m is None else m.key.noise(secure=m.secure) for m in members]
+        self._noise_states = shared_model.noise_states
+        self._noises = [None if m is None else self._noise_of(m) for m in members]
         self._sums = torch.empty_like(self.values, dtype=torch.float64)
         self._adapts = any(step and step.clipping.noise_on_count for step in self._steps)
         self._measure()
+
+    def _noise_of(self, member: BlockMember) -> NoiseSource:
+        """Return a member's noise of the round.
+
+        Raises:
+            ValueError: correlated noise cannot come from the operating system.
+        """
+        key, correlation = member.key, None if member.step is None else member.step.correlation
+        if correlation is None:
+            return key.noise(secure=member.secure)
+        if member.secure:
+            raise ValueError("correlated noise is computed again from the seed, got secure noise")
+        return CorrelatedNoise(
+            correlation.coefficients,
+            key.step_noise,
+            like=self.values[0],
+            first_step=member.steps.start,
+            states=self._noise_states,
+            owner=(key.seed, key.client),
+        )
 
     @property
     def mechanisms(self) -> Sequence[DpSgdMechanism | None]:
@@ -238,6 +261,14 @@ class _PrivateBlock(_Block):
         first, secure = member.steps.start, member.secure
         sampling, n = member.step.sampling, len(member.features)
         return member.key.lots(sampling, n, first_step=first, secure=secure)
+
+    def train(self, on_step: StepCallback | None) -> BlockResult:
+        """Take all steps of all members."""
+        result = super().train(on_step)
+        for noise in self._noises:
+            if isinstance(noise, CorrelatedNoise):
+                noise.keep_state()
+        return result
 
     def fill_released(self, active: Sequence[bool], lots: Sequence[np.ndarray | None]) -> None:
         """Overwrite `released` (K, size) with the active members' releases."""

@@ -11,6 +11,7 @@ import torch
 from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
+from fedsim.clients.dp_sgd.correlated_noise import NoiseStates
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.protocol.arrays import digest, to_arrays
 from fedsim.protocol.live_arrays import is_live, live_record
@@ -25,6 +26,7 @@ class SharedModel:
 
     Attributes:
         start_values: flat trainable values (size,) of the global model.
+        noise_states: states of correlated noise that spare its computation from the first step on.
     """
 
     def __init__(self, model: nn.Module, *, parameters: FlatParameters | None = None) -> None:
@@ -40,6 +42,7 @@ class SharedModel:
         self._fixed = {name: v.detach() for name, v in state if name not in self._places}
         self._loaded: tuple[ArrayRecord, str] | None = None
         self.start_values: Tensor = self.parameters.data.clone()
+        self.noise_states = NoiseStates()
         self._fixed_values: list[tuple[Tensor, Tensor]] = []
 
     def load(self, arrays: ArrayRecord) -> str:

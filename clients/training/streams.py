@@ -54,6 +54,11 @@ class StreamKey:
         """
         return SecureNoise() if secure else SeededNoise(self.key_bytes(Purpose.NOISE))
 
+    def step_noise(self, step: int) -> NoiseSource:
+        """Return the fresh noise of one step of the client's life; no round enters it."""
+        key = stream_key(self.seed, Purpose.STEP_NOISE, client=self.client, round_number=step)
+        return SeededNoise(key)
+
 
 @contextmanager
 def seeded_torch(key: StreamKey, device: torch.device) -> Iterator[None]:

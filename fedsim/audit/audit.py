@@ -95,6 +95,12 @@ def _choose_clients(federation: Federation, most: int) -> list[tuple[int, float]
     privacy = federation.experiment.privacy
     if privacy is None or federation.plans is None:
         raise PrivacyPlanError("there is nothing to audit: the experiment has no privacy section")
+    if privacy.noise_correlation != "none":
+        raise PrivacyPlanError(
+            "an audit measures noise that is independent from step to step, and "
+            "privacy.noise_correlation is set: audit the same file with "
+            "privacy.noise_correlation=none"
+        )
     claims = [
         (
             client,

@@ -49,6 +49,9 @@ MAX_SECONDS = 10.0 * 365 * 24 * 3600
 MIN_PROBABILITY = 1e-300
 """Smallest δ, rate or fraction: below it float64 loses digits, and 1 / δ overflows."""
 
+MAX_NOISE_BANDS = 128
+"""Bands of correlated noise: a client keeps the noise of as many steps in memory."""
+
 MAX_COMPARED_RUNS = 10_000
 """Runs of one comparison, variants times seeds."""
 

@@ -42,6 +42,7 @@ class Purpose(IntEnum):
     CANARIES = 14  # examples that carry a canary in an audit
     PROBE = 15  # seed of the streams of a probe before round 1
     PERSONALIZATION = 16  # seed of the streams of personal models
+    STEP_NOISE = 19  # fresh noise of a step of correlated noise; the step in place of the round
     ROUNDING = 20  # stochastic rounding of secure aggregation
     REQUEST_DIGEST = 21  # no stream: the key of the digests in a client's charges
     UPLOAD_TAG = 22  # no stream: the key of the tags of uploads

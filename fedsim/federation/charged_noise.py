@@ -17,7 +17,7 @@ class ChargedNoise:
     """The noise that one client is charged for.
 
     Attributes:
-        multipliers: charged σ_m / C_m of each group.
+        multipliers: charged σ_m / C_m of each group; of correlated noise, that of the fresh noise.
         bounds: C_m of each group.
         places: slices of each group in a flat release.
         expected_lot: L, by which sums are divided.
@@ -38,7 +38,10 @@ class ChargedNoise:
         """
         groups = step.groups(parameters)
         places = tuple(parameters.slices(members) for members in groups.members)
-        return cls(charged_multipliers(step), groups.bounds, places, step.expected_lot)
+        # Correlated noise is charged with how far an example moves all releases about its lot.
+        norm = 1.0 if step.correlation is None else step.correlation.column_norm
+        multipliers = tuple(norm * each for each in charged_multipliers(step))
+        return cls(multipliers, groups.bounds, places, step.expected_lot)
 
     def squares(self, released: Tensor, group: int) -> tuple[float, int]:
         """Return the sum of squares of a group's noise, in charged deviations, and the count.

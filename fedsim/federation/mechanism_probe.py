@@ -128,6 +128,24 @@ def _add(
     evidence.add_noise(client, kind, squares, charged=multiplier)
 
 
+class _FreshNoise:
+    """The fresh noise in the releases of one client, from its first step on, without gradients."""
+
+    def __init__(self) -> None:
+        self._before: list[Tensor] = []
+
+    def of(self, released: Tensor, step: DpSgdMechanism) -> Tensor:
+        """Return the noise in the next release (size,); of correlated noise, Σ_j c_j y_{t−j}."""
+        if step.correlation is None:
+            return released
+        later = step.correlation.coefficients[1:]
+        noise = released.double()
+        self._before = [noise.clone(), *self._before[: len(later)]]
+        for coefficient, past in zip(later, self._before[1:], strict=False):
+            noise = noise + coefficient * past
+        return noise
+
+
 class _BlockProbe:
     """Steps of one planned block on public examples.
 
@@ -153,6 +171,12 @@ class _BlockProbe:
         example = to_tensors(public_examples(federation.data, 1), federation.device)
         self._features, self._targets = example
 
+    @property
+    def _is_correlated(self) -> bool:
+        """Whether the members' noise is correlated from step to step."""
+        privacy = self._federation.experiment.privacy
+        return privacy is not None and privacy.noise_correlation != "none"
+
     def _charged_noise(self, client: int) -> ChargedNoise:
         plans = self._federation.plans or ()
         return ChargedNoise.of(plans[client].step, self._gradients.parameters)
@@ -176,6 +200,7 @@ class _BlockProbe:
         present = sum(charged is not None for charged in self._charged)
         values = present * self._gradients.parameters.size * len(_NOISE_ROUNDS)
         steps = min(-(-NUM_NOISE_VALUES // max(1, values)), MAX_NOISE_STEPS)
+        start, fresh = 0, [_FreshNoise() for _ in self._block]
         for number in _NOISE_ROUNDS:
             done = 0
 
@@ -190,13 +215,16 @@ class _BlockProbe:
                     if step is None:
                         continue
                     charged = ChargedNoise.of(step, self._gradients.parameters)
+                    noise = fresh[k].of(released[k], step)
                     for m in range(len(charged.bounds)):
-                        _add(evidence, client, charged, ("noise", m), released[k])
-                    evidence.add_row(client, (n, done), charged.start(released[k], _ROW_VALUES))
+                        _add(evidence, client, charged, ("noise", m), noise)
+                    evidence.add_row(client, (n, done), charged.start(noise, _ROW_VALUES))
                 done += 1
 
             own_steps = max(steps, 2 if number == 1 else 1)  # two show noise that repeats
-            self._train(number, range(own_steps), gradient_scale=0.0, on_step=record, secure=True)
+            steps_of_round = range(start, start + own_steps)
+            self._train(number, steps_of_round, gradient_scale=0.0, on_step=record, secure=True)
+            start += own_steps if self._is_correlated else 0  # correlated noise is keyed by step
 
     def _first_step(self, gradient_scale: float) -> tuple[Tensor, Sequence[int]]:
         """Return the releases (K, size) of a step, and the size of each lot."""

@@ -201,6 +201,8 @@ def _plan_client(federation: Federation, client: int, rounds: int) -> PlannedCli
 def _affordable_rounds(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> int | None:
     if plan.target_epsilon is None:
         return None
+    if plan.step.correlation is not None:  # charged for these rounds, and for no others
+        return plan.steps_to_take // steps
     most = affordable_steps(
         plan.step,
         _MAX_PLANNED_RUNS * max(plan.planned_steps, steps),
@@ -260,6 +262,6 @@ def _changes(
     for factor, name in ((0.5, "half"), (2, "double")):
         yield f"{name} the rounds", local, privacy, max(1, round(rounds * factor))
     for sampling in sorted(SAMPLING_SCHEMES):
-        if sampling != privacy.sampling:
+        if sampling != privacy.sampling and not SAMPLING_SCHEMES[sampling].is_cyclic:
             other = privacy.model_copy(update={"sampling": sampling})
             yield f"privacy.sampling={sampling}", local, other, rounds

@@ -10,6 +10,7 @@ import fedsim
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
+from fedsim.clients.settings import recorded_correlation
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.federation.federation import Federation
 from fedsim.federation.recorded_spend import RecordedSpend
@@ -54,6 +55,7 @@ class PrivacySummary:
     clipping: str = "flat"
     secure_aggregation: Mapping[str, Any] | None = None
     personal_models: str | None = None
+    noise_correlation: Mapping[str, Any] | None = None
 
     @property
     def system_epsilon(self) -> float:
@@ -84,6 +86,11 @@ class PrivacySummary:
         """The guarantee in words, as `fedsim.statement` allows them."""
         return self.to_json()["statement"]
 
+    def _correlation(self) -> dict[str, Any]:
+        """Return the key `noise_correlation`, which files without it lack."""
+        correlation = self.noise_correlation
+        return {} if correlation is None else {"noise_correlation": correlation}
+
     def to_json(self) -> PrivacyFile:
         """Return the content of `privacy.json`; an infinite ε is null."""
         clients = [_client_json(spend) for spend in self.clients]
@@ -98,6 +105,7 @@ class PrivacySummary:
                 "sampling": self.sampling,
                 "clipping": self.clipping,
                 "noise": self.noise,
+                **self._correlation(),
                 "system_epsilon": finite_or_none(self.system_epsilon),
                 "slack": None if self.slack is None else self.slack._asdict(),
                 "ledger_digest": ledger_digest(clients),
@@ -201,6 +209,7 @@ def summarise_privacy(
         clipping=settings.clipping,
         secure_aggregation=secure_aggregation,
         personal_models=federation.experiment.personal_models,
+        noise_correlation=recorded_correlation(settings),
     )
 
 

@@ -30,7 +30,8 @@ def refuse_changes(before: Experiment, after: Experiment) -> None:
     """Check that a run may resume with a changed experiment.
 
     `runtime` may change, since it changes no result. `secure_aggregation.on_abort` and
-    `combine_...` may change. `federation.rounds` may grow under a given `noise_multiplier`.
+    `combine_...` may change. `federation.rounds` may grow under a given `noise_multiplier`, but not
+    with `noise_correlation`, which charges a whole run at its start.
 
     Args:
         before: the experiment of the run.
@@ -62,6 +63,12 @@ def _check_rounds(after: Experiment, old: int, new: int) -> None:
             f"federation.rounds was {old} in the run and is {new} now, but the noise was "
             f"calibrated to spend the target_epsilon of each client over {old} rounds: more would "
             "exceed it"
+        )
+    if after.privacy is not None and after.privacy.noise_correlation != "none":
+        raise RunDirectoryError(
+            f"federation.rounds was {old} in the run and is {new} now, but noise_correlation "
+            f"charged each client for {old} rounds before the first one: start a new run in "
+            "another --out"
         )
 
 

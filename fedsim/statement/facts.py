@@ -30,6 +30,7 @@ class ClientFacts:
         examples: the public size behind the sampling rate: the client's own or a declared one.
         events: the event types in its ledger.
         is_joint: whether every event in its ledger is a joint release of several parts.
+        is_one_event: whether its ledger has one event, that of a whole run.
         head: the last hash of its ledger.
         withdrawn_round: the round in which it withdrew with its budget spent, if it did.
     """
@@ -46,6 +47,7 @@ class ClientFacts:
     target_epsilon: float | None = None
     events: frozenset[str] = frozenset()
     is_joint: bool = False
+    is_one_event: bool = False
     head: str | None = None
     withdrawn_round: int | None = None
 
@@ -65,6 +67,7 @@ class MechanismFacts:
     """The mechanism of all clients, named as in the experiment file; None where not recorded.
 
     Attributes:
+        noise_correlation: the correlation of noise from step to step; None for independent noise.
         slack: what the sampler of noise adds to ε and δ of any client at most.
     """
 
@@ -73,6 +76,7 @@ class MechanismFacts:
     noise: str | None
     sampling: str | None
     clipping: str | None = None
+    noise_correlation: Mapping[str, object] | None = field(default=None, hash=False)
     slack: Slack | None = None
 
 
@@ -225,6 +229,8 @@ def _objections(facts: Facts) -> Iterator[str]:
             f"lots were drawn by {mechanism.sampling}, but the ledger of client {mismatched[0]} "
             f"accounts for {_listed(mismatched[1])}"
         )
+    if mechanism.noise_correlation is not None:
+        yield from _correlation_objections(facts, mechanism)
     if mechanism.clipping in COUNTING_CLIPPINGS and (uncounted := _uncounted(facts.clients)):
         yield (
             f"the clipping bound of client {uncounted[0]} was adapted to its examples, but its "
@@ -232,6 +238,22 @@ def _objections(facts: Facts) -> Iterator[str]:
         )
     if math.isfinite(facts.epsilon) and (found := _unproved(facts)):
         yield found
+
+
+def _correlation_objections(facts: Facts, mechanism: MechanismFacts) -> Iterator[str]:
+    scheme = SAMPLING_SCHEMES.get(mechanism.sampling or "")
+    if (mechanism.noise_correlation or {}).get("name") != "toeplitz":
+        yield f"the correlation of its noise, {mechanism.noise_correlation}, is not known"
+    if scheme is not None and not scheme.is_cyclic:
+        yield f"its noise is correlated, and lots drawn by {mechanism.sampling} may be close"
+    if (mechanism.adjacency, mechanism.noise) != ("zero_out", "seeded"):
+        yield "correlated noise has no guarantee but under zero_out adjacency, with seeded noise"
+    single = [one.client for one in facts.clients if one.has_charges and not one.is_one_event]
+    if single:
+        yield (
+            f"noise is correlated over the run, but the ledger of client {single[0]} does not "
+            "account for the run as one event"
+        )
 
 
 def _mismatched(

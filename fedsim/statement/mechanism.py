@@ -79,6 +79,36 @@ class DpSgdSentence(Sentence):
         return f"{steps} in {rounds}"
 
 
+class CorrelationSentence(Sentence):
+    """Noise is correlated from step to step, and a run is one event."""
+
+    point, kind, title = "mechanism", "fact", "Noise is correlated from step to step"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Whether there is a guarantee for correlated noise."""
+        correlated = facts.mechanism is not None and facts.mechanism.noise_correlation is not None
+        return facts.is_bounded and correlated
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        bands = self.values["bands"]
+        return (
+            f"Each step takes back a part of the noise of the {bands - 1} steps before it (a "
+            f"Toeplitz matrix with {bands} bands). An example can be in a lot once in {bands} "
+            "steps at most; what these steps release about it is accounted for as one release. "
+            "The whole planned run is one event, charged before its first step."
+        )
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The number of bands."""
+        recorded = self.facts.mechanism.noise_correlation if self.facts.mechanism else None
+        bands = (recorded or {}).get("bands")
+        return {"bands": bands if isinstance(bands, int) else 1}
+
+
 class PublicConstantsSentence(Sentence):
     """What a step is scaled by does not depend on a private number of examples."""
 
@@ -165,6 +195,7 @@ def _range(values: list[float]) -> list[float]:
 
 SENTENCES: tuple[type[Sentence], ...] = (
     DpSgdSentence,
+    CorrelationSentence,
     PublicConstantsSentence,
     SamplerSentence,
     AccountingSentence,

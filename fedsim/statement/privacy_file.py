@@ -4,7 +4,7 @@ Files of older runs may lack keys that came later, so readers use `get` for them
 """
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
@@ -45,6 +45,8 @@ class PrivateClientRow(ClientRow):
 
 class PrivacyFile(TypedDict):
     """The whole file; names are null in a federation without differential privacy."""
+
+    noise_correlation: NotRequired[Mapping[str, Any]]
 
     schema: int
     version: str

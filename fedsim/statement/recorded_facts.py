@@ -41,6 +41,7 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
             slack=_slack(privacy),
             sampling=privacy.get("sampling"),
             clipping=privacy.get("clipping"),
+            noise_correlation=privacy.get("noise_correlation"),
         )
     rows: list[ClientRow] = privacy["clients"]
     return Facts(
@@ -82,16 +83,28 @@ def _client(row: ClientRow) -> ClientFacts:
         steps=row.get("steps", 0),
         max_grad_norm=row.get("max_grad_norm"),
         target_epsilon=row.get("target_epsilon"),
-        events=frozenset(entry["event"]["type"] for entry in row["ledger"]),
+        events=frozenset(_lot_event(entry["event"])["type"] for entry in row["ledger"]),
+        is_one_event=_is_one_event(row),
         is_joint=all(_is_joint(entry["event"]) for entry in row["ledger"]),
         head=row.get("ledger_head"),
         withdrawn_round=row.get("withdrawn_round"),
     )
 
 
+def _lot_event(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the event of one lot, or one epoch; of a whole run's event, the one inside."""
+    return event["event"] if event["type"] == "SelfComposed" else event
+
+
+def _is_one_event(row: ClientRow) -> bool:
+    """Whether one event, once, is all that a client was charged: its whole run."""
+    return [(e["event"]["type"], e["count"]) for e in row["ledger"]] == [("SelfComposed", 1)]
+
+
 def _is_joint(event: Mapping[str, Any]) -> bool:
     """Whether a release on one lot has several parts, accounted for together."""
-    inner = event.get("event", event)
+    lots = _lot_event(event)
+    inner = lots.get("event", lots)
     return inner["type"] == "JointGaussian" and len(inner["noise_multipliers"]) > 1
 
 

@@ -182,7 +182,7 @@ BROKEN = [
     (
         "max_grad_norm: 0.5",
         "max_grad_norm: 0.5\n  sampling: fixedsize",
-        "22:3: privacy.sampling: must be one of 'poisson', 'fixed_size', 'shuffle' or 'balls_and_bins', got 'fixedsize'; did you mean 'fixed_size'?",
+        "22:3: privacy.sampling: must be one of 'poisson', 'fixed_size', 'shuffle', 'balls_and_bins', 'cyclic' or 'cyclic_poisson', got 'fixedsize'; did you mean 'fixed_size'?",
     ),
     ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  accountant: prv", "22:3: privacy.accountant: must be one of 'pld', 'rdp' or 'moments', got 'prv'"),
     ("engine: local", "engine: spark", "22:11: runtime.engine: must be one of 'local', 'ray' or 'flower', got 'spark'"),

@@ -145,6 +145,7 @@ privacy:
   sampling_rate: null
   sampling: poisson
   noise: seeded
+  noise_correlation: none
   adjacency: zero_out
   declared_examples: null
   accountant: pld

@@ -196,9 +196,9 @@ def test_every_statement_is_json_without_nan_or_infinity(facts_strategy, data):
 
 def test_the_ids_of_sentences_in_files_do_not_follow_renamed_classes():
     ids = """
-        accounting adjacency aggregate_view attack_bound data_access delta_below_one_in_n
-        delta_too_large dp_sgd error_messages floating_point gaussian_bound guarantee
-        infinite_epsilon ledger lost_updates no_aggregate_view no_amplification no_privacy
+        accounting adjacency aggregate_view attack_bound correlation data_access
+        delta_below_one_in_n delta_too_large dp_sgd error_messages floating_point gaussian_bound
+        guarantee infinite_epsilon ledger lost_updates no_aggregate_view no_amplification no_privacy
         no_targets nothing_hidden nothing_released parties_on_one_host personal_model
         public_constants released sampler secure_aggregation secure_noise seeded_noise
         simulated_guarantee spread

@@ -30,19 +30,33 @@ def sum_error(examples: int) -> float:
     return examples * (2.0 * examples + 16.0) * 2.0**-53
 
 
-def effective_multiplier(noise_multiplier: float, dimensions: int, error: float) -> float:
+def effective_multiplier(
+    noise_multiplier: float,
+    dimensions: int,
+    error: float,
+    *,
+    column_norm: float = 1.0,
+    bands: int = 1,
+) -> float:
     """Return z' ≤ z, the noise multiplier that a release on the grid is charged with.
 
     Guarantee: an example moves the integers f = rint(S) of a sum S by at most 2²⁴ / z' in L2 norm,
     so f with rounded normals of deviation 2²⁴ is a function of a Gaussian release with z': z' = z /
     (1 + 2 e + z √d 2⁻²⁴), rounded down.
 
+    Correlated noise moves the releases of an example's lot and of the b − 1 steps after it, by at
+    most 2²⁴ / z' together, with z' = z / (‖c‖ (1 + 2 e + z √d 2⁻²⁴) + z √((b − 1) d) 2⁻²⁴): each of
+    the later steps rounds once more (docs/correlated_noise.md).
+
     Args:
         noise_multiplier: z ≥ 0 of one group of values.
         dimensions: d, the number of values in the group.
         error: e of their sum, see `sum_error`.
+        column_norm: ‖c‖ of correlated noise (`NoiseCorrelation`); 1 without correlation.
+        bands: b, the number of its coefficients.
     """
     if noise_multiplier == 0.0:
         return 0.0
     steps = noise_multiplier * math.sqrt(dimensions) / DEVIATION
-    return noise_multiplier / (1.0 + 2.0 * error + steps) * _ROUNDED_DOWN
+    moved = column_norm * (1.0 + 2.0 * error + steps) + math.sqrt(bands - 1) * steps
+    return noise_multiplier / moved * _ROUNDED_DOWN

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import fedsim
+from fedsim.clients.settings import recorded_correlation
 from fedsim.runs.directory import CLIENT_COLUMNS, clients_table
 from fedsim.runs.personal_scores import FILE as PERSONALIZATION
 from fedsim.runs.personal_scores import contradictions
@@ -82,6 +83,12 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
         planned = None if settings is None else getattr(settings, name)
         if privacy[name] != planned:
             yield f"{name} is {privacy[name]} in privacy.json and {planned} in experiment.yaml"
+    correlation = None if settings is None else recorded_correlation(settings)
+    if privacy.get("noise_correlation") != correlation:
+        yield (
+            f"noise_correlation is {privacy.get('noise_correlation')} in privacy.json and "
+            f"{correlation} in experiment.yaml"
+        )
     if privacy["unit"] != "example":
         yield f"unit is {privacy['unit']} in privacy.json, and the clients protect an example"
     if (privacy["secure_aggregation"] is None) != (experiment.secure_aggregation is None):

@@ -123,12 +123,13 @@ def _same_event(event: Event, planned: Event) -> bool:
     The files do not name the values of the model or their groups. So the noise of all groups
     together is compared, and may be a little less than planned, never more.
     """
+    if isinstance(event, _GAUSSIANS) and isinstance(planned, _GAUSSIANS):
+        noise, nominal = _together(event), _together(planned)
+        return nominal * (1.0 - _GRID) <= noise <= nominal * (1.0 + _ROUNDED)
     found, whole = getattr(event, "event", None), getattr(planned, "event", None)
-    if not isinstance(found, _GAUSSIANS) or not isinstance(whole, _GAUSSIANS):
+    if not isinstance(found, Event) or not isinstance(whole, Event):
         return event == planned
-    noise, nominal = _together(found), _together(whole)
-    alike = replace(cast(Any, event), event=whole) == planned
-    return alike and nominal * (1.0 - _GRID) <= noise <= nominal * (1.0 + _ROUNDED)
+    return replace(cast(Any, event), event=whole) == planned and _same_event(found, whole)
 
 
 def _together(release: Gaussian | JointGaussian) -> float:

@@ -22,8 +22,6 @@ from fedsim.statement.privacy_file import PrivateClientRow
 from fedsim.statement.sentence import clients_text
 
 _METHODS: tuple[AccountantName, ...] = ("pld", "rdp")
-# Events that pay for all steps of an epoch at once.
-_EPOCH_EVENTS = {scheme.event for scheme in SAMPLING_SCHEMES.values() if scheme.by_epoch}
 _SAME = 1e-9  # relative: the same method on the same ledger, on another machine
 _BEYOND = 1e-3  # absolute: largest excess of a tighter method's bound over a looser one's
 
@@ -64,8 +62,10 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
         if journal.clients():
             yield "a run without privacy has a ledger"
         return
+    scheme = SAMPLING_SCHEMES.get(privacy["sampling"] or "")
+    by_epoch = scheme is not None and scheme.by_epoch
     for row in rows:
-        for what in _against_ledger(row, journal):
+        for what in _against_ledger(row, journal, by_epoch=by_epoch):
             yield f"client {row['client']}: {what}"
     for client in sorted(set(journal.clients()) - {row["client"] for row in rows}):
         yield f"client {client}: in the ledger only"
@@ -78,7 +78,16 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
             yield f"client {row['client']}: {what}"
 
 
-def _against_ledger(row: PrivateClientRow, journal: FileJournal) -> Iterator[str]:
+def _against_ledger(
+    row: PrivateClientRow, journal: FileJournal, *, by_epoch: bool
+) -> Iterator[str]:
+    """Yield the differences between a row and the client's records.
+
+    Args:
+        row: of `privacy.json`.
+        journal: the ledger.
+        by_epoch: whether an event pays for all steps of an epoch, or of the whole run, at once.
+    """
     history = journal.history(row["client"])
     total = total_of(history)
     if total.to_list() != row["ledger"]:
@@ -91,7 +100,6 @@ def _against_ledger(row: PrivateClientRow, journal: FileJournal) -> Iterator[str
     if steps != row["steps"]:
         yield f"{row['steps']} steps reported, {steps} in ledger.jsonl"
     paid = sum(count for _, count in total.entries)
-    by_epoch = any(type(event).__name__ in _EPOCH_EVENTS for event, _ in total.entries)
     if steps != paid and not by_epoch:
         yield f"{steps} steps in ledger.jsonl, which charges for {paid}"
 

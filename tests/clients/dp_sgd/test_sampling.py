@@ -30,6 +30,7 @@ from fedsim.clients.dp_sgd.sampling import (
     BallsAndBinsByRound,
     EpochLots,
     FixedSizeSampling,
+    IndependentLots,
     PoissonSampling,
     Sampling,
     ShuffledEpochs,
@@ -295,13 +296,21 @@ def test_every_name_has_a_scheme_and_a_sampler() -> None:
     assert get_args(SamplingName) == tuple(SAMPLING_SCHEMES) == tuple(SAMPLINGS)
 
 
+def _can_be_spaced(sampling: Sampling) -> bool:
+    try:
+        return sampling.spaced(2).separation >= 2
+    except ValueError:
+        return False
+
+
 @pytest.mark.parametrize("name", SAMPLING_SCHEMES)
 def test_a_scheme_says_of_its_sampler_what_is_true(name: str) -> None:
     scheme, kind = SAMPLING_SCHEMES[name], SAMPLINGS[name]
     sampling, expected_lot = kind.for_client(12, 4)
     assert kind.scheme is scheme
     assert type(sampling.event(Z)).__name__ == scheme.event
-    assert isinstance(sampling, EpochLots) == scheme.by_epoch
+    assert isinstance(sampling, IndependentLots) != scheme.by_epoch
+    assert _can_be_spaced(sampling) == scheme.is_cyclic
     assert expected_lot == pytest.approx(12 * sampling.sampling_rate)
     assert (sampling.event(Z) == EpochShuffled(3, Z)) == (not scheme.is_amplified)
     assert (scheme.obstacle == "") == (set(scheme.adjacencies) == set(ADJACENCIES))

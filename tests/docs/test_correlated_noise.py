@@ -1,0 +1,75 @@
+"""Every number of docs/correlated_noise.md is computed here."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from fedsim.clients.budget.correlated_error import predict_noise_error
+from fedsim.clients.dp_sgd.noise_correlation import (
+    NoiseCorrelation,
+    inverse_coefficients,
+    prefix_error,
+)
+from fedsim.clients.settings import PrivacySettings
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs" / "correlated_noise.md"
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
+CASE = {"examples": 2500, "batch_size": 50, "steps": 250, "target_epsilon": 8.0}
+QUICKSTART = {"examples": 144, "batch_size": 28, "steps": 300, "target_epsilon": 1.0}
+
+
+def table(first: str) -> list[list[str]]:
+    """Return the rows of the table with this first heading, without the headings."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith(f"| {first} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip(" `") for cell in line.split("|")[1:-1]])
+    return rows
+
+
+@pytest.mark.parametrize(("delta", "column"), [(1e-3, 2), (1e-5, 4)])
+def test_the_error_is_at_most_seven_tenths_of_that_of_poisson_lots(
+    delta: float, column: int
+) -> None:
+    """Of 2,500 examples, lots of 50, 250 steps, ε = 8; each candidate with its own noise."""
+    white = predict_noise_error(**CASE, delta=delta)
+    rows = table("sampling")
+    assert rows[0][:2] == ["poisson", "1"]
+    for name, bands, *cells in rows:
+        sampling: Any = name
+        found = predict_noise_error(**CASE, delta=delta, sampling=sampling, bands=int(bands))
+        assert cells[column - 2] == f"{found.prefix:.3f}"
+        assert cells[column - 1] == f"{found.prefix / white.prefix:.3f}"
+        assert sampling == "poisson" or found.prefix <= 0.7 * white.prefix
+
+
+def test_it_loses_at_many_passes_and_small_epsilon() -> None:
+    white = predict_noise_error(**QUICKSTART, delta=1e-3).prefix
+    for bands in (2, 5):
+        found = predict_noise_error(
+            **QUICKSTART, delta=1e-3, sampling="cyclic_poisson", bands=bands
+        )
+        assert f"{found.prefix / white:.3f}" in PAGE.read_text(encoding="utf-8")
+        assert found.prefix > white
+
+
+def test_the_constants() -> None:
+    for bands, norm, error, size in table("bands"):
+        found = NoiseCorrelation.toeplitz(int(bands), 250)
+        assert f"{found.column_norm:.4f}" == norm
+        assert f"{prefix_error(found.coefficients, 250):.3f}" == error
+        total = np.abs(inverse_coefficients(found.coefficients, 3000)).sum()
+        assert f"{total:.2f}" == size
+
+
+def test_the_keys_of_the_example_exist() -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    PrivacySettings.model_validate(yaml.safe_load(example)["privacy"])
