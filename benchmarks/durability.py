@@ -29,7 +29,6 @@ from fedsim.federation.shards import client_app
 from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.rounds_file import RoundsFile
-from fedsim.server.aggregation.strategies import strategy_for
 from fedsim.server.app import RoundSetup, run_round
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.round_report import RoundReport
@@ -63,8 +62,7 @@ class Contender:
         app = client_app(self._federation, in_process=True, ledger=None)
         self._grid = LocalGrid(app, clients)
         privacy = loaded.experiment.privacy
-        settings = loaded.experiment.federation
-        strategy = strategy_for(settings)
+        strategy = self._federation.strategy()
         self._setup = RoundSetup(
             strategy,
             TrainSetup(

@@ -3,7 +3,7 @@
 from fedsim.data.catalog import DATASETS, PARTITIONS
 from fedsim.models.catalog import LOSSES, MODELS
 from fedsim.models.features.settings import FEATURES
-from fedsim.server.settings import STRATEGIES
+from fedsim.server.aggregation.strategy_settings import STRATEGIES
 
 
 def catalog() -> dict[str, dict[str, str]]:
@@ -14,5 +14,5 @@ def catalog() -> dict[str, dict[str, str]]:
         "models": {name: entry.description for name, entry in MODELS.items()},
         "features": dict(FEATURES),
         "losses": dict(LOSSES),
-        "strategies": dict(STRATEGIES),
+        "strategies": {name: entry.description for name, entry in STRATEGIES.items()},
     }

@@ -21,6 +21,7 @@ from fedsim.deployment.policy import NodePolicy
 from fedsim.experiment import Experiment
 from fedsim.models.catalog import MODELS
 from fedsim.runs.directory import CLIENT_COLUMNS
+from fedsim.server.aggregation.strategy_settings import STRATEGIES
 from fedsim.setting_tables import SettingRow, rows_of
 
 _HEAD = """\
@@ -68,6 +69,11 @@ def _settings() -> Iterator[str]:
     for name, entry in MODELS.items():
         title = f"`model.args` of `{name}`"
         yield from _section(title, _key_table(rows_of(entry.args, "model.args")), level=3)
+    for name, strategy in STRATEGIES.items():
+        if strategy.settings.model_fields:
+            title = f"`federation.strategy` of `{name}`"
+            rows = rows_of(strategy.settings, "federation.strategy")
+            yield from _section(title, _key_table(rows), level=3)
     yield from _section("Keys of a comparison file", _key_table(rows_of(ComparisonSettings)))
     yield from _section("Keys of a node's policy", _key_table(rows_of(NodePolicy)))
 

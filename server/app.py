@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedsim.core.plugin_errors import plugin_calls
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.channel import client_channel
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.aggregation.aggregator import AggregationResult
-from fedsim.server.aggregation.strategies import Strategy, strategy_for
+from fedsim.server.aggregation.strategies import Strategy
 from fedsim.server.aggregation.weights import ClientWeights, uniform_weights
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.errors import FederationError
@@ -88,6 +89,7 @@ class RoundSetup:
 def make_server_app(
     *,
     settings: FederationSettings,
+    strategy: Strategy,
     participation: Participation,
     start: ServerState,
     evaluate: Callable[[ArrayRecord], Metrics],
@@ -105,7 +107,8 @@ def make_server_app(
     """Return the ServerApp that runs the whole federation.
 
     Args:
-        settings: rounds, strategy and weighting.
+        settings: rounds, deadline and averaging.
+        strategy: turns the aggregate into the next model.
         participation: the schedule of each client's rounds.
         start: the state to start from.
         evaluate: metrics of a global model on the server's public test set.
@@ -131,14 +134,14 @@ def make_server_app(
     def main(grid: Grid, context: Context) -> None:
         helpers = 0 if secure is None else secure.settings.helpers
         roll = whole_roll(grid, participation.num_clients, helpers, patience=patience)
-        strategy = strategy_for(settings)
         planned = uniform_weights(participation.num_clients) if weights is None else weights
         aggregator = (
             strategy.aggregator(planned)
             if secure is None
             else _secure_aggregator(secure, planned, roll)
         )
-        logger.info("%s over %d clients, %s", settings.strategy, len(roll.clients), aggregator.name)
+        name = settings.strategy_settings.name
+        logger.info("%s over %d clients, %s", name, len(roll.clients), aggregator.name)
         setup = RoundSetup(
             strategy=strategy,
             train=TrainSetup(
@@ -188,14 +191,16 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
         result = train.aggregate(timeline.waiting("train", answers))
         arrays, optimizer = state.arrays, state.optimizer
         if result.arrays is not None:
-            arrays, optimizer = setup.strategy.update(state, result.arrays)
-        after = train.state_after(arrays, optimizer)
+            with plugin_calls("federation.strategy failed", raises=FederationError):
+                arrays, optimizer = setup.strategy.update(state, result.arrays)
+        averaging = setup.strategy.settings.server_averaging
+        after = train.state_after(arrays, optimizer, averaging=averaging)
     with timeline.part("evaluate"):
-        metrics = setup.evaluate(after.arrays)
+        metrics = setup.evaluate(after.model)
         evaluation = None
         if setup.evaluation is not None:
             evaluation = setup.evaluation.run(
-                after.round_number, after.arrays, setup.train.clients, grid, MAX_ROUND_SECONDS
+                after.round_number, after.model, setup.train.clients, grid, MAX_ROUND_SECONDS
             )
     with timeline.part("account"):
         epsilon = _largest_epsilon(setup.train.ledgers, train.failed)
@@ -212,7 +217,7 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
         clip_norms=after.clip_norms,
         aborted=train.aborted,
         uploads=dict(sorted(train.uploads.items())),
-        model_digest=digest(after.arrays),
+        model_digest=digest(after.model),
         secure=_secure_round(result, setup),
         evaluates=setup.evaluation is not None,
         evaluation=evaluation,

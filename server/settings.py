@@ -2,13 +2,11 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS, MAX_SECONDS
 from fedsim.core.settings import Probability, Settings, Share
-
-STRATEGIES = {"fedavg": "federated averaging (McMahan et al. 2017), summed in a fixed order"}
-
+from fedsim.server.aggregation.strategy_settings import STRATEGIES, StrategySettings
 
 WeightingName = Literal["uniform", "examples", "noise"]
 _Power = Annotated[float, Field(ge=0, le=4)]
@@ -82,8 +80,17 @@ class FederationSettings(Settings):
         le=MAX_CLIENTS,
         description="a round in which clients failed and fewer updates came ends the run",
     )
-    strategy: Literal["fedavg"] = Field(
-        default="fedavg", description="how updates become the next global model"
+    strategy: str | StrategySettings = Field(
+        default="fedavg",
+        description="how updates become the next global model: a built-in name, "
+        "package.module:Class or ./file.py:Class, or a mapping with settings",
+    )
+    server_averaging: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="the evaluated and saved model is an average of the global models of all "
+        "rounds, where each round counts this much of the next one; null: the last one",
     )
     weighting: WeightingName | WeightingSettings = Field(
         default="uniform",
@@ -96,6 +103,26 @@ class FederationSettings(Settings):
         """The weighting with its settings."""
         named = self.weighting
         return WeightingSettings(name=named) if isinstance(named, str) else named
+
+    @property
+    def strategy_settings(self) -> StrategySettings:
+        """The strategy with its settings."""
+        named = self.strategy
+        return StrategySettings(name=named) if isinstance(named, str) else named
+
+    @field_validator("strategy")
+    @classmethod
+    def _defaults_of_the_strategy(cls, given: str | StrategySettings) -> str | StrategySettings:
+        """Add the default settings of a built-in strategy; the rules report wrong ones."""
+        named = StrategySettings(name=given) if isinstance(given, str) else given
+        entry = STRATEGIES.get(named.name)
+        if entry is None or not entry.settings.model_fields:
+            return given
+        try:
+            settings = entry.settings.model_validate(named.options)
+        except ValidationError:
+            return given
+        return StrategySettings.model_validate({"name": named.name, **settings.model_dump()})
 
 
 class EvaluationSettings(Settings):

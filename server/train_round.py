@@ -28,6 +28,7 @@ from fedsim.server.aggregation.aggregator import (
 from fedsim.server.aggregation.mean import InvalidUpdateError
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.client_ledgers import ClientLedgers
+from fedsim.server.iterate_average import next_average
 from fedsim.server.participation import Participation
 from fedsim.server.round_report import Failure
 from fedsim.server.state import ServerState
@@ -162,14 +163,32 @@ class TrainRound:
         self.shortened = dict(sorted(self.shortened.items()))
         return result
 
-    def state_after(self, arrays: ArrayRecord, optimizer: Mapping[str, np.ndarray]) -> ServerState:
-        """Return the state after the round, with the new model and optimizer state."""
+    def state_after(
+        self,
+        arrays: ArrayRecord,
+        optimizer: Mapping[str, np.ndarray],
+        *,
+        averaging: float | None = None,
+    ) -> ServerState:
+        """Return the state after the round, with the new model and optimizer state.
+
+        Args:
+            arrays: the new global model.
+            optimizer: the new state of the server's optimizer.
+            averaging: `federation.server_averaging`.
+        """
+        average: Mapping[str, np.ndarray] = {}
+        if averaging is not None:
+            average = next_average(
+                self._state.average, arrays, round_number=self.round_number, decay=averaging
+            )
         return ServerState(
             arrays=arrays,
             round_number=self.round_number,
             clip_norms=self.clip_norms,
             withdrawn=self._state.withdrawn | {one.client for one in self.withdrawn},
             optimizer=optimizer,
+            average=average,
         )
 
     def _take(self, client: int, answer: TrainAnswer) -> None:

@@ -18,7 +18,6 @@ from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.shards import client_app
-from fedsim.server.aggregation.strategies import strategy_for
 from fedsim.server.app import RoundSetup, run_round
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.roll_call import call_roll
@@ -134,7 +133,7 @@ class _Server:
 
     def __init__(self, federation: Federation, grid: Grid) -> None:
         self._grid = grid
-        strategy = strategy_for(federation.experiment.federation)
+        strategy = federation.strategy()
         train = TrainSetup(
             federation.participation,
             call_roll(grid, federation.num_clients, patience=60.0),

@@ -24,6 +24,7 @@ from fedsim.models.features.shapes import FeatureShapeError, shape_after
 from fedsim.models.settings import ModelSettings
 from fedsim.personalization.settings import LabelPriorSettings, PersonalizationSettings
 from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.server.aggregation.strategy_settings import STRATEGIES
 from fedsim.server.settings import EvaluationSettings, FederationSettings
 
 
@@ -57,6 +58,8 @@ def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
     if sections.model is not None:
         yield from _check_model(sections.model, base)
     yield from _check_features(sections)
+    if sections.federation is not None:
+        yield from _check_strategy(sections.federation, base)
     yield from _check_participation(sections)
     yield from _check_weighting(sections)
     yield from _check_sampling_rate(sections)
@@ -94,6 +97,21 @@ def _check_model(model: ModelSettings, base: Path) -> Iterator[PathMessage]:
         entry.args.model_validate(model.args)
     except ValidationError as error:
         yield from validation_messages(error, model.args, entry.args, args)
+
+
+def _check_strategy(federation: FederationSettings, base: Path) -> Iterator[PathMessage]:
+    path: KeyPath = ("federation", "strategy")
+    named = federation.strategy_settings
+    place = path if isinstance(federation.strategy, str) else (*path, "name")
+    yield from _at(place, check_name(named.name, "strategy", STRATEGIES, base))
+    if named.name not in STRATEGIES:
+        yield from _check_finite(named.options, path)
+        return
+    settings = STRATEGIES[named.name].settings
+    try:
+        settings.model_validate(named.options)
+    except ValidationError as error:
+        yield from validation_messages(error, named.options, settings, path)
 
 
 def _check_features(sections: Sections) -> Iterator[PathMessage]:

@@ -65,7 +65,9 @@ class Experiment(Settings):
     def plugins(self) -> tuple[str, ...]:
         """References of all plug-ins: every place that takes one is listed here."""
         dataset = self.data.dataset
-        named = (dataset if isinstance(dataset, str) else "", self.model.name, self.model.loss)
+        data = dataset if isinstance(dataset, str) else ""
+        strategy = self.federation.strategy_settings.name
+        named = (data, self.model.name, self.model.loss, strategy)
         return tuple(reference for reference in named if ":" in reference)
 
     @property

@@ -28,6 +28,7 @@ from fedsim.federation.initial_model import (
     to_tensors,
 )
 from fedsim.federation.secure_setup import secure_channel
+from fedsim.federation.server_strategy import checked_strategy
 from fedsim.federation.train_metrics import check_train_metrics
 from fedsim.models.features.pipeline import FeaturePipeline
 from fedsim.models.losses import resolve_loss
@@ -99,7 +100,10 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
         if client_privacy is None
         else _plans(client_privacy, experiment, data, participation, gradients)
     )
-    weights = client_weights(experiment, data.clients.sizes, plans)
+    strategy = checked_strategy(experiment, model, loaded.base)
+    weights = client_weights(
+        experiment, data.clients.sizes, plans, takes_weights=strategy.takes_weights
+    )
     secure = secure_channel(experiment, model.state_dict(), weights)
     if secure is not None:
         check_train_metrics(secure.settings.metrics, model, loss, task, public)

@@ -4,11 +4,21 @@ from collections.abc import Sequence
 
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.experiment import Experiment
-from fedsim.server.aggregation.weights import WEIGHT_UNITS, ClientWeights, PlanValues, plan_weights
+from fedsim.server.aggregation.weights import (
+    WEIGHT_UNITS,
+    ClientWeights,
+    PlanValues,
+    plan_weights,
+    uniform_weights,
+)
 
 
 def client_weights(
-    experiment: Experiment, sizes: Sequence[int], plans: Sequence[PrivacyPlan] | None
+    experiment: Experiment,
+    sizes: Sequence[int],
+    plans: Sequence[PrivacyPlan] | None,
+    *,
+    takes_weights: bool,
 ) -> ClientWeights:
     """Return the weights of all clients.
 
@@ -18,10 +28,13 @@ def client_weights(
         experiment: the settings.
         sizes: number of examples of each client.
         plans: privacy plan of each client; None without privacy.
+        takes_weights: whether the strategy weighs clients; where not, all have the same weight.
 
     Raises:
         WeightingError: some clients add noise and others none, or no weights keep `max_share`.
     """
+    if not takes_weights:
+        return uniform_weights(len(sizes))
     secure, units = experiment.secure_aggregation, WEIGHT_UNITS
     if secure is not None and secure.max_weight != "auto":
         units = min(units, secure.max_weight)
@@ -33,6 +46,22 @@ def client_weights(
         values,
         clients_per_round=experiment.federation.clients_per_round or len(sizes),
         units=units,
+    )
+
+
+def ignored_weighting(experiment: Experiment, weights: ClientWeights) -> str | None:
+    """Return a line where the strategy ignores `federation.weighting`; None where it does not.
+
+    Args:
+        experiment: the settings.
+        weights: the weights of the federation.
+    """
+    federation = experiment.federation
+    if federation.weights.is_uniform or weights.name == federation.weights.name:
+        return None
+    return (
+        f"federation.weighting: {federation.weights.name} is ignored, as the strategy "
+        f"{federation.strategy_settings.name} takes no weights"
     )
 
 

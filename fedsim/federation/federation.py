@@ -31,10 +31,12 @@ from fedsim.federation.client_tensors import ClientTensors
 from fedsim.federation.conditions import digest_conditions
 from fedsim.federation.initial_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
 from fedsim.federation.recorded_spend import RecordedSpend
+from fedsim.federation.server_strategy import strategy_of
 from fedsim.federation.train_metrics import TrainMetrics
 from fedsim.models.errors import ModelError
 from fedsim.models.metrics import Task, evaluate
 from fedsim.protocol.upload_tags import UploadTags
+from fedsim.server.aggregation.strategies import Strategy
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.app import SecureAggregationSetup, make_server_app
 from fedsim.server.client_ledgers import ClientLedgers
@@ -233,6 +235,14 @@ class Federation:
             raise FederationError(f"the global model does not fit the test set: {error}") from error
         return {f"test_{name}": value for name, value in metrics.items()}
 
+    def strategy(self) -> Strategy:
+        """Return a new object of the experiment's strategy.
+
+        Raises:
+            StrategyError: there is no such strategy, or it does not take its settings.
+        """
+        return strategy_of(self.experiment, self.model, self.base)
+
     def server_app(
         self,
         *,
@@ -256,6 +266,7 @@ class Federation:
         privacy = self.experiment.privacy
         return make_server_app(
             settings=self.experiment.federation,
+            strategy=self.strategy(),
             participation=self.participation,
             start=start,
             evaluate=self.test_metrics,

@@ -40,6 +40,8 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
     experiment = loaded.experiment
     dataset = experiment.data.dataset
     code = [name for name in (experiment.model.name, experiment.model.loss) if ":" in name]
+    strategy = experiment.federation.strategy_settings.name
+    code += [strategy] if ":" in strategy else []
     named = []
     if isinstance(dataset, FileDataset):
         named.append(dataset.path)

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.federation.batch_sizes import full_batch_note
+from fedsim.federation.client_weights import ignored_weighting
 from fedsim.federation.federation import Federation
 from fedsim.planning.projection import Plan, PlannedClient
 from fedsim.report.contents import RunContents, read_contents
@@ -53,9 +54,12 @@ class ProgressObserver:
         self._rounds = experiment.federation.rounds
         for line in _headline(federation):
             print_sentence(self._console, line)
-        note = full_batch_note(experiment, federation.data.clients.sizes)
-        if note is not None:
-            print_sentence(self._console, f"note: {note}")
+        for note in (
+            full_batch_note(experiment, federation.data.clients.sizes),
+            ignored_weighting(experiment, federation.weights),
+        ):
+            if note is not None:
+                print_sentence(self._console, f"note: {note}")
         for warning in _warnings(federation):
             print_sentence(self._console, f"warning: {warning}", style="yellow")
         if self._console.is_terminal:

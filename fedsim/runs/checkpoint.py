@@ -21,6 +21,7 @@ from fedsim.runs.schema import CHECKPOINT_SCHEMA
 from fedsim.server.state import ServerState
 
 _OPTIMIZER = "optimizer/"  # before the names of the optimizer's arrays
+_AVERAGE = "average/"  # before those of the average of the global models
 _CONTENT, _DIGEST, _SCHEMA = "content", "digest", "schema"  # keys of the metadata
 
 
@@ -66,8 +67,10 @@ class RunCheckpoint:
             rounds_digest=self.rounds_digest,
         ).model_dump_json()
         optimizer = {f"{_OPTIMIZER}{name}": value for name, value in self.state.optimizer.items()}
+        average = {f"{_AVERAGE}{name}": value for name, value in self.state.average.items()}
         tensors = {
-            name: np.asarray(value, order="C") for name, value in {**arrays, **optimizer}.items()
+            name: np.asarray(value, order="C")
+            for name, value in {**arrays, **optimizer, **average}.items()
         }
         metadata = {
             _SCHEMA: str(CHECKPOINT_SCHEMA),
@@ -101,7 +104,8 @@ class RunCheckpoint:
             round_number=content.round,
             clip_norms=content.clip_norms,
             withdrawn=frozenset(content.withdrawn),
-            optimizer={name.removeprefix(_OPTIMIZER): value for name, value in tensors.items()},
+            optimizer=_below(_OPTIMIZER, tensors),
+            average=_below(_AVERAGE, tensors),
         )
         return cls(state, content.heads, content.rounds_digest)
 
@@ -116,6 +120,11 @@ def checkpoint_schema(path: Path) -> int:
         return int(_metadata(read_bytes(path)).get(_SCHEMA, 1))
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise DamagedRunError.of(path, f"the checkpoint is damaged: {error}") from error
+
+
+def _below(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays with a prefix, without it."""
+    return {k.removeprefix(prefix): value for k, value in tensors.items() if k.startswith(prefix)}
 
 
 def _metadata(data: bytes) -> dict[str, str]:

@@ -362,7 +362,7 @@ class _Recorder:
         }
         directory = self._directory
         form = ModelForm(self._federation.data.input_shape, self._federation.task.num_outputs)
-        directory.write_model(to_numpy(self._state.arrays), form.to_metadata())
+        directory.write_model(to_numpy(self._state.model), form.to_metadata())
         directory.write_json("privacy.json", content)
         directory.write_clients(content["clients"])
         summary = {

@@ -32,9 +32,9 @@ def test_every_walk_lists_each_folder_and_ends_in_the_next() -> None:
 @pytest.mark.parametrize(
     ("path", "name"),
     [
-        ("server/aggregation/strategies.py", "class FedAvg"),
-        ("server/aggregation/strategies.py", "STRATEGIES: "),
-        ("server/settings.py", "STRATEGIES = "),
+        ("server/aggregation/server_optimizers.py", "class FedAdam"),
+        ("server/aggregation/strategy_settings.py", "STRATEGIES: "),
+        ("server/aggregation/strategy_registry.py", "STRATEGIES: "),
         ("server/train_round.py", "class TrainRound"),
         ("clients/dp_sgd/noise.py", "def fill_"),
         ("clients/dp_sgd/mechanism.py", "class DpSgdMechanism"),

@@ -93,7 +93,17 @@ BROKEN = [
     (
         "weighting: uniform",
         "strategy: fedavgg",
-        "13:3: federation.strategy: must be 'fedavg', got 'fedavgg'; did you mean 'fedavg'?",
+        "13:3: federation.strategy: unknown strategy 'fedavgg'; did you mean 'fedavg'?",
+    ),
+    (
+        "weighting: uniform",
+        "strategy: {name: fedadam, tua: 0.1}",
+        "13:29: federation.strategy.tua: unknown key; did you mean 'tau'?",
+    ),
+    (
+        "weighting: uniform",
+        "strategy: {name: fedadam, lr: 0}",
+        "13:29: federation.strategy.lr: must be > 0, got 0",
     ),
     ("weighting: uniform", "weighting: no", "13:3: federation.weighting: must be one of 'uniform', 'examples' or 'noise', got 'no'"),
     (

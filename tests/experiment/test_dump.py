@@ -120,6 +120,7 @@ federation:
   deadline: null
   min_participants: 1
   strategy: fedavg
+  server_averaging: null
   weighting: uniform
 local:
   steps: 5

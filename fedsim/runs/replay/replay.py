@@ -227,7 +227,11 @@ class _Comparison:
         checkpoint = self._directory.read_checkpoint()
         if checkpoint is None or checkpoint.state.round_number != state.round_number:
             return
-        if digest(checkpoint.state.arrays) != digest(state.arrays):
+        recorded = checkpoint.state
+        if (digest(recorded.arrays), digest(recorded.model)) != (
+            digest(state.arrays),
+            digest(state.model),
+        ):
             yield "the final model is not the one of the last round that was computed again"
 
 

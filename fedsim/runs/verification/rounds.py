@@ -81,7 +81,7 @@ def checkpoint_problems(files: RunFiles) -> Iterator[str]:
 
 def _is_model_of(state: ServerState, files: RunFiles) -> bool:
     model = load_file(files.directory.path / "model.safetensors")
-    arrays = to_numpy(state.arrays)
+    arrays = to_numpy(state.model)
     return model.keys() == arrays.keys() and all(
         value.dtype == model[name].dtype
         and value.shape == model[name].shape
