@@ -43,7 +43,7 @@ def test_ci_runs_the_readmes_test_command() -> None:
 def test_the_readmes_experiment_is_valid(tmp_path: Path) -> None:
     (example,) = blocks("README.md", "yaml")
     (tmp_path / "e.yaml").write_text(example)
-    assert load_experiment(tmp_path / "e.yaml").experiment.federation.rounds == 60
+    assert load_experiment(tmp_path / "e.yaml").experiment.federation.rounds == 30
 
 
 def test_the_documented_comparison_is_the_shipped_one_shortened() -> None:
@@ -140,20 +140,20 @@ def test_every_built_in_name_is_documented() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("name", ["digits_dp", "digits_dp_secure", "digits_plain", "custom_model"])
+@pytest.mark.parametrize("name", ["digits_dp", "digits_dp_secure", "digits_mlp", "digits_plain", "custom_model"])
 def test_shipped_experiments_are_valid_and_say_how_to_run_them(name: str) -> None:
     path = ROOT / "experiments" / f"{name}.yaml"
     load_experiment(path)
     assert f"#   fedsim run experiments/{name}.yaml" in path.read_text()
 
 
-def test_plain_and_private_digits_differ_in_privacy_only() -> None:
+def test_plain_and_private_digits_differ_in_privacy_and_steps_only() -> None:
     private, plain = (
         load_experiment(ROOT / "experiments" / f"digits_{name}.yaml").experiment.model_dump()
         for name in ("dp", "plain")
     )
     assert plain["privacy"] is None
-    ignored = {"name", "privacy"}
+    ignored = {"name", "privacy", "local"}
     assert {k: v for k, v in private.items() if k not in ignored} == {
         k: v for k, v in plain.items() if k not in ignored
     }
@@ -204,8 +204,8 @@ def test_every_output_is_documented(tmp_path: Path) -> None:
 def test_the_shipped_numbers_hold(tmp_path: Path) -> None:
     private = fedsim.run(ROOT / "experiments" / "digits_dp.yaml", out=tmp_path / "dp")
     plain = fedsim.run(ROOT / "experiments" / "digits_plain.yaml", out=tmp_path / "plain")
-    assert private.metrics["test_accuracy"] >= 0.88
-    assert plain.metrics["test_accuracy"] >= 0.95
+    assert private.metrics["test_accuracy"] >= 0.955
+    assert plain.metrics["test_accuracy"] >= 0.98
     assert private.privacy is not None
     assert len(private.privacy.clients) == 10
     assert all(spend.epsilon <= 8.0 and spend.delta == 1e-3 for spend in private.privacy.clients)
