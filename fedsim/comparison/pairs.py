@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
 
 SHARED_PARTS = {
-    "data": "data (partitions, test set)",
+    "data": "data (partitions, features, test set)",
     "initial_model": "initial model",
     "participants": "participants of every round",
 }
