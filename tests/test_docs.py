@@ -140,7 +140,9 @@ def test_every_built_in_name_is_documented() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("name", ["digits_dp", "digits_dp_secure", "digits_mlp", "digits_plain", "custom_model"])
+@pytest.mark.parametrize(
+    "name", ["digits_dp", "digits_dp_secure", "digits_mlp", "digits_plain", "custom_model"]
+)
 def test_shipped_experiments_are_valid_and_say_how_to_run_them(name: str) -> None:
     path = ROOT / "experiments" / f"{name}.yaml"
     load_experiment(path)

@@ -47,7 +47,8 @@ def test_a_part_that_differs_is_named_with_its_variant() -> None:
     found = check_pairs({"base": {0: SAME, 1: SAME}, "dp": {0: SAME, 1: other}}, "base")
     assert not found.is_paired
     assert found.differences == {"dp": ("data", "initial_model")}
-    assert "dp differs in its data (partitions, features, test set) and initial model" in found.statement
+    parts = "data (partitions, features, test set) and initial model"
+    assert f"dp differs in its {parts}" in found.statement
 
 
 def test_nothing_to_pair_is_not_called_paired() -> None:
