@@ -251,7 +251,8 @@ def _cost(composed: Composition) -> str:
         "runs been "
         f"drawn from a Poisson distribution of mean {composed.runs} and kept secret, and only the "
         "best model been released, random selection (Papernot, Steinke 2022) would cost ε ≤ "
-        f"{epsilon_text(composed.selected_epsilon)}. This comparison did neither.)"
+        f"{epsilon_text(composed.selected_epsilon)}. This comparison did neither; a charged "
+        "search, `fedsim compare FILE --select`, does both.)"
     )
 
 

@@ -19,10 +19,16 @@ from fedsim.accountant.ledger.journal import GENESIS, Charge, FileJournal
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.comparison.search import perform
 from fedsim.comparison.search.figures import figures_of
-from fedsim.comparison.search.ledger import PATH, SearchLedger
+from fedsim.comparison.search.ledger import PATH, SearchLedger, line_of
 from fedsim.comparison.search.perform import SearchResult, SearchWithdrawnError, search
 from fedsim.comparison.search.plan import SearchError, SearchPlan, common_charges
-from fedsim.comparison.search.records import ClientCharge, Search, SearchLedgerError
+from fedsim.comparison.search.records import (
+    RECORDS,
+    ClientCharge,
+    Record,
+    Search,
+    SearchLedgerError,
+)
 from fedsim.comparison.search.verify import verify_search
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.manifest import write_manifest
@@ -431,26 +437,52 @@ def test_a_removed_ledger_is_no_new_start(file: Path, drawn: Callable[[list[int]
     assert "its ledger was removed" in verify_search(file.parent / "out").problems[0]
 
 
-def changed_lines(lines: list[str]) -> Iterator[list[str]]:
-    """Yield forgeries of a ledger."""
-    yield [lines[0].replace('"mean":3.0', '"mean":2.0'), *lines[1:]]
-    yield [lines[0].replace('"configurations":[0,1]', '"configurations":[0]'), *lines[1:]]
-    yield lines[1:]
-    yield [lines[0], *lines[2:]]
-    yield [*lines[:2], lines[1], *lines[2:]]
-    yield [lines[0], *lines[3:5], *lines[1:3], *lines[5:]]
+def chained(records: Sequence[Record]) -> list[str]:
+    """Return the lines of a forger who computes every hash anew."""
+    lines, head = [], GENESIS
+    for record in records:
+        line, head = line_of(record, head)
+        lines.append(line)
+    return lines
+
+
+def forgeries(lines: list[str]) -> Iterator[tuple[list[str], str]]:
+    """Yield changed ledgers of two runs, and what is wrong with each."""
+    changed, continued = "was changed after it was written", "does not continue the chain"
+    yield [lines[0].replace('"mean":3.0', '"mean":2.0'), *lines[1:]], changed
+    yield [*lines[:-1], lines[-1].replace('"variant":"a"', '"variant":"c"')], changed
+    yield lines[1:], continued
+    yield [lines[0], *lines[2:]], continued
+    records = [RECORDS.validate_python(without_hashes(line)) for line in lines]
+    other = records[0].model_copy(update={"mean": 2.0})
+    yield [*chained([other]), *lines[1:]], continued
+    fewer = records[0].model_copy(update={"configurations": [0]})
+    one_run = [records[1], records[3]]
+    yield chained([records[0], *one_run, records[-1]]), "1 drawn runs have not ended"
+    yield chained([fewer, *records[1:]]), "attempt 1 of run 1 cannot begin"
+    yield chained([*records[:2], *records[1:]]), "attempt 1 of run 0 cannot begin"
+    yield chained([records[0], records[3], *records[1:3], *records[4:]]), "run 0 cannot end"
+    yield chained([*records, records[1]]), "its search has ended"
+    yield chained([records[0], records[0]]), "search 1 has not ended"
+
+
+def without_hashes(line: str) -> dict[str, Any]:
+    content = json.loads(line)
+    return {key: value for key, value in content.items() if key not in ("hash", "previous")}
 
 
 def test_a_changed_ledger_is_refused(file: Path, drawn: Callable[[list[int]], None]) -> None:
     drawn([0, 1])
-    perform_search(file)
-    path = file.parent / "out" / PATH
-    lines = path.read_text().splitlines(keepends=True)
-    for forged in changed_lines(lines):
-        path.write_text("".join(forged))
-        with pytest.raises(SearchLedgerError):
-            SearchLedger(file.parent / "out")
-        assert verify_search(file.parent / "out").problems
+    out = perform_search(file).path
+    lines = (out / PATH).read_text().splitlines(keepends=True)
+    assert [without_hashes(line)["record"] for line in lines] == [
+        *("drawn", "begun", "begun", "done", "done", "selected")
+    ]
+    for forged, what in forgeries(lines):
+        (out / PATH).write_text("".join(forged))
+        with pytest.raises(SearchLedgerError, match=what):
+            SearchLedger(out)
+        assert what in verify_search(out).problems[0]
 
 
 def test_verify_finds_every_changed_file(file: Path, drawn: Callable[[list[int]], None]) -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import fedsim
@@ -170,6 +171,7 @@ def test_a_search_selects_a_model_and_verify_recomputes_both_figures(
     assert content["every_run"]["epsilon"] > 8.0
     selected = out / "selected" / "search-1"
     assert content["folder"] == str(selected)
+    assert fedsim.load_model(selected)(torch.zeros(2, 64)).shape == (2, 10)
     public = json.loads((selected / "selection.json").read_text())
     assert public["epsilon"] == content["selection"]["epsilon"]
     assert public["selected"] in ("slow", "fast", "wide")

@@ -57,7 +57,7 @@ class SearchLedger:
             SearchLedgerError: it contradicts the records before it; nothing was written.
         """
         replay([*self._records, record])
-        line, digest = _line_of(record, self._head)
+        line, digest = line_of(record, self._head)
         data = line.encode()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with name_file(self._path), self._path.open("a+b") as file:
@@ -84,8 +84,13 @@ class SearchLedger:
             raise SearchLedgerError(f"{self._path}: {error}") from error
 
 
-def _line_of(record: Record, previous: str) -> tuple[str, str]:
-    """Return the line of a record and its hash."""
+def line_of(record: Record, previous: str) -> tuple[str, str]:
+    """Return the line of a record and its hash.
+
+    Args:
+        record: the record.
+        previous: hash of the record before it.
+    """
     content = {**record.model_dump(mode="json", by_alias=True), "previous": previous}
     digest = hashlib.sha256(_text(content).encode()).hexdigest()
     return _text({**content, "hash": digest}) + "\n", digest
@@ -103,7 +108,7 @@ def _record_of(line: str, head: str, where: str) -> tuple[Record, str]:
         first = str(error).splitlines()[0]
         what = "not a record" if isinstance(error, ValidationError) else f"not a record: {first}"
         raise SearchLedgerError(f"{where}: {what}") from error
-    expected, digest = _line_of(record, previous)
+    expected, digest = line_of(record, previous)
     if expected != line:
         raise SearchLedgerError(f"{where}: the record was changed after it was written")
     if previous != head:
