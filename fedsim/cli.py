@@ -300,13 +300,12 @@ def deploy(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> No
             "seed and can subtract the noise; where data need protection, set privacy.noise=secure",
             err=True,
         )
-    data = None if app.data_file is None else str(app.data_file)
     if as_json:
         _print_json(
             {
                 "path": str(app.path),
                 "clients": app.num_nodes,
-                "data_file": data,
+                "node_files": [str(file) for file in app.node_files],
                 "plugin_digest": app.plugin_digest,
             }
         )
@@ -314,8 +313,8 @@ def deploy(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> No
     click.echo(f"{app.path}: a Flower app for {app.num_nodes} SuperNodes; see docs/deployment.md")
     if app.plugin_digest is not None:
         click.echo(f"plugin_digests of a node's policy: {app.plugin_digest}")
-    if data is not None:
-        click.echo(f"not in the app: {data}; copy it to this path on every node", err=True)
+    for path in app.node_files:
+        click.echo(f"not in the app: {path}; copy it to this path on every node", err=True)
 
 
 @cli.command("helper-key", short_help="Create a helper's key and print its fingerprint.")

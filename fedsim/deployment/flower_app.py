@@ -62,14 +62,15 @@ class WrittenApp:
     Attributes:
         path: its directory.
         num_nodes: SuperNodes that it waits for: clients and helpers of secure aggregation.
-        data_file: absolute path of the data file on every node; None for built-in data.
+        node_files: absolute paths of the data file and the initial weights on every node; empty
+            for built-in data and weights from the seed.
         plugin_digest: digest of its plug-ins, for `plugin_digests` of a node's policy; None without
             plug-ins.
     """
 
     path: Path
     num_nodes: int
-    data_file: Path | None
+    node_files: tuple[Path, ...]
     plugin_digest: str | None
 
 
@@ -94,7 +95,7 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DeploymentError(f"{out} exists and is not empty; choose another --out")
     plugins = _plugin_files(loaded)
-    experiment, data_file = _with_absolute_data(loaded)
+    experiment, node_files = _with_absolute_files(loaded)
     package = out / PACKAGE
     package.mkdir(parents=True)
     slug = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-")
@@ -110,7 +111,7 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
         shutil.copyfile(loaded.base / plugin, target)
     nodes = experiment.data.partition.num_clients + num_helpers(experiment)
     digest = plugin_digest(LoadedExperiment(experiment, None, package))
-    return WrittenApp(out, nodes, data_file, digest)
+    return WrittenApp(out, nodes, node_files, digest)
 
 
 def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:
@@ -137,13 +138,20 @@ def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:
     return list(dict.fromkeys(files))
 
 
-def _with_absolute_data(loaded: LoadedExperiment) -> tuple[Experiment, Path | None]:
-    """Return the experiment with its data file at an absolute path, and that path."""
-    dataset = loaded.experiment.data.dataset
-    if isinstance(dataset, str):
-        return loaded.experiment, None
-    path = (loaded.base / Path(dataset.path).expanduser()).resolve()
-    data = loaded.experiment.data.model_copy(
-        update={"dataset": dataset.model_copy(update={"path": str(path)})}
-    )
-    return loaded.experiment.model_copy(update={"data": data}), path
+def _with_absolute_files(loaded: LoadedExperiment) -> tuple[Experiment, tuple[Path, ...]]:
+    """Return the experiment with absolute paths of its data and its initial weights, and these."""
+    experiment, files = loaded.experiment, list[Path]()
+
+    def absolute(path: str) -> str:
+        files.append((loaded.base / Path(path).expanduser()).resolve())
+        return str(files[-1])
+
+    dataset, init = experiment.data.dataset, experiment.model.init
+    if not isinstance(dataset, str):
+        placed = dataset.model_copy(update={"path": absolute(dataset.path)})
+        data = experiment.data.model_copy(update={"dataset": placed})
+        experiment = experiment.model_copy(update={"data": data})
+    if init is not None:
+        model = experiment.model.model_copy(update={"init": absolute(init)})
+        experiment = experiment.model_copy(update={"model": model})
+    return experiment, tuple(files)

@@ -46,6 +46,13 @@ def check_table(path: str, base: Path) -> str | None:
     return _check_exists(path, base)
 
 
+def check_weights(path: str, base: Path) -> str | None:
+    """Return the mistake in the path of a file of weights, or None."""
+    if not path.lower().endswith(".safetensors"):
+        return f"must end in '.safetensors', got {shorten(repr(path))}"
+    return _check_exists(path, base)
+
+
 def _check_plugin(name: str, base: Path) -> str | None:
     """Return the mistake in a plug-in that shows without importing it, or None."""
     where, _, function = name.rpartition(":")

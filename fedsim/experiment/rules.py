@@ -17,7 +17,7 @@ from fedsim.core.limits import MAX_LEDGER_RECORDS
 from fedsim.data.catalog import DATASETS, SHAPES
 from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.experiment.messages import PathMessage, validation_messages
-from fedsim.experiment.references import check_data_file, check_name, check_table
+from fedsim.experiment.references import check_data_file, check_name, check_table, check_weights
 from fedsim.experiment.text import KeyPath, value_text
 from fedsim.models.catalog import LOSSES, MODELS, TRAIN_METRICS
 from fedsim.models.features.shapes import FeatureShapeError, shape_after
@@ -89,6 +89,8 @@ def _check_model(model: ModelSettings, base: Path) -> Iterator[PathMessage]:
     args: KeyPath = ("model", "args")
     yield from _at(("model", "loss"), check_name(model.loss, "loss", LOSSES, base))
     yield from _at(("model", "name"), check_name(model.name, "model", MODELS, base))
+    if model.init is not None:
+        yield from _at(("model", "init"), check_weights(model.init, base))
     if model.name not in MODELS:
         yield from _check_finite(model.args, args)
         return

@@ -17,6 +17,7 @@ from fedsim.core.streams import Purpose, stream_key, torch_seed
 from fedsim.models.architectures import architecture
 from fedsim.models.catalog import MODELS
 from fedsim.models.errors import ModelError
+from fedsim.models.initial_weights import freeze, load_initial_weights
 from fedsim.models.settings import ModelSettings
 
 
@@ -28,7 +29,7 @@ def build_model(
     seed: int,
     base: Path,
 ) -> nn.Module:
-    """Return a model with initial weights from the stream (seed, MODEL).
+    """Return a model with initial weights from the stream (seed, MODEL), or from `init`.
 
     Args:
         settings: `model:` of the experiment.
@@ -48,6 +49,9 @@ def build_model(
     with _seed_torch(seed):
         model = build()
     _check_trainable(model, settings.name)
+    if settings.init is not None:
+        load_initial_weights(model, base / Path(settings.init).expanduser())
+    freeze(model, settings.freeze)
     return model
 
 

@@ -18,6 +18,16 @@ class ModelSettings(Settings):
         description="fixed transforms of each example before training, in order; each is a "
         "function of one example and public constants",
     )
+    init: str | None = Field(
+        default=None,
+        description="file.safetensors with public initial weights, relative to the experiment "
+        "file; null: drawn from the seed",
+    )
+    freeze: list[str] = Field(
+        default=[],
+        description="patterns of parameter names, such as 0.*, that stay as they are: no gradient, "
+        "no noise, no update",
+    )
     loss: str = Field(
         default="cross_entropy",
         description="cross_entropy, mse, bce, or package.module:callable / ./file.py:callable "

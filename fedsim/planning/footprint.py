@@ -47,6 +47,8 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
         named.append(dataset.path)
     elif ":" in dataset:
         code.append(dataset)
+    if experiment.model.init is not None:
+        named.append(experiment.model.init)
     if experiment.privacy is not None:
         named += [one.csv for one in experiment.privacy.clients.values() if one.csv is not None]
     if experiment.secure_aggregation is not None:

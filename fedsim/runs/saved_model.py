@@ -84,7 +84,7 @@ def load_model(run: str | Path, *, base: str | Path | None = None) -> nn.Module:
     except (OSError, SafetensorError, ValueError) as error:
         raise DamagedRunError.of(path, f"the model cannot be read: {error}") from error
     model = build_model(
-        settings,
+        settings.model_copy(update={"init": None}),
         input_shape=form.input_shape,
         num_outputs=form.num_outputs,
         seed=0,

@@ -113,6 +113,8 @@ model:
     hidden: [32]
     activation: relu
   features: []
+  init: null
+  freeze: []
   loss: cross_entropy
 federation:
   rounds: 4

@@ -86,6 +86,20 @@ class OrientationSettings(Settings):
     )
 
 
+class ScatteringSettings(Settings):
+    """The scattering transform."""
+
+    scales: int = Field(default=2, ge=1, le=6, description="J: averages over 2^J x 2^J pixels")
+    directions: int = Field(default=8, ge=1, le=32, description="L: directions of the wavelets")
+    layers: int = Field(default=2, ge=1, le=2, description="wavelet transforms on a path")
+
+    @property
+    def paths(self) -> int:
+        """Number of paths of one channel: 1 + J L, and L² J (J - 1) / 2 of the second layer."""
+        pairs = self.scales * (self.scales - 1) // 2 if self.layers == 2 else 0
+        return 1 + self.scales * self.directions + pairs * self.directions**2
+
+
 class RandomFourierSettings(Settings):
     """Random Fourier features of the Gaussian kernel exp(-gamma ||x - y||²)."""
 
@@ -124,6 +138,9 @@ class FeatureSettings(Settings):
     )
     random_fourier: RandomFourierSettings | None = Field(
         default=None, description="sqrt(2 / dim) cos(x W + b), W and b from a public seed"
+    )
+    scattering: ScatteringSettings | None = Field(
+        default=None, description="moduli of an image's wavelet transforms, averaged; two layers"
     )
 
     @property
@@ -182,7 +199,7 @@ class FeatureSettings(Settings):
 
 
 # Transforms that may be written as a name alone, with their value.
-_ALONE: dict[str, object] = {"unit_norm": {}, "log": 1.0, "orientations": {}}
+_ALONE: dict[str, object] = {"unit_norm": {}, "log": 1.0, "orientations": {}, "scattering": {}}
 
 FEATURES: dict[str, str] = {
     name: field.description or "" for name, field in FeatureSettings.model_fields.items()

@@ -10,6 +10,7 @@ from fedsim.models.features.settings import (
     FeatureSettings,
     OrientationSettings,
     RandomFourierSettings,
+    ScatteringSettings,
     StandardizeSettings,
 )
 
@@ -86,6 +87,17 @@ def _oriented(value: OrientationSettings, shape: Shape) -> Shape:
     return prod(shape[:-2]) * value.bins, rows, columns
 
 
+def _scattered(value: ScatteringSettings, shape: Shape) -> Shape:
+    *_, height, width = image_shape(shape)
+    step = 2**value.scales
+    if min(height, width) < step:
+        raise ValueError(
+            f"averages over {step} x {step} pixels, and examples of shape {shape} have "
+            f"{min(height, width)}; lower scales"
+        )
+    return prod(shape[:-2]) * value.paths, -(-height // step), -(-width // step)
+
+
 def image_shape(shape: Shape) -> Shape:
     """Return the shape of an image, (height, width) or (channels, height, width).
 
@@ -119,4 +131,5 @@ _SHAPES: Mapping[str, Callable[[Any, Shape], Shape]] = {
     "standardize": _standardized,
     "orientations": _oriented,
     "random_fourier": _random,
+    "scattering": _scattered,
 }

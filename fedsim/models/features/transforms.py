@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedsim.core.streams import Purpose, stream
 from fedsim.models.features.orientations import orientations
+from fedsim.models.features.scattering import scattering
 from fedsim.models.features.settings import RandomFourierSettings, StandardizeSettings
 
 Example = NDArray[np.float64]
@@ -88,4 +89,5 @@ _TRANSFORMS: Mapping[str, Callable[[Any, tuple[int, ...]], Transform]] = {
     "standardize": _standardize,
     "orientations": orientations,
     "random_fourier": _random_fourier,
+    "scattering": scattering,
 }

@@ -20,6 +20,7 @@ EACH = {
     "standardize": {"standardize": {"mean": 0.2, "std": [0.5]}},
     "orientations": "orientations",
     "random_fourier": {"random_fourier": {"dim": 16, "gamma": 0.5}},
+    "scattering": {"scattering": {"scales": 1, "directions": 3}},
 }
 PIXELS = st.floats(-1e3, 1e3, width=32)
 

@@ -1,0 +1,170 @@
+"""The scattering transform of an image: fixed wavelets, moduli and averages, two layers deep.
+
+S0 = x * φ, S1 = |x * ψ1| * φ and S2 = ||x * ψ1| * ψ2| * φ, for Morlet wavelets ψ of J scales and L
+directions and a Gaussian φ of width 2^J, one value for each 2^J x 2^J pixels. Convolutions are
+products of Fourier transforms, image by image. (Bruna and Mallat, "Invariant scattering convolution
+networks", IEEE TPAMI 2013, arXiv:1203.1513. For private training: Tramèr and Boneh, ICLR 2021.)
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import pi
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.models.features.settings import ScatteringSettings
+
+Example = NDArray[np.float64]
+
+_WIDTH = 0.8  # of a wavelet's Gaussian at scale 0, in pixels
+_FREQUENCY = 3 * pi / 4  # of a wavelet at scale 0, in radians per pixel
+
+
+@dataclass(frozen=True)
+class FilterBank:
+    """Fourier transforms of the filters for images (height, width).
+
+    Guarantee: |φ(ω)|² + Σ (|ψ(ω)|² + |ψ(-ω)|²) / 2 ≤ 1 at every frequency: no layer gains energy.
+
+    Attributes:
+        low_pass: φ (height, width).
+        wavelets: ψ (scales, directions, height, width).
+    """
+
+    low_pass: Example
+    wavelets: Example
+
+    @classmethod
+    def of(cls, scales: int, directions: int, shape: tuple[int, int]) -> "FilterBank":
+        """Return the filters.
+
+        Args:
+            scales: number of scales J; wavelet j has the width 2^j.
+            directions: number of directions L over half of the circle.
+            shape: height and width of the images, in pixels.
+        """
+        low_pass = _gaussian(_WIDTH * 2 ** (scales - 1), 0.0, 1.0, 0.0, shape)
+        low_pass = low_pass / low_pass[0, 0]
+        wavelets = np.stack(
+            [
+                [_wavelet(j, pi * one / directions, directions, shape) for one in range(directions)]
+                for j in range(scales)
+            ]
+        )
+        energy = np.square(wavelets).sum(axis=(0, 1))
+        energy = (energy + _mirrored(energy)) / 2
+        energy[0, 0] = 0.0
+        room = 1.0 - np.square(low_pass)
+        room[0, 0] = 1.0
+        gain = (energy / np.maximum(room, np.finfo(float).tiny)).max()
+        return cls(low_pass, wavelets / np.sqrt(gain * (1 + 1e-12)))
+
+
+def scattering(
+    settings: ScatteringSettings, shape: tuple[int, ...]
+) -> Callable[[Example], Example]:
+    """Return the function from an image to its coefficients (channels * paths, rows, columns).
+
+    Images are continued by their mirror images.
+
+    Args:
+        settings: numbers of scales, directions and layers.
+        shape: shape of an image, (height, width) or (channels, height, width).
+    """
+    step = 2**settings.scales
+    margins = [(step + step // 2, _right_margin(side, step)) for side in shape[-2:]]
+    rows, columns = (-(-side // step) for side in shape[-2:])
+    height, width = (
+        side + before + after for side, (before, after) in zip(shape[-2:], margins, strict=True)
+    )
+    bank = FilterBank.of(settings.scales, settings.directions, (height, width))
+
+    def transform(image: Example) -> Example:
+        channels = image.reshape(-1, *shape[-2:])
+        padded = np.pad(channels, [(0, 0), *margins], mode="symmetric")
+        paths = [
+            averaged(part, bank, step) for one in padded for part in layers(one, bank, settings)
+        ]
+        return np.concatenate(paths)[:, 2 : 2 + rows, 2 : 2 + columns]
+
+    return transform
+
+
+def layers(image: Example, bank: FilterBank, settings: ScatteringSettings) -> Iterator[Example]:
+    """Yield the moduli of each layer as stacks (paths, height, width), before they are averaged.
+
+    A second wavelet is wider than the first one: the modulus has moved energy to lower frequencies.
+
+    Args:
+        image: a periodic image (height, width).
+        bank: filters of its shape.
+        settings: numbers of scales, directions and layers.
+    """
+    yield image[None]
+    first = [np.abs(np.fft.ifft2(np.fft.fft2(image) * own)) for own in bank.wavelets]
+    yield from first
+    if settings.layers < 2:
+        return
+    for scale, moduli in enumerate(first[:-1]):
+        spectra = np.fft.fft2(moduli)
+        for one in spectra:
+            wider = bank.wavelets[scale + 1 :].reshape(-1, *image.shape)
+            yield np.abs(np.fft.ifft2(one * wider))
+
+
+def averaged(stack: Example, bank: FilterBank, step: int) -> Example:
+    """Return the averages of images (paths, height, width) at every `step`-th pixel.
+
+    A picture of every s-th pixel has the spectrum of the whole one, folded.
+
+    Args:
+        stack: periodic images of the bank's shape, both sides multiples of `step`.
+        bank: its low-pass filter averages.
+        step: distance of the averages, in pixels.
+    """
+    height, width = stack.shape[-2:]
+    spectra = np.fft.fft2(stack) * bank.low_pass
+    folded = spectra.reshape(-1, step, height // step, step, width // step).mean(axis=(1, 3))
+    return np.fft.ifft2(folded).real
+
+
+def _right_margin(side: int, step: int) -> int:
+    """Return a margin of at least `step` pixels that makes the whole side a multiple of `step`."""
+    left = step + step // 2
+    return -(-(left + side + step) // step) * step - left - side
+
+
+def _wavelet(scale: int, angle: float, directions: int, shape: tuple[int, int]) -> Example:
+    """Return the Fourier transform of a Morlet wavelet, which is 0 at the frequency 0."""
+    width, slant = _WIDTH * 2**scale, 4 / directions
+    shifted = _gaussian(width, angle, slant, _FREQUENCY / 2**scale, shape)
+    centred = _gaussian(width, angle, slant, 0.0, shape)
+    wavelet = shifted - centred * (shifted[0, 0] / centred[0, 0])
+    wavelet[0, 0] = 0.0
+    return wavelet
+
+
+def _gaussian(
+    width: float, angle: float, slant: float, frequency: float, shape: tuple[int, int]
+) -> Example:
+    """Return the Fourier transform of a modulated Gaussian that is sampled at pixels.
+
+    Sampling repeats the spectrum with the period 2π; the nearest repetitions are added.
+    """
+    result = np.zeros(shape)
+    rows, columns = (2 * pi * np.fft.fftfreq(side) for side in shape)
+    turns = range(-2, 3)
+    for down in turns:
+        for right in turns:
+            v, u = np.meshgrid(rows + 2 * pi * down, columns + 2 * pi * right, indexing="ij")
+            along = u * np.cos(angle) + v * np.sin(angle) - frequency
+            across = v * np.cos(angle) - u * np.sin(angle)
+            exponent = np.square(along) + np.square(across / slant)
+            result += np.exp(-0.5 * width**2 * exponent)
+    return result
+
+
+def _mirrored(values: Example) -> Example:
+    """Return the values at the frequencies -ω."""
+    return np.roll(values[::-1, ::-1], 1, axis=(0, 1))
