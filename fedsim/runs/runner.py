@@ -392,7 +392,7 @@ class _Recorder:
         """Write the scores of personal models, and return the entry of `summary.json`."""
         self._directory.remove(PERSONALIZATION)  # of an earlier end
         ended = status in ENDED and self._state.round_number
-        found = score_personal_models(self._federation, self._state.arrays) if ended else None
+        found = score_personal_models(self._federation, self._state.model) if ended else None
         if found is None:
             return {}
         self._directory.write_json(PERSONALIZATION, found)
