@@ -105,8 +105,8 @@ def test_a_client_that_plans_another_weight_refuses_before_it_is_charged(
     lie_of_a_client(monkeypatch, weight=7)
     result = run_experiment(experiment(), out=tmp_path / "run")
     (row,) = result.rounds
-    (failed,) = row["failed"]
-    assert failed["client"] == LIAR
+    assert [failed["client"] for failed in row["failed"]] == [LIAR]
+    failed = row["failed"][0]
     assert "and this client weight 7 (federation.weighting)" in failed["reason"]
     charged = {line.split('"client":')[1].split(",")[0].strip() for line in ledger(result.path)}
     assert charged == {"0", "2", "3"}
