@@ -4,6 +4,7 @@
 steps. Nothing else in an experiment changes ε.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -14,6 +15,7 @@ from fedsim.clients.dp_sgd.noise_correlation_settings import (
     check_correlation_needs,
 )
 from fedsim.clients.dp_sgd.sampling_schemes import POISSON, SAMPLING_SCHEMES, SamplingName
+from fedsim.clients.dp_sgd.view_settings import DEFAULT_VIEWS, MAX_VIEWS, ViewSettings
 from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_STEPS
 from fedsim.core.settings import Probability, Settings, Share
 
@@ -57,11 +59,42 @@ class LocalSettings(Settings):
         default=SgdSettings(name="sgd", lr=0.1),
         description="made anew each round, as in federated averaging",
     )
+    augmentations: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_VIEWS,
+        description="random views of each example in a step; its gradient is their mean, clipped "
+        "once, at the same ε",
+    )
+    augment: list[ViewSettings] | None = Field(
+        default=None,
+        min_length=1,
+        description="the random changes of a view, in order, such as `[{shift: 1}, flip]`; null: "
+        "`[{shift: 1}]` with more than one view, else none",
+    )
     cohort: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MAX_CLIENTS)] = Field(
         default="auto",
         description="most clients that train together in stacked tensors; auto: by the kind of "
         "model; off: each alone. It changes the last bits of a model, never an ε",
     )
+
+    def __hash__(self) -> int:
+        """Return a hash of the values: lists have none."""
+        return hash(self.model_dump_json())
+
+    @property
+    def views(self) -> Sequence[ViewSettings] | None:
+        """The random changes of a view; None: examples are used as they are."""
+        if self.augment is not None:
+            return self.augment
+        return DEFAULT_VIEWS if self.augmentations > 1 else None
+
+    def with_equal_views(self) -> Self:
+        """Return the settings with as many views of each example, all of them the example itself.
+
+        Checks of the mechanism measure with them what an example adds.
+        """
+        return self if self.views is None else self.model_copy(update={"augment": []})
 
     def lot(self, num_examples: int) -> int:
         """Return the expected number of examples in a step of a client.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.dp_sgd.per_example.interface import Tile
+from fedsim.clients.dp_sgd.views import Views
 
 _MULTIPLE = 8  # of rows
 _SMALL_BYTES = 1 << 23  # of all clients' examples: copying so many takes a thousandth of a second
@@ -59,30 +60,54 @@ class LotReader:
         data: features (n, ...) and targets (n, ...) of each client; None: the client is absent.
         rows: R.
         dtype: of the weights of rows.
+        views: of each client's examples, the same number for all; None: the examples themselves.
     """
 
     def __init__(
-        self, data: Sequence[tuple[Tensor, Tensor] | None], rows: int, *, dtype: torch.dtype
+        self,
+        data: Sequence[tuple[Tensor, Tensor] | None],
+        rows: int,
+        *,
+        dtype: torch.dtype,
+        views: Sequence[Views | None] | None = None,
     ) -> None:
-        self._data, self._rows, self._dtype = data, rows, dtype
+        self._data, self._rows, self._dtype, self._views = data, rows, dtype, views
         present = [each for each in data if each is not None]
         size = sum(part.nbytes for each in present for part in each)
         self._like = present[0]
         self._buffers: tuple[Tensor, Tensor] | None = None  # used again for each tile
         self._pool = _Pool(data) if len(data) > 1 and size <= _SMALL_BYTES else None
 
-    def tiles(self, lots: Sequence[np.ndarray | None]) -> Iterator[Tile]:
+    def tiles(self, lots: Sequence[np.ndarray | None], step: int = 0) -> Iterator[Tile]:
         """Yield the tiles of one lot of each client; None: the client has none.
 
         A tile is to be used up before the next one is asked for, which takes its memory.
 
         Args:
             lots: indices of each client's examples.
+            step: number of the step in the round, for the views.
         """
         rows = self._rows
         longest = max((len(lot) for lot in lots if lot is not None), default=0)
         for at in range(0, longest, rows):
-            yield self._tile([lot[at : at + rows] if lot is not None else _EMPTY for lot in lots])
+            parts = [lot[at : at + rows] if lot is not None else _EMPTY for lot in lots]
+            tile = self._tile(parts)
+            yield tile if self._views is None else self._viewed(tile, parts, self._views, step)
+
+    def _viewed(
+        self, tile: Tile, parts: Sequence[np.ndarray], views: Sequence[Views | None], step: int
+    ) -> Tile:
+        """Return a tile with the views of each example in its place, side by side."""
+        number = next(each.number for each in views if each is not None)
+        features = tile.features.repeat_interleave(number, 0)
+        for k, (own, part) in enumerate(zip(views, parts, strict=True)):
+            if own is not None and len(part):
+                start = k * self._rows
+                drawn = own.draw(tile.features[start : start + len(part)], part, step)
+                features[start * number : start * number + len(drawn)] = drawn
+        targets = tile.targets.repeat_interleave(number, 0)
+        weights = tile.weights.repeat_interleave(number, 0)
+        return Tile(tile.clients, features, targets, weights, number)
 
     def _tile(self, parts: Sequence[np.ndarray]) -> Tile:
         features, targets = self._gather(parts)

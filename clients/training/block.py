@@ -152,9 +152,13 @@ class _Block:
         self.rows = rows
         self._lots = [None if m is None else self.lots(m) for m in members]
         start = shared_model.start_values
-        self._reader = LotReader(data, rows, dtype=start.dtype)
+        views = [None if m is None else m.key.views(local) for m in members]
+        self._reader = LotReader(
+            data, rows, dtype=start.dtype, views=None if local.views is None else views
+        )
         self.values = start.expand(len(members), -1).clone()
         self.released = torch.empty_like(self.values)
+        self.step_number = 0  # in the round
 
     @property
     def mechanisms(self) -> Sequence[DpSgdMechanism | None]:
@@ -177,6 +181,7 @@ class _Block:
                 for own, on in zip(self._lots, active, strict=True)
             ]
             used = self.mechanisms
+            self.step_number = step
             self.fill_released(active, lots)
             if on_step is not None:
                 on_step(lots, self.released, used)
@@ -201,8 +206,9 @@ class _Block:
         self.released.zero_()
         sizes = [1 if lot is None else max(1, len(lot)) for lot in lots]
         shares = torch.tensor(sizes).to(self.values).reciprocal_().unsqueeze(1)
-        for tile in self._reader.tiles(lots):
-            weights = (tile.weights.view(-1, self.rows) * shares).flatten()
+        for tile in self._reader.tiles(lots, self.step_number):
+            each = shares / tile.views
+            weights = (tile.weights.view(len(shares), -1) * each).flatten()
             gradients.add_sums(self.values, replace(tile, weights=weights), self.released)
 
     def adapted_clip_norms(self) -> tuple[float | None, ...]:
@@ -274,11 +280,12 @@ class _PrivateBlock(_Block):
         """Overwrite `released` (K, size) with the active members' releases."""
         self._sums.zero_()
         within = np.zeros(len(lots), dtype=np.int64)
-        for tile in self._reader.tiles(lots):
-            clip = replace(self._clip, scales=self._clip.scales * tile.weights.unsqueeze(1))
+        for tile in self._reader.tiles(lots, self.step_number):
+            weights = tile.example_weights
+            clip = replace(self._clip, scales=self._clip.scales * weights.unsqueeze(1))
             norms, _ = self.gradients.add_clipped_sums(self.values, tile, clip, self._sums)
             if self._adapts:
-                near = (norms <= clip.bounds).flatten() & (tile.weights > 0)
+                near = (norms <= clip.bounds).flatten() & (weights > 0)
                 within += near.view(-1, self.rows).sum(1).cpu().numpy()
         noises = [
             noise if on and step is not None and step.noise_multiplier else None

@@ -42,12 +42,17 @@ def train_by_torch(
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = optimizer or make_optimizer(settings.optimizer)
     batches = batches_of(settings, len(features), key)
+    views, most = key.views(settings), settings.max_physical_batch
     model.train()
     with seeded_torch(key, features.device):
-        for _ in steps if steps is not None else range(settings.steps):
-            index = torch.from_numpy(next(batches)).to(features.device)
+        for number in range(settings.steps if steps is None else len(steps)):
+            batch = next(batches)
+            index = torch.from_numpy(batch).to(features.device)
             x, y = features.index_select(0, index), targets.index_select(0, index)
-            found = _mean_gradient(model, loss, x, y, trainable, settings.max_physical_batch)
+            if views is not None:  # the mean over an example's views is a mean over all rows
+                x, y = views.draw(x, batch, number), y.repeat_interleave(views.number, 0)
+            rows = most if most is None or views is None else most * views.number
+            found = _mean_gradient(model, loss, x, y, trainable, rows)
             optimizer.step(trainable, found)
 
 

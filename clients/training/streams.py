@@ -9,6 +9,8 @@ import torch
 
 from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise, secret_stream
 from fedsim.clients.dp_sgd.sampling import Sampling
+from fedsim.clients.dp_sgd.views import Views
+from fedsim.clients.settings import LocalSettings
 from fedsim.core.streams import Purpose, generator_of, stream, stream_key, torch_seed
 
 
@@ -45,6 +47,12 @@ class StreamKey:
         """
         steps = secret_stream() if secure else self.generator(Purpose.SAMPLING)
         return sampling.lots(num_examples, steps, epochs=self.epoch, first_step=first_step)
+
+    def views(self, local: LocalSettings) -> Views | None:
+        """Return what draws views of the client's examples in the round; None: none are drawn."""
+        if local.views is None:
+            return None
+        return Views(local.augmentations, local.views, self.generator(Purpose.VIEWS))
 
     def noise(self, *, secure: bool = False) -> NoiseSource:
         """Return the noise source of the round.

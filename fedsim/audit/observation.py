@@ -173,7 +173,7 @@ class _Rounds:
         self._without.loss = scaled_loss(gradients.loss, 0.0)
         self._index = torch.arange(len(targets), device=targets.device)
         self._targets = targets
-        self._local = local
+        self._local = local.with_equal_views()  # an example is an index here
         self._seed, self._client = seed, client
         self._place = _canaries(gradients)
         self.shared_model = SharedModel(gradients.model, parameters=gradients.parameters)

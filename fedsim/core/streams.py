@@ -42,6 +42,7 @@ class Purpose(IntEnum):
     CANARIES = 14  # examples that carry a canary in an audit
     PROBE = 15  # seed of the streams of a probe before round 1
     PERSONALIZATION = 16  # seed of the streams of personal models
+    VIEWS = 17  # random views of examples
     STEP_NOISE = 19  # fresh noise of a step of correlated noise; the step in place of the round
     ROUNDING = 20  # stochastic rounding of secure aggregation
     REQUEST_DIGEST = 21  # no stream: the key of the digests in a client's charges
@@ -93,6 +94,22 @@ def generator_of(key: bytes) -> np.random.Generator:
     """Return the counter-based generator (Philox 4x64) keyed by the first 128 bits of `key`."""
     words: Any = _Words(key)  # numpy accepts any ISeedSequence, but its types do not
     return np.random.Generator(np.random.Philox(words))
+
+
+def restart_at(generator: np.random.Generator, step: int, item: int) -> None:
+    """Move a generator of this module to the start of the part of its stream for (step, item).
+
+    The two numbers are the upper half of the counter of Philox, so parts do not overlap: each has
+    2^130 random words.
+
+    Args:
+        generator: as `stream` returns it.
+        step: 0 ≤ step < 2^64.
+        item: 0 ≤ item < 2^64.
+    """
+    state: Any = generator.bit_generator.state
+    state["state"]["counter"] = np.array([0, 0, item, step], dtype=np.uint64)
+    generator.bit_generator.state = {**state, "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
 
 
 def torch_seed(key: bytes) -> int:

@@ -10,6 +10,7 @@ from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
 from fedsim.clients.dp_sgd.model_checks.safety import check_private_model
 from fedsim.clients.dp_sgd.per_example.choice import training_gradients
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
+from fedsim.clients.dp_sgd.views import check_views
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
 from fedsim.core.plugin_errors import plugin_calls
@@ -82,6 +83,7 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
     device = choose_device(experiment.runtime.device)
     model = initial_model(experiment, data, task, base=loaded.base)
     preflight(model, loss, task, data.test)
+    check_views(experiment.local.views or (), data.input_shape)
     participation = Participation.of(
         experiment.federation, num_clients=len(data.clients), seed=experiment.seed
     )

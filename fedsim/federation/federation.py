@@ -160,7 +160,9 @@ class Federation:
         if self.gradients is None:
             return None
         examples = public_examples(self.data, NUM_CHECK_EXAMPLES)
-        return RowIsolation(self.gradients, *to_tensors(examples, self.device))
+        local = self.experiment.local
+        views = 1 if local.views is None else local.augmentations
+        return RowIsolation(self.gradients, *to_tensors(examples, self.device), views=views)
 
     def tile_rows(self, members: Sequence[int]) -> int:
         """Return the rows of each member in the tiles of a block, present or not."""

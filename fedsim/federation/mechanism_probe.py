@@ -6,7 +6,8 @@ noise of the run is used. A difference ends the run before a charge.
 
 The clipping is measured by two steps with the same noise: in one, the loss of every example is
 scaled up until its gradient exceeds the bound; in the other, it is scaled to 0. Their difference is
-the clipped sum alone. All examples of a probe are the same one, so that contributions add up.
+the clipped sum alone. All examples of a probe, and all views of an example, are the same one, so
+that contributions add up.
 """
 
 from collections.abc import Iterator, Sequence
@@ -263,7 +264,7 @@ class _BlockProbe:
             federation.shared_model,
             gradients.loss,
             gradients,
-            federation.experiment.local,
+            federation.experiment.local.with_equal_views(),
             [self._member(k, round_number, steps, secure=secure) for k in range(len(self._block))],
             rows=self._rows,
             on_step=on_step,

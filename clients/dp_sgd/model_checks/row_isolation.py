@@ -31,6 +31,7 @@ class RowIsolation:
         features: a few public or synthetic examples (n ≥ 1, ...), never private ones.
         targets: their targets (n, ...).
         setting: name of the setting that chooses another shape, for the error.
+        views: V, the rows of each example, side by side.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class RowIsolation:
         targets: Tensor,
         *,
         setting: str = "local.max_physical_batch",
+        views: int = 1,
     ) -> None:
         self._gradients, self._examples, self._setting = gradients, (features, targets), setting
+        self._views = views
         self._found: dict[tuple[int, int], str | None] = {}
 
     def check(self, clients: int, rows: int) -> None:
@@ -74,7 +77,7 @@ class RowIsolation:
             return None  # each example has passes of its own
         with preserve_state(gradients.model):
             gradients.model.eval()  # dropout draws by place
-            trial = _Trial(gradients, _base(*self._examples, clients, rows))
+            trial = _Trial(gradients, _base(*self._examples, (clients, rows, self._views)))
             found = trial.first_difference()
         if found is None:
             return None
@@ -91,9 +94,11 @@ class RowIsolation:
 class _Layout:
     """Rows of K clients, R each, and the place of each client's watched row.
 
+    A row is an example here, with V views of it in the tile.
+
     Attributes:
-        features: (K, R, ...).
-        targets: (K, R, ...).
+        features: (K, R, V, ...).
+        targets: (K, R, V, ...).
         places: of the watched rows in the tile (K,).
     """
 
@@ -121,15 +126,23 @@ class _Layout:
 
     def tile(self, *, is_alone: bool) -> Tile:
         """Return the tile; alone, the watched rows are the only examples."""
-        x, y = self.features.flatten(0, 1), self.targets.flatten(0, 1)
-        weights = torch.full((len(x),), 0.0 if is_alone else 1.0, device=x.device)
+        x, y = self.features.flatten(0, 2), self.targets.flatten(0, 2)
+        clients, rows, views = self.features.shape[:3]
+        weights = torch.full((clients * rows,), 0.0 if is_alone else 1.0, device=x.device)
         weights[self.places] = 1.0
-        return Tile(len(self.features), x, y, weights)
+        return Tile(clients, x, y, weights.repeat_interleave(views), views)
 
 
-def _base(features: Tensor, targets: Tensor, clients: int, rows: int) -> _Layout:
-    """Return a tile's rows: the examples again and again, moved a little where they can be."""
-    n, generator = clients * rows, torch.Generator().manual_seed(0)
+def _base(features: Tensor, targets: Tensor, shape: tuple[int, int, int]) -> _Layout:
+    """Return a tile's rows: the examples again and again, moved a little where they can be.
+
+    Args:
+        features: a few examples (m, ...).
+        targets: their targets (m, ...).
+        shape: (K, R, V).
+    """
+    clients, rows, views = shape
+    n, generator = clients * rows * views, torch.Generator().manual_seed(0)
     index = torch.arange(n, device=features.device) % len(features)
     x, y = features[index], targets[index]
     if x.is_floating_point():
@@ -137,7 +150,6 @@ def _base(features: Tensor, targets: Tensor, clients: int, rows: int) -> _Layout
         x = x + 0.3 * (x.std(correction=0) + 0.1) * noise
     places = torch.arange(clients, device=x.device) * rows
     places += torch.arange(clients, device=x.device) * _STEP % rows
-    shape = clients, rows
     return _Layout(x.unflatten(0, shape), y.unflatten(0, shape), places)
 
 
@@ -197,7 +209,7 @@ class _Trial:
 
     def _pass(self, tile: Tile, places: Tensor) -> tuple[Tensor, Tensor]:
         """Return the norms of all rows (n, m), and each client's watched contribution (K, size)."""
-        groups, n = self._groups, len(tile.features)
+        groups, n = self._groups, len(tile.example_weights)
         scales = torch.zeros(n, 1, dtype=torch.float64, device=places.device)
         scales[places] = _SCALE
         bounds = scales.new_tensor([groups.bounds]).expand(n, -1)
@@ -215,7 +227,7 @@ class _Trial:
         one = self._gradients.row_gradients(self._values, self._first)
         two = self._gradients.row_gradients(self._values, tile)
         layers = self._groups.members
-        at = self._base.places, places
+        at = self._base.places * tile.views, places * tile.views  # of the first views
 
         def differs(part: str, number: int) -> bool:
             used = [i for i in layers[number] if i in one and i in two]

@@ -128,19 +128,3 @@ def by_parameter(uses: Sequence[ExampleUse]) -> dict[int, ExampleUse]:
             rows = [use.per_example(index) for use in several]
             result[index] = ExampleUse({index: sum(rows[1:], rows[0])})
     return result
-
-
-def by_example(found: Mapping[int, ExampleUse], views: int) -> dict[int, ExampleUse]:
-    """Return gradients of examples from those of rows, of which each example has several.
-
-    Args:
-        found: by parameter, of n · views rows; the rows of an example are side by side.
-        views: rows of an example; their gradients are added.
-
-    Source: De et al. 2022, "Unlocking High-Accuracy Differentially Private Image Classification
-    through Scale" (arXiv 2204.13650), section 3.2, up to the factor 1 / views.
-    """
-    if views == 1:
-        return dict(found)
-    joined = {id(use): use.joined_views(views) for use in found.values()}
-    return {index: joined[id(use)] for index, use in found.items()}
