@@ -68,6 +68,7 @@ def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
     yield from _check_secure_aggregation(sections)
     yield from _check_evaluation(sections)
     yield from _check_personalization(sections)
+    yield from _check_views(sections)
     if sections.privacy is not None:
         yield from _check_budget_files(sections.privacy, base)
 
@@ -346,6 +347,18 @@ def _check_personalization(sections: Sections) -> Iterator[PathMessage]:
             (*section, "holdout"),
             "one more example would change which ones a client holds out, and so more than one "
             "example of its training; remove holdout, or use adjacency: zero_out",
+        )
+
+
+def _check_views(sections: Sections) -> Iterator[PathMessage]:
+    if sections.local is None or sections.local.views is None:
+        return
+    key = "augmentations" if sections.local.augment is None else "augment"
+    if sections.data is not None and sections.data.features == "tokens":
+        yield (
+            ("local", key),
+            "views shift, mirror or blur numbers, and data.features is tokens; remove "
+            "augmentations and augment",
         )
 
 
