@@ -360,6 +360,12 @@ def _check_views(sections: Sections) -> Iterator[PathMessage]:
             "views shift, mirror or blur numbers, and data.features is tokens; remove "
             "augmentations and augment",
         )
+    if sections.model is not None and sections.model.features:
+        yield (
+            ("local", key),
+            "views are drawn anew in each step, and model.features transforms each example once, "
+            "before training; remove augmentations and augment, or model.features",
+        )
 
 
 def _check_budget_files(privacy: PrivacySettings, base: Path) -> Iterator[PathMessage]:
