@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -103,6 +104,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "base.yaml").write_text(BASE)
     (tmp_path / "compare.yaml").write_text(FILE)
     monkeypatch.setattr(perform, "plan_search", lambda *_: plan())
+    load = cache(partial(perform.load_comparison, search=True))
+    monkeypatch.setattr(perform, "load_comparison", lambda source, search: load(source))
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no test here cuts the power
     return tmp_path / "compare.yaml"
 
@@ -171,26 +174,26 @@ def test_a_search_killed_at_any_stage_keeps_its_number_and_its_charges(
     file: Path, drawn: Callable[[list[int]], None], monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     out = file.parent / "out"
-    drawn([1, 0, 2])
+    drawn([1, 0])
     with monkeypatch.context() as patch:
         stages = interrupted_at(patch, 0, after=after)
         perform_search(file)
     shutil.rmtree(out)
     assert stages() > 12
     for stage in range(1, stages() + 1):
-        drawn([1, 0, 2])
+        drawn([1, 0])
         with monkeypatch.context() as patch:
             interrupted_at(patch, stage, after=after)
             with pytest.raises(Killed):
                 perform_search(file)
-        drawn([0] * 7)  # what a second draw would give
+        drawn([0] * 3)  # what a second draw would give
         before = (out / PATH).read_bytes() if (out / PATH).exists() else b""
         charged = last(out).charged_runs if before else 0
         cut = [run for run in last(out).pending if run in last(out).attempts] if before else []
         perform_search(file)
         found = last(out)
         assert (out / PATH).read_bytes().startswith(before)
-        expected = [1, 0, 2] if before else [0] * 7
+        expected = [1, 0] if before else [0] * 3
         assert found.drawn.configurations == expected, stage
         assert sorted(found.done) == list(range(len(expected)))
         assert found.charged_runs == len(expected) + len(cut)
@@ -519,6 +522,17 @@ def test_verify_recomputes_both_figures(file: Path, drawn: Callable[[list[int]],
             verify_search(out).problems
         )
         path.write_text(json.dumps(content))
+
+
+def test_the_wording_of_another_version_is_not_compared(
+    file: Path, drawn: Callable[[list[int]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn([0])
+    out = perform_search(file).path
+    monkeypatch.setattr("fedsim.__version__", "9.9.9")
+    monkeypatch.setattr("fedsim.comparison.search.statement._CONDITIONS", "Other words.")
+    monkeypatch.setattr("fedsim.comparison.search.outputs.OBSERVER_OF_RUNS", "other words")
+    assert verify_search(out).problems == ()
 
 
 def candidate(name: str, ledger: PrivacyLedger, *, delta: float = DELTA) -> Any:

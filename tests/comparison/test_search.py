@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -121,15 +122,19 @@ def test_the_charge_of_a_run_is_the_plan_of_every_client(file: Path) -> None:
     assert plan.draws == 2 * (650 + 1)
 
 
+def slow(change: str, message: str) -> Any:
+    return pytest.param(change, message, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ("local.batch_size: 31", "'slow' and 'fast' have other events: client 0 would be charged"),
-        ("federation.rounds: 3", "'slow' and 'fast' have other events"),
-        ("privacy.target_epsilon: 9.0", "'slow' and 'fast' have other events"),
-        ("privacy.adjacency: replace_one", "another adjacency or δ"),
-        ("privacy.delta: 1e-5", "another adjacency or δ"),
-        (
+        slow("federation.rounds: 3", "'slow' and 'fast' have other events"),
+        slow("privacy.target_epsilon: 9.0", "'slow' and 'fast' have other events"),
+        slow("privacy.adjacency: replace_one", "another adjacency or δ"),
+        slow("privacy.delta: 1e-5", "another adjacency or δ"),
+        slow(
             "privacy: {target_epsilon: null, noise_multiplier: 0.0}",
             "'fast' has no finite ε, so its runs cannot be charged",
         ),

@@ -101,6 +101,7 @@ def account_json(searches: Sequence[Search], *, name: str, head: str) -> dict[st
     figures = figures_of(searches)
     return {
         "schema": searches[-1].drawn.schema_number,
+        "fedsim": fedsim.__version__,
         "name": name,
         "for": OBSERVER_OF_RUNS,
         "searches": [_search_json(search) for search in searches],

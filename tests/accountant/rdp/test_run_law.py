@@ -62,7 +62,7 @@ def fixed(runs: int) -> Callable[[Callable[[int], int]], int]:
     return lambda bits: runs
 
 
-def misfit(law: RunLaw, draw: Callable[[Callable[[int], int]], int], count: int = 2000) -> float:
+def misfit(law: RunLaw, draw: Callable[[Callable[[int], int]], int], count: int = 1500) -> float:
     """Return the p value of a chi-square test of drawn numbers against the law."""
     source = random.Random(7)
     drawn = Counter(draw(source.getrandbits) for _ in range(count))
@@ -77,7 +77,7 @@ def misfit(law: RunLaw, draw: Callable[[Callable[[int], int]], int], count: int 
 
 
 @pytest.mark.parametrize(
-    "shape", [1.0, None, *(pytest.param(shape, marks=pytest.mark.slow) for shape in (0.0, 2.0))]
+    "shape", [1.0, *(pytest.param(shape, marks=pytest.mark.slow) for shape in (0.0, 2.0, None))]
 )
 def test_what_is_drawn_has_the_law_and_a_wrong_law_is_seen(shape: float | None) -> None:
     # The source is seeded, so there are no false alarms; a fresh one would have one in 1,000.
