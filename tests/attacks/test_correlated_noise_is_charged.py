@@ -136,22 +136,21 @@ def test_rounding_moves_no_more_than_the_effective_multiplier(bands: int) -> Non
     correlation = NoiseCorrelation(c, 12)
     moved = 0.0
     for dimensions in (1, 3, 50):
-        for _ in range(300):
-            sums = np.rint(generator.normal(0.0, 5.0, (12, dimensions)))
+        allowed = DEVIATION / effective_multiplier(
+            DEVIATION, dimensions, 0.0, column_norm=correlation.column_norm, bands=bands
+        )
+        for _ in range(400):
+            exact = generator.normal(0.0, 5.0, (12, dimensions))
+            change = np.zeros((12, dimensions))
+            change[0] = generator.standard_normal(dimensions)
+            change[0] /= np.linalg.norm(change[0])  # a clipping bound of one step
+            sums, other = np.rint(exact), np.rint(exact + change)
             releases = np.rint(generator.normal(0.0, 9.0, (12, dimensions)))
-            other, start = sums.copy(), int(generator.integers(0, 12))
-            direction = generator.standard_normal(dimensions)
-            direction *= 3.0 / np.linalg.norm(direction)
-            other[start] = np.rint(sums[start] + direction)
             found = [shift(c, sums, releases, t) - shift(c, other, releases, t) for t in range(12)]
             norm = float(np.linalg.norm(np.concatenate(found)))
-            z = DEVIATION / 3.0  # a clipping bound of 3 steps
-            allowed = DEVIATION / effective_multiplier(
-                z, dimensions, 0.0, column_norm=correlation.column_norm, bands=bands
-            )
-            assert norm <= allowed
-            moved = max(moved, norm / (correlation.column_norm * (3.0 + math.sqrt(dimensions))))
-    assert moved > 1.0  # without the rounding of later steps the bound would be wrong
+            assert norm <= allowed * (1 + 1e-12)
+            moved = max(moved, norm / max(1.0, float(np.linalg.norm(other - sums))))
+    assert moved > correlation.column_norm  # so the rounding of later steps has to be charged
 
 
 def noise(
@@ -207,8 +206,8 @@ def test_the_covariance_is_that_of_the_matrix_and_no_other() -> None:
 
 
 def test_noise_is_whole_numbers_and_stays_small() -> None:
-    for bands in range(1, 129):
-        inverse = inverse_coefficients(square_root_coefficients(bands), 2000)
+    for bands in (*range(1, 20), 32, 64, 127, 128):
+        inverse = inverse_coefficients(square_root_coefficients(bands), 1000)
         assert np.abs(inverse).sum() < 2.15  # so |y| < 2.15 · 2³⁰ < 2³²
         assert sum(square_root_coefficients(bands)) * 2.0 ** (32 + 16) < 2.0**53
     rows = noise(square_root_coefficients(5), 0, 20, size=1000)
@@ -257,7 +256,7 @@ def charged(sampling: str, bands: int, delta: float = 1e-3) -> tuple[Any, Any]:
     return plan, event
 
 
-@pytest.mark.parametrize("bands", [5, 25])
+@pytest.mark.parametrize("bands", [5, pytest.param(25, marks=pytest.mark.slow)])
 def test_dp_accounting_agrees_on_the_run(bands: int) -> None:
     plan, event = charged("cyclic_poisson", bands)
     step = event.event
@@ -267,10 +266,10 @@ def test_dp_accounting_agrees_on_the_run(bands: int) -> None:
     assert step.event.noise_multiplier == pytest.approx(
         plan.step.noise_multiplier / math.hypot(*square_root_coefficients(bands)), rel=1e-9
     )
-    oracle = PLDAccountant()
+    oracle = PLDAccountant(value_discretization_interval=1e-3)
     inside = dp.GaussianDpEvent(step.event.noise_multiplier)
     oracle.compose(dp.PoissonSampledDpEvent(step.sampling_rate, inside), event.count)
-    assert oracle.get_epsilon(1e-3) == pytest.approx(8.0, abs=2e-3)
+    assert oracle.get_epsilon(1e-3) == pytest.approx(8.0, abs=3e-3)
 
 
 @pytest.mark.slow
