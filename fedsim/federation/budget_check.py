@@ -76,10 +76,15 @@ def _refusal(federation: Federation, overdrawn: tuple[Overdrawn, ...]) -> str:
         else "not even one round fits every budget: raise target_epsilon or noise_multiplier"
     )
     spending = _spending(federation, worst, worst.plan.planned_steps)
-    return (
-        f"a privacy budget forbids this plan: {spending}{others}; {fits}, or let clients leave "
-        "when theirs is spent with privacy.on_exhausted=withdraw"
-    )
+    return f"a privacy budget forbids this plan: {spending}{others}; {fits}{_way_out(federation)}"
+
+
+def _way_out(federation: Federation) -> str:
+    """Return how clients may go on with less; correlated noise is charged for whole runs only."""
+    privacy = federation.experiment.privacy
+    if privacy is not None and privacy.noise_correlation != "none":
+        return ", or leave noise_multiplier out, which calibrates it for you"
+    return ", or let clients leave when theirs is spent with privacy.on_exhausted=withdraw"
 
 
 def _spending(federation: Federation, one: Overdrawn, steps: int) -> str:

@@ -181,7 +181,7 @@ def test_an_account_of_another_plan_goes_no_further(tmp_path: Path) -> None:
             app = BatchClientApp(federation.client_task)
             reply = app(message, Context(1, 7, {"partition-id": 0}, RecordDict(), {}))
         assert reply.has_error() == is_refused
-    assert "charged for all steps of a run with correlated noise" in reply.error.reason
+    assert "charged for all steps of a run with correlated noise" in str(reply.error.reason)
     assert len(records(tmp_path)) == 1
 
 
