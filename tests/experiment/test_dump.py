@@ -133,6 +133,8 @@ local:
     lr: 1.0
     momentum: 0.0
     weight_decay: 0.0
+  augmentations: 1
+  augment: null
   cohort: auto
 privacy:
   target_epsilon: null
