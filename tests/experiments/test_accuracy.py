@@ -62,26 +62,6 @@ def test_the_partition_does_not_matter(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_weights_by_noise_make_use_of_mixed_budgets(tmp_path: Path) -> None:
-    """Half of the clients at ε = 8 and half at ε = 1, ten seeds; uniform weights stay behind."""
-    mixed = {"privacy.clients": {"strict": {"members": [0, 1, 2, 3, 4], "target_epsilon": 1}}}
-    found = means(
-        {
-            "base": str(EXPERIMENTS / "digits_dp.yaml"),
-            "seeds": 10,
-            "baseline": "uniform",
-            "variants": {
-                "uniform": {**mixed, "federation.weighting": "uniform"},
-                "noise": mixed,
-            },
-        },
-        tmp_path / "c",
-    )
-    assert found["noise"] >= 0.955
-    assert found["noise"] - found["uniform"] >= 0.02
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "clients", "seeds", "rates", "features", "least"),
     [
