@@ -1,6 +1,8 @@
 """Estimated ε of the audited clients of a federation, for each view of its run."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +16,8 @@ def views_of(federation: Federation, laws: Mapping[int, UploadLaw | None]) -> di
 
     Noise of a client that was not audited is scaled from its charged noise, by the mean ratio of
     the audited ones: all clients have the same optimizer.
+
+    There is no estimate for the final model of a server optimizer or an average: it is NaN.
 
     Args:
         federation: with plans.
@@ -30,7 +34,7 @@ def views_of(federation: Federation, laws: Mapping[int, UploadLaw | None]) -> di
         _noise(federation, plans, known),
         weights,
     )
-    return {
+    views = {
         client: estimate_views(
             law,
             [number - 1 for number in own_rounds[client]],
@@ -40,6 +44,15 @@ def views_of(federation: Federation, laws: Mapping[int, UploadLaw | None]) -> di
         )
         for client, law in known.items()
     }
+    if _is_sum_of_rounds(federation):
+        return views
+    return {client: replace(one, final_model=math.nan) for client, one in views.items()}
+
+
+def _is_sum_of_rounds(federation: Federation) -> bool:
+    """Whether the final model is the sum of all rounds' mean updates, as its estimate takes it."""
+    settings = federation.experiment.federation
+    return settings.strategy_settings.name == "fedavg" and settings.server_averaging is None
 
 
 def _rounds(federation: Federation, client: int, plan: PrivacyPlan) -> tuple[int, ...]:

@@ -84,3 +84,16 @@ def test_of_an_adapted_bound_only_the_steps_are_estimated() -> None:
     assert client.views is None
     assert client.findings.epsilon_estimate > 0.0
     assert client.to_json()["epsilon_estimated"]["final_model"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", [{"strategy": "fedavgm"}, {"server_averaging": 0.8}])
+def test_the_final_model_of_another_strategy_has_no_estimate(changed: dict[str, object]) -> None:
+    """Its estimate is of the sum of the rounds' mean updates, which that model is not."""
+    content = {**CONTENT, "federation": {**CONTENT["federation"], **changed}}
+    audit = audit_experiment(load_experiment(content), steps=40)
+    for client in audit.clients:
+        views = client.views
+        assert views is not None
+        assert math.isnan(views.final_model)
+        assert views.sums < views.uploads
