@@ -109,13 +109,27 @@ def run_command(
 @click.argument("file", type=click.Path())
 @_overrides
 @click.option("--plot", type=click.Path(), help="Write ε over the rounds to a .svg or .png file.")
+@click.option(
+    "--advise",
+    is_flag=True,
+    help="Compare other sampling rates, steps, rounds and weights at the same ε; print the lines "
+    "to change.",
+)
 @_as_json
-def plan(file: str, overrides: tuple[str, ...], plot: str | None, as_json: bool) -> None:
+def plan(
+    file: str, overrides: tuple[str, ...], plot: str | None, advise: bool, as_json: bool
+) -> None:
     """Show the privacy spend and the noise of FILE, without training.
 
     Exit code 3 if a privacy budget forbids the run.
     """
     from fedsim.experiment import load_experiment
+
+    if advise:
+        if plot is not None:
+            raise click.UsageError("--plot draws the plan of FILE; call it without --advise")
+        _advise(file, overrides, as_json=as_json)
+        return
     from fedsim.planning.projection import plan_experiment
     from fedsim.report.terminal import print_plan
 
@@ -130,6 +144,20 @@ def plan(file: str, overrides: tuple[str, ...], plot: str | None, as_json: bool)
         print_plan(planned)
     if planned.refusal is not None:
         _fail(planned.refusal, ExitCode.BUDGET_FORBIDS)
+
+
+def _advise(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
+    from fedsim.experiment import load_experiment
+    from fedsim.planning.advice.advice import advise_experiment
+    from fedsim.report.advice_table import print_advice
+
+    advice = advise_experiment(load_experiment(file, overrides))
+    if as_json:
+        _print_json(advice.to_json())
+    else:
+        print_advice(advice)
+    if advice.refusal is not None:
+        _fail(advice.refusal, ExitCode.BUDGET_FORBIDS)
 
 
 @cli.command(short_help="Print the result of RUN and rewrite its report.html.")

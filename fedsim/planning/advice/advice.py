@@ -1,0 +1,124 @@
+"""The advice about an experiment: candidates in the order of their predicted error, and notes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlanError
+from fedsim.core.json_numbers import finite_or_none
+from fedsim.experiment import LoadedExperiment
+from fedsim.federation.assembly import assemble
+from fedsim.federation.budget_check import refuse_overspending
+from fedsim.federation.federation import Federation
+from fedsim.planning.advice.facts import PublicFacts, public_facts
+from fedsim.planning.advice.noise_model import plausible_tasks
+from fedsim.planning.advice.notes import notes_of
+from fedsim.planning.advice.ranking import PROPOSAL, Ranked, Ranking
+from fedsim.planning.advice.yaml_lines import yaml_lines
+
+_CLEAR_GAIN = 0.95  # of the file's predicted error
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Candidates of an experiment, compared by public facts.
+
+    Attributes:
+        facts: what the comparison depends on.
+        rows: the file, the proposal where there is one, and other candidates.
+        compared: number of candidates.
+        notes: sentences about what the candidates leave open.
+        refusal: the reason why `fedsim run` refuses the file; None if it does not.
+    """
+
+    facts: PublicFacts
+    rows: tuple[Ranked, ...]
+    compared: int
+    notes: tuple[str, ...]
+    refusal: str | None = None
+
+    @property
+    def proposal(self) -> Ranked | None:
+        """The proposed candidate; None where none is clearly better than the file."""
+        found = [row for row in self.rows if row.name == PROPOSAL and row.ratio < _CLEAR_GAIN]
+        return found[0] if found else None
+
+    @property
+    def lines(self) -> str:
+        """The proposal as YAML lines; empty without one."""
+        return "" if self.proposal is None else yaml_lines(self.proposal.changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the advice as a JSON value; infinite numbers are null."""
+        facts = self.facts
+        return {
+            "facts": {
+                "clients": facts.num_clients,
+                "examples": [int(n) for n in facts.examples],
+                "epsilon": [finite_or_none(float(e)) for e in facts.epsilons],
+                "trained_values": facts.trained_values,
+                "inputs": facts.inputs,
+                "outputs": facts.outputs,
+                "label_skew": facts.label_skew,
+            },
+            "compared": self.compared,
+            "tasks": len(plausible_tasks()),
+            "candidates": [_row_to_json(row) for row in self.rows],
+            "proposal": None if self.proposal is None else dict(self.proposal.changes),
+            "yaml": self.lines,
+            "notes": list(self.notes),
+            "refusal": self.refusal,
+        }
+
+
+def _row_to_json(row: Ranked) -> dict[str, Any]:
+    candidate = row.candidate
+    return {
+        "name": row.name,
+        "changes": dict(row.changes),
+        "rounds": candidate.rounds,
+        "steps": candidate.steps,
+        "learning_rate": candidate.learning_rate,
+        "weighting": candidate.weighting,
+        "sampling_rate": list(row.rates),
+        "noise_multiplier": [finite_or_none(z) for z in row.noise],
+        "noise_is_exact": row.exact,
+        "noise_to_signal": finite_or_none(row.error),
+        "ratio": finite_or_none(row.ratio),
+        "ratio_range": [finite_or_none(value) for value in row.ratio_range],
+    }
+
+
+def advise_experiment(loaded: LoadedExperiment) -> Advice:
+    """Return advice about an experiment, without training and without reading an example.
+
+    Data are loaded, because the partition sets the clients' numbers of examples. Nothing else about
+    them enters.
+
+    Args:
+        loaded: the experiment.
+
+    Raises:
+        PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
+        ValueError: the experiment cannot be assembled (see `assemble`).
+    """
+    if loaded.experiment.privacy is None:
+        raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
+    federation = assemble(loaded, ledger=None)
+    facts = public_facts(federation)
+    ranking = Ranking(federation, facts)
+    rows = tuple(ranking.ranked())
+    return Advice(
+        facts=facts,
+        rows=rows,
+        compared=len(ranking.candidates),
+        notes=tuple(notes_of(federation, ranking, rows)),
+        refusal=_refusal(federation),
+    )
+
+
+def _refusal(federation: Federation) -> str | None:
+    try:
+        refuse_overspending(federation)
+    except PrivacyBudgetError as error:
+        return str(error)
+    return None

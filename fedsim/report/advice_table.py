@@ -1,0 +1,73 @@
+"""The advice of `fedsim plan --advise` in the terminal."""
+
+from rich.console import Console
+
+from fedsim.planning.advice.advice import Advice
+from fedsim.planning.advice.noise_model import plausible_tasks
+from fedsim.planning.advice.ranking import PROPOSAL, Ranked
+from fedsim.report.lines import print_sentence
+from fedsim.report.tables import figure_table, print_table
+from fedsim.statement.sentence import count_text
+
+
+def print_advice(advice: Advice, console: Console | None = None) -> None:
+    """Print the candidates, the lines to change, the predicted gain and the notes.
+
+    Args:
+        advice: to print.
+        console: where; None: stdout.
+    """
+    console = console or Console()
+    table = figure_table(
+        "Candidates at the same ε, by predicted noise-to-signal ratio",
+        ["q", "z", "steps", "lr", "× file", "between"],
+        texts=["candidate", "weights"],
+    )
+    for row in advice.rows:
+        table.add_row(*_cells(row))
+    table.caption = (
+        "q: sampling rate; z: noise multiplier, ≈ without a search; steps: rounds × local steps\n"
+        "× file: predicted noise-to-signal ratio of the final model over that of the file\n"
+        f"between: least and largest on {len(plausible_tasks())} plausible learning tasks"
+    )
+    print_table(console, table)
+    proposal = advice.proposal
+    if proposal is None:
+        print_sentence(
+            console, f"nothing to change: none of {advice.compared:,} candidates is clearly better"
+        )
+    else:
+        low, high = proposal.ratio_range
+        print_sentence(
+            console,
+            f"proposal, the best of {count_text(advice.compared, 'candidate')}: predicted "
+            f"noise-to-signal ratio × {proposal.ratio:.2g}, between × {low:.2g} and × {high:.2g}; "
+            "change these lines:",
+        )
+        console.print(advice.lines.rstrip(), highlight=False, markup=False, soft_wrap=True)
+    for note in advice.notes:
+        print_sentence(console, note)
+    print_sentence(
+        console,
+        "from public figures alone: no example was read, no training was done, no file was changed",
+    )
+
+
+def _cells(row: Ranked) -> list[str]:
+    candidate, weighting = row.candidate, row.candidate.weighting
+    low, high = row.ratio_range
+    return [
+        row.name if row.name != PROPOSAL else f"→ {row.name}",
+        weighting if isinstance(weighting, str) else str(weighting.get("name")),
+        _range(row.rates, 2),
+        ("" if row.exact else "≈") + _range(row.noise, 2),
+        f"{candidate.rounds} × {candidate.steps}",
+        f"{candidate.learning_rate:g}",
+        f"{row.ratio:.2f}",
+        f"{low:.2f}–{high:.2f}",
+    ]
+
+
+def _range(values: tuple[float, float], digits: int) -> str:
+    low, high = (f"{value:.{digits}g}" for value in values)
+    return low if low == high else f"{low}–{high}"
