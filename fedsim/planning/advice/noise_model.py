@@ -46,11 +46,11 @@ class Task:
 
 # Fitted by benchmarks/advice.py --fit to federations that no test and no page reports.
 TYPICAL_TASK = Task(
-    curvature=0.017,
-    alignment=0.2,
+    curvature=0.013,
+    alignment=0.1,
     spread=0.07,
-    start=0.006,
-    oscillation=3.0,
+    start=0.008,
+    oscillation=28.0,
     skew=0.1,
     drift=0.2,
     sampling=0.0003,
@@ -119,7 +119,7 @@ def noise_to_signal(schedules: Schedules, task: Task) -> Floats:
     start = task.start * np.square(rest).mean(axis=1)
     bias = task.skew * schedules.weight_skew * np.square(signal)
     drift = task.drift * np.square(h * (schedules.steps - 1.0))
-    error = uneven + unstable + start + noise + task.oscillation * np.square(h) / steps
+    error = uneven + unstable + start + noise + task.oscillation * h**3 / steps
     error += schedules.label_skew * (bias + drift)
     return error / np.square(signal)
 

@@ -5,6 +5,7 @@ error. Beside it stand the file, what single changes give, and the best of the o
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import eq
@@ -38,12 +39,14 @@ from fedsim.planning.advice.noise_model import (
     plausible_tasks,
     predicted_errors,
 )
-from fedsim.planning.advice.weights import NOISE_WEIGHTS, client_weights
+from fedsim.planning.advice.weights import client_shares, shares_of
+from fedsim.server.aggregation.weights import WeightingError
 
 Floats = NDArray[np.float64]
 
 FILE, PROPOSAL = "the file", "proposal"
-_NEAR_BEST = 1.05  # candidates within this factor of the best count as equal
+_LOT_PATHS = ("local.batch_size", "privacy.sampling_rate")
+_NEAR_BEST = 1.03  # candidates within this factor of the best count as equal
 _SLACK = 1.0 + 1e-6  # of an ε against the file's, for rounding
 
 
@@ -216,8 +219,11 @@ class Ranking:
     def _usable_weightings(self) -> list[Any]:
         """Return the file's weights, then the others that it may have."""
         found = [self._given.weighting]
-        for weighting in ("examples", dict(NOISE_WEIGHTS), "uniform"):
-            if weighting not in found and self._accepts({"federation.weighting": weighting}):
+        for weighting in ("examples", "noise", "uniform"):
+            if weighting in found or self._load({"federation.weighting": weighting}) is None:
+                continue
+            with suppress(WeightingError):
+                shares_of(weighting, self.facts.noise / self.facts.rates, self.facts)
                 found.append(weighting)
         return found
 
@@ -226,10 +232,8 @@ class Ranking:
             return False  # the file's lots are full already
         candidate = Candidate(1, 1, rate, self._given.weighting, 1.0)  # type: ignore[arg-type]
         changes = changes_of(candidate, self._experiment, self.facts)
-        return self._accepts({k: v for k, v in changes.items() if "batch" in k or "rate" in k})
-
-    def _accepts(self, changes: Mapping[str, Any]) -> bool:
-        return self._load(changes) is not None
+        lots = {path: value for path, value in changes.items() if path in _LOT_PATHS}
+        return self._load(lots) is not None
 
     def _load(self, changes: Mapping[str, Any]) -> Experiment | None:
         content = self._experiment.model_dump(mode="json")
@@ -250,12 +254,7 @@ def schedules_of(candidates: Sequence[Candidate], noise: Floats, facts: PublicFa
     """
     rates = sampling_rates(candidates, facts)
     lots = rates * facts.examples
-    weights = np.stack(
-        [
-            client_weights(c.weighting, facts.examples, z, q)
-            for c, z, q in zip(candidates, noise, rates, strict=True)
-        ]
-    )
+    weights = client_shares(candidates, noise, rates, facts)
     absent = facts.num_clients / facts.clients_per_round  # fewer clients share the noise
     clip_norm = facts.clip_norms.mean()
     deviations = noise * facts.clip_norms / clip_norm / lots

@@ -1,34 +1,60 @@
-"""Weights of clients in the average, as the server computes them from public facts."""
+"""Shares of clients in the average, by the weights that the server would plan."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.planning.advice.candidates import Candidate
+from fedsim.planning.advice.facts import PublicFacts
+from fedsim.server.aggregation.weights import PlanValues, plan_weights
+from fedsim.server.settings import WeightingSettings
+
 Floats = NDArray[np.float64]
 
-NOISE_WEIGHTS: Mapping[str, Any] = MappingProxyType(
-    {"name": "noise", "size_power": 1, "noise_power": 1}
-)
 
-
-def client_weights(weighting: object, examples: Floats, noise: Floats, rates: Floats) -> Floats:
-    """Return the clients' shares in the average, (..., K), each row with sum 1.
+def client_shares(
+    candidates: Sequence[Candidate], noise: Floats, rates: Floats, facts: PublicFacts
+) -> Floats:
+    """Return each client's share in an average of all clients, (candidates, K), with row sums 1.
 
     Args:
-        weighting: `federation.weighting`, a name or a mapping.
-        examples: n, (K,).
-        noise: noise multipliers z, (..., K).
-        rates: sampling rates q, (..., K).
+        candidates: schedules; those that differ in their learning rate alone share their weights.
+        noise: noise multipliers z, (candidates, K).
+        rates: sampling rates q, (candidates, K).
+        facts: of the federation.
+
+    Raises:
+        WeightingError: plan values give no weights.
     """
-    if weighting == "uniform":
-        weights = np.ones(np.broadcast_shapes(noise.shape, rates.shape))
-    elif weighting == "examples":
-        weights = np.broadcast_to(examples, noise.shape)
-    else:
-        settings = weighting if isinstance(weighting, Mapping) else NOISE_WEIGHTS
-        weights = examples ** settings["size_power"]
-        weights = weights / np.maximum(noise / rates, 1e-12) ** settings["noise_power"]
-    return weights / weights.sum(axis=-1, keepdims=True)
+    known: dict[str, Floats] = {}
+    rows = []
+    for candidate, z, q in zip(candidates, noise, rates, strict=True):
+        key = repr((candidate.weighting, candidate.rate, candidate.local_steps, candidate.sampling))
+        if key not in known:
+            known[key] = shares_of(candidate.weighting, z / q, facts)
+        rows.append(known[key])
+    return np.stack(rows)
+
+
+def shares_of(weighting: str | Mapping[str, Any], noise: Floats, facts: PublicFacts) -> Floats:
+    """Return each client's share under one weighting, (K,).
+
+    Args:
+        weighting: value of `federation.weighting`.
+        noise: noise multipliers over sampling rates, z / q, (K,).
+        facts: of the federation.
+
+    Raises:
+        WeightingError: plan values give no weights.
+    """
+    settings = {"name": weighting} if isinstance(weighting, str) else weighting
+    clients = [PlanValues(int(n), float(z)) for n, z in zip(facts.examples, noise, strict=True)]
+    planned = plan_weights(
+        WeightingSettings.model_validate(settings),
+        clients,
+        clients_per_round=facts.clients_per_round,
+    )
+    weights = np.array(planned.values, dtype=np.float64)
+    return weights / weights.sum()
