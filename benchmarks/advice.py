@@ -1,6 +1,6 @@
 """Whether `fedsim plan --advise` puts candidates into the order of their measured accuracy.
 
-    python benchmarks/advice.py [--federations N] [--record FILE]
+    python benchmarks/advice.py [--federations N] [--json FILE]
 
 Each of 20 federations is generated from its number: clients, sizes, partition, budgets, task, model
 and a recipe that a person might write. Of the candidates that the advice compares, 60 are drawn and
@@ -9,7 +9,7 @@ federation is the rank correlation (Spearman) of predicted and measured order.
 
 Neither the draw of candidates nor the choice among them looks at a prediction or an accuracy. The
 constants of the noise model were fitted to other federations, numbered from 1,000, and to digits.
-With --record, finished federations are kept in FILE and not run again.
+With --json, finished federations are kept in FILE and not run again.
 """
 
 import argparse
@@ -17,12 +17,11 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from records import machine
+from records import Number, quartiles, write_record
 from scipy.stats import spearmanr
 
 from fedsim.experiment import load_experiment
@@ -167,40 +166,43 @@ def correlation_of(federation: Mapping[str, Any]) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and record."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--federations", type=int, default=NUM_FEDERATIONS)
-    parser.add_argument("--record", type=Path, help="JSON file, read and extended")
+    parser.add_argument("--json", type=Path, help="record; its federations are not measured again")
     options = parser.parse_args(arguments)
-    record: dict[str, Any] = {"federations": []}
-    if options.record is not None and options.record.exists():
-        record = json.loads(options.record.read_text())
-    known = {one["number"] for one in record["federations"]}
-    for number in range(options.federations):
-        if number in known:
-            continue
-        measured = measure(number)
-        record["federations"].append(measured)
-        accuracies = [row["accuracy"] for row in measured["candidates"]]
+    done: list[dict[str, Any]] = []
+    if options.json is not None and options.json.exists():
+        done = json.loads(options.json.read_text())["federations"]
+    known = {one["number"] for one in done}
+    for number in (n for n in range(options.federations) if n not in known):
+        done.append(measure(number))
+        accuracies = [row["accuracy"] for row in done[-1]["candidates"]]
         print(
-            f"federation {number}: rank correlation {correlation_of(measured):.2f}, accuracies "
+            f"federation {number}: rank correlation {correlation_of(done[-1]):.2f}, accuracies "
             f"{min(accuracies):.3f} to {max(accuracies):.3f}, the file {accuracies[0]:.3f}",
             flush=True,
         )
-        _finish(record, options.record)
-    correlations = [correlation_of(one) for one in record["federations"]]
-    print(f"mean rank correlation {np.mean(correlations):.3f}, goal at least {GOAL}")
+        if options.json is not None:
+            _record(done, options.json)
+    print(_number(done).line())
 
 
-def _finish(record: dict[str, Any], path: Path | None) -> None:
-    correlations = [correlation_of(one) for one in record["federations"]]
-    record |= {
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": machine(),
-        "mean_rank_correlation": round(float(np.mean(correlations)), 3),
-        "least_rank_correlation": round(min(correlations), 3),
-    }
-    if path is not None:
-        path.write_text(json.dumps(record, indent=1) + "\n")
+def _number(federations: Sequence[Mapping[str, Any]]) -> Number:
+    correlations = [correlation_of(one) for one in federations]
+    low, _, high = quartiles(correlations)
+    return Number(
+        "rank correlation of predicted and measured order of candidates",
+        f"mean over {len(correlations)} federations",
+        float(np.mean(correlations)),
+        low,
+        high,
+        goal=GOAL,
+        least=True,
+    )
+
+
+def _record(federations: Sequence[Mapping[str, Any]], path: Path) -> None:
+    write_record(path, "advice.py", [_number(federations)], {"federations": federations})
 
 
 if __name__ == "__main__":

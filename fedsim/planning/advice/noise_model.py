@@ -46,14 +46,14 @@ class Task:
 
 # Fitted by benchmarks/advice.py --fit to federations that no test and no page reports.
 TYPICAL_TASK = Task(
-    curvature=0.013,
-    alignment=0.1,
-    spread=0.07,
-    start=0.008,
-    oscillation=28.0,
-    skew=0.1,
-    drift=0.2,
-    sampling=0.0003,
+    curvature=0.018,
+    alignment=0.6,
+    spread=0.1,
+    start=0.0015,
+    oscillation=80.0,
+    skew=0.075,
+    drift=0.3,
+    sampling=0.0001,
 )
 _CURVATURES, _ALIGNMENTS = (1 / 3, 1.0, 3.0), (0.4, 1.0, 2.5)
 _NUM_DIRECTIONS = 6
@@ -119,7 +119,7 @@ def noise_to_signal(schedules: Schedules, task: Task) -> Floats:
     start = task.start * np.square(rest).mean(axis=1)
     bias = task.skew * schedules.weight_skew * np.square(signal)
     drift = task.drift * np.square(h * (schedules.steps - 1.0))
-    error = uneven + unstable + start + noise + task.oscillation * h**3 / steps
+    error = uneven + unstable + start + noise + task.oscillation * h**4 / steps
     error += schedules.label_skew * (bias + drift)
     return error / np.square(signal)
 

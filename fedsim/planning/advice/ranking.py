@@ -1,7 +1,8 @@
 """Ranking: all candidates by a closed form of their noise, a few by the noise that a run would add.
 
-The proposal is the shortest schedule among those within a few percent of the smallest predicted
-error. Beside it stand the file, what single changes give, and the best of the other kinds.
+The proposal is the shortest schedule among the candidates within a few percent of the best: in the
+mean over plausible tasks, and in the largest factor by which another one is better on a task.
+Beside it stand the file, what single changes give, and the best of the other kinds.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +47,7 @@ Floats = NDArray[np.float64]
 
 FILE, PROPOSAL = "the file", "proposal"
 _LOT_PATHS = ("local.batch_size", "privacy.sampling_rate")
-_NEAR_BEST = 1.03  # candidates within this factor of the best count as equal
+_NEAR_BEST = 1.1  # candidates within this factor of the best count as equal
 _SLACK = 1.0 + 1e-6  # of an ε against the file's, for rounding
 
 
@@ -96,7 +97,8 @@ class Ranking:
             facts, self._given, rates=rates, weightings=self._weightings
         )
         noise = screening_noise(self.candidates, facts)
-        self.errors = mean_errors(self._errors(self.candidates, noise))
+        self._task_errors = self._errors(self.candidates, noise)
+        self.errors = mean_errors(self._task_errors)
         self._file_errors = self._errors([self._given], facts.noise[None, :])[:, 0]
 
     def ranked(self) -> list[Ranked]:
@@ -108,6 +110,14 @@ class Ranking:
                 seen.append(candidate)
                 rows += self._finalist(name, candidate)
         return rows + list(self._other_samplings())
+
+    def error_of(self, candidate: Candidate) -> float:
+        """Return the predicted error of a candidate by the closed form of its noise.
+
+        Args:
+            candidate: one of `candidates`.
+        """
+        return float(self.errors[self.candidates.index(candidate)])
 
     def with_values(self, row: Ranked, trained_values: int) -> float:
         """Return the predicted error of a candidate for a model with fewer trained values.
@@ -202,15 +212,19 @@ class Ranking:
         )
 
     def _best(self, admitted: Callable[[Candidate], bool]) -> Candidate:
-        """Return the shortest schedule among those near the smallest predicted error."""
+        """Return the shortest schedule among those near the best, on average and at worst."""
         places = [i for i, c in enumerate(self.candidates) if admitted(c)]
         if not places:
             return self._given
         limit = min(self.errors[i] for i in places) * _NEAR_BEST
         near = [i for i in places if self.errors[i] <= limit]
-        return self.candidates[
-            min(near, key=lambda i: (self.candidates[i].local_steps, self.errors[i]))
+        worst = self._task_errors[:, near] / self._task_errors[:, places].min(axis=1)[:, None]
+        regrets = worst.max(axis=0)
+        robust = [i for i, r in zip(near, regrets, strict=True) if r <= regrets.min() * _NEAR_BEST]
+        order = [
+            (self.candidates[i].local_steps, float(f"{self.errors[i]:.3g}"), i) for i in robust
         ]
+        return self.candidates[min(order)[-1]]
 
     def _errors(self, candidates: Sequence[Candidate], noise: Floats) -> Floats:
         """Return predicted errors, (tasks, candidates), from noise multipliers (candidates, K)."""
