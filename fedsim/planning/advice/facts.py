@@ -116,13 +116,16 @@ def public_facts(federation: Federation) -> PublicFacts:
 
 
 def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
-    """Return the ε of a client: its target where noise is calibrated to it, or what it spends.
+    """Return the ε of a client: its target where that sets noise or steps, or what it spends.
 
     Args:
         plan: of the client.
         privacy: its settings.
     """
-    if privacy.noise_multiplier is None and plan.target_epsilon is not None:
+    if plan.planned_steps == 0:
+        return 0.0
+    exhausted = plan.steps_to_take < plan.planned_steps
+    if plan.target_epsilon is not None and (privacy.noise_multiplier is None or exhausted):
         return plan.target_epsilon
     return epsilon_of_steps(
         plan.step,

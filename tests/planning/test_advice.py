@@ -1,0 +1,262 @@
+"""The advice compares candidates by public facts, and its lines can be applied."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from fedsim.clients.budget.plan import PrivacyPlanError
+from fedsim.core.formatting import epsilon_text
+from fedsim.experiment import load_experiment
+from fedsim.planning.advice.advice import Advice, advise_experiment
+from fedsim.planning.advice.noise_model import Schedules, noise_to_signal, plausible_tasks
+from fedsim.planning.projection import plan_experiment
+from fedsim.runs.runner import run_experiment
+
+DATA = """
+import numpy as np
+
+def load(seed=0, *, scale=1.0, classes=3):
+    rng = np.random.default_rng(seed)
+    x = scale * rng.normal(size=(600, 6)) ** (1 if scale == 1.0 else 3)
+    return x.astype(np.float32), np.arange(600) % classes
+"""
+SMALL: dict[str, Any] = {
+    "name": "advice",
+    "data": {
+        "dataset": "./data.py:load",
+        "partition": {"scheme": "quantity", "num_clients": 5, "min_examples": 30},
+    },
+    "model": {"name": "logistic"},
+    "federation": {"rounds": 20},
+    "local": {"steps": 5, "batch_size": 16, "optimizer": {"name": "sgd", "lr": 2.0}},
+    "privacy": {"target_epsilon": 2.0, "delta": 1e-3, "max_grad_norm": 0.5},
+}
+OLD_QUICKSTART: dict[str, Any] = {
+    "name": "old-quickstart",
+    "data": {
+        "dataset": "digits",
+        "partition": {
+            "scheme": "dirichlet",
+            "num_clients": 10,
+            "alpha": 0.5,
+            "min_examples": 20,
+        },
+    },
+    "model": {"name": "mlp", "args": {"hidden": [32], "activation": "tanh"}},
+    "federation": {"rounds": 60, "weighting": "uniform"},
+    "local": {"steps": 5, "batch_size": 28, "optimizer": {"name": "sgd", "lr": 1.0}},
+    "privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5},
+}
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data.py").write_text(DATA)
+    monkeypatch.chdir(tmp_path)
+
+
+def advised(experiment: Mapping[str, Any] = SMALL, **overrides: Any) -> Advice:
+    changes = {path.replace("__", "."): value for path, value in overrides.items()}
+    return advise_experiment(load_experiment(experiment, changes))
+
+
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        keep = not isinstance(value, Mapping) or path in ("local.optimizer", "federation.weighting")
+        found |= {path: value} if keep else flattened(value, f"{path}.")
+    return found
+
+
+@pytest.mark.parametrize(("epsilon", "rounds"), [(8.0, (20, 60)), (1.0, (5, 30))])
+def test_the_old_quickstart_gets_full_batches_one_step_a_round_and_weights_by_size(
+    epsilon: float, rounds: tuple[int, int]
+) -> None:
+    proposal = advised(OLD_QUICKSTART, privacy__target_epsilon=epsilon).proposal
+    assert proposal is not None
+    assert proposal.changes["local.batch_size"] == "full"
+    assert proposal.changes["local.steps"] == 1
+    assert proposal.changes["federation.weighting"] in ("examples", "noise")
+    assert rounds[0] <= proposal.candidate.rounds <= rounds[1]
+    assert proposal.ratio < 0.7
+    assert proposal.ratio_range[1] < 1.0
+    assert "privacy.noise_correlation" not in proposal.changes
+    assert proposal.exact
+
+
+def test_a_linear_model_is_named_where_it_has_fewer_trained_values() -> None:
+    notes = advised(OLD_QUICKSTART).notes
+    assert any("2,410" in note and "650" in note and "features" in note for note in notes)
+    assert not any("fewer trained values" in note for note in advised().notes)
+
+
+def test_secure_aggregation_is_a_statement_and_promises_no_less_noise() -> None:
+    secure = {"secure_aggregation": {"protocol": "additive", "aggregators": 2}}
+    plain, summed = advised(), advised({**SMALL, **secure})
+    assert [row.noise for row in plain.rows[:2]] == [row.noise for row in summed.rows[:2]]
+    assert any("no candidate has less of it" in note for note in summed.notes)
+
+
+def test_equal_sizes_give_the_same_bytes_whatever_the_values() -> None:
+    one, other = (
+        json.dumps(advised(data__args={"scale": scale}).to_json()) for scale in (1.0, 50.0)
+    )
+    assert one == other
+    assert "nan" not in one.lower()
+
+
+def test_no_example_of_a_client_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedsim.data.client_examples import ClientExamples
+
+    def read(self: ClientExamples, index: object) -> None:
+        raise AssertionError(f"the examples of client {index} were read")
+
+    monkeypatch.setattr(ClientExamples, "__getitem__", read)
+    monkeypatch.setattr(ClientExamples, "__iter__", lambda self: read(self, "any"))
+    assert advised().proposal is not None
+
+
+def test_the_lines_can_be_applied_and_spend_the_same_epsilon(tmp_path: Path) -> None:
+    advice = advised()
+    assert advice.proposal is not None
+    lines = flattened(yaml.safe_load(advice.lines))
+    assert lines == dict(advice.proposal.changes)
+    result = run_experiment(SMALL, overrides=lines, out=tmp_path / "run")
+    assert result.status == "completed"
+    assert result.privacy is not None
+    assert epsilon_text(result.privacy.system_epsilon) == "2"
+    noise = [client.noise_multiplier for client in result.privacy.clients]
+    assert advice.proposal.noise == (min(noise), max(noise))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"privacy__noise_multiplier": 2.0, "privacy__target_epsilon": None},
+        {"privacy__clients": {"careful": {"share": 0.4, "target_epsilon": 0.5}}},
+        {"privacy__clients": {"0": {"noise_multiplier": 3.0}}},
+        {"privacy__clients": {"0": {"sampling_rate": 0.3}}},
+        {"privacy__adjacency": "add_remove", "privacy__declared_examples": 100},
+        {"privacy__adjacency": "replace_one", "privacy__sampling": "fixed_size"},
+        {"privacy__accountant": "rdp", "privacy__sampling": "balls_and_bins"},
+        {"privacy__clipping": "per_layer"},
+        {"privacy__noise_multiplier": 0.0, "privacy__target_epsilon": None},
+        {"federation__clients_per_round": 2, "privacy__noise": "secure"},
+        {"local__batch_size": "full"},
+        {"local__optimizer": {"name": "adam", "lr": 0.01}},
+        {"federation__weighting": {"name": "noise", "size_power": 1, "max_share": 0.5}},
+        {"data__partition": {"scheme": "shards", "num_clients": 5}},
+    ],
+    ids=lambda one: " ".join(one),
+)
+def test_whatever_plan_accepts_gets_advice_that_a_run_accepts(overrides: dict[str, Any]) -> None:
+    changes = {path.replace("__", "."): value for path, value in overrides.items()}
+    loaded = load_experiment(SMALL, changes)
+    advice = advise_experiment(loaded)
+    assert np.isfinite([row.error for row in advice.rows]).all()
+    json.dumps(advice.to_json(), allow_nan=False)
+    if advice.proposal is not None:
+        content = loaded.experiment.model_dump(mode="json")
+        other = load_experiment(content, advice.proposal.changes, base=loaded.base)
+        federation = advise_experiment(other)
+        assert federation.refusal is None
+        spent = max(row for row in federation.facts.epsilons)
+        assert spent <= max(advice.facts.epsilons) * (1.0 + 1e-6)
+
+
+def test_private_sizes_stay_out_of_the_weights() -> None:
+    advice = advised(privacy__adjacency="add_remove", privacy__declared_examples=100)
+    assert {row.candidate.weighting for row in advice.rows} == {"uniform"}
+
+
+def test_a_file_that_a_budget_forbids_keeps_its_refusal() -> None:
+    overrides = {"privacy__noise_multiplier": 0.5}
+    advice = advised(**overrides)
+    plan = plan_experiment(load_experiment(SMALL, {"privacy.noise_multiplier": 0.5}))
+    assert advice.refusal == plan.refusal
+    assert advice.refusal is not None
+
+
+def test_nothing_to_advise_without_privacy() -> None:
+    with pytest.raises(PrivacyPlanError, match="no privacy section"):
+        advised(privacy=None)
+
+
+def test_a_hundred_clients_of_different_sizes_take_seconds() -> None:
+    many = {"partition": {"scheme": "quantity", "num_clients": 100, "min_examples": 2}}
+    start = time.process_time()
+    advised({**OLD_QUICKSTART, "data": {"dataset": "digits", **many}})
+    assert time.process_time() - start < 5.0
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from fedsim.cli import main
+
+    Path("e.json").write_text(json.dumps(SMALL))
+    before = Path("e.json").read_bytes()
+    monkeypatch.setattr("sys.argv", ["fedsim", "plan", "e.json", "--advise", "--json"])
+    main()
+    content = json.loads(capsys.readouterr().out)
+    assert content["proposal"]["local.batch_size"] == "full"
+    monkeypatch.setattr("sys.argv", ["fedsim", "plan", "e.json", "--advise"])
+    main()
+    printed = capsys.readouterr().out
+    assert content["yaml"] in printed
+    assert "no training was done" in printed
+    assert Path("e.json").read_bytes() == before
+    monkeypatch.setattr("sys.argv", ["fedsim", "plan", "e.json", "--advise", "--plot", "p.svg"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+
+
+def schedules(**changed: float) -> Schedules:
+    values = {
+        "rounds": 30.0,
+        "steps": 1.0,
+        "reach": 4.0,
+        "noise": 0.1,
+        "sampling": 0.0,
+        "weight_skew": 0.0,
+    } | changed
+    return Schedules(**{name: np.array([value]) for name, value in values.items()}, label_skew=0.1)
+
+
+@pytest.mark.parametrize(
+    "worse",
+    [
+        {"noise": 0.2},
+        {"sampling": 10.0},
+        {"weight_skew": 0.1},
+        {"rounds": 6.0, "steps": 5.0},
+        {"reach": 0.02},
+        {"reach": 400.0},
+    ],
+    ids=lambda one: " ".join(one),
+)
+def test_the_predicted_error_grows_with_each_of_its_causes(worse: dict[str, float]) -> None:
+    for task in plausible_tasks():
+        assert noise_to_signal(schedules(**worse), task) > noise_to_signal(schedules(), task)
+
+
+def test_noise_grows_as_in_a_simulated_contraction() -> None:
+    """Noise of the closed form against 4,000 noisy descents on one quadratic."""
+    task = plausible_tasks()[4]
+    rng, h, steps = np.random.default_rng(0), task.curvature * 4.0, 30
+    curvatures = task.spread ** np.linspace(1.0, 0.0, 6)
+    walk = np.zeros((4000, 6))
+    for _ in range(steps):
+        walk = (1.0 - h * curvatures) * walk + h * rng.normal(size=walk.shape)
+    quiet, noisy = (
+        noise_to_signal(schedules(noise=value), task)[0] for value in (0.0, task.alignment)
+    )
+    signal = np.mean(1.0 - (1.0 - h * curvatures) ** steps)
+    measured = np.square(walk).mean() / signal**2
+    assert noisy - quiet == pytest.approx(measured, rel=0.05)  # 24,000 draws: 5 % is 5 deviations
