@@ -155,7 +155,7 @@ def rank_correlation(predicted: Sequence[float], measured: Sequence[float]) -> f
         predicted: noise-to-signal ratio of each candidate.
         measured: accuracy of each candidate.
     """
-    return float(spearmanr([-value for value in predicted], measured).statistic)
+    return float(spearmanr([-value for value in predicted], measured)[0])  # type: ignore[arg-type]
 
 
 def correlation_of(federation: Mapping[str, Any]) -> float:

@@ -4,7 +4,7 @@ from rich.console import Console
 
 from fedsim.planning.advice.advice import Advice
 from fedsim.planning.advice.noise_model import plausible_tasks
-from fedsim.planning.advice.ranking import PROPOSAL, Ranked
+from fedsim.planning.advice.ranking import Ranked
 from fedsim.report.lines import print_sentence
 from fedsim.report.tables import figure_table, print_table
 from fedsim.statement.sentence import count_text
@@ -24,9 +24,10 @@ def print_advice(advice: Advice, console: Console | None = None) -> None:
         texts=["candidate", "weights"],
     )
     for row in advice.rows:
-        table.add_row(*_cells(row))
+        table.add_row(*_cells(row, is_proposed=row is advice.proposal))
     table.caption = (
-        "q: sampling rate; z: noise multiplier, ≈ without a search; steps: rounds × local steps\n"
+        "q: sampling rate; z: noise multiplier, ≈ without a search, of correlated noise that of\n"
+        "independent noise with the same error of sums; steps: rounds × local steps\n"
         "× file: predicted noise-to-signal ratio of the final model over that of the file\n"
         f"between: least and largest on {len(plausible_tasks())} plausible learning tasks"
     )
@@ -53,11 +54,11 @@ def print_advice(advice: Advice, console: Console | None = None) -> None:
     )
 
 
-def _cells(row: Ranked) -> list[str]:
+def _cells(row: Ranked, *, is_proposed: bool) -> list[str]:
     candidate, weighting = row.candidate, row.candidate.weighting
     low, high = row.ratio_range
     return [
-        row.name if row.name != PROPOSAL else f"→ {row.name}",
+        f"→ {row.name}" if is_proposed else row.name,
         weighting if isinstance(weighting, str) else str(weighting.get("name")),
         _range(row.rates, 2),
         ("" if row.exact else "≈") + _range(row.noise, 2),

@@ -75,7 +75,10 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("epsilon", "rounds"), [(8.0, (20, 60)), (1.0, (5, 30))])
+@pytest.mark.parametrize(
+    ("epsilon", "rounds"),
+    [(8.0, (20, 60)), pytest.param(1.0, (5, 30), marks=pytest.mark.slow)],
+)
 def test_the_old_quickstart_gets_full_batches_one_step_a_round_and_weights_by_size(
     epsilon: float, rounds: tuple[int, int]
 ) -> None:
@@ -91,12 +94,14 @@ def test_the_old_quickstart_gets_full_batches_one_step_a_round_and_weights_by_si
     assert proposal.exact
 
 
+@pytest.mark.slow
 def test_a_linear_model_is_named_where_it_has_fewer_trained_values() -> None:
     notes = advised(OLD_QUICKSTART).notes
     assert any("2,410" in note and "650" in note and "features" in note for note in notes)
     assert not any("fewer trained values" in note for note in advised().notes)
 
 
+@pytest.mark.slow
 def test_secure_aggregation_is_a_statement_and_promises_no_less_noise() -> None:
     secure = {"secure_aggregation": {"protocol": "additive", "aggregators": 2}}
     plain, summed = advised(), advised({**SMALL, **secure})
@@ -136,6 +141,7 @@ def test_the_lines_can_be_applied_and_spend_the_same_epsilon(tmp_path: Path) -> 
     assert advice.proposal.noise == (min(noise), max(noise))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -171,14 +177,39 @@ def test_whatever_plan_accepts_gets_advice_that_a_run_accepts(overrides: dict[st
         assert spent <= max(advice.facts.epsilons) * (1.0 + 1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "lot", "steps", "gains"),
+    [(2500, 50, 250, True), (144, 28, 300, False)],
+    ids=["5 passes", "58 passes"],
+)
+def test_correlated_noise_is_named_where_it_gains(
+    size: int, lot: int, steps: int, gains: bool
+) -> None:
+    """The cases of docs/correlated_noise.md: few passes over the data, and many."""
+    Path("data.py").write_text(DATA.replace("600", str(5 * size)))
+    advice = advised(
+        data__partition={"scheme": "iid", "num_clients": 4},
+        data__test_fraction=0.2,
+        federation__rounds=steps,
+        local={"steps": 1, "batch_size": lot, "optimizer": {"name": "sgd", "lr": 0.5}},
+        privacy__target_epsilon=8.0,
+    )
+    row = next(row for row in advice.rows if row.candidate.correlation is not None)
+    assert (row.all_noise < 0.75 * advice.rows[0].all_noise).all() == gains
+    assert (row.all_noise > advice.rows[0].all_noise).all() != gains
+    assert (row.ratio < 1.0) == gains
+    assert advice.proposal is None or advice.proposal.candidate.correlation is None
+
+
 def test_private_sizes_stay_out_of_the_weights() -> None:
     advice = advised(privacy__adjacency="add_remove", privacy__declared_examples=100)
     assert {row.candidate.weighting for row in advice.rows} == {"uniform"}
 
 
+@pytest.mark.slow
 def test_a_file_that_a_budget_forbids_keeps_its_refusal() -> None:
-    overrides = {"privacy__noise_multiplier": 0.5}
-    advice = advised(**overrides)
+    advice = advised(privacy__noise_multiplier=0.5)
     plan = plan_experiment(load_experiment(SMALL, {"privacy.noise_multiplier": 0.5}))
     assert advice.refusal == plan.refusal
     assert advice.refusal is not None
@@ -189,6 +220,7 @@ def test_nothing_to_advise_without_privacy() -> None:
         advised(privacy=None)
 
 
+@pytest.mark.slow
 def test_a_hundred_clients_of_different_sizes_take_seconds() -> None:
     many = {"partition": {"scheme": "quantity", "num_clients": 100, "min_examples": 2}}
     start = time.process_time()

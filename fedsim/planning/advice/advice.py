@@ -38,9 +38,15 @@ class Advice:
 
     @property
     def proposal(self) -> Ranked | None:
-        """The proposed candidate; None where none is clearly better than the file."""
-        found = [row for row in self.rows if row.name == PROPOSAL and row.ratio < _CLEAR_GAIN]
-        return found[0] if found else None
+        """The proposed candidate; None where none is clearly better than the file.
+
+        Correlated noise is proposed only where it is clearly better than all else.
+        """
+        found = [row for row in self.rows if row.name == PROPOSAL]
+        correlated = [row for row in self.rows if row.candidate.correlation is not None]
+        least = min((row.error for row in found), default=self.rows[0].error)
+        found = [row for row in correlated if row.error < _CLEAR_GAIN * least] or found
+        return found[0] if found and found[0].ratio < _CLEAR_GAIN else None
 
     @property
     def lines(self) -> str:

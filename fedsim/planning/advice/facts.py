@@ -30,6 +30,7 @@ class PublicFacts:
         rates: sampling rates of the file, (K,).
         noise: noise multipliers that the file plans, (K,).
         epsilons: ε that each client may spend, (K,).
+        deltas: δ of each client, (K,).
         clip_norms: bounds C on an example's gradient, (K,).
         unit_mu: Gaussian parameter μ of each client's budget, (K,): one release with noise
             multiplier 1/μ spends it.
@@ -51,6 +52,7 @@ class PublicFacts:
     rates: Floats
     noise: Floats
     epsilons: Floats
+    deltas: Floats
     clip_norms: Floats
     unit_mu: Floats
     clients_per_round: int
@@ -69,6 +71,11 @@ class PublicFacts:
     def typical_examples(self) -> float:
         """Median number of examples."""
         return float(np.median(self.examples))
+
+    @property
+    def median_place(self) -> int:
+        """Place in the arrays of a client of median size."""
+        return int(np.argsort(self.examples, kind="stable")[self.num_clients // 2])
 
     @property
     def num_clients(self) -> int:
@@ -99,6 +106,7 @@ def public_facts(federation: Federation) -> PublicFacts:
         rates=np.array([plan.step.sampling.sampling_rate for plan in plans]),
         noise=np.array([plan.step.noise_multiplier for plan in plans]),
         epsilons=np.array(spent),
+        deltas=np.array([plan.delta for plan in plans]),
         clip_norms=clip_norms,
         unit_mu=np.array(mus),
         clients_per_round=min(federation.participation.clients_per_round, len(members)),

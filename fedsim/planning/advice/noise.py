@@ -123,7 +123,7 @@ def sampling_noise_ratio(
     Raises:
         PrivacyPlanError: it has no guarantee here.
     """
-    place = int(np.argsort(facts.examples)[facts.num_clients // 2])
+    place = facts.median_place
     client = int(facts.members[place])
     privacy = (federation.client_privacy or ())[client].privacy
     rounds = federation.participation.planned_rounds()[client]

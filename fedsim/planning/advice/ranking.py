@@ -27,6 +27,8 @@ from fedsim.planning.advice.candidates import (
     changes_of,
     file_candidate,
 )
+from fedsim.planning.advice.correlated import SAMPLING as CYCLIC
+from fedsim.planning.advice.correlated import correlated_candidates
 from fedsim.planning.advice.facts import PublicFacts, planned_epsilon
 from fedsim.planning.advice.noise import (
     planned_clients,
@@ -109,7 +111,7 @@ class Ranking:
             if candidate not in seen:
                 seen.append(candidate)
                 rows += self._finalist(name, candidate)
-        return rows + list(self._other_samplings())
+        return rows + list(self._other_samplings()) + self._correlated()
 
     def error_of(self, candidate: Candidate) -> float:
         """Return the predicted error of a candidate by the closed form of its noise.
@@ -158,14 +160,23 @@ class Ranking:
         for name in SAMPLING_SCHEMES:
             other = replace(self._given, sampling=name)
             changes = changes_of(other, self._experiment, self.facts)
-            if name == privacy.sampling or self._load(changes) is None:
-                continue
+            if name in (privacy.sampling, CYCLIC) or self._load(changes) is None:
+                continue  # cyclic lots are for correlated noise
             try:
                 ratio = sampling_noise_ratio(self._federation, self.facts, cast(SamplingName, name))
             except PrivacyPlanError:
                 continue
             noise = ratio * self.facts.noise
             yield self._rank(f"sampling: {name}", other, noise, exact=False)
+
+    def _correlated(self) -> list[Ranked]:
+        """Return the file with correlated noise, by the best of a few numbers of bands."""
+        rows = []
+        for candidate, ratio in correlated_candidates(self._federation, self.facts):
+            if self._load(changes_of(candidate, self._experiment, self.facts)) is not None:
+                name = f"correlated, {candidate.correlation['bands']} bands"
+                rows.append(self._rank(name, candidate, ratio * self.facts.noise, exact=False))
+        return sorted(rows, key=lambda row: row.error)[:1]
 
     def _rank(self, name: str, candidate: Candidate, noise: Floats, *, exact: bool) -> Ranked:
         errors = self._errors([candidate], noise[None, :])[:, 0]
