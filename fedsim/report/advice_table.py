@@ -26,8 +26,8 @@ def print_advice(advice: Advice, console: Console | None = None) -> None:
     for row in advice.rows:
         table.add_row(*_cells(row, is_proposed=row is advice.proposal))
     table.caption = (
-        "q: sampling rate; z: noise multiplier, ≈ without a search, of correlated noise that of\n"
-        "independent noise with the same error of sums; steps: rounds × local steps\n"
+        "q: sampling rate; z: noise multiplier; steps: rounds × local steps\n"
+        "≈: without a search; for correlated noise, independent noise of equal error\n"
         "× file: predicted noise-to-signal ratio of the final model over that of the file\n"
         f"between: least and largest on {len(plausible_tasks())} plausible learning tasks"
     )

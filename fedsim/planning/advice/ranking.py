@@ -167,7 +167,7 @@ class Ranking:
             except PrivacyPlanError:
                 continue
             noise = ratio * self.facts.noise
-            yield self._rank(f"sampling: {name}", other, noise, exact=False)
+            yield self._rank(f"{name} lots", other, noise, exact=False)
 
     def _correlated(self) -> list[Ranked]:
         """Return the file with correlated noise, by the best of a few numbers of bands."""
@@ -211,7 +211,7 @@ class Ranking:
             self._best(lambda c: same_weights(c.weighting) and same_steps(c)),
         )
         yield (
-            "rounds, steps, lr only",
+            "schedule only",
             self._best(lambda c: same_weights(c.weighting) and c.rate is None),
         )
         for weighting in self._weightings:
