@@ -28,7 +28,7 @@ def print_advice(advice: Advice, console: Console | None = None) -> None:
     table.caption = (
         "q: sampling rate; z: noise multiplier; steps: rounds × local steps\n"
         "≈: without a search; for correlated noise, independent noise of equal error\n"
-        "× file: predicted noise-to-signal ratio of the final model over that of the file\n"
+        "× file: predicted noise-to-signal ratio, over that of the file\n"
         f"between: least and largest on {len(plausible_tasks())} plausible learning tasks"
     )
     print_table(console, table)
