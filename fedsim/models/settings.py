@@ -33,3 +33,10 @@ class ModelSettings(Settings):
         description="cross_entropy, mse, bce, or package.module:callable / ./file.py:callable "
         "that returns one value per example",
     )
+
+    @property
+    def public_parts(self) -> dict[str, Any] | None:
+        """Names of the features, file of the initial weights, frozen patterns; None without any."""
+        features = [one.name for one in self.features]
+        parts = {"features": features, "init": self.init, "freeze": self.freeze}
+        return {name: part for name, part in parts.items() if part} or None

@@ -56,6 +56,7 @@ class PrivacySummary:
     secure_aggregation: Mapping[str, Any] | None = None
     personal_models: str | None = None
     noise_correlation: Mapping[str, Any] | None = None
+    public_parts: Mapping[str, Any] | None = None
 
     @property
     def system_epsilon(self) -> float:
@@ -86,10 +87,13 @@ class PrivacySummary:
         """The guarantee in words, as `fedsim.statement` allows them."""
         return self.to_json()["statement"]
 
-    def _correlation(self) -> dict[str, Any]:
-        """Return the key `noise_correlation`, which files without it lack."""
-        correlation = self.noise_correlation
-        return {} if correlation is None else {"noise_correlation": correlation}
+    def _optional(self) -> dict[str, Any]:
+        """Return the keys that files without them lack."""
+        found = {
+            "noise_correlation": self.noise_correlation,
+            "public_parts": self.public_parts,
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     def to_json(self) -> PrivacyFile:
         """Return the content of `privacy.json`; an infinite ε is null."""
@@ -105,7 +109,7 @@ class PrivacySummary:
                 "sampling": self.sampling,
                 "clipping": self.clipping,
                 "noise": self.noise,
-                **self._correlation(),
+                **self._optional(),
                 "system_epsilon": finite_or_none(self.system_epsilon),
                 "slack": None if self.slack is None else self.slack._asdict(),
                 "ledger_digest": ledger_digest(clients),
@@ -210,6 +214,7 @@ def summarise_privacy(
         secure_aggregation=secure_aggregation,
         personal_models=federation.experiment.personal_models,
         noise_correlation=recorded_correlation(settings),
+        public_parts=federation.experiment.model.public_parts,
     )
 
 

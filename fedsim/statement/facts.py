@@ -112,6 +112,8 @@ class Facts:
         secure_aggregation: the recorded protocol; None where the server saw single updates.
         tuning: the declaration about earlier runs on the same data; None without one.
         personal_models: how clients make personal models; None where they make none.
+        public_parts: fixed features, initial weights and frozen parameters of the model; None
+            where it has none.
         run: None where only the privacy account is known.
     """
 
@@ -124,6 +126,7 @@ class Facts:
     secure_aggregation: Mapping[str, object] | None = field(default=None, hash=False)
     tuning: Mapping[str, object] | None = field(default=None, hash=False)
     personal_models: str | None = None
+    public_parts: Mapping[str, object] | None = field(default=None, hash=False)
     run: RunFacts | None = None
 
     @property

@@ -47,6 +47,7 @@ class PrivacyFile(TypedDict):
     """The whole file; names are null in a federation without differential privacy."""
 
     noise_correlation: NotRequired[Mapping[str, Any]]
+    public_parts: NotRequired[Mapping[str, Any]]
 
     schema: int
     version: str

@@ -54,6 +54,7 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
         secure_aggregation=privacy.get("secure_aggregation"),
         tuning=privacy.get("tuning"),
         personal_models=privacy.get("personal_models"),
+        public_parts=privacy.get("public_parts"),
         run=run,
     )
 

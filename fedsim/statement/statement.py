@@ -4,7 +4,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedsim.statement import claims, conduct, guarantee, limits, mechanism, personal, secure
+from fedsim.statement import (
+    claims,
+    conduct,
+    guarantee,
+    limits,
+    mechanism,
+    personal,
+    public_parts,
+    secure,
+)
 from fedsim.statement.facts import Facts
 from fedsim.statement.sentence import Sentence
 
@@ -12,6 +21,7 @@ SENTENCES: tuple[type[Sentence], ...] = (
     *guarantee.SENTENCES,
     *claims.SETTING,
     *mechanism.SENTENCES,
+    *public_parts.SENTENCES,
     *claims.RESULT,
     *secure.RESULT,
     *secure.FACTS,

@@ -1,5 +1,6 @@
 """Transforms, public initial weights and frozen parts on every engine, and in every later check."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,22 @@ def test_an_audit_sees_the_features(base: Path) -> None:
     found = audit_experiment(load_experiment(EXPERIMENT, base=base), clients=1, steps=200)
     assert len(found.clients) == 1
     assert not found.clients[0].violations
+
+
+def test_the_statement_names_public_features_weights_and_frozen_parts(base: Path) -> None:
+    path = run(base, "r")
+    content = json.loads((path / "privacy.json").read_text())
+    assert content["public_parts"] == {
+        "features": ["orientations", "unit_norm", "random_fourier"],
+        "init": "public.safetensors",
+        "freeze": ["1.*"],
+    }
+    (point,) = [one for one in content["statement_points"] if one["id"] == "public_parts"]
+    assert "fixed, per example and public" in point["text"]
+    assert "is tuning" in point["text"]
+    assert "the file public.safetensors" in point["text"]
+    assert "1.* are not trained" in point["text"]
+    content["public_parts"]["features"] = ["unit_norm"]
+    (path / "privacy.json").write_text(json.dumps(content))
+    problems = verify_run(RunDirectory.open(path)).problems
+    assert any("features or weights of the model" in str(one) for one in problems)

@@ -200,7 +200,7 @@ def test_the_ids_of_sentences_in_files_do_not_follow_renamed_classes():
         delta_below_one_in_n delta_too_large dp_sgd error_messages floating_point gaussian_bound
         guarantee infinite_epsilon ledger lost_updates no_aggregate_view no_amplification no_privacy
         no_targets nothing_hidden nothing_released parties_on_one_host personal_model
-        public_constants released sampler secure_aggregation secure_noise seeded_noise
+        public_constants public_parts released sampler secure_aggregation secure_noise seeded_noise
         simulated_guarantee spread
         targets_exceeded
         targets_kept threat_model tuning_declared tuning_not_charged unfinished unit

@@ -93,6 +93,9 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
         yield f"unit is {privacy['unit']} in privacy.json, and the clients protect an example"
     if (privacy["secure_aggregation"] is None) != (experiment.secure_aggregation is None):
         yield "privacy.json and experiment.yaml disagree on secure_aggregation"
+    public_parts = None if settings is None else experiment.model.public_parts
+    if privacy.get("public_parts") != public_parts:
+        yield "privacy.json and experiment.yaml disagree on the features or weights of the model"
     if privacy.get("personal_models") != experiment.personal_models:
         yield "privacy.json and experiment.yaml disagree on personalization"
 
