@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from fedsim.accountant.sampler_slack import Slack
 from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
@@ -126,7 +127,7 @@ class Facts:
     secure_aggregation: Mapping[str, object] | None = field(default=None, hash=False)
     tuning: Mapping[str, object] | None = field(default=None, hash=False)
     personal_models: str | None = None
-    public_parts: Mapping[str, object] | None = field(default=None, hash=False)
+    public_parts: Mapping[str, Any] | None = field(default=None, hash=False)
     run: RunFacts | None = None
 
     @property
