@@ -358,6 +358,7 @@ def test_withdrawals_with_reasons_and_phases_of_rounds_are_shown(make_run, make_
     assert "train 3.6 s 72.9%" in text  # of 4.936 s in all
 
 
+@pytest.mark.slow
 def test_stays_small_however_long_and_troubled_the_run(make_run, make_rounds, private_client):
     spends = [private_client(number, 100, 1 + number / 1000, 3000) for number in range(2000)]
     rows = make_rounds(3000, spends[:1], private=True, task="classification")
