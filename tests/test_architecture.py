@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS: tuple[set[str], ...] = (
     {"core"},
     {"accountant"},
-    {"secagg"},
+    {"noise", "secagg"},
     {"protocol"},
     {"clients", "server"},
     {"data", "simulation", "statement"},

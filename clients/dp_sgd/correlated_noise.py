@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.noise import NoiseSource
+from fedsim.noise.sources import NoiseSource
 
 
 @dataclass

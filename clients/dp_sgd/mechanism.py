@@ -20,14 +20,6 @@ import torch
 from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
-from fedsim.clients.dp_sgd.lattice.grid import (
-    DEVIATION,
-    SATURATION,
-    effective_multiplier,
-    sum_error,
-)
-from fedsim.clients.dp_sgd.lattice.release import release_
-from fedsim.clients.dp_sgd.noise import NoiseSource
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, check_allocation, group_noise
 from fedsim.clients.dp_sgd.noise_correlation import NoiseCorrelation
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError, check_deviations
@@ -36,6 +28,9 @@ from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.dp_sgd.sampling import Charges, Sampling
 from fedsim.clients.dp_sgd.tiles import tile_rows
 from fedsim.core.moved_names import moved_names_of
+from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier, sum_error
+from fedsim.noise.release import release_
+from fedsim.noise.sources import NoiseSource
 
 COUNT_SENSITIVITY = 0.5  # of Σ (b_i − ½), where b_i is 1 if example i is within its bound
 
@@ -50,7 +45,7 @@ class DpSgdMechanism:
     A step draws a lot, clips each per-example gradient, sums them, adds Gaussian noise to the sum
     once, and divides by the public expected lot. Groups of parameters may have bounds C_m and noise
     z_m C_m of their own: together they are one Gaussian release inside the sampling. Sums and noise
-    are integers of a grid, see `lattice`: `event` holds the noise multipliers that this leaves.
+    are integers of a grid (`fedsim.noise`): `event` has the noise multipliers that this leaves.
 
     Guarantee: one step is `event`, under the adjacencies of `sampling`. Every attribute is public;
     nothing released depends on the number of examples drawn except through the noisy sum, and an

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise
 from fedsim.clients.dp_sgd.sampling import Charges, EpochLots, IndependentLots
 from fedsim.clients.privacy_engine.outside_lots import OutsideLotError, OutsideLots
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 from fedsim.core.errors import FedsimError
 from fedsim.core.streams import KEY_BYTES, Purpose
+from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.sampler_slack import MAX_DRAWS
-from fedsim.clients.dp_sgd.lattice.release import Scales, release_
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.privacy_engine.attachment import AttachedModel
@@ -23,6 +22,7 @@ from fedsim.clients.privacy_engine.lot_schedule import (
 from fedsim.clients.privacy_engine.outside_lots import OutsideLotError
 from fedsim.clients.privacy_engine.recorded_pass import RecordedPass
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
+from fedsim.noise.release import Scales, release_
 
 
 @dataclass

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.dp_sgd.correlated_noise import CorrelatedNoise
-from fedsim.clients.dp_sgd.lattice.release import Scales, release_
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.noise import NoiseSource
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
@@ -25,6 +23,8 @@ from fedsim.clients.training.optimizers import make_optimizer
 from fedsim.clients.training.plain import batches_of, train_by_torch
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey, seeded_torch
+from fedsim.noise.release import Scales, release_
+from fedsim.noise.sources import NoiseSource
 
 
 @dataclass(frozen=True)

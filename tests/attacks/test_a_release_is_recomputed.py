@@ -18,9 +18,9 @@ from torch import Tensor
 from fedsim.cli import cli
 from fedsim.clients import client_round
 from fedsim.clients.budget import plan
-from fedsim.clients.dp_sgd.noise import NoiseSource
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.errors import ExitCode
+from fedsim.noise.sources import NoiseSource
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment

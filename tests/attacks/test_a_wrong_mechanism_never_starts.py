@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 import fedsim
-from fedsim.clients.dp_sgd.lattice import release
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.training import block
 from fedsim.clients.training.streams import StreamKey
@@ -23,6 +21,8 @@ from fedsim.federation import shards
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
+from fedsim.noise import release
+from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
 
 EXPERIMENT: dict[str, Any] = {
     "name": "probed",

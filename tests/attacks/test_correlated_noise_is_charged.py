@@ -19,7 +19,6 @@ from fedsim.accountant import Gaussian, PoissonSampled, SelfComposed
 from fedsim.clients.budget.plan import plan_privacy
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.correlated_noise import CorrelatedNoise, NoiseStates
-from fedsim.clients.dp_sgd.lattice.grid import DEVIATION, effective_multiplier
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise_correlation import (
     NoiseCorrelation,
@@ -29,6 +28,7 @@ from fedsim.clients.dp_sgd.noise_correlation import (
 from fedsim.clients.dp_sgd.sampling import CyclicLots, CyclicPoisson
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.clients.training.streams import StreamKey
+from fedsim.noise.grid import DEVIATION, effective_multiplier
 
 FALSE_ALARM = 1e-9
 

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from fedsim.clients import PrivacyEngine
 from fedsim.clients.app import BatchClientApp
 from fedsim.clients.budget.plan import PrivacyPlanError
-from fedsim.clients.dp_sgd.lattice.release import release_
-from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError, check_deviations
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
+from fedsim.noise.release import release_
+from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
 from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.runs.runner import run_experiment
 from fedsim.simulation.flower_internals import server_identity

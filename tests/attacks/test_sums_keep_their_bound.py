@@ -20,10 +20,8 @@ from torch import Tensor, nn
 from fedsim.accountant import Gaussian
 from fedsim.clients import PrivacyEngine
 from fedsim.clients.dp_sgd.clipping import FlatClipping
-from fedsim.clients.dp_sgd.lattice.grid import DEVIATION
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
-from fedsim.clients.dp_sgd.noise import NoiseSource
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
@@ -34,6 +32,8 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.errors import ExitCode
 from fedsim.models.errors import ModelError
+from fedsim.noise.grid import DEVIATION
+from fedsim.noise.sources import NoiseSource
 from fedsim.runs.runner import run_experiment
 
 LOCAL = LocalSettings.model_validate(

@@ -15,13 +15,13 @@ from fedsim.audit.audit import audit_experiment
 from fedsim.audit.results import Audit
 from fedsim.clients.budget.plan import PrivacyPlanError
 from fedsim.clients.dp_sgd.clipping import Groups
-from fedsim.clients.dp_sgd.lattice import release
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.noise import NoiseSource, SeededNoise
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import LoadedExperiment, load_experiment
+from fedsim.noise import release
+from fedsim.noise.sources import NoiseSource, SeededNoise
 
 QUICKSTART = Path(__file__).parents[2] / "experiments" / "digits_dp.yaml"
 CONFIDENCE = 1 - 1e-6  # the false-alarm rate of a changed draw; the seed is fixed

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from torch import Tensor
 
 from fedsim.cli import cli
-from fedsim.clients.dp_sgd.lattice import release
+from fedsim.noise import release
 
 EXPERIMENT: dict[str, Any] = {
     "name": "audited",

@@ -1,4 +1,4 @@
-"""Every number of docs/finite_precision.md is computed here, its proof in lattice/test_law.py."""
+"""Every number of docs/finite_precision.md is computed here; tests/noise/test_law.py proves."""
 
 import math
 import re
@@ -9,13 +9,8 @@ import pytest
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
 from fedsim.accountant import sampler_slack as slack_module
 from fedsim.accountant.sampler_slack import MAX_DRAWS, SHARE, epsilon_with_slack, sampler_slack
-from fedsim.clients.dp_sgd.lattice.alias import EXTENSION_BITS, INDEX_BITS, MAX_CENTRE, WORD_BITS
-from fedsim.clients.dp_sgd.lattice.grid import (
-    DEVIATION,
-    SATURATION,
-    effective_multiplier,
-    sum_error,
-)
+from fedsim.noise.alias import EXTENSION_BITS, INDEX_BITS, MAX_CENTRE, WORD_BITS
+from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier, sum_error
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "finite_precision.md"

@@ -36,7 +36,7 @@ def test_every_walk_lists_each_folder_and_ends_in_the_next() -> None:
         ("server/aggregation/strategy_settings.py", "STRATEGIES: "),
         ("server/aggregation/strategy_registry.py", "STRATEGIES: "),
         ("server/train_round.py", "class TrainRound"),
-        ("clients/dp_sgd/noise.py", "def fill_"),
+        ("fedsim/noise/sources.py", "def fill_"),
         ("clients/dp_sgd/mechanism.py", "class DpSgdMechanism"),
     ],
 )

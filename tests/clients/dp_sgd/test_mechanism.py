@@ -25,7 +25,6 @@ from fedsim.accountant import (
 )
 from fedsim.clients.dp_sgd.clipping import Clipping, FlatClipping, GroupClipping, Groups
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.noise import NoiseSource, SecureNoise, SeededNoise
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, group_noise
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, Tile
@@ -42,6 +41,7 @@ from fedsim.clients.training.block import BlockMember, BlockResult, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key
+from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
 
 Lots = Iterator[np.ndarray] | np.random.Generator
 

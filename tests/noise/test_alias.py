@@ -8,8 +8,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from fedsim.clients.dp_sgd.lattice import alias
-from fedsim.clients.dp_sgd.lattice.alias import (
+from fedsim.noise import alias
+from fedsim.noise.alias import (
     CENTRE_VARIANCE,
     CentreTable,
     alias_columns,

@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 from scipy.special import ndtr
 
-from fedsim.clients.dp_sgd.keystream import Keystream
-from fedsim.clients.dp_sgd.lattice import simulated, spline
+from fedsim.noise import simulated, spline
+from fedsim.noise.keystream import Keystream
 
 DEVIATION = 2**24
 ALARM = 1e-6

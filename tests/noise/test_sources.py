@@ -1,6 +1,6 @@
 """Noise is normal, independent, and reproducible exactly where it claims to be.
 
-The laws of the samplers themselves are tested in tests/clients/dp_sgd/lattice.
+The laws of the samplers themselves are tested in tests/fedsim/noise.
 """
 
 import copy
@@ -13,7 +13,9 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.noise import (
+from fedsim.clients.training.streams import StreamKey
+from fedsim.core.streams import KEY_BYTES, Purpose, stream_key
+from fedsim.noise.sources import (
     CHUNK_VALUES,
     NoiseSource,
     SecureNoise,
@@ -21,8 +23,6 @@ from fedsim.clients.dp_sgd.noise import (
     fill_rows_,
     secret_stream,
 )
-from fedsim.clients.training.streams import StreamKey
-from fedsim.core.streams import KEY_BYTES, Purpose, stream_key
 
 SIZE = 400_000
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fedsim.clients.dp_sgd.keystream import Keystream
-from fedsim.clients.dp_sgd.lattice import spline
-from fedsim.clients.dp_sgd.lattice.alias import centre_table
-from fedsim.clients.dp_sgd.lattice.spline import BYTES, ByteStream, spline_integers
+from fedsim.noise import spline
+from fedsim.noise.alias import centre_table
+from fedsim.noise.keystream import Keystream
+from fedsim.noise.spline import BYTES, ByteStream, spline_integers
 
 
 class Fixed:

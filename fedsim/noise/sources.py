@@ -1,7 +1,7 @@
 """Gaussian noise as integers: reproducible from a key, or from the operating system.
 
 A draw is a normal of standard deviation 2²⁴, rounded to an integer: noise on the grid of
-`fedsim.clients.dp_sgd.lattice.release`. Draws are below 2³⁰, so float64 holds them, and their sums
+`fedsim.noise.release`. Draws are below 2³⁰, so float64 holds them, and their sums
 with numbers below 2⁵², exactly.
 
 Edge cases of a source's `fill_`:
@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.keystream import Keystream
-from fedsim.clients.dp_sgd.lattice import simulated, spline
-from fedsim.clients.dp_sgd.lattice.grid import DEVIATION
 from fedsim.core.streams import KEY_BYTES, generator_of, torch_seed
+from fedsim.noise import simulated, spline
+from fedsim.noise.grid import DEVIATION
+from fedsim.noise.keystream import Keystream
 
 CHUNK_VALUES = 1 << 16
 """Values that are drawn at once: they stay in the cache of a core."""
@@ -78,7 +78,7 @@ class KeystreamNoise(NoiseSource):
 class SeededNoise(KeystreamNoise):
     """Reproducible noise of one key: it simulates the mechanism that `SecureNoise` is.
 
-    On the CPU an AES-128 keystream gives the bytes, and `lattice.simulated` the draws. 128 bits
+    On the CPU an AES-128 keystream gives the bytes, and `simulated` the draws. 128 bits
     separate the streams of all clients and rounds: among 10^9 of them, two are equal with
     probability 1e-21.
 
@@ -140,7 +140,7 @@ class SecureNoise(KeystreamNoise):
     There is no seed, and a forked process has keys of its own. Noise for a GPU is made on the CPU
     and copied.
 
-    Guarantee: the law of a draw is that of `lattice.spline`, to the last bit, on every processor.
+    Guarantee: the law of a draw is that of `spline`, to the last bit, on every processor.
     """
 
     def __init__(self) -> None:

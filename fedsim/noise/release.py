@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.lattice.grid import SATURATION
-from fedsim.clients.dp_sgd.noise import CHUNK_VALUES, NoiseSource, fill_rows_
+from fedsim.noise.grid import SATURATION
+from fedsim.noise.sources import CHUNK_VALUES, NoiseSource, fill_rows_
 
 Scales = Sequence[tuple[slice, Tensor]]
 """For each slice of the values, the length of a step of the grid for each row (K, 1)."""

@@ -7,8 +7,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.clients.dp_sgd import keystream
-from fedsim.clients.dp_sgd.keystream import Keystream
+from fedsim.noise import keystream
+from fedsim.noise.keystream import Keystream
 
 LONG = 70_001
 

@@ -8,7 +8,7 @@ in the small end of the radius' uniform reach 8.2 deviations.
 Nothing is proven about this law: it simulates the release of `spline_integers`, and protects from
 nobody who knows the seed anyway. The variance is 2⁴⁸ and the mean -½, which is 2⁻²⁵ deviations. The
 dither changes the density by 2⁻³² He₄(x) / 2880 at x deviations. At 10⁸ draws a chi-square test
-does not see a difference from the rounded normal (tests/clients/dp_sgd/lattice/test_draws.py).
+does not see a difference from the rounded normal (tests/noise/test_draws.py).
 
 A row takes 7 bytes of its keystream for a value. Those of n pairs are n words of 4 bytes for radii,
 n words of 4 bytes for angles, n times 2 bytes that extend the uniforms of the radii, and 2 n times

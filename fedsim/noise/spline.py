@@ -22,7 +22,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from fedsim.clients.dp_sgd.lattice.alias import EXTENSION_BITS, WORD_BITS, ZERO_COLUMN, centre_table
+from fedsim.noise.alias import EXTENSION_BITS, WORD_BITS, ZERO_COLUMN, centre_table
 
 BYTES = 12  # of keystream for a value
 UNIFORM_BITS = 16
