@@ -130,7 +130,7 @@ class PrivacyAccount:
         self._refuse_other_run()
         granted = self._granted_steps(steps)
         spent = PrivacyLedger()
-        for event, count in self.plan.step.charges(self.spend.steps, granted):
+        for event, count in self.plan.charges(self.spend.steps, granted):
             spent.record(event, count)
         return Charge(self.spend.client, round_number, request, granted, spent, self.spend.head)
 

@@ -106,8 +106,29 @@ class LocalSettings(Settings):
 
 
 class PrivacySettings(Settings):
-    """`privacy:` in an experiment file: example-level DP-SGD in every client."""
+    """`privacy:` in an experiment file: whom it trusts, what it protects, and how."""
 
+    trust: Literal["local", "distributed", "central"] = Field(
+        default="local",
+        description="who may see values with too little noise; local: nobody, each client adds all "
+        "of its noise; distributed: nobody, clients add shares and only sums are opened; central: "
+        "the server, which adds the noise",
+    )
+    unit: Literal["example", "client"] = Field(
+        default="example",
+        description="what one ε protects: one example of a client, or everything that it has",
+    )
+    colluding_clients: Annotated[int, Field(ge=0, lt=MAX_CLIENTS)] | None = Field(
+        default=None,
+        description="with distributed trust: clients of a sum that may collude with whoever sees "
+        "it, or add no noise; null: 1, since every client sees the models and knows its own noise",
+    )
+    fallback_epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        description="with distributed trust: largest ε of a client against whoever sees its own "
+        "upload, which raises its share of the noise; null: no bound",
+    )
     target_epsilon: float | None = Field(
         default=None,
         gt=0,
@@ -121,7 +142,12 @@ class PrivacySettings(Settings):
         description="should be well below 1 / (a client's examples); auto: for each client the "
         "largest power of ten that is at most a tenth of it"
     )
-    max_grad_norm: float = Field(gt=0, description="L2 bound C of one example's gradient")
+    max_grad_norm: float | None = Field(
+        default=None, gt=0, description="L2 bound C of one example's gradient; for unit: example"
+    )
+    max_update_norm: float | None = Field(
+        default=None, gt=0, description="L2 bound S of a client's whole update; for unit: client"
+    )
     clipping: Literal["flat", "per_layer", "automatic", "adaptive"] = Field(
         default="flat",
         description="one bound for the whole gradient, one for each layer, gradients normalised, "
@@ -196,6 +222,23 @@ class PrivacySettings(Settings):
         description="settings of single clients by number, and of groups by any other name",
     )
 
+    @property
+    def clip_norm(self) -> float:
+        """L2 bound of what one unit contributes: `max_grad_norm` or `max_update_norm`.
+
+        Raises:
+            ValueError: the key of the unit is missing, which the settings refuse.
+        """
+        bound = self.max_grad_norm if self.unit == "example" else self.max_update_norm
+        if bound is None:
+            raise ValueError(f"unit {self.unit} has no bound")
+        return bound
+
+    @property
+    def colluders(self) -> int:
+        """Clients of a sum that may collude: `colluding_clients`, or 1."""
+        return 1 if self.colluding_clients is None else self.colluding_clients
+
     def with_own(self, own: OwnPrivacySettings) -> "PrivacySettings":
         """Return the settings with those of one client in place of everybody's."""
         return self.model_copy(update={name: value for name, value in own if value is not None})
@@ -204,6 +247,25 @@ class PrivacySettings(Settings):
     def _whose_settings(self) -> Self:
         for name, entry in self.clients.items():
             entry.check(name)
+        return self
+
+    @model_validator(mode="after")
+    def _bound_of_the_unit(self) -> Self:
+        other = "max_update_norm" if self.unit == "example" else "max_grad_norm"
+        own = "max_grad_norm" if self.unit == "example" else "max_update_norm"
+        if getattr(self, own) is None:
+            raise ValueError(
+                f"unit: {self.unit} needs {own}, the L2 bound of what one {self.unit} contributes"
+            )
+        if getattr(self, other) is not None:
+            raise ValueError(f"{other} belongs to another unit than {self.unit}; use {own}")
+        return self
+
+    @model_validator(mode="after")
+    def _keys_of_distributed_trust(self) -> Self:
+        for key in ("colluding_clients", "fallback_epsilon"):
+            if getattr(self, key) is not None and self.trust != "distributed":
+                raise ValueError(f"{key} belongs to trust: distributed, got trust: {self.trust}")
         return self
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise_correlation import NoiseCorrelation
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.sampling import SAMPLINGS, Sampling
+from fedsim.clients.dp_sgd.sampling import SAMPLINGS, Charges, Sampling
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.errors import ExitCode, InputError
 from fedsim.protocol.client_spend import ClientSpend
@@ -54,6 +54,26 @@ class PrivacyPlan:
     planned_steps: int
     affordable_steps: int | None = None
     secure_noise: bool = False
+
+    def charges(self, first_step: int, steps: int) -> Charges:
+        """Return (event, count) for steps, in the view that the client's ε is claimed for.
+
+        Args:
+            first_step: steps that the client took before.
+            steps: number of further steps.
+        """
+        return self.step.charges(first_step, steps)
+
+    def server_charges(self, first_step: int, steps: int) -> Charges | None:
+        """Return (event, count) for steps against whoever sees the client's own uploads.
+
+        None where that is the claimed view (local trust), or no noise protects from it (central).
+
+        Args:
+            first_step: as `charges`.
+            steps: as `charges`.
+        """
+        return None
 
     @cached_property
     def mechanism_text(self) -> str:
@@ -202,15 +222,15 @@ def _clipping(privacy: PrivacySettings, expected_lot: float) -> Clipping:
         case "adaptive":
             return _adaptive(privacy, expected_lot)
         case "flat":
-            return FlatClipping(privacy.max_grad_norm)
+            return FlatClipping(privacy.clip_norm)
         case "automatic":
-            return AutomaticClipping(privacy.max_grad_norm)
+            return AutomaticClipping(privacy.clip_norm)
         case "per_layer":
-            return GroupClipping(privacy.max_grad_norm, bounds=privacy.clip_rule or "equal")
+            return GroupClipping(privacy.clip_norm, bounds=privacy.clip_rule or "equal")
 
 
 def _adaptive(privacy: PrivacySettings, expected_lot: float) -> AdaptiveClipping:
-    clipping = AdaptiveClipping.for_lot(expected_lot, max_grad_norm=privacy.max_grad_norm)
+    clipping = AdaptiveClipping.for_lot(expected_lot, max_grad_norm=privacy.clip_norm)
     given = {
         "quantile": privacy.clip_quantile,
         "learning_rate": privacy.clip_learning_rate,

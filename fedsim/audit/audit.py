@@ -134,7 +134,7 @@ def _audit_client(
         federation,
         client,
         has_canary,
-        bound=terms[client].privacy.max_grad_norm,
+        bound=terms[client].privacy.clip_norm,
         spares=num_spares(size, steps),
     )
     step = replace(plan.step, bound_groups=None).for_model(gradients.parameters)

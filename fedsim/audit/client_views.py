@@ -76,7 +76,7 @@ def _noise(
     """Return the variance of the noise of every client's upload."""
     terms = federation.client_privacy or ()
     charged = [
-        (plan.step.noise_multiplier * own.privacy.max_grad_norm / plan.step.expected_lot) ** 2
+        (plan.step.noise_multiplier * own.privacy.clip_norm / plan.step.expected_lot) ** 2
         for plan, own in zip(plans, terms, strict=True)
     ]
     ratio = float(np.mean([law.noise / charged[client] for client, law in known.items()]))

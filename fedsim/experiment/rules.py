@@ -19,6 +19,7 @@ from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.references import check_data_file, check_name, check_table, check_weights
 from fedsim.experiment.text import KeyPath, value_text
+from fedsim.experiment.trust_rules import check_trust
 from fedsim.models.catalog import LOSSES, MODELS, TRAIN_METRICS
 from fedsim.models.features.shapes import FeatureShapeError, shape_after
 from fedsim.models.settings import ModelSettings
@@ -70,6 +71,9 @@ def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
     yield from _check_personalization(sections)
     yield from _check_views(sections)
     if sections.privacy is not None:
+        yield from check_trust(
+            sections.privacy, sections.local, sections.federation, sections.secure_aggregation
+        )
         yield from _check_budget_files(sections.privacy, base)
 
 

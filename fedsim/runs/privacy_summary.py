@@ -197,7 +197,7 @@ def summarise_privacy(
             **vars(spend),
             epsilon=epsilons[client],
             epsilon_rdp=by_rdp[client],
-            max_grad_norm=terms[client].privacy.max_grad_norm,
+            max_grad_norm=terms[client].privacy.clip_norm,
             group=terms[client].group,
             withdrawn_round=(withdrawn or {}).get(client),
             clip_norm=(clip_norms or {}).get(client, plan.step.clipping.adapted_clip_norm),

@@ -133,7 +133,7 @@ def _scale(federation: "Federation", client: int) -> float:
         raise ValueError("a federation without privacy has no sensitivity")
     plan = plans[client]
     rate = experiment.local.optimizer.lr / plan.step.expected_lot
-    return federation.weights.values[client] * rate * terms[client].privacy.max_grad_norm
+    return federation.weights.values[client] * rate * terms[client].privacy.clip_norm
 
 
 def _views(

@@ -323,7 +323,6 @@ runtime: {engine: raye}
         "exp.yaml:14:1: local.steps: missing; optimizer steps per round",
         "exp.yaml:15:15: local.batch_size: tag !!int is not allowed; write the value",
         "exp.yaml:16:22: local.optimizer.nmae: unknown key; did you mean 'name'?",
-        "exp.yaml:17:1: privacy.max_grad_norm: missing; L2 bound C of one example's gradient",
         "exp.yaml:19:3: privacy.delta: must be < 1, got 2",
         "exp.yaml:20:11: runtime.engine: must be one of 'local', 'ray' or 'flower', got 'raye'; "
         "did you mean 'ray'?",

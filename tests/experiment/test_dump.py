@@ -137,10 +137,15 @@ local:
   augment: null
   cohort: auto
 privacy:
+  trust: local
+  unit: example
+  colluding_clients: null
+  fallback_epsilon: null
   target_epsilon: null
   noise_multiplier: 1.1
   delta: 0.001
   max_grad_norm: 0.5
+  max_update_norm: null
   clipping: flat
   clip_rule: null
   noise_allocation: null

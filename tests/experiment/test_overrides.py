@@ -82,7 +82,8 @@ def test_a_made_section_is_checked_like_any_other(write, good: str) -> None:
     with pytest.raises(ExperimentError) as caught:
         load_experiment(write(good[: good.index("privacy:")]), ["privacy.delta=1e-5"])
     assert str(caught.value) == (
-        "command line: privacy.max_grad_norm: missing; L2 bound C of one example's gradient"
+        "command line: privacy: unit: example needs max_grad_norm, the L2 bound of what one "
+        "example contributes"
     )
 
 

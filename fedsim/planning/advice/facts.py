@@ -97,7 +97,7 @@ def public_facts(federation: Federation) -> PublicFacts:
     plans = [planned[client] for client in members]
     settings = [every[client] for client in members]
     spent = [spends[client] for client in members]
-    clip_norms = np.array([own.max_grad_norm for own in settings])
+    clip_norms = np.array([own.clip_norm for own in settings])
     values = sum(p.numel() for p in federation.model.parameters() if p.requires_grad)
     given = [e for e, own in zip(spent, settings, strict=True) if own.noise_multiplier is not None]
     mus = [_unit_mu(e, p.delta, own) for e, p, own in zip(spent, plans, settings, strict=True)]

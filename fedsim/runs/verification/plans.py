@@ -74,7 +74,7 @@ def _against_plan(
         "delta": plan.delta,
         "target_epsilon": plan.target_epsilon,
         "sampling_rate": plan.step.sampling.sampling_rate,
-        "max_grad_norm": own.privacy.max_grad_norm,
+        "max_grad_norm": own.privacy.clip_norm,
         "group": own.group,
         "clip_norm": clip_norm,
     }

@@ -1,0 +1,1 @@
+"""Who sees what: noise of sums, and the claims of each observer."""
