@@ -21,6 +21,7 @@ from flwr.app import ConfigRecord, RecordDict
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import Charge, Journal
 from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.clients.dp_sgd.sampling import Charges
 from fedsim.clients.failure_text import ClientFailureError
 from fedsim.core.moved_names import moved_names_of
 from fedsim.protocol.client_spend import ClientSpend
@@ -101,14 +102,17 @@ class PrivacyAccount:
             "last-request": self.last_request,
             "head": self.spend.head,
         }
+        if self.spend.against_server is not None:
+            fields["against-server"] = self.spend.against_server.to_text()
         # One text: Flower checks each field, which takes a twentieth of a small client's round.
         state[STATE] = ConfigRecord({ACCOUNT: json.dumps(fields)})
 
     def propose(self, *, round_number: int, request: str, steps: int) -> Charge | None:
         """Return the charge for a round; None if the same request was charged before.
 
-        Nothing is charged yet. The caller writes the charge to the journal, then calls `commit`,
-        and only then releases anything. So the charges of many clients reach the disk together.
+        The charge has a ledger for each observer of the plan. Nothing is charged yet. The caller
+        writes the charge to the journal, then calls `commit`, and only then releases anything. So
+        the charges of many clients reach the disk together.
 
         Guarantee: only steps that the budget affords are charged, and `spend.round_steps` of the
         account after `commit` says how many may be taken.
@@ -129,10 +133,17 @@ class PrivacyAccount:
         self._refuse_noise_reuse(round_number)
         self._refuse_other_run()
         granted = self._granted_steps(steps)
-        spent = PrivacyLedger()
-        for event, count in self.plan.charges(self.spend.steps, granted):
-            spent.record(event, count)
-        return Charge(self.spend.client, round_number, request, granted, spent, self.spend.head)
+        first, spend = self.spend.steps, self.spend
+        against_server = self.plan.server_charges(first, granted)
+        return Charge(
+            spend.client,
+            round_number,
+            request,
+            granted,
+            _ledger_of(self.plan.charges(first, granted)),
+            spend.head,
+            None if against_server is None else _ledger_of(against_server),
+        )
 
     def commit(self, charge: Charge, state: RecordDict) -> Self:
         """Return the account after a charge that is in the journal, and write it to the state.
@@ -159,6 +170,9 @@ class PrivacyAccount:
             round_steps=fields["round-steps"],
             ledger=PrivacyLedger.from_text(fields["ledger"]),
             head=fields["head"],
+            against_server=PrivacyLedger.from_text(fields["against-server"])
+            if "against-server" in fields
+            else None,
         )
         return cls(plan, spend, fields["last-round"], fields["last-request"])
 
@@ -222,3 +236,10 @@ class PrivacyAccount:
                 f"{self.plan.affordable_steps} steps, and {self.spend.steps} are taken"
             )
         return granted
+
+
+def _ledger_of(charges: Charges) -> PrivacyLedger:
+    ledger = PrivacyLedger()
+    for event, count in charges:
+        ledger.record(event, count)
+    return ledger

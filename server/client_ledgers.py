@@ -1,11 +1,12 @@
 """The ledger of every client, as the client reported it, and ε of the federation.
 
-Nothing is averaged here. The federation's guarantee is the largest ε of any client.
+Nothing is averaged here. The federation's guarantee is the largest ε of any client, in the view
+that it is claimed for. The ledger against a server that sees single uploads is checked beside it.
 """
 
 from collections.abc import Callable
 
-from fedsim.accountant import FleetAccountant, PrivacyLedger, UnsupportedEventError
+from fedsim.accountant import Event, FleetAccountant, PrivacyLedger, UnsupportedEventError
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.fleet.accountant import Client
@@ -48,24 +49,34 @@ class ClientLedgers:
         """Record the new spend of a client.
 
         Raises:
-            ProtocolError: its ledger does not extend the client's previous one, or holds an event
-                without an accounting rule; nothing was recorded.
+            ProtocolError: a ledger of it does not extend the client's previous one, or holds an
+                event without an accounting rule; nothing was recorded.
         """
         before = self._spends.get(spend.client)
-        known = PrivacyLedger() if before is None else before.ledger
-        if not spend.ledger.starts_with(known):
+        new = self._extension(spend.client, spend.ledger, before and before.ledger)
+        second = before and before.against_server
+        if spend.against_server is not None or second is not None:
+            self._extension(spend.client, spend.against_server or PrivacyLedger(), second)
+        for event, count in new:
+            self._fleet.compose(spend.client, event, count)
+        self._spends[spend.client] = spend
+
+    def _extension(
+        self, client: int, ledger: PrivacyLedger, before: PrivacyLedger | None
+    ) -> tuple[tuple[Event, int], ...]:
+        """Return what a ledger adds to the one before, checked."""
+        known = PrivacyLedger() if before is None else before
+        if not ledger.starts_with(known):
             raise ProtocolError(
-                f"client {spend.client} reports a ledger that does not extend its previous one"
+                f"client {client} reports a ledger that does not extend its previous one"
             )
-        new = spend.ledger.entries_after(known)
+        new = ledger.entries_after(known)
         try:
             for event, _ in new:
                 self._fleet.check(event)
         except UnsupportedEventError as error:
-            raise ProtocolError(f"client {spend.client} reports a release: {error}") from error
-        for event, count in new:
-            self._fleet.compose(spend.client, event, count)
-        self._spends[spend.client] = spend
+            raise ProtocolError(f"client {client} reports a release: {error}") from error
+        return new
 
     def look_up(self, client: int) -> None:
         """Record the spend of a client whose reply was lost, by the durable ledger.

@@ -6,6 +6,10 @@ and the same experiment still gives the same records. A record is a line of JSON
     {"client": 3, "round": 5, "request": digest of all that the answer depends on,
      "steps": 5, "ledger": [{"event": EVENT, "count": n}], "previous": HASH, "hash": HASH}
 
+`ledger` is the charge in the view that the client's ε is claimed for. Where that is the view of
+sums, the record has a second ledger of the same form, `against_server`, before `previous`: the
+charge against a server that sees the client's own upload. Each holds for its own observer.
+
 `hash` is the SHA-256 of the record without it, as JSON with sorted keys and no spaces; `previous`
 is the hash of the client's record before, or 64 zeros.
 """
@@ -45,7 +49,9 @@ class Charge:
     """The spend of one client in one round.
 
     `steps` is the number of steps that the charge pays for. Lots of an epoch are charged when the
-    epoch starts, so there it differs from the sum of the counts.
+    epoch starts, so there it differs from the sum of the counts. `against_server` is the charge
+    against whoever sees the client's own upload; None where `ledger` is that, or no noise protects
+    from it.
     """
 
     client: int
@@ -54,23 +60,27 @@ class Charge:
     steps: int
     ledger: PrivacyLedger
     previous: str
+    against_server: PrivacyLedger | None = None
 
     @cached_property
     def hash(self) -> str:
         """SHA-256 that chains this record to the client's records before it."""
-        request, previous, (_, records) = self._texts
+        request, previous, (_, records), second = self._texts
+        other = "" if second is None else f'"against_server":{second[1]},'
         text = (
-            f'{{"client":{self.client},"ledger":{records},"previous":{previous},'
+            f'{{{other}"client":{self.client},"ledger":{records},"previous":{previous},'
             f'"request":{request},"round":{self.round_number},"steps":{self.steps}}}'
         )
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_line(self) -> str:
         """Return the record as one line of JSON."""
-        request, previous, (records, _) = self._texts
+        request, previous, (records, _), second = self._texts
+        other = "" if second is None else f'"against_server":{second[0]},'
         return (
             f'{{"client":{self.client},"round":{self.round_number},"request":{request},'
-            f'"steps":{self.steps},"ledger":{records},"previous":{previous},"hash":"{self.hash}"}}\n'
+            f'"steps":{self.steps},"ledger":{records},{other}"previous":{previous},'
+            f'"hash":"{self.hash}"}}\n'
         )
 
     @classmethod
@@ -93,6 +103,9 @@ class Charge:
                 steps=fields["steps"],
                 ledger=PrivacyLedger.from_list(fields["ledger"]),
                 previous=fields["previous"],
+                against_server=PrivacyLedger.from_list(fields["against_server"])
+                if "against_server" in fields
+                else None,
             )
             declared = fields["hash"]
             charge._check_types()
@@ -113,10 +126,11 @@ class Charge:
             raise TypeError("client, round and steps must be whole numbers, hashes must be text")
 
     @property
-    def _texts(self) -> tuple[str, str, tuple[str, str]]:
-        """The request, the previous hash and the ledger as JSON."""
-        records = _json_of(self.ledger.entries)
-        return _COMPACT.encode(self.request), _COMPACT.encode(self.previous), records
+    def _texts(self) -> tuple[str, str, tuple[str, str], tuple[str, str] | None]:
+        """The request, the previous hash and both ledgers as JSON."""
+        second = None if self.against_server is None else _json_of(self.against_server.entries)
+        request, previous = _COMPACT.encode(self.request), _COMPACT.encode(self.previous)
+        return request, previous, _json_of(self.ledger.entries), second
 
 
 @lru_cache(maxsize=1024)
@@ -130,10 +144,31 @@ def _json_of(entries: tuple[tuple[Event, int], ...]) -> tuple[str, str]:
 
 
 def total_of(charges: Iterable[Charge]) -> PrivacyLedger:
-    """Return the ledger of all charges of one client together."""
+    """Return the ledger of all charges of one client together, in the claimed view."""
     total = PrivacyLedger()
     for charge in charges:
         total.merge(charge.ledger)
+    return total
+
+
+def total_against_server(charges: Iterable[Charge]) -> PrivacyLedger | None:
+    """Return the ledger of all charges of one client against the server; None where none has one.
+
+    Raises:
+        JournalError: some charges have such a ledger and others do not.
+    """
+    known = list(charges)
+    lacking = [charge for charge in known if charge.against_server is None]
+    if len(lacking) == len(known):
+        return None
+    if lacking:
+        raise JournalError(
+            f"client {lacking[0].client}: round {lacking[0].round_number} has no charge against "
+            "the server, and another round has one: the records are of two trust models"
+        )
+    total = PrivacyLedger()
+    for charge in known:
+        total.merge(charge.against_server or PrivacyLedger())
     return total
 
 

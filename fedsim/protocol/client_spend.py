@@ -7,7 +7,7 @@ from typing import Any, Self
 from flwr.app import ConfigRecord
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.ledger.journal import Charge, total_of
+from fedsim.accountant.ledger.journal import Charge, JournalError, total_against_server, total_of
 from fedsim.protocol.errors import ProtocolError
 
 
@@ -15,7 +15,8 @@ from fedsim.protocol.errors import ProtocolError
 class ClientSpend:
     """What one client has spent, and on which mechanism.
 
-    Everything in it is public under the client's adjacency. Anyone can recompute ε from the ledger.
+    Everything in it is public under the client's adjacency. Anyone can recompute both ε from the
+    ledgers.
 
     Attributes:
         client: its number.
@@ -27,8 +28,10 @@ class ClientSpend:
         rounds: rounds that it was charged for.
         steps: steps that it was charged for.
         round_steps: the steps of the last charge.
-        ledger: everything that it was charged for.
+        ledger: everything that it was charged for, in the view that its ε is claimed for.
         head: hash of its last record in the journal.
+        against_server: the same against a server that sees its own uploads; None before the first
+            charge, and where `ledger` is that or no noise protects from it.
     """
 
     client: int
@@ -42,9 +45,14 @@ class ClientSpend:
     round_steps: int
     ledger: PrivacyLedger
     head: str
+    against_server: PrivacyLedger | None = None
 
     def after(self, charges: Sequence[Charge]) -> Self:
-        """Return the spend after further charges, oldest first."""
+        """Return the spend after further charges, oldest first.
+
+        Raises:
+            JournalError: some charges have a ledger against the server and others do not.
+        """
         if not charges:
             return self
         return replace(
@@ -54,7 +62,19 @@ class ClientSpend:
             round_steps=charges[-1].steps,
             ledger=PrivacyLedger().merge(self.ledger).merge(total_of(charges)),
             head=charges[-1].hash,
+            against_server=self._against_server_after(charges),
         )
+
+    def _against_server_after(self, charges: Sequence[Charge]) -> PrivacyLedger | None:
+        new, before = total_against_server(charges), self.against_server
+        if self.rounds > 0 and (new is None) != (before is None):
+            raise JournalError(
+                f"client {self.client}: its records are of two trust models, with a charge against "
+                "the server in some rounds only"
+            )
+        if new is None:
+            return None
+        return PrivacyLedger().merge(before or PrivacyLedger()).merge(new)
 
     def to_record(self) -> ConfigRecord:
         """Return the Flower record."""
@@ -72,6 +92,8 @@ class ClientSpend:
         }
         if self.target_epsilon is not None:
             fields["target-epsilon"] = self.target_epsilon
+        if self.against_server is not None:
+            fields["against-server"] = self.against_server.to_text()
         return ConfigRecord(fields)
 
     @classmethod
@@ -83,7 +105,7 @@ class ClientSpend:
         """
         fields: dict[str, Any] = dict(record.items())
         try:
-            target = fields.get("target-epsilon")
+            target, second = fields.get("target-epsilon"), fields.get("against-server")
             return cls(
                 client=int(fields["client"]),
                 examples=int(fields["examples"]),
@@ -96,6 +118,7 @@ class ClientSpend:
                 round_steps=int(fields["round-steps"]),
                 ledger=PrivacyLedger.from_text(fields["ledger"]),
                 head=str(fields["head"]),
+                against_server=None if second is None else PrivacyLedger.from_text(second),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"malformed record of a client's spend: {error!r}") from error

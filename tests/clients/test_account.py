@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 from flwr.app import RecordDict
 
-from fedsim.accountant import PrivacyLedger
+from fedsim.accountant import Gaussian, PrivacyLedger
 from fedsim.accountant.ledger.journal import FileJournal, Journal
 from fedsim.clients.account import ChargeRefusedError, ClientBudgetExhaustedError, PrivacyAccount
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.sampling import PoissonSampling, ShuffledEpochs
+from fedsim.clients.dp_sgd.sampling import Charges, PoissonSampling, ShuffledEpochs
 
 PLAN = PrivacyPlan(
     step=DpSgdMechanism(PoissonSampling(0.2), FlatClipping(1.0), 1.1, 10.0),
@@ -63,6 +63,30 @@ def test_a_state_lost_after_the_charge_catches_up_with_the_journal(tmp_path: Pat
     account = PrivacyAccount.restore(kept, PLAN, client=3, journal=FileJournal(path))
     assert account.last_round == 2
     assert account.spend.ledger == ledger_of(10)
+
+
+class TwoViews(PrivacyPlan):
+    """A plan with a second charge, against whoever sees the client's own uploads."""
+
+    def server_charges(self, first_step: int, steps: int) -> Charges | None:
+        return [(Gaussian(0.5), steps)]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_both_ledgers_are_charged_before_a_release(tmp_path: Path, durable: bool) -> None:
+    state, path = RecordDict(), tmp_path / "ledger.jsonl"
+    plan = TwoViews(**vars(PLAN))
+    journal = FileJournal(path) if durable else None
+    charge(state, journal, 1, plan=plan)
+    kept = RecordDict({name: state[name] for name in state})
+    charge(kept, journal, 2, plan=plan)
+    account = PrivacyAccount.restore(state if durable else kept, plan, client=3, journal=journal)
+    assert account.spend.ledger == ledger_of(10)
+    assert account.spend.against_server is not None
+    assert account.spend.against_server.entries == ((Gaussian(0.5), 10),)
+    if durable:
+        second = [one.against_server for one in FileJournal(path).history(3)]
+        assert [one.entries for one in second if one is not None] == [((Gaussian(0.5), 5),)] * 2
 
 
 @pytest.mark.parametrize("durable", [True, False])

@@ -1,10 +1,12 @@
 """The record of a client's spend adds charges up and survives the wire."""
 
+from dataclasses import replace
+
 import pytest
 from flwr.app import ConfigRecord
 
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
-from fedsim.accountant.ledger.journal import GENESIS, Charge
+from fedsim.accountant.ledger.journal import GENESIS, Charge, JournalError
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ProtocolError
 
@@ -41,6 +43,26 @@ def test_charges_add_up_at_once_or_one_after_another() -> None:
     assert spend == NOTHING.after(made[:1]).after(made[1:])
     assert NOTHING.after(()) == NOTHING
     assert NOTHING.ledger.entries == ()
+
+
+def test_charges_against_the_server_add_up_beside_the_claimed_ones() -> None:
+    own = PoissonSampled(0.25, Gaussian(0.5))
+    made = [replace(c, against_server=PrivacyLedger().record(own, c.steps)) for c in charges(5, 2)]
+    spend = NOTHING.after(made)
+    assert spend.against_server is not None
+    assert spend.against_server.entries == ((own, 7),)
+    assert spend.ledger.entries == ((EVENT, 7),)
+    assert spend == NOTHING.after(made[:1]).after(made[1:])
+    assert ClientSpend.from_record(spend.to_record()) == spend
+    assert NOTHING.after(charges(5)).against_server is None
+
+
+def test_a_client_does_not_change_its_trust_model() -> None:
+    plain = charges(5, 2)
+    second = replace(plain[1], against_server=PrivacyLedger().record(EVENT, 2))
+    for first, then in ((plain[0], second), (second, plain[0])):
+        with pytest.raises(JournalError, match="client 3: its records are of two trust models"):
+            NOTHING.after((first,)).after((then,))
 
 
 @pytest.mark.parametrize("target", [None, 8.0])

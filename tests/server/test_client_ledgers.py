@@ -83,6 +83,20 @@ def test_no_client_un_spends(shrunk: tuple) -> None:
     assert book.spends[0].steps == 5
 
 
+def test_no_client_un_spends_against_the_server() -> None:
+    own = PrivacyLedger().record(PoissonSampled(0.1, Gaussian(0.5)), 5)
+    ledgers = ClientLedgers("pld")
+    ledgers.record(replace(spend(0, (EVENT, 5)), against_server=own))
+    milder = PrivacyLedger().record(PoissonSampled(0.1, Gaussian(5.0)), 10)
+    for second in (None, PrivacyLedger(), milder):
+        with pytest.raises(ProtocolError, match="does not extend its previous one"):
+            ledgers.record(replace(spend(0, (EVENT, 10)), against_server=second))
+    assert ledgers.spends[0].against_server == own
+    more = PrivacyLedger().merge(own).merge(own)
+    ledgers.record(replace(spend(0, (EVENT, 10)), against_server=more))
+    assert ledgers.spends[0].against_server == more
+
+
 def test_an_extended_ledger_is_taken() -> None:
     book = ClientLedgers("pld")
     book.record(spend(0, (EVENT, 5)))

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
-from fedsim.accountant.ledger.journal import GENESIS, Charge, FileJournal, JournalError
+from fedsim.accountant.ledger.journal import (
+    GENESIS,
+    Charge,
+    FileJournal,
+    JournalError,
+    total_against_server,
+)
 
 
 def charge(client: int, round_number: int, previous: str = GENESIS) -> Charge:
@@ -62,20 +68,46 @@ def test_a_record_is_json_of_its_fields_whatever_they_are(
     ledger = PrivacyLedger()
     for noise, count in events:
         ledger.record(PoissonSampled(0.1, Gaussian(noise)), count)
-    one = Charge(client, 3, request_text, 5, ledger, "before " + request_text)
     content = {
         "client": client,
         "round": 3,
         "request": request_text,
         "steps": 5,
         "ledger": ledger.to_list(),
-        "previous": "before " + request_text,
     }
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    assert one.hash == hashlib.sha256(text.encode()).hexdigest()
-    whole = {**content, "hash": one.hash}
-    assert one.to_line() == json.dumps(whole, separators=(",", ":")) + "\n"
-    assert Charge.from_line(one.to_line(), where="here") == one
+    for second in (None, PrivacyLedger(), ledger):
+        one = Charge(client, 3, request_text, 5, ledger, "before " + request_text, second)
+        seconds = {} if second is None else {"against_server": second.to_list()}
+        fields = {**content, **seconds, "previous": "before " + request_text}
+        text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+        assert one.hash == hashlib.sha256(text.encode()).hexdigest()
+        whole = {**fields, "hash": one.hash}
+        assert one.to_line() == json.dumps(whole, separators=(",", ":")) + "\n"
+        assert Charge.from_line(one.to_line(), where="here") == one
+
+
+def test_the_charge_against_the_server_cannot_be_changed_or_removed() -> None:
+    own = PrivacyLedger().record(PoissonSampled(0.1, Gaussian(0.3)), 5)
+    record = json.loads(replace(charge(1, 1), against_server=own).to_line())
+    milder = PrivacyLedger().record(PoissonSampled(0.1, Gaussian(3.0)), 5).to_list()
+    for change in ({"against_server": milder}, {"against_server": None}):
+        line = json.dumps({**record, **change}, separators=(",", ":")) + "\n"
+        with pytest.raises(JournalError):
+            Charge.from_line(line, where="here")
+    record.pop("against_server")
+    with pytest.raises(JournalError, match="changed after it was written"):
+        Charge.from_line(json.dumps(record, separators=(",", ":")) + "\n", where="here")
+
+
+def test_records_of_two_trust_models_have_no_total() -> None:
+    plain = charge(1, 1)
+    second = replace(plain, against_server=plain.ledger)
+    assert total_against_server([plain, plain]) is None
+    total = total_against_server([second, second])
+    assert total is not None
+    assert total.entries == ((PoissonSampled(0.1, Gaussian(2.0)), 10),)
+    with pytest.raises(JournalError, match="client 1: round 1 has no charge against the server"):
+        total_against_server([plain, second])
 
 
 @pytest.mark.parametrize(
