@@ -102,7 +102,8 @@ class ClientRound:
             return BlockMember(*task.data(), key, range(task.local.steps))
         steps = range(spend.steps - spend.round_steps, spend.steps)
         step = task.step(self.asked.request)
-        return BlockMember(*task.data(), key, steps, step, task.privacy.secure_noise)
+        plan = task.privacy
+        return BlockMember(*task.data(), key, steps, step, plan.secure_noise, plan.part)
 
     @property
     def shared(self) -> tuple[object, ...]:
@@ -113,7 +114,7 @@ class ClientRound:
 
 @dataclass(frozen=True)
 class TrainedClient:
-    """A client after training: flat trained values (size,), and its adapted clipping bound."""
+    """A client after training: flat trained values or integers (size,), and its adapted bound."""
 
     values: np.ndarray
     adapted_clip_norm: float | None
@@ -337,8 +338,11 @@ def _answer(entry: ClientRound, trained: TrainedClient | None) -> Answer:
 def _upload(entry: ClientRound, trained: TrainedClient) -> TrainReply | SealedReply:
     """Return the reply of a trained client, sealed where updates are summed in secret."""
     task, request = entry.task, entry.asked.request
-    private = task.privacy is not None
-    arrays = task.shared_model.upload_of(trained.values, request.arrays, private=private)
+    if task.privacy is not None and task.privacy.part is not None:
+        arrays = task.shared_model.integers_of(trained.values, request.arrays)
+    else:
+        private = task.privacy is not None
+        arrays = task.shared_model.upload_of(trained.values, request.arrays, private=private)
     reply = TrainReply(
         entry.fault.alter_upload(arrays),
         task.examples,

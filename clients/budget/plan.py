@@ -10,6 +10,7 @@ from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.accountant.search import MOST_NOISE
 from fedsim.clients.budget.affordable_steps import affordable_steps
 from fedsim.clients.budget.noise_search import calibrate_noise
+from fedsim.clients.budget.sum_part import SumPart
 from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
 from fedsim.clients.dp_sgd.clipping import AutomaticClipping, Clipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
@@ -45,6 +46,8 @@ class PrivacyPlan:
         affordable_steps: number of steps that the target affords, at most `planned_steps`; None
             without a target. Fewer than planned only under a given noise multiplier.
         secure_noise: lots and noise come from the operating system instead of the seed.
+        part: the client's part of noisy sums, with distributed or central trust; None: the client
+            alone adds the noise of its claim.
     """
 
     step: DpSgdMechanism
@@ -54,15 +57,19 @@ class PrivacyPlan:
     planned_steps: int
     affordable_steps: int | None = None
     secure_noise: bool = False
+    part: SumPart | None = None
 
     def charges(self, first_step: int, steps: int) -> Charges:
         """Return (event, count) for steps, in the view that the client's ε is claimed for.
+
+        Guarantee: with a part of a sum, the noise is that of the smallest sum that may be opened.
 
         Args:
             first_step: steps that the client took before.
             steps: number of further steps.
         """
-        return self.step.charges(first_step, steps)
+        factor = 1.0 if self.part is None else self.part.noise_factor
+        return self.step.charges(first_step, steps, noise_factor=factor)
 
     def server_charges(self, first_step: int, steps: int) -> Charges | None:
         """Return (event, count) for steps against whoever sees the client's own uploads.
@@ -73,12 +80,20 @@ class PrivacyPlan:
             first_step: as `charges`.
             steps: as `charges`.
         """
-        return None
+        if self.part is None or not self.part.adds_noise:
+            return None
+        return self.step.charges(first_step, steps)
 
     @cached_property
     def mechanism_text(self) -> str:
-        """The step as text: equal for equal steps."""
-        return repr(self.step)
+        """The step and its part of a sum as text: equal for equal releases."""
+        return repr(self.step) if self.part is None else repr((self.step, self.part))
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Z in the view that the client's ε is claimed for."""
+        factor = 1.0 if self.part is None else self.part.noise_factor
+        return factor * self.step.noise_multiplier
 
     @property
     def steps_to_take(self) -> int:
@@ -91,7 +106,7 @@ class PrivacyPlan:
             client=client,
             examples=self.examples,
             delta=self.delta,
-            noise_multiplier=self.step.noise_multiplier,
+            noise_multiplier=self.noise_multiplier,
             sampling_rate=self.step.sampling.sampling_rate,
             target_epsilon=self.target_epsilon,
             rounds=0,

@@ -126,17 +126,23 @@ class DpSgdMechanism:
             "its values to the grid costs more; use a smaller model, or a larger target_epsilon"
         )
 
-    def charges(self, first_step: int, steps: int) -> Charges:
+    def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
         """Return (event, count) for steps of a client.
 
         Args:
             first_step: steps that the client took before.
             steps: number of further steps.
+            noise_factor: noise of what is seen over the noise of the step, for a sum of releases.
 
         Raises:
-            ValueError: steps with correlated noise go beyond the plan.
+            ValueError: steps with correlated noise go beyond the plan, or a factor other than 1
+                with a joint release.
         """
         correlation, mechanism = self.correlation, self.mechanism
+        if noise_factor != 1.0:
+            if correlation is not None or not isinstance(mechanism, Gaussian):
+                raise ValueError("noise of a sum is known for one independent Gaussian a step only")
+            mechanism = Gaussian(noise_factor * mechanism.noise_multiplier)
         if correlation is None:
             return self.sampling.charges(mechanism, first_step, steps)
         whole = self.sampling.charges(mechanism, 0, correlation.planned_steps)

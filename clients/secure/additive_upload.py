@@ -70,7 +70,7 @@ class SecureUploader:
         self._check_context(offer, model_digest)
         return self.codec.encode(
             arrays,
-            reference=reference if self.settings.payload == "delta" else None,
+            reference=reference if self._sends_changes else None,
             weight=weight,
             metrics=metrics,
             rng=rng,
@@ -126,6 +126,10 @@ class SecureUploader:
             tag=vector_tag(vector, leader_share_info(context, self.client)),
             envelopes=tuple(seal(seed, key, info=info) for seed, key, info in sealed),
         )
+
+    @property
+    def _sends_changes(self) -> bool:
+        return self.settings.payload == "delta" and not self.codec.is_integers
 
     def _check_context(self, offer: RoundOffer, model_digest: str) -> None:
         comparisons = (

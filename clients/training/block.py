@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.clients.budget.sum_part import SumPart
 from fedsim.clients.dp_sgd.correlated_noise import CorrelatedNoise
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
@@ -24,7 +25,7 @@ from fedsim.clients.training.plain import batches_of, train_by_torch
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey, seeded_torch
 from fedsim.noise.release import Scales, release_
-from fedsim.noise.sources import NoiseSource
+from fedsim.noise.sources import NoiseSource, NoNoise
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class BlockMember:
         steps: numbers of its steps over its whole life.
         step: its mechanism; None without privacy.
         secure: whether lots and noise come from the operating system.
+        part: its part of a noisy sum: its result is then the integers of its only step; None: its
+            result is the trained values.
     """
 
     features: Tensor
@@ -46,6 +49,7 @@ class BlockMember:
     steps: range
     step: DpSgdMechanism | None = None
     secure: bool = False
+    part: SumPart | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class BlockResult:
     """Result of a block's round.
 
     Attributes:
-        values: flat trainable values of each member (members, size); of an absent one, any.
+        values: flat trainable values of each member (members, size), or the integers of its part of
+            a sum, in float64; of an absent one, any.
         adapted_clip_norm: clipping bound of each member after the round; None where it is fixed.
     """
 
@@ -112,7 +117,7 @@ def train_block(
     block = kind(shared_model, gradients, local, members, rows)
     with seeded_torch(present[0].key, present[0].features.device):
         result = block.train(on_step)
-    if len(members) == 1:
+    if len(members) == 1 and present[0].part is None:
         shared_model.parameters.data.copy_(result.values[0])
     return result
 
@@ -233,6 +238,9 @@ class _PrivateBlock(_Block):
         self._noises = [None if m is None else self._noise_of(m) for m in members]
         self._sums = torch.empty_like(self.values, dtype=torch.float64)
         self._adapts = any(step and step.clipping.noise_on_count for step in self._steps)
+        self._on_grid = any(m is not None and m.part is not None for m in members)
+        if self._on_grid:
+            self.released = torch.empty_like(self._sums)
         self._measure()
 
     def _noise_of(self, member: BlockMember) -> NoiseSource:
@@ -242,6 +250,8 @@ class _PrivateBlock(_Block):
             ValueError: correlated noise cannot come from the operating system.
         """
         key, correlation = member.key, None if member.step is None else member.step.correlation
+        if member.part is not None and not member.part.adds_noise:
+            return NoNoise()
         if correlation is None:
             return key.noise(secure=member.secure)
         if member.secure:
@@ -270,11 +280,28 @@ class _PrivateBlock(_Block):
 
     def train(self, on_step: StepCallback | None) -> BlockResult:
         """Take all steps of all members."""
+        if self._on_grid:
+            return self._release_once(on_step)
         result = super().train(on_step)
         for noise in self._noises:
             if isinstance(noise, CorrelatedNoise):
                 noise.keep_state()
         return result
+
+    def _release_once(self, on_step: StepCallback | None) -> BlockResult:
+        """Take the only step of all members, and return its integers.
+
+        Raises:
+            ValueError: a member has another number of steps, or no part of a sum.
+        """
+        present = [member for member in self.members if member is not None]
+        if any(member.part is None or len(member.steps) != 1 for member in present):
+            raise ValueError("a part of a noisy sum is one step, the same for all of a block")
+        lots = [None if own is None else next(own) for own in self._lots]
+        self.fill_released([lot is not None for lot in lots], lots)
+        if on_step is not None:
+            on_step(lots, self.released, self.mechanisms)
+        return BlockResult(self.released, self.adapted_clip_norms())
 
     def fill_released(self, active: Sequence[bool], lots: Sequence[np.ndarray | None]) -> None:
         """Overwrite `released` (K, size) with the active members' releases."""
@@ -315,7 +342,10 @@ class _PrivateBlock(_Block):
         self._clip = ClipBounds(
             clipping, first.members, self._by_row(stacked), self._by_row(lengths.reciprocal())
         )
-        lengths *= torch.tensor(scales, **like).unsqueeze(1)
+        if self._on_grid:  # the integers themselves
+            lengths = torch.ones_like(lengths)
+        else:
+            lengths *= torch.tensor(scales, **like).unsqueeze(1)
         self._lengths: Scales = [
             (place, lengths[:, group : group + 1])
             for place, group in parameters.group_slices(first.members)

@@ -67,6 +67,24 @@ class SharedModel:
         for tensor, value in self._fixed_values:
             tensor.copy_(value)
 
+    @property
+    def trained_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each trained tensor by name; tied tensors are there under each name."""
+        return {name: tuple(shape) for name, (_, shape) in self._places.items()}
+
+    def integers_of(self, released: np.ndarray, request: ArrayRecord) -> ArrayRecord:
+        """Return a part of a noisy sum as a record of int64 tensors, one for each trained tensor.
+
+        Args:
+            released: integers (size,), in float64.
+            request: the global model that the client started from; its kind is the result's.
+        """
+        whole = released.astype(np.int64)
+        values = {
+            name: whole[place].reshape(shape) for name, (place, shape) in self._places.items()
+        }
+        return live_record(values) if is_live(request) else to_arrays(values)
+
     def upload_of(self, trained: np.ndarray, request: ArrayRecord, *, private: bool) -> ArrayRecord:
         """Return a trained model as a record with the names and kind of the request's.
 

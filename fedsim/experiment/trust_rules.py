@@ -1,13 +1,29 @@
-"""Rules of trust models and units: which combinations have a theorem, and what to change."""
+"""Rules of trust models and units: which combinations have a theorem, and what to change.
+
+Each refusal is a condition of the theorem in docs/trust_models.md that fails.
+"""
 
 from collections.abc import Iterator
 
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.settings import LocalSettings, PrivacySettings, SgdSettings
 from fedsim.experiment.messages import PathMessage
+from fedsim.experiment.text import KeyPath
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import FederationSettings
 
 BUILT = frozenset({("local", "example")})  # (trust, unit)
+
+# Of secure aggregation: the grid of the noise takes their place in a noisy sum.
+_GRID_KEYS = (
+    "ring_bits",
+    "frac_bits",
+    "value_bound",
+    "range_policy",
+    "payload",
+    "max_weight",
+    "rounding",
+    "guard_bits",
+)
 
 
 def check_trust(
@@ -26,3 +42,105 @@ def check_trust(
     """
     if (privacy.trust, privacy.unit) not in BUILT:
         yield ("privacy", "trust"), f"{privacy.trust} with unit {privacy.unit} is not built yet"
+    if privacy.trust == "local":
+        return
+    if privacy.trust == "distributed":
+        yield from _check_shares(privacy, secure)
+    if secure is not None:
+        yield from _check_grid(secure)
+    if privacy.unit == "example":
+        if local is not None:
+            yield from _check_one_step(privacy.trust, local)
+        yield from _check_noise(privacy)
+    if privacy.on_exhausted != "refuse":
+        yield (
+            ("privacy", "on_exhausted"),
+            "the noise of a sum is planned for the whole run, so no client may leave with its "
+            f"budget spent, got {privacy.on_exhausted}; use on_exhausted: refuse",
+        )
+    if privacy.unit == "example" and privacy.adjacency == "add_remove":
+        yield (
+            ("privacy", "adjacency"),
+            f"trust: {privacy.trust} needs public client sizes, which set every client's noise, "
+            "and add_remove keeps them private; use zero_out or replace_one",
+        )
+
+
+def _check_shares(
+    privacy: PrivacySettings, secure: SecureAggregationSettings | None
+) -> Iterator[PathMessage]:
+    """Check that only sums are seen, with enough honest noise in each."""
+    path: KeyPath = ("privacy", "trust")
+    if secure is None:
+        yield (
+            path,
+            "distributed protects from those who see sums, and without secure_aggregation the "
+            "server sees each update; add secure_aggregation: {min_clients: ...}, or use trust: "
+            "local or central",
+        )
+        return
+    if secure.protocol == "quantized":
+        yield (
+            ("secure_aggregation", "protocol"),
+            "quantized shows every update to the server, and distributed trust needs sums; use "
+            "additive, or trust: local",
+        )
+    if "min_clients" not in secure.model_fields_set:
+        yield (
+            ("secure_aggregation",),
+            "distributed trust needs min_clients in the file: the noise is planned for the "
+            "smallest sum that is ever opened; the more clients, the less noise each adds",
+        )
+    elif secure.min_clients <= privacy.colluders:
+        yield (
+            ("privacy", "colluding_clients"),
+            f"must be below secure_aggregation.min_clients ({secure.min_clients}), got "
+            f"{privacy.colluders}: no honest client would be left in the smallest sum; raise "
+            "min_clients",
+        )
+
+
+def _check_grid(secure: SecureAggregationSettings) -> Iterator[PathMessage]:
+    """Check that no other encoding is asked for than the integers of the noise's grid."""
+    for key in _GRID_KEYS:
+        default = SecureAggregationSettings.model_fields[key].default
+        if getattr(secure, key) != default:
+            yield (
+                ("secure_aggregation", key),
+                "a noisy sum adds integers of the noise's own grid, in 64 bits and with weight 1; "
+                f"remove {key}",
+            )
+
+
+def _check_one_step(trust: str, local: LocalSettings) -> Iterator[PathMessage]:
+    """Check that an upload is one noisy step, and linear in its noise."""
+    if local.steps != 1:
+        yield (
+            ("local", "steps"),
+            f"must be 1 with trust: {trust}, got {local.steps}: a client's second step would "
+            "depend on its own first one, which no other noise protects; use more rounds",
+        )
+    optimizer = local.optimizer
+    if not isinstance(optimizer, SgdSettings) or optimizer.momentum or optimizer.weight_decay:
+        yield (
+            ("local", "optimizer"),
+            f"must be sgd without momentum and weight_decay with trust: {trust}: the upload must "
+            "be linear in the noise; use federation.strategy: fedavgm for momentum",
+        )
+
+
+def _check_noise(privacy: PrivacySettings) -> Iterator[PathMessage]:
+    """Check that a step is one independent Gaussian on a fixed bound, of a Poisson lot."""
+    fixes = {
+        "clipping": ("flat", "automatic"),
+        "sampling": ("poisson",),
+        "noise_correlation": ("none",),
+    }
+    for key, allowed in fixes.items():
+        value = getattr(privacy, key)
+        if value not in allowed:
+            said = value if isinstance(value, str) else value.name
+            yield (
+                ("privacy", key),
+                f"trust: {privacy.trust} has no proof for {key} {said}; use {' or '.join(allowed)}",
+            )

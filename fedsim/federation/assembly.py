@@ -28,6 +28,7 @@ from fedsim.federation.initial_model import (
     public_examples,
     to_tensors,
 )
+from fedsim.federation.noise_shares import share_noise
 from fedsim.federation.secure_setup import secure_channel
 from fedsim.federation.server_strategy import checked_strategy
 from fedsim.federation.train_metrics import check_train_metrics
@@ -106,7 +107,15 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
     weights = client_weights(
         experiment, data.clients.sizes, plans, takes_weights=strategy.takes_weights
     )
-    secure = secure_channel(experiment, model.state_dict(), weights)
+    shared_model = SharedModel(
+        model, parameters=None if gradients is None else gradients.parameters
+    )
+    sums = None
+    if client_privacy is not None and plans is not None and _has_noisy_sums(experiment):
+        plans, sums = share_noise(
+            experiment, client_privacy, plans, weights, shared_model.trained_shapes
+        )
+    secure = secure_channel(experiment, model.state_dict(), weights, sums)
     if secure is not None:
         check_train_metrics(secure.settings.metrics, model, loss, task, public)
     refuse_edited_plugins(sources, experiment, loaded.base)
@@ -115,9 +124,7 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
         base=loaded.base,
         data=data,
         model=model,
-        shared_model=SharedModel(
-            model, parameters=None if gradients is None else gradients.parameters
-        ),
+        shared_model=shared_model,
         loss=loss,
         gradients=gradients,
         task=task,
@@ -129,7 +136,12 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
         weights=weights,
         sources=sources,
         secure=secure,
+        sums=sums,
     )
+
+
+def _has_noisy_sums(experiment: Experiment) -> bool:
+    return experiment.privacy is not None and experiment.privacy.trust != "local"
 
 
 def _client_privacy(loaded: LoadedExperiment, num_clients: int) -> tuple[ClientPrivacy, ...] | None:

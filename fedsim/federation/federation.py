@@ -35,6 +35,7 @@ from fedsim.federation.server_strategy import strategy_of
 from fedsim.federation.train_metrics import TrainMetrics
 from fedsim.models.errors import ModelError
 from fedsim.models.metrics import Task, evaluate
+from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.server.aggregation.strategies import Strategy
 from fedsim.server.aggregation.weights import ClientWeights
@@ -69,6 +70,7 @@ class Federation:
         weights: the weights of all clients' updates.
         sources: what is recorded of the plug-ins' sources.
         secure: keys and encoding of secure aggregation; None where updates are sent in clear.
+        sums: the plan of noisy sums; None with local trust.
     """
 
     experiment: Experiment
@@ -87,6 +89,7 @@ class Federation:
     weights: ClientWeights
     sources: PluginSources
     secure: SecureChannel | None = None
+    sums: SumPlan | None = None
 
     @cached_property
     def _tensors(self) -> ClientTensors:

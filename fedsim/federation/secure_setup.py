@@ -7,7 +7,9 @@ from torch import Tensor
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.core.errors import InputError
 from fedsim.experiment import Experiment
+from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.secagg.encoding import FixedPointEncoder
+from fedsim.secagg.errors import CapacityError
 from fedsim.secagg.hpke import HpkeMissingError, check_hpke
 from fedsim.secagg.layout import TensorLayout
 from fedsim.secagg.metrics import MetricGrids
@@ -20,7 +22,10 @@ class SecureSetupError(InputError):
 
 
 def secure_channel(
-    experiment: Experiment, state: Mapping[str, Tensor], weights: ClientWeights
+    experiment: Experiment,
+    state: Mapping[str, Tensor],
+    weights: ClientWeights,
+    sums: SumPlan | None = None,
 ) -> SecureChannel | None:
     """Return encoding and settings of secure uploads; None where updates are sent in clear.
 
@@ -28,10 +33,11 @@ def secure_channel(
         experiment: with or without `secure_aggregation`.
         state: the model's tensors by name.
         weights: the weights of all clients.
+        sums: the plan of noisy sums; None: clients send models or their changes.
 
     Raises:
-        SecureSetupError: a client weighs more than `max_weight`, or the installed `cryptography` is
-            too old.
+        SecureSetupError: the sum does not fit into the ring, a client weighs more than
+            `max_weight`, or the installed `cryptography` is too old.
     """
     settings = experiment.secure_aggregation
     if settings is None:
@@ -41,8 +47,12 @@ def secure_channel(
             check_hpke()
         except HpkeMissingError as error:
             raise SecureSetupError(str(error)) from error
-    weighted = not experiment.federation.weights.is_uniform
     per_round = experiment.federation.clients_per_round or len(weights.values)
+    if sums is not None:
+        return SecureChannel(
+            settings, _integer_codec(sums, per_round), (1,) * len(weights.values), experiment.seed
+        )
+    weighted = not experiment.federation.weights.is_uniform
     encoder = FixedPointEncoder.from_settings(settings, num_clients=per_round, weighted=weighted)
     heaviest = max(weights.values)
     if heaviest > encoder.max_weight:
@@ -56,3 +66,13 @@ def secure_channel(
     return SecureChannel(
         settings, PayloadCodec(encoder, layout, metrics), weights.values, experiment.seed
     )
+
+
+def _integer_codec(sums: SumPlan, num_clients: int) -> PayloadCodec:
+    try:
+        return PayloadCodec.of_integers(sums.shapes, bound=sums.bound, num_clients=num_clients)
+    except CapacityError as error:
+        raise SecureSetupError(
+            f"the noisy sum does not fit into the ring: {error}; ask fewer clients, or give the "
+            "noise a larger share (a smaller target_epsilon)"
+        ) from error

@@ -10,6 +10,9 @@ GRID_BITS = 24
 DEVIATION = 2.0**GRID_BITS
 """Standard deviation of the noise, in steps of the grid."""
 
+MAX_DRAW = 1 << 30
+"""No draw of a noise source is larger: 64 standard deviations."""
+
 SATURATION = 2.0**51
 """Largest sum, in steps: with noise below 2³⁰ it stays an integer that float64 holds exactly."""
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.secagg.encoding import FixedPointEncoder, Ring
 from fedsim.secagg.errors import ShareMismatchError, ZeroWeightError
-from fedsim.secagg.layout import NamedArrays, TensorLayout
+from fedsim.secagg.layout import NamedArrays, TensorLayout, TensorSpec
 from fedsim.secagg.metrics import NO_METRICS, MetricGrids
 
 
@@ -17,7 +18,7 @@ class DecodedSum:
     """The decoded sum of a round.
 
     Attributes:
-        arrays: the next model.
+        arrays: the next model; of integers, their sums.
         weight: total weight W.
         num_clients: number of clients in the sum.
         metrics: weighted means of the declared metrics.
@@ -45,11 +46,38 @@ class PayloadCodec:
         encoder: fixed-point encoder of the update.
         layout: layout of the model.
         metrics: grids of the declared metrics.
+        is_integers: whether tensors are integers, int64, which are decoded to their sum: parts of a
+            noisy sum. They have no reference, and all have the weight 1.
     """
 
     encoder: FixedPointEncoder
     layout: TensorLayout
     metrics: MetricGrids = NO_METRICS
+    is_integers: bool = False
+
+    @classmethod
+    def of_integers(
+        cls, shapes: Mapping[str, tuple[int, ...]], *, bound: int, num_clients: int
+    ) -> Self:
+        """Return the codec of parts of a noisy sum, in Z_2^64.
+
+        Args:
+            shapes: shape of each tensor by name.
+            bound: no integer of a client is larger; a sum beyond that aborts the round.
+            num_clients: largest number of clients in one round.
+
+        Raises:
+            CapacityError: the largest sum does not fit.
+        """
+        encoder = FixedPointEncoder(
+            ring_bits=64,
+            frac_bits=0,
+            value_bound=float(bound),
+            max_weight=1,
+            max_clients=num_clients,
+        )
+        tensors = (TensorSpec(name, shape, "int64") for name, shape in shapes.items())
+        return cls(encoder, TensorLayout(tuple(tensors)), is_integers=True)
 
     @property
     def length(self) -> int:
@@ -126,11 +154,17 @@ class PayloadCodec:
         lifted = total.view(self.encoder.signed_dtype)
         weight, count = int(lifted[-2]), int(lifted[-1])
         self._check(total, weight, count, num_clients)
-        mean = self.encoder.decode(total[: self.layout.size], weight)
         sums = lifted[self.layout.size : -2].tolist()
         means, clipped_metrics = self.metrics.decode(sums[: self.metrics.length], weight)
+        if self.is_integers:
+            arrays = {
+                spec.name: lifted[where].reshape(spec.shape) for spec, where in self.layout.slices()
+            }
+        else:
+            mean = self.encoder.decode(total[: self.layout.size], weight)
+            arrays = self.layout.unflatten(mean, plus=reference)
         return DecodedSum(
-            arrays=self.layout.unflatten(mean, plus=reference),
+            arrays=arrays,
             weight=weight,
             num_clients=count,
             metrics=means,

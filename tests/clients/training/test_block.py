@@ -461,14 +461,16 @@ class Recorded(Sampling):
             yield lot
 
 
-def lots_of_rounds(sampling: Sampling, steps: int, rounds: int, **options: bool) -> list[list[int]]:
+def lots_of_rounds(
+    sampling: Sampling, steps: int, rounds: int, *, secure: bool = False
+) -> list[list[int]]:
     recorded, place = Recorded(sampling, []), bench()
     x, y = (part[torch.arange(30) % len(part)] for part in example_data((64,), 3))
     step = DpSgdMechanism(recorded, FlatClipping(1.0), 1.0, 6.0)
     for number in range(rounds):
         taken = range(steps * number, steps * (number + 1))
         key = StreamKey(1, 2, number + 1)
-        place.train([BlockMember(x, y, key, taken, step, **options)])
+        place.train([BlockMember(x, y, key, taken, step, secure)])
     return recorded.seen
 
 

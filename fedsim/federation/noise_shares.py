@@ -1,0 +1,122 @@
+"""Plans of clients whose releases are parts of noisy sums: one grid and one noise for all.
+
+Distributed trust: each client adds an equal share, so that the smallest sum that may be opened
+protects every client as its budget asks. Central trust: the server adds the noise that the client
+with the largest need asks for. Both are `NoiseShares`, with one honest draw in the second.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fedsim.accountant.trust.noise_shares import NoiseNeed, NoiseShares
+from fedsim.clients.budget.client_privacy import ClientPrivacy
+from fedsim.clients.budget.noise_search import calibrate_noise
+from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
+from fedsim.clients.budget.sum_part import SumPart
+from fedsim.experiment import Experiment
+from fedsim.noise.grid import DEVIATION, MAX_DRAW
+from fedsim.protocol.noisy_sums import SumPlan
+from fedsim.server.aggregation.weights import ClientWeights
+
+
+def sum_scale(own: ClientPrivacy, plan: PrivacyPlan, weight: int, lr: float) -> float:
+    """Return a_k C_k: by how much one unit of a client moves its weighted update at most.
+
+    Args:
+        own: the client's privacy settings.
+        plan: its plan.
+        weight: its weight.
+        lr: learning rate of the one local step.
+    """
+    return weight * lr / plan.step.expected_lot * own.privacy.clip_norm
+
+
+def share_noise(
+    experiment: Experiment,
+    client_privacy: Sequence[ClientPrivacy],
+    plans: Sequence[PrivacyPlan],
+    weights: ClientWeights,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> tuple[tuple[PrivacyPlan, ...], SumPlan]:
+    """Return the plans of all clients with their parts of a sum, and the plan of the sum.
+
+    Guarantee: whichever `min_clients` clients are in a sum, of which `colluding_clients` add no
+    noise, the noise of the others is at least what each client's own plan needs.
+
+    Args:
+        experiment: with distributed or central trust.
+        client_privacy: privacy settings of each client.
+        plans: the plan of each client as if it added all noise of its claim alone.
+        weights: the weights of all clients, from these plans.
+        shapes: shape of each trained tensor of the model by name.
+
+    Raises:
+        PrivacyPlanError: no honest client would be left, or the sum has no noise.
+    """
+    privacy, secure = experiment.privacy, experiment.secure_aggregation
+    if privacy is None or privacy.trust == "local":
+        raise ValueError("local trust has no noisy sums")
+    distributed = privacy.trust == "distributed"
+    scales = [
+        sum_scale(own, plan, weight, experiment.local.optimizer.lr)
+        for own, plan, weight in zip(client_privacy, plans, weights.values, strict=True)
+    ]
+    needs = [
+        NoiseNeed(scale, plan.step.noise_multiplier, _against_server(own, plan))
+        for scale, own, plan in zip(scales, client_privacy, plans, strict=True)
+    ]
+    try:
+        shares = NoiseShares.meeting(
+            needs,
+            min_clients=secure.min_clients if distributed and secure is not None else 1,
+            colluding_clients=privacy.colluders if distributed else 0,
+        )
+    except ValueError as error:
+        raise PrivacyPlanError(f"privacy.colluding_clients cannot be met: {error}") from error
+    if shares.share == 0.0:
+        raise PrivacyPlanError(
+            f"privacy.trust: {privacy.trust} needs noise, and no client has any: set "
+            "target_epsilon, or a noise_multiplier above 0"
+        )
+    part = SumPart(shares.honest, adds_noise=distributed)
+    shared = tuple(
+        replace(
+            plan, step=replace(plan.step, noise_multiplier=shares.own_multiplier(scale)), part=part
+        )
+        if scale
+        else plan
+        for scale, plan in zip(scales, plans, strict=True)
+    )
+    largest = max(_largest_integer(plan) for plan in shared if plan.part is not None)
+    return shared, SumPlan(
+        unit=-shares.share / DEVIATION,  # a step goes against the gradient
+        bound=largest + (MAX_DRAW if distributed else 0),
+        shapes=shapes,
+        server_noise=not distributed,
+    )
+
+
+def _against_server(own: ClientPrivacy, plan: PrivacyPlan) -> float:
+    """Return the noise multiplier that `fallback_epsilon` asks for; 0 without it."""
+    limit = own.privacy.fallback_epsilon
+    if limit is None or not plan.planned_steps:
+        return 0.0
+    try:
+        wanted = calibrate_noise(
+            plan.step.sampling,
+            plan.planned_steps,
+            target_epsilon=limit,
+            delta=plan.delta,
+            accountant=own.privacy.accountant,
+            adjacency=own.privacy.adjacency,
+        )
+    except ValueError as error:
+        raise PrivacyBudgetError(f"privacy.fallback_epsilon cannot be met: {error}") from error
+    return plan.step.with_effective_noise(wanted).noise_multiplier
+
+
+def _largest_integer(plan: PrivacyPlan) -> int:
+    """Return the largest |integer| of a client's clipped sum, rounded up."""
+    step = plan.step
+    return math.ceil(step.largest_lot / step.noise_multiplier * DEVIATION * 1.001) + 1
