@@ -11,7 +11,8 @@ from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.results import Results
 from fedsim.runs.directory import RunDirectory
 
-_COLUMNS = ("variant", "seed", "status", "private", "epsilon", "delta", "rounds", "seconds", "path")
+_FACTS = ("variant", "seed", "status", "private", "trust", "unit")
+_SPENT = ("epsilon", "against", "epsilon_against_server", "delta", "rounds", "seconds", "path")
 
 
 def write_settings(comparison: LoadedComparison, path: Path) -> None:
@@ -48,8 +49,14 @@ def _csv(results: Results) -> str:
     metrics = list(dict.fromkeys(name for one in results.outcomes for name in one.metrics))
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*_COLUMNS[:4], *metrics, *_COLUMNS[4:]])
+    columns = (*_FACTS, *metrics, *_SPENT)
+    writer.writerow(columns)
     for one in results.outcomes:
-        row = {**one.to_json(), "private": one.is_private}
-        writer.writerow([row.get(name) for name in (*_COLUMNS[:4], *metrics, *_COLUMNS[4:])])
+        against_server = one.certificates.get("server")
+        row = {
+            **one.to_json(),
+            "private": one.is_private,
+            "epsilon_against_server": against_server,
+        }
+        writer.writerow([row.get(name) for name in columns])
     return buffer.getvalue()

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from fedsim.comparison.search.rules import candidate_problems, file_problems, required_problems
 from fedsim.comparison.settings import ComparisonSettings
+from fedsim.comparison.units import Baseline, unit_problems
 from fedsim.comparison.variants import Variant, expand_variants
 from fedsim.core.limits import MAX_COMPARED_RUNS
 from fedsim.experiment import ExperimentError, LoadedExperiment, Problem, load_experiment
@@ -38,6 +39,12 @@ class LoadedVariant:
         """Whether its clients train with differential privacy."""
         return self.experiments[0].experiment.privacy is not None
 
+    @property
+    def unit(self) -> str | None:
+        """What its ε protects, `example` or `client`; None without privacy."""
+        privacy = self.experiments[0].experiment.privacy
+        return None if privacy is None else privacy.unit
+
 
 @dataclass(frozen=True)
 class LoadedComparison:
@@ -58,8 +65,8 @@ class LoadedComparison:
     variants: tuple[LoadedVariant, ...]
 
     @property
-    def baseline(self) -> str:
-        """The variant that all others are compared with.
+    def baseline(self) -> Baseline:
+        """The variant that all others are compared with, or that of each unit.
 
         Raises:
             ValueError: it is a search, which has none.
@@ -119,8 +126,8 @@ def load_comparison(
     if search:
         candidates = {one.name: one.experiments[0].experiment for one in comparison.candidates}
         problems += _locate_messages(tree, candidate_problems(candidates))
-    elif settings.select is not None:
-        problems += _locate_messages(tree, _selection_rules(settings, loaded))
+    else:
+        problems += _locate_messages(tree, _unit_rules(comparison))
     if problems:
         raise ExperimentError(problems)
     return comparison
@@ -204,8 +211,8 @@ def _rules(
     settings: ComparisonSettings, names: list[str], *, search: bool
 ) -> Iterator[PathMessage]:
     yield from file_problems(settings) if search else required_problems(settings)
-    if settings.baseline is not None and not search and settings.baseline not in names:
-        yield ("baseline",), _no_such_variant(settings.baseline, names)
+    if settings.baseline is not None and not search:
+        yield from _unknown_baselines(settings.baseline, names)
     if len(names) == 1 and not search:
         yield ("variants",), "there must be at least two variants to compare"
     seeds = len(settings.seeds or (0,))
@@ -235,12 +242,34 @@ def _rules(
             )
 
 
-def _selection_rules(
-    settings: ComparisonSettings, variants: tuple[LoadedVariant, ...]
-) -> Iterator[PathMessage]:
-    select = settings.select
-    if select is not None and not select.among and not any(one.is_private for one in variants):
+def _unit_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
+    """Yield why variants cannot be compared, or chosen from, in one unit each."""
+    units = {one.name: one.unit for one in comparison.variants}
+    yield from unit_problems(units, comparison.baseline)
+    select = comparison.settings.select
+    if select is None:
+        return
+    if not select.among and not any(units.values()):
         yield ("select",), "no variant has privacy; name the candidates in select.among"
+    found = {unit for name, unit in units.items() if name in (select.among or units)} - {None}
+    if len(found) > 1:
+        yield (
+            ("select",),
+            "the candidates have two units of privacy, which no choice can rank; name those of one "
+            "unit in select.among",
+        )
+
+
+def _unknown_baselines(baseline: Baseline, names: list[str]) -> Iterator[PathMessage]:
+    if isinstance(baseline, str):
+        if baseline not in names:
+            yield ("baseline",), _no_such_variant(baseline, names)
+        return
+    for unit, name in baseline.items():
+        if name not in names:
+            yield ("baseline", unit), _no_such_variant(name, names)
+    if not baseline:
+        yield ("baseline",), "names no variant"
 
 
 def _no_such_variant(name: str, names: list[str]) -> str:

@@ -1,12 +1,13 @@
 """The outcome of every run, read from its directory."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedsim.comparison.client_metrics import FILE as CLIENT_METRICS
 from fedsim.comparison.jobs import FINISHED, Job
+from fedsim.comparison.units import OBSERVER_OF
 from fedsim.comparison.worker import RECORD
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.personal_scores import personal_metrics
@@ -28,6 +29,9 @@ class RunOutcome:
         is_private: whether its clients trained with differential privacy.
         epsilon: the largest ε of any client; None if infinite or not private.
         delta: the δ of `epsilon`; None if not private.
+        trust: trust model that `epsilon` is claimed in; None if not private.
+        unit: what `epsilon` protects, `example` or `client`; None if not private.
+        certificates: the largest ε of any client against each observer; None if infinite.
         seconds: wall-clock time of its rounds.
         rounds: the lines of `rounds.jsonl`.
         clients: `clients` of `privacy.json`.
@@ -51,6 +55,9 @@ class RunOutcome:
     clients: tuple[Mapping[str, Any], ...]
     client_metrics: tuple[Mapping[str, Any], ...]
     pair_digests: Mapping[str, str]
+    trust: str | None = None
+    unit: str | None = None
+    certificates: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def is_finished(self) -> bool:
@@ -66,7 +73,11 @@ class RunOutcome:
             "reason": self.reason,
             "reused": self.reused,
             **self.metrics,
+            "trust": self.trust,
+            "unit": self.unit,
             "epsilon": self.epsilon,
+            "against": None if self.trust is None else OBSERVER_OF[self.trust],
+            "certificates": dict(self.certificates),
             "delta": self.delta,
             "rounds": len(self.rounds),
             "seconds": self.seconds,
@@ -86,7 +97,8 @@ def read_outcome(job: Job, out: Path, failure: str | None) -> RunOutcome:
     summary = _read(directory, "summary.json", {})
     privacy = _read(directory, "privacy.json", {"clients": []})
     measured = _read(directory, CLIENT_METRICS, {"clients": []}) if failure is None else {}
-    private = job.loaded.experiment.privacy is not None
+    settings = job.loaded.experiment.privacy
+    private = settings is not None
     status = summary.get("status", "failed" if failure else "interrupted")
     return RunOutcome(
         variant=job.variant,
@@ -107,7 +119,17 @@ def read_outcome(job: Job, out: Path, failure: str | None) -> RunOutcome:
         clients=tuple(privacy["clients"]),
         client_metrics=tuple(measured.get("clients", ())),
         pair_digests=_read(directory, RECORD, {}).get("pairing", {}),
+        trust=None if settings is None else settings.trust,
+        unit=None if settings is None else settings.unit,
+        certificates=_certificates(privacy) if private else {},
     )
+
+
+def _certificates(privacy: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return ε by observer; a file without certificates is of local trust."""
+    if "certificates" in privacy:
+        return {one["against"]: one["epsilon"] for one in privacy["certificates"]}
+    return {"server": privacy["system_epsilon"]} if "system_epsilon" in privacy else {}
 
 
 def _read(directory: RunDirectory, name: str, default: dict[str, Any]) -> dict[str, Any]:

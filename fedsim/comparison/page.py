@@ -23,6 +23,7 @@ from fedsim.comparison.text import (
     guarantee_text,
     interval_text,
     metric_words,
+    observer_text,
     p_text,
     seconds_text,
 )
@@ -85,27 +86,39 @@ def _context(result: ComparisonResult) -> dict[str, Any]:
     from fedsim.comparison.pictures import series_of
 
     results = result.results
-    series = {name: one.number for name, one in series_of(results).items()}
+    parts = results.by_unit
+    series = {name: one.number for part in parts for name, one in series_of(part).items()}
     settings = (result.path / MARKER).read_text(encoding="utf-8")
     runs = [_run_row(run, results.metric, series[run.variant]) for run in results.outcomes]
     return {
         "name": results.name,
         "version": fedsim.__version__,
         "metric": metric_words(results.metric),
-        "baseline": results.baseline,
         "confidence": f"{CONFIDENCE:.0%}",
         "warnings": _warnings(result),
-        "cards": _cards(results),
-        "rows": [_row(variant, results, series[variant.name]) for variant in results.variants],
+        "cards": [*(card for part in parts for card in _cards(part)), *_run_cards(results)],
+        "units": [_unit(part, several=len(parts) > 1) for part in parts],
         "pairing": results.pair_check.statement,
         "notes": results.notes,
         "tuning": result.tuning.statement,
         "guarantees": _guarantees(result),
-        "figures": _figures(results),
         "client_warning": WARNING,
         "runs": runs[:_MAX_RUNS],
         "num_runs": len(runs),
         "settings": settings[:_MAX_SETTINGS_CHARACTERS],
+    }
+
+
+def _unit(part: Results, *, several: bool) -> dict[str, Any]:
+    """Return the table and the figures of one unit's variants; its name where there are two."""
+    from fedsim.comparison.pictures import series_of
+
+    series = series_of(part)
+    return {
+        "name": part.groups[0].unit if several else None,
+        "baseline": part.baseline,
+        "rows": [_row(one, part, series[one.name].number) for one in part.variants],
+        "figures": _figures(part),
     }
 
 
@@ -129,7 +142,7 @@ def _cards(results: Results) -> list[Card]:
         Card(
             f"{results.baseline}: {metric_words(metric)}",
             "–" if estimate is None else interval_text(metric, estimate),
-            f"the baseline; {guarantee_text(baseline)}"
+            f"the baseline; {guarantee_text(baseline)} ({baseline.observer})"
             if baseline.is_private
             else "the baseline, without privacy",
         )
@@ -140,12 +153,17 @@ def _cards(results: Results) -> list[Card]:
             Card(
                 f"{strongest.name} minus {results.baseline}",
                 difference_text(metric, strongest.difference.paired.estimate),
-                f"the smallest ε, {epsilon_text(strongest.epsilon)}; ± is half a 95 % interval",
+                f"the smallest ε, {epsilon_text(strongest.epsilon)} ({strongest.observer}, unit "
+                f"{strongest.unit}); ± is half a 95 % interval",
             )
         )
+    return cards
+
+
+def _run_cards(results: Results) -> list[Card]:
     seconds = sum(run.seconds for run in results.outcomes)
     finished = sum(run.is_finished for run in results.outcomes)
-    cards += [
+    return [
         Card("Runs", f"{finished} of {len(results.outcomes)}", f"{len(results.seeds)} seeds"),
         Card(
             "Paired",
@@ -154,7 +172,6 @@ def _cards(results: Results) -> list[Card]:
         ),
         Card("Time", duration_text(seconds), "total of all runs"),
     ]
-    return cards
 
 
 def _strongest(results: Results) -> VariantResult | None:
@@ -170,7 +187,9 @@ def _row(variant: VariantResult, results: Results, series: int) -> TableRow:
     baseline = next(one for one in results.variants if one.name == results.baseline)
     epsilon = variant.epsilon if variant.is_private else None
     cells = (
+        TableCell(variant.trust or "–", variant.trust),
         TableCell(guarantee_text(variant), epsilon),
+        TableCell(observer_text(variant), variant.observer),
         TableCell("–", None)
         if estimate is None
         else TableCell(interval_text(metric, estimate), estimate.mean),

@@ -86,19 +86,19 @@ class PairCheck:
         }
 
 
-def check_pairs(digests: Mapping[str, Mapping[int, Mapping[str, str]]], baseline: str) -> PairCheck:
-    """Compare every variant's digests with those of the baseline for the same seed.
+def check_pairs(
+    digests: Mapping[str, Mapping[int, Mapping[str, str]]], pairs: Iterable[tuple[str, str]]
+) -> PairCheck:
+    """Compare every variant's digests with those of its baseline for the same seed.
 
     Args:
         digests: `{variant: {seed: pair_digests(...)}}` of all finished runs.
-        baseline: name of the baseline variant.
+        pairs: (variant, its baseline).
     """
-    reference = digests.get(baseline, {})
     differences: dict[str, tuple[str, ...]] = {}
     checked = 0
-    for name, seeds in digests.items():
-        if name == baseline:
-            continue
+    for name, baseline in pairs:
+        seeds, reference = digests.get(name, {}), digests.get(baseline, {})
         shared = [seed for seed in seeds if seed in reference]
         checked += len(shared)
         parts = tuple(

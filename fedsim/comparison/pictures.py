@@ -93,12 +93,18 @@ def draw_tradeoff(results: Results) -> Markup | None:
         axes.set_ylabel(metric_words(metric))
         words = (
             f"{variant.name} {interval_text(metric, variant.metrics[metric])} at "
-            + (f"ε = {epsilon_text(variant.epsilon)}" if variant.is_private else "no privacy")
+            + (
+                f"ε = {epsilon_text(variant.epsilon)} ({variant.observer})"
+                if variant.is_private
+                else "no privacy"
+            )
             for variant in results.variants
             if metric in variant.metrics
         )
         label = f"{metric_words(metric)} against ε with 95 % intervals: {'; '.join(words)}"
-        return inline_svg(figure, name="tradeoff", label=label, tips=tips.texts)
+        return inline_svg(
+            figure, name=_figure_name(results, "tradeoff"), label=label, tips=tips.texts
+        )
 
 
 def draw_rounds(results: Results) -> Markup | None:
@@ -135,7 +141,9 @@ def draw_fairness(results: Results, metric: str) -> Markup | None:
         _metric_axis(axes, metric)
         axes.set_ylabel(f"{_client_words(metric)} on its own data")
         label = f"{_client_words(metric)} of every client on its own data against its ε"
-        return inline_svg(figure, name="fairness", label=label, tips=tips.texts)
+        return inline_svg(
+            figure, name=_figure_name(results, "fairness"), label=label, tips=tips.texts
+        )
 
 
 def draw_spend_distribution(results: Results) -> Markup | None:
@@ -170,7 +178,7 @@ def draw_spend_distribution(results: Results) -> Markup | None:
             for name, found in spends.items()
         )
         label = f"Distribution of ε over the clients of all runs: {'; '.join(words)}"
-        return inline_svg(figure, name="spend", label=label)
+        return inline_svg(figure, name=_figure_name(results, "spend"), label=label)
 
 
 def _draw_level(
@@ -201,6 +209,7 @@ def _draw_point(
         for end in (estimate.low, estimate.high):
             axes.plot(epsilon, end, marker="_", ms=9, color=series.colour)
     tip = f"{variant.name}: {interval_text(metric, estimate)} at ε ≤ {epsilon_text(epsilon)}"
+    tip += "" if variant.observer in (None, "server") else f" against {variant.observer}"
     gid = tips.add(tip)
     axes.plot(epsilon, estimate.mean, marker=series.marker, ms=7, color=series.colour, gid=gid)
     axes.annotate(
@@ -240,7 +249,7 @@ def _draw_curves(
             for variant, _, y in curves
         )
         label = f"{metric_words(results.metric)} against {x_label}, means over the seeds: {ends}"
-        return inline_svg(figure, name=name, label=label, tips=tips.texts)
+        return inline_svg(figure, name=_figure_name(results, name), label=label, tips=tips.texts)
 
 
 def _by_round(variant: VariantResult, metric: str) -> _Points:
@@ -313,6 +322,11 @@ def _any_without(points: dict[str, list[tuple[float | None, float, str]]]) -> bo
 
 def _epsilons(run: RunOutcome) -> list[float]:
     return [row["epsilon"] for row in run.clients if row["epsilon"] is not None]
+
+
+def _figure_name(results: Results, name: str) -> str:
+    """Return a name that is unique in a page with figures of two units."""
+    return f"{name}-{results.groups[0].unit or 'none'}"
 
 
 def _new(size: tuple[float, float]) -> tuple[Figure, Axes]:

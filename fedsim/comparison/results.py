@@ -1,7 +1,7 @@
 """The numbers of a comparison, computed from the outcomes of all runs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedsim.comparison.load import LoadedComparison
@@ -15,6 +15,7 @@ from fedsim.comparison.statistics import (
     paired_difference,
     t_interval,
 )
+from fedsim.comparison.units import OBSERVER_OF, Baseline, UnitGroup, group_by_unit
 from fedsim.core.errors import FedsimError, InputError
 from fedsim.runs.schema import COMPARISON_SCHEMA
 
@@ -71,6 +72,9 @@ class VariantResult:
         epsilon: the largest ε of any client in any of its runs; None if infinite or not private.
         delta: the largest δ of any of its runs; None if not private.
         seconds: mean time of a run; None if none finished.
+        trust: trust model of its ε; None if not private.
+        unit: what its ε protects, `example` or `client`; None if not private.
+        certificates: the largest ε of any of its runs against each observer; None if infinite.
     """
 
     name: str
@@ -82,6 +86,14 @@ class VariantResult:
     epsilon: float | None
     delta: float | None
     seconds: Estimate | None
+    trust: str | None = None
+    unit: str | None = None
+    certificates: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def observer(self) -> str | None:
+        """The observer that its ε is claimed against; None if not private."""
+        return None if self.trust is None else OBSERVER_OF[self.trust]
 
     @property
     def finished_runs(self) -> tuple[RunOutcome, ...]:
@@ -94,7 +106,11 @@ class VariantResult:
             "name": self.name,
             "changes": dict(self.changes),
             "private": self.is_private,
+            "trust": self.trust,
+            "unit": self.unit,
             "epsilon": self.epsilon,
+            "against": self.observer,
+            "certificates": dict(self.certificates),
             "delta": self.delta,
             "metrics": {name: _estimate_json(one) for name, one in self.metrics.items()},
             "difference": None if self.difference is None else self.difference.to_json(),
@@ -110,7 +126,7 @@ class Results:
     Attributes:
         name: name of the comparison.
         metric: the compared metric.
-        baseline: name of the variant that the others are compared with.
+        baseline: name of the variant that the others are compared with, or that of each unit.
         seeds: the seeds of every variant.
         variants: in the order of the file.
         pair_check: whether paired runs share data, initial model and participants.
@@ -118,7 +134,7 @@ class Results:
 
     name: str
     metric: str
-    baseline: str
+    baseline: Baseline
     seeds: tuple[int, ...]
     variants: tuple[VariantResult, ...]
     pair_check: PairCheck
@@ -127,6 +143,23 @@ class Results:
     def outcomes(self) -> tuple[RunOutcome, ...]:
         """The outcomes of all variants."""
         return tuple(outcome for variant in self.variants for outcome in variant.outcomes)
+
+    @property
+    def groups(self) -> tuple[UnitGroup, ...]:
+        """The variants of each unit; only those of one unit are compared with each other."""
+        return group_by_unit({one.name: one.unit for one in self.variants}, self.baseline)
+
+    @property
+    def by_unit(self) -> tuple["Results", ...]:
+        """The results of each unit alone."""
+        return tuple(
+            replace(
+                self,
+                baseline=group.baseline,
+                variants=tuple(one for one in self.variants if one.name in group.names),
+            )
+            for group in self.groups
+        )
 
     @property
     def notes(self) -> list[str]:
@@ -139,7 +172,7 @@ class Results:
             "schema": COMPARISON_SCHEMA,
             "name": self.name,
             "metric": self.metric,
-            "baseline": self.baseline,
+            "baseline": self.baseline if isinstance(self.baseline, str) else dict(self.baseline),
             "seeds": list(self.seeds),
             "confidence": CONFIDENCE,
             "pairing": self.pair_check.to_json(),
@@ -167,12 +200,9 @@ def summarise(comparison: LoadedComparison, outcomes: Sequence[RunOutcome]) -> R
         variant.name: tuple(one for one in outcomes if one.variant == variant.name)
         for variant in comparison.variants
     }
-    baseline = comparison.baseline
-    pairs = {
-        name: _paired(own, by_name[baseline], metric)
-        for name, own in by_name.items()
-        if name != baseline
-    }
+    units = {variant.name: variant.unit for variant in comparison.variants}
+    compared = [pair for group in group_by_unit(units, comparison.baseline) for pair in group.pairs]
+    pairs = {name: _paired(by_name[name], by_name[base], metric) for name, base in compared}
     adjusted = dict(
         zip(pairs, holm([pair and pair[1].t_p for pair in pairs.values()]), strict=True)
     )
@@ -188,10 +218,10 @@ def summarise(comparison: LoadedComparison, outcomes: Sequence[RunOutcome]) -> R
     return Results(
         name=comparison.name,
         metric=metric,
-        baseline=baseline,
+        baseline=comparison.baseline,
         seeds=comparison.seeds,
         variants=tuple(variants),
-        pair_check=check_pairs(digests, baseline),
+        pair_check=check_pairs(digests, compared),
     )
 
 
@@ -255,10 +285,28 @@ def _variant(
         epsilon=max(known) if known and len(known) == len(epsilons) else None,
         delta=max((one.delta for one in finished if one.delta is not None), default=None),
         seconds=t_interval([one.seconds for one in finished]) if finished else None,
+        trust=outcomes[0].trust,
+        unit=outcomes[0].unit,
+        certificates=_largest([one.certificates for one in finished]),
     )
 
 
+def _largest(certificates: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """Return the largest ε of any run against each observer; None if one is infinite."""
+    found: dict[str, float | None] = {}
+    for observer in dict.fromkeys(name for one in certificates for name in one):
+        values = [one.get(observer) for one in certificates]
+        known = [value for value in values if value is not None]
+        found[observer] = max(known) if len(known) == len(values) else None
+    return found
+
+
 def _notes(results: Results) -> Iterator[str]:
+    if len(results.groups) > 1:
+        yield (
+            "An ε of unit example protects one example, an ε of unit client everything that one "
+            "client has. The two cannot be compared, so no difference has variants of both units."
+        )
     seeds = len(results.seeds)
     if seeds == 1:
         yield "There is one seed, so there are no intervals and no tests: run more seeds."

@@ -18,7 +18,7 @@ from rich.table import Table
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.jobs import Job
 from fedsim.comparison.load import LoadedComparison
-from fedsim.comparison.results import VariantResult
+from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.text import (
     difference_text,
     guarantee_text,
@@ -106,7 +106,8 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
         console: where to print; default: stdout.
     """
     console = console or Console()
-    console.print(_table(result))
+    for part in result.results.by_unit:
+        console.print(_table(part, unit=len(result.results.groups) > 1))
     notes = (result.results.pair_check.statement, *result.results.notes)
     for note in (*notes, result.tuning.statement.strip()):
         print_sentence(console, note)
@@ -114,35 +115,41 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
     console.print(f"report: {report}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _table(result: ComparisonResult) -> Table:
-    results = result.results
+def _table(results: Results, *, unit: bool) -> Table:
+    """Return the table of one unit's variants, with its name where there are two."""
     table = Table(
         box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
         title=f"{results.name}: {metric_words(results.metric)}, {len(results.seeds)} seeds, "
-        f"baseline {results.baseline}",
+        f"baseline {results.baseline}" + (f", unit {results.groups[0].unit}" if unit else ""),
         title_justify="left",
     )
     all_finished = all(one.is_finished for one in results.outcomes)
-    headings = ["guarantee", "mean", "minus baseline", "p", "time"]
+    trusts = any(one.trust not in (None, "local") for one in results.variants)
+    headings = ["trust", "guarantee, against"] if trusts else ["guarantee"]
+    headings += ["mean", "minus baseline", "p"] + ([] if trusts else ["time"])
     headings += [] if all_finished else ["seeds"]
     table.add_column("variant", overflow="fold")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for variant in results.variants:
-        cells = _row(variant, results.metric)
+        cells = _row(variant, results.metric, trusts=trusts)
         table.add_row(*(cells[:-1] if all_finished else cells))
     return table
 
 
-def _row(variant: VariantResult, metric: str) -> list[str]:
+def _row(variant: VariantResult, metric: str, *, trusts: bool) -> list[str]:
     estimate = variant.metrics.get(metric)
     difference = variant.difference
+    guarantee = guarantee_text(variant)
+    observed = f"{guarantee}, {variant.observer}" if variant.observer else guarantee
     return [
         variant.name,
-        guarantee_text(variant),
+        *([variant.trust or "–", observed] if trusts else [guarantee]),
         "–" if estimate is None else interval_text(metric, estimate),
         "–" if difference is None else difference_text(metric, difference.paired.estimate),
         "–" if difference is None else p_text(difference.holm_p),
-        seconds_text(variant.seconds),
+        *([] if trusts else [seconds_text(variant.seconds)]),
         f"{len(variant.finished_runs)}/{len(variant.outcomes)}",
     ]

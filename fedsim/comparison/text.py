@@ -25,6 +25,15 @@ def guarantee_text(variant: VariantResult) -> str:
     return f"ε {sign} {epsilon_text(variant.epsilon)}"
 
 
+def observer_text(variant: VariantResult) -> str:
+    """Return the observer of a variant's ε, and ε against the server that broke a secure sum."""
+    if variant.observer is None:
+        return _NOTHING
+    if "server" not in variant.certificates or variant.observer == "server":
+        return variant.observer
+    return f"{variant.observer} (server: ε ≤ {epsilon_text(variant.certificates['server'])})"
+
+
 def interval_text(metric: str, estimate: Estimate) -> str:
     """Return a mean and half of its interval; a single seed has no interval."""
     return metric_text(metric, estimate.mean) + _half(metric, estimate)

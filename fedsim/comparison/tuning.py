@@ -24,7 +24,10 @@ from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 from fedsim.accountant.rdp.selection import rdp_repeat_and_select
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.settings import SMALLER_IS_BETTER, SelectSettings
+from fedsim.comparison.units import OBSERVER_OF
 from fedsim.core.formatting import epsilon_text
+
+_SEES_LEAST_FIRST = ("models", "sums", "server")
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,15 @@ class RunSpend:
 
     Attributes:
         adjacency: adjacency of the run; None for a run without privacy.
+        unit: what its ε protects; None for a run without privacy.
+        trust: its trust model, which names the observer of its ε; None as `unit`.
         rdp: the largest Rényi DP of any client at each of `DEFAULT_ORDERS`; infinite without noise.
     """
 
     adjacency: Adjacency | None
     rdp: Floats
+    unit: str | None = "example"
+    trust: str | None = "local"
 
 
 @dataclass(frozen=True)
@@ -47,8 +54,12 @@ class Composition:
     Attributes:
         runs: number of runs.
         not_private: number of runs without privacy, which have no finite ε.
-        epsilon: composed ε of the private runs; None if infinite, or without private runs.
+        epsilon: composed ε of the private runs; None if infinite, without private runs, or where
+            they have two units or adjacencies.
         delta: the δ of `epsilon`; None without private runs.
+        against: the observer of `epsilon`: of those that the runs name, the one who sees least,
+            whom a claim against any other covers; None without private runs, or where they have two
+            units or adjacencies.
         selected_epsilon: ε of releasing only the best run, had the number of runs been drawn at
             random and kept secret; None as `epsilon`.
     """
@@ -58,6 +69,7 @@ class Composition:
     epsilon: float | None
     delta: float | None
     selected_epsilon: float | None
+    against: str | None = None
 
 
 @dataclass(frozen=True)
@@ -127,9 +139,14 @@ def _spends(paths: Sequence[Path]) -> Iterator[RunSpend]:
         experiment = yaml.safe_load((path / "experiment.yaml").read_text(encoding="utf-8"))
         privacy = experiment["privacy"]
         if privacy is None:
-            yield RunSpend(None, np.full(len(DEFAULT_ORDERS), np.inf))
+            yield RunSpend(None, np.full(len(DEFAULT_ORDERS), np.inf), None, None)
         else:
-            yield RunSpend(privacy["adjacency"], _largest_rdp(path, privacy["adjacency"]))
+            yield RunSpend(
+                privacy["adjacency"],
+                _largest_rdp(path, privacy["adjacency"]),
+                unit=privacy.get("unit", "example"),
+                trust=privacy.get("trust", "local"),
+            )
 
 
 def _largest_rdp(path: Path, adjacency: Adjacency) -> Floats:
@@ -148,9 +165,11 @@ def _largest_rdp(path: Path, adjacency: Adjacency) -> Floats:
 def _compose(spends: Sequence[RunSpend], delta: float | None) -> Composition:
     private = [spend for spend in spends if spend.adjacency is not None]
     unbounded = len(spends) - len(private)
-    same = len({spend.adjacency for spend in private}) == 1
+    same = len({(spend.adjacency, spend.unit) for spend in private}) == 1
+    observers = [OBSERVER_OF[spend.trust] for spend in private if spend.trust]
+    against = next((name for name in _SEES_LEAST_FIRST if same and name in observers), None)
     if delta is None or not same or any(np.isinf(spend.rdp).all() for spend in private):
-        return Composition(len(spends), unbounded, None, delta, None)
+        return Composition(len(spends), unbounded, None, delta, None, against)
     total = np.sum([spend.rdp for spend in private], axis=0)
     largest = np.max([spend.rdp for spend in private], axis=0)
     selected = rdp_repeat_and_select(DEFAULT_ORDERS, largest, float(len(private)), None)
@@ -160,6 +179,7 @@ def _compose(spends: Sequence[RunSpend], delta: float | None) -> Composition:
         epsilon=epsilon_from_rdp(DEFAULT_ORDERS, total, delta)[0],
         delta=delta,
         selected_epsilon=epsilon_from_rdp(DEFAULT_ORDERS, selected, delta)[0],
+        against=against,
     )
 
 
@@ -246,9 +266,9 @@ def _cost(composed: Composition) -> str:
         return "No finite ε covers the choice."
     return (
         f"The results of all {composed.runs} candidate runs were seen, so their composition "
-        f"counts: ε ≤ {epsilon_text(composed.epsilon)} at δ = {composed.delta:g} for the chosen "
-        "model with all results; no smaller ε is claimed for the choice alone. (Had the number of "
-        "runs been "
+        f"counts: ε ≤ {epsilon_text(composed.epsilon)} at δ = {composed.delta:g}{_view(composed)} "
+        "for the chosen model with all results; no smaller ε is claimed for the choice alone. (Had "
+        "the number of runs been "
         f"drawn from a Poisson distribution of mean {composed.runs} and kept secret, and only the "
         "best model been released, random selection (Papernot, Steinke 2022) would cost ε ≤ "
         f"{epsilon_text(composed.selected_epsilon)}. This comparison did neither; a charged "
@@ -265,13 +285,25 @@ def _together(everything: Composition) -> str:
         if everything.not_private
         else ""
     )
+    if everything.epsilon is None and everything.against is None:
+        return (
+            f"The {private} runs with privacy have two units or adjacencies, which do not compose "
+            f"to one ε{without}."
+        )
     if everything.epsilon is None:
         return f"The {private} runs with privacy together have no finite ε{without}."
     return (
         f"The {private} runs with privacy in this directory together cost ε ≤ "
-        f"{epsilon_text(everything.epsilon)} at δ = {everything.delta:g} (Rényi composition; in "
+        f"{epsilon_text(everything.epsilon)} at δ = {everything.delta:g}{_view(everything)} "
+        "(Rényi composition; in "
         f"each run the client with the largest spend){without}."
     )
+
+
+def _view(composed: Composition) -> str:
+    """Return the observer, where it is not the server."""
+    seen = {"sums": " for an observer of sums", "models": " for an observer of global models"}
+    return seen.get(composed.against or "", "")
 
 
 def _words(metric: str) -> str:

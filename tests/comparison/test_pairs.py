@@ -33,10 +33,11 @@ def test_a_digest_differs_exactly_where_a_setting_changes_the_part(
 
 
 SAME = {"data": "a", "initial_model": "b", "participants": "c"}
+PAIRS = [("dp", "base"), ("x", "base")]
 
 
 def test_variants_that_share_everything_are_paired() -> None:
-    found = check_pairs({"base": {0: SAME, 1: SAME}, "dp": {0: SAME}, "x": {1: SAME}}, "base")
+    found = check_pairs({"base": {0: SAME, 1: SAME}, "dp": {0: SAME}, "x": {1: SAME}}, PAIRS)
     assert found.is_paired
     assert found.checked == 2
     assert "Checked in all 2 pairs of runs" in found.statement
@@ -44,7 +45,7 @@ def test_variants_that_share_everything_are_paired() -> None:
 
 def test_a_part_that_differs_is_named_with_its_variant() -> None:
     other = {**SAME, "data": "z", "initial_model": "y"}
-    found = check_pairs({"base": {0: SAME, 1: SAME}, "dp": {0: SAME, 1: other}}, "base")
+    found = check_pairs({"base": {0: SAME, 1: SAME}, "dp": {0: SAME, 1: other}}, PAIRS)
     assert not found.is_paired
     assert found.differences == {"dp": ("data", "initial_model")}
     parts = "data (partitions, features, test set) and initial model"
@@ -52,6 +53,6 @@ def test_a_part_that_differs_is_named_with_its_variant() -> None:
 
 
 def test_nothing_to_pair_is_not_called_paired() -> None:
-    found = check_pairs({"base": {0: SAME}, "dp": {1: SAME}}, "base")
+    found = check_pairs({"base": {0: SAME}, "dp": {1: SAME}}, PAIRS)
     assert not found.is_paired
     assert found.statement.startswith("No seed finished both")

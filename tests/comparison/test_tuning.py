@@ -93,6 +93,24 @@ def test_runs_compose_as_the_accountant_says_with_each_runs_worst_client(out: Pa
     assert (found.everything.runs, found.everything.not_private) == (6, 2)
 
 
+def test_runs_of_two_units_have_no_common_epsilon(out: Path) -> None:
+    for seed in (0, 1):
+        path = out / "runs" / "b" / f"seed-{seed}" / "experiment.yaml"
+        path.write_text("privacy: {adjacency: zero_out, unit: client, trust: central}\n")
+    found = cost(out, None)
+    assert (found.everything.epsilon, found.everything.against) == (None, None)
+    assert "have two units or adjacencies, which do not compose" in found.statement
+
+
+def test_a_composition_names_the_observer_whom_all_claims_cover(out: Path) -> None:
+    for seed in (0, 1):
+        path = out / "runs" / "b" / f"seed-{seed}" / "experiment.yaml"
+        path.write_text("privacy: {adjacency: zero_out, trust: distributed}\n")
+    found = cost(out, None)
+    assert found.everything.against == "sums"
+    assert "for an observer of sums (Rényi composition" in found.statement
+
+
 def test_superseded_runs_count(out: Path) -> None:
     write_run(out / "superseded" / "a" / "seed-0-1", (WEAK, 30))
     expected = RdpAccountant().compose(WEAK, 5 * 30).get_epsilon(DELTA)
