@@ -56,7 +56,7 @@ def test_the_documented_comparison_is_the_shipped_one_shortened() -> None:
 def test_the_documented_grid_gives_the_documented_names(tmp_path: Path) -> None:
     from fedsim.comparison.load import load_comparison
 
-    _, text, _ = blocks("docs/comparison.md", "yaml")
+    _, text, *_ = blocks("docs/comparison.md", "yaml")
     grid = yaml.safe_load(text)["variants"]
     base = {"base": str(ROOT / "experiments" / "digits_dp.yaml"), "seeds": 1}
     first = "dp-target_epsilon=8-steps=1"

@@ -27,7 +27,6 @@ SelectionMetric = Literal[
 SMALLER_IS_BETTER = ("loss", "mse")
 MOST_EXPECTED_RUNS = 100
 
-UnitName = Literal["example", "client"]
 LawName = Literal["geometric", "logarithmic", "negative_binomial", "poisson"]
 _SHAPES: dict[LawName, float | None] = {"geometric": 1.0, "logarithmic": 0.0, "poisson": None}
 
@@ -93,7 +92,7 @@ class ComparisonSettings(Settings):
         default=None,
         description="number of seeds (0, 1, 2, ...), or a list of seeds; none in a search",
     )
-    baseline: str | dict[UnitName, str] | None = Field(
+    baseline: str | dict[str, str] | None = Field(
         default=None,
         description="the variant that all others are compared with; with two units, a mapping from "
         "each unit to its own; none in a search",
