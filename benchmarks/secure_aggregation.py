@@ -27,7 +27,7 @@ from whole_rounds import whole_rounds
 
 from fedsim.clients.secure.additive_upload import SecureUploader
 from fedsim.clients.secure.masked_upload import MaskedUpload
-from fedsim.secagg.context import RoundContext
+from fedsim.secagg.context import RoundContext, set_digest
 from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.layout import TensorLayout
 from fedsim.secagg.messages import CombineRequest, Hello, Upload
@@ -104,6 +104,8 @@ class Bench:
             layout=self.layout.digest,
             params=self.settings.digest(),
             model=MODEL,
+            asked=set_digest(range(self.clients)),
+            plan="",
         )
 
     def uploader(self, client: int) -> SecureUploader:

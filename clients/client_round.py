@@ -203,6 +203,8 @@ def _propose(asked: ClientRequest) -> ClientRound:
     fault.before_charge()
     task.check_examples()
     task.check_weight(request)
+    if task.secure is not None:
+        task.secure.check_identity(task.client)
     task.step(request)
     task.check_block(asked.block)
     client_round = ClientRound(asked, fault, task.shared_model.load(request.arrays))

@@ -355,13 +355,29 @@ def helper_key(file: str, as_json: bool) -> None:
     machine, and put the fingerprint into secure_aggregation.helper_key_fingerprints, so that
     clients can pin the key.
     """
-    from fedsim.federation.helper_keys import make_helper_key, read_helper_key
+    _lasting_key(Path(file), "helper", as_json=as_json)
+
+
+@cli.command("client-key", short_help="Create a client's key and print its fingerprint.")
+@click.argument("file", type=click.Path())
+@_as_json
+def client_key(file: str, as_json: bool) -> None:
+    """Create the lasting key of a client of secure aggregation in FILE and print its fingerprint.
+
+    If FILE exists, only the fingerprint of its key is printed. Keep the file on the client's
+    machine, and put the fingerprint into secure_aggregation.client_key_fingerprints, so that
+    helpers count only clients that exist.
+    """
+    _lasting_key(Path(file), "client", as_json=as_json)
+
+
+def _lasting_key(path: Path, owner: str, *, as_json: bool) -> None:
+    from fedsim.federation.lasting_keys import make_lasting_key, read_lasting_key
     from fedsim.secagg.errors import PublicKeyError
 
-    path = Path(file)
     made = not path.exists()
     try:
-        key = make_helper_key(path) if made else read_helper_key(path)
+        key = make_lasting_key(path) if made else read_lasting_key(path)
     except (OSError, PublicKeyError) as error:
         _fail(str(error), ExitCode.WRONG_INPUT)
     if as_json:
@@ -369,7 +385,7 @@ def helper_key(file: str, as_json: bool) -> None:
         return
     click.echo(key.fingerprint)
     if made:
-        click.echo(f"{path}: a new key; keep it on the machine of the helper", err=True)
+        click.echo(f"{path}: a new key; keep it on the machine of the {owner}", err=True)
 
 
 @cli.command(short_help="Check the experiment in FILE without running it.")

@@ -59,11 +59,13 @@ class SecureAggregationSetup:
         settings: settings of the protocol.
         codec: payload codec.
         opened_sums: record of the opened sums, also of earlier processes of the run.
+        plan: digest of the privacy plan; "" without privacy.
     """
 
     settings: SecureAggregationSettings
     codec: PayloadCodec
     opened_sums: OpenedSums = field(default_factory=OpenedSums)
+    plan: str = ""
 
 
 @dataclass(frozen=True)
@@ -280,6 +282,7 @@ def _secure_aggregator(
         clients={client: node for node, client in roll.clients.items()},
         helpers={helper: node for node, helper in roll.helpers.items()},
         opened_sums=secure.opened_sums,
+        plan=secure.plan,
     )
 
 

@@ -15,7 +15,7 @@ from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.encoding import Ring
 from fedsim.secagg.errors import ContextMismatchError
 from fedsim.secagg.hpke import check_distinct, seal
-from fedsim.secagg.identity import verify_helper_key
+from fedsim.secagg.identity import IdentityKey, verify_helper_key
 from fedsim.secagg.layout import NamedArrays
 from fedsim.secagg.messages import RoundOffer, Upload
 from fedsim.secagg.payload import PayloadCodec
@@ -35,11 +35,15 @@ class SecureUploader:
         client: number of this client.
         settings: the client's own settings; a server cannot weaken them.
         codec: payload codec.
+        plan: digest of the privacy plan that the client itself computed; "" without privacy.
+        identity: the client's lasting key; None without.
     """
 
     client: int
     settings: SecureAggregationSettings
     codec: PayloadCodec
+    plan: str = ""
+    identity: IdentityKey | None = None
 
     def encode_payload(
         self,
@@ -118,14 +122,28 @@ class SecureUploader:
         infos = [seed_info(context, self.client, helper) for helper in offer.helpers]
         seeds = AdditiveSharing(SeedExpander(self.settings.prg)).split(vector, infos)
         sealed = zip(seeds, offer.helper_keys, infos, strict=True)
+        envelopes = tuple(seal(seed, key, info=info) for seed, key, info in sealed)
+        identity, signatures = self._signed(envelopes, infos)
         return Upload(
             client=self.client,
             round_nonce=offer.round_nonce,
             model=offer.model,
             share=vector,
             tag=vector_tag(vector, leader_share_info(context, self.client)),
-            envelopes=tuple(seal(seed, key, info=info) for seed, key, info in sealed),
+            envelopes=envelopes,
+            identity=identity,
+            signatures=signatures,
         )
+
+    def _signed(
+        self, envelopes: tuple[bytes, ...], infos: list[bytes]
+    ) -> tuple[bytes, tuple[bytes, ...]]:
+        """Return the client's lasting public key and its signatures; b"" and () without a key."""
+        key = self.identity
+        if key is None:
+            return b"", ()
+        pairs = zip(envelopes, infos, strict=True)
+        return key.public, tuple(key.sign_envelope(one, info=info) for one, info in pairs)
 
     @property
     def _sends_changes(self) -> bool:
@@ -136,6 +154,7 @@ class SecureUploader:
             ("settings", offer.params, self.settings.digest()),
             ("model", offer.model, model_digest),
             ("layout", offer.layout, self.codec.layout.digest),
+            ("privacy plan", offer.plan, self.plan),
             ("nonce length", len(offer.round_nonce), NONCE_BYTES),
         )
         for what, announced, own in comparisons:

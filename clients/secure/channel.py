@@ -33,6 +33,7 @@ from fedsim.secagg.errors import (
     SecureAggregationError,
     ValueOutOfRangeError,
 )
+from fedsim.secagg.identity import IdentityKey
 from fedsim.secagg.messages import MaskRequest, Roster, RoundOffer, UnmaskRequest
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
@@ -60,12 +61,27 @@ class SecureChannel:
         codec: payload codec with the layout of the clients' own model.
         weights: planned weight of each client.
         seed: seed of the streams of stochastic rounding.
+        plan: digest of the privacy plan, as the client computes it; "" without privacy.
+        identity_of: lasting key of a client by its number; None for a client without.
     """
 
     settings: SecureAggregationSettings
     codec: PayloadCodec
     weights: tuple[int, ...]
     seed: int
+    plan: str = ""
+    identity_of: Callable[[int], IdentityKey | None] = lambda client: None
+
+    def check_identity(self, client: int) -> None:
+        """Check that a client can sign its uploads, before it is charged.
+
+        Raises:
+            ClientFailureError: its pinned key cannot be read.
+        """
+        try:
+            self.identity_of(client)
+        except SecureAggregationError as error:
+            raise ClientFailureError(_text_without_values(error)) from error
 
     def seal(
         self,
@@ -88,10 +104,10 @@ class SecureChannel:
             context: stores the client's state for later stages.
 
         Raises:
-            ClientFailureError: the update must not be summed, or the parties do not agree. The
-                text holds no value of the update and no weight.
+            ClientFailureError: the update must not be summed, the parties do not agree, or the
+                client's lasting key cannot be read. The text holds no value of the update and no
+                weight.
         """
-        uploader = SecureUploader(client, self.settings, self.codec)
         arguments: dict[str, Any] = {
             "arrays": to_numpy(reply.arrays),
             "reference": to_numpy(request.arrays),
@@ -103,6 +119,9 @@ class SecureChannel:
             ),
         }
         try:
+            uploader = SecureUploader(
+                client, self.settings, self.codec, self.plan, self.identity_of(client)
+            )
             offer = from_records(RoundOffer, RecordDict({SECAGG: self._offer(request)}))
             if self.settings.protocol.startswith("secagg"):
                 upload = MaskedUpload(

@@ -57,6 +57,8 @@ class MaskingState:
     layout: str = ""
     params: str = ""
     model: str = ""
+    asked: str = ""
+    plan: str = ""
     sealing_private: bytes = b""
     masking_private: bytes = b""
     seed: bytes = b""
@@ -77,6 +79,8 @@ class MaskingState:
             layout=self.layout,
             params=self.params,
             model=self.model,
+            asked=self.asked,
+            plan=self.plan,
         )
 
 
@@ -139,6 +143,8 @@ class MaskedUpload:
             layout=offer.layout,
             params=offer.params,
             model=offer.model,
+            asked=offer.asked,
+            plan=offer.plan,
             sealing_private=sealing.to_bytes(),
             masking_private=masking.to_bytes(),
             payload=payload,

@@ -1,6 +1,7 @@
 """The ClientApp of a SuperNode: one client, or one helper, with its ledger on the node's disk."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from fedsim.clients.task import ClientTask
 from fedsim.core.plugin_errors import contained_exits, describe_error
 from fedsim.deployment.data_ledger import data_directory
 from fedsim.deployment.errors import DeploymentError
+from fedsim.deployment.helper_releases import record_release
 from fedsim.deployment.ledgers import LEDGER_TYPE, empty_ledger_reply, ledger_reply
 from fedsim.deployment.node_journal import NodeJournal, record_without_privacy
 from fedsim.deployment.node_state import claim_seed, client_ledger, state_directory
@@ -24,6 +26,7 @@ from fedsim.deployment.policy_rules import (
     check_round,
 )
 from fedsim.experiment import LoadedExperiment, load_experiment
+from fedsim.federation.lasting_keys import identity_of_client
 from fedsim.federation.nodes import make_node_app, num_helpers
 from fedsim.federation.shards import TaskSource
 from fedsim.protocol.errors import COUPLED_ROWS, LEDGER_UNWRITABLE
@@ -83,7 +86,7 @@ class NodeClient(ClientApp):
         ledger = client_ledger(state, loaded.experiment, client)
         if message.metadata.message_type == LEDGER_TYPE:
             return ledger_reply(ledger, message)
-        tasks = _GuardedTasks(policy, state, loaded, ledger)
+        tasks = _GuardedTasks(policy, state, loaded, ledger, context.node_config)
         return BatchClientApp(tasks)(message, context)
 
 
@@ -95,11 +98,12 @@ class _GuardedTasks:
     state: Path
     loaded: LoadedExperiment
     ledger: Path
+    node_config: Mapping[str, object]
 
     def __call__(self, client: int) -> ClientTask:
         experiment = self.loaded.experiment
         source = TaskSource(experiment.model_dump_json(), self.loaded.base, self.ledger)
-        task = source(client)
+        task = self._with_own_key(source(client))
         data = data_directory(self.state, self.policy, self.loaded)
         if task.privacy is None or task.journal is None or experiment.privacy is None:
             record_without_privacy(
@@ -119,12 +123,26 @@ class _GuardedTasks:
         )
         return replace(task, journal=journal)
 
+    def _with_own_key(self, task: ClientTask) -> ClientTask:
+        """Return the task with the lasting key that the node's configuration names."""
+        if task.secure is None:
+            return task
+        identity_of = partial(
+            identity_of_client,
+            task.secure.settings,
+            base=self.loaded.base,
+            node_config=self.node_config,
+        )
+        return replace(task, secure=replace(task.secure, identity_of=identity_of))
+
 
 def _helper(loaded: LoadedExperiment, message: Message, context: Context) -> Message:
-    """Answer as a helper: it has no data, no model and no ledger."""
+    """Answer as a helper: it has no data, no model and no ledger, but a record of its sums."""
     if message.metadata.message_type == LEDGER_TYPE:
         return empty_ledger_reply(message)
-    return make_node_app(ClientApp(), loaded.experiment, loaded.base)(message, context)
+    record = partial(record_release, state_directory(context.node_config))
+    app = make_node_app(ClientApp(), loaded.experiment, loaded.base, record)
+    return app(message, context)
 
 
 def _node_number(loaded: LoadedExperiment, context: Context) -> int:

@@ -272,6 +272,7 @@ def _check_secure_aggregation(sections: Sections) -> Iterator[PathMessage]:
             "adaptive sends each client's adapted bound to the server in clear, beside updates "
             "that secure_aggregation hides; use clipping: flat, or remove secure_aggregation",
         )
+    yield from _check_client_keys(secure, sections.data.partition.num_clients)
     yield from _check_metrics(secure.metrics, private=sections.privacy is not None)
     # Imported here: numpy is slow to import, and most files do not need it.
     from fedsim.secagg.encoding import FixedPointEncoder
@@ -284,6 +285,16 @@ def _check_secure_aggregation(sections: Sections) -> Iterator[PathMessage]:
         MetricGrids.from_bounds(secure.metrics, encoder)
     except CapacityError as error:
         yield section, f"the sum does not fit into the ring: {error}"
+
+
+def _check_client_keys(secure: SecureAggregationSettings, clients: int) -> Iterator[PathMessage]:
+    for name in ("client_key_fingerprints", "client_key_files"):
+        if len(getattr(secure, name)) not in (0, clients):
+            yield (
+                ("secure_aggregation", name),
+                f"names {len(getattr(secure, name))} keys for {clients} clients "
+                "(data.partition.num_clients); name one for each client, in their order, or none",
+            )
 
 
 def _check_metrics(metrics: Mapping[str, float], *, private: bool) -> Iterator[PathMessage]:

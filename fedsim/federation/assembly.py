@@ -29,6 +29,7 @@ from fedsim.federation.initial_model import (
     to_tensors,
 )
 from fedsim.federation.noise_shares import share_noise
+from fedsim.federation.plan_digest import plan_digest
 from fedsim.federation.secure_setup import secure_channel
 from fedsim.federation.server_strategy import checked_strategy
 from fedsim.federation.train_metrics import check_train_metrics
@@ -115,7 +116,14 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
         plans, sums = share_noise(
             experiment, client_privacy, plans, weights, shared_model.trained_shapes
         )
-    secure = secure_channel(experiment, model.state_dict(), weights, sums)
+    secure = secure_channel(
+        experiment,
+        model.state_dict(),
+        weights,
+        sums,
+        base=loaded.base,
+        plan=plan_digest(experiment, plans, weights, sums),
+    )
     if secure is not None:
         check_train_metrics(secure.settings.metrics, model, loss, task, public)
     refuse_edited_plugins(sources, experiment, loaded.base)

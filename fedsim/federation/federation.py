@@ -283,7 +283,9 @@ class Federation:
             patience=patience,
             secure=None
             if self.secure is None
-            else SecureAggregationSetup(self.secure.settings, self.secure.codec, opened_sums),
+            else SecureAggregationSetup(
+                self.secure.settings, self.secure.codec, opened_sums, self.secure.plan
+            ),
             evaluation=self._evaluation(),
             upload_tags=UploadTags(self.experiment.seed),
             weights=self.weights,

@@ -4,7 +4,7 @@ Node number `num_clients` is helper 1. A helper belongs to the server's side; on
 it in one process with clients.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -13,9 +13,10 @@ from flwr.clientapp import ClientApp
 from fedsim.clients.app import AnswerGroup, BatchClientApp, Request, partition_of
 from fedsim.clients.client_round import Answer
 from fedsim.experiment import Experiment
-from fedsim.federation.helper_keys import identity_of_helper
+from fedsim.federation.lasting_keys import identity_of_helper
 from fedsim.protocol.messages import TrainRequest
 from fedsim.secagg.identity import IdentityKey
+from fedsim.server.secure.helper import Release
 from fedsim.server.secure.helper_app import make_helper_app
 
 
@@ -25,13 +26,23 @@ def num_helpers(experiment: Experiment) -> int:
     return 0 if settings is None else settings.helpers
 
 
-def make_node_app(clients: ClientApp, experiment: Experiment, base: Path) -> ClientApp:
+RecordRelease = Callable[[int, Release], None]
+"""(helper, release): records a sum that a helper is about to release."""
+
+
+def make_node_app(
+    clients: ClientApp,
+    experiment: Experiment,
+    base: Path,
+    record: RecordRelease = lambda helper, release: None,
+) -> ClientApp:
     """Return the app of any node of the federation: of a client or of a helper.
 
     Args:
         clients: the clients' app; returned as it is if the federation has no helpers.
         experiment: the settings.
         base: the directory in which the experiment's relative paths start.
+        record: records the sums of helpers on disk; in a simulation the server's record is enough.
     """
     settings = experiment.secure_aggregation
     if settings is None or not settings.helpers:
@@ -46,7 +57,10 @@ def make_node_app(clients: ClientApp, experiment: Experiment, base: Path) -> Cli
             settings, helper_number(context), base=base, node_config=context.node_config
         )
 
-    helper = make_helper_app(settings, helper_number, identity_of)
+    def record_of(context: Context, release: Release) -> None:
+        record(helper_number(context), release)
+
+    helper = make_helper_app(settings, helper_number, identity_of, record_of)
     node_class = _BatchNodeApp if isinstance(clients, BatchClientApp) else _NodeApp
     return node_class(clients, helper, first)
 

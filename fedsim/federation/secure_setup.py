@@ -1,19 +1,24 @@
 """The part of secure aggregation that all parties of an experiment must agree on."""
 
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 
 from torch import Tensor
 
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.core.errors import InputError
 from fedsim.experiment import Experiment
+from fedsim.federation.lasting_keys import identity_of_client
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.errors import CapacityError
 from fedsim.secagg.hpke import HpkeMissingError, check_hpke
+from fedsim.secagg.identity import IdentityKey
 from fedsim.secagg.layout import TensorLayout
 from fedsim.secagg.metrics import MetricGrids
 from fedsim.secagg.payload import PayloadCodec
+from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.aggregation.weights import ClientWeights
 
 
@@ -26,6 +31,9 @@ def secure_channel(
     state: Mapping[str, Tensor],
     weights: ClientWeights,
     sums: SumPlan | None = None,
+    *,
+    base: Path,
+    plan: str,
 ) -> SecureChannel | None:
     """Return encoding and settings of secure uploads; None where updates are sent in clear.
 
@@ -34,6 +42,8 @@ def secure_channel(
         state: the model's tensors by name.
         weights: the weights of all clients.
         sums: the plan of noisy sums; None: clients send models or their changes.
+        base: the directory in which the experiment's relative paths start.
+        plan: digest of the privacy plan; "" without privacy.
 
     Raises:
         SecureSetupError: the sum does not fit into the ring, a client weighs more than
@@ -47,11 +57,11 @@ def secure_channel(
             check_hpke()
         except HpkeMissingError as error:
             raise SecureSetupError(str(error)) from error
+    identity_of = partial(_identity_of, settings, base)
     per_round = experiment.federation.clients_per_round or len(weights.values)
     if sums is not None:
-        return SecureChannel(
-            settings, _integer_codec(sums, per_round), (1,) * len(weights.values), experiment.seed
-        )
+        codec, planned = _integer_codec(sums, per_round), (1,) * len(weights.values)
+        return SecureChannel(settings, codec, planned, experiment.seed, plan, identity_of)
     weighted = not experiment.federation.weights.is_uniform
     encoder = FixedPointEncoder.from_settings(settings, num_clients=per_round, weighted=weighted)
     heaviest = max(weights.values)
@@ -64,7 +74,12 @@ def secure_channel(
     layout = TensorLayout.from_arrays({name: one.cpu().numpy() for name, one in state.items()})
     metrics = MetricGrids.from_bounds(settings.metrics, encoder)
     return SecureChannel(
-        settings, PayloadCodec(encoder, layout, metrics), weights.values, experiment.seed
+        settings,
+        PayloadCodec(encoder, layout, metrics),
+        weights.values,
+        experiment.seed,
+        plan,
+        identity_of,
     )
 
 
@@ -76,3 +91,9 @@ def _integer_codec(sums: SumPlan, num_clients: int) -> PayloadCodec:
             f"the noisy sum does not fit into the ring: {error}; ask fewer clients, or give the "
             "noise a larger share (a smaller target_epsilon)"
         ) from error
+
+
+def _identity_of(
+    settings: SecureAggregationSettings, base: Path, client: int
+) -> IdentityKey | None:
+    return identity_of_client(settings, client, base=base)

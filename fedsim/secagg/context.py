@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 NONCE_BYTES = 16
-_DOMAIN = b"fedsim secure aggregation 1"
+_DOMAIN = b"fedsim secure aggregation 2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,8 @@ class RoundContext:
         layout: digest of the tensor layout.
         params: digest of the settings.
         model: digest of the model at the start of the round.
+        asked: `set_digest` of the clients that were asked in the round.
+        plan: digest of the public privacy plan; "" without privacy.
     """
 
     run_id: str
@@ -27,6 +29,8 @@ class RoundContext:
     layout: str
     params: str
     model: str
+    asked: str
+    plan: str
 
     def info(self, *, purpose: str, sender: int, receiver: int) -> bytes:
         """Return the `info` bytes (HPKE, HKDF) of one secret of this round.
@@ -48,6 +52,8 @@ class RoundContext:
                 self.layout.encode(),
                 self.params.encode(),
                 self.model.encode(),
+                self.asked.encode(),
+                self.plan.encode(),
                 str(sender).encode(),
                 str(receiver).encode(),
             ]

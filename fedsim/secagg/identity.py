@@ -1,8 +1,13 @@
-"""The lasting identity of a helper: a key that signs the helper's sealing key of each run.
+"""Lasting identities: keys of helpers and of clients.
 
-Clients pin the lasting key and seal their seeds to the key of the run. A helper that loses its
-state (a restart, a new disk) also loses the sealing key. A lasting sealing key would open the
-envelopes of an old run again, for another set of clients.
+A helper's key signs the helper's sealing key of each run. Clients pin the lasting key and seal
+their seeds to the key of the run. A helper that loses its state (a restart, a new disk) also loses
+the sealing key. A lasting sealing key would open the envelopes of an old run again, for another
+set of clients.
+
+A client's key signs each envelope that the client seals. Helpers pin the lasting keys of all
+clients, so that a helper counts only clients that exist: a server that seals envelopes of its own
+has no signature for them.
 """
 
 import hashlib
@@ -16,10 +21,11 @@ from fedsim.secagg.errors import PublicKeyError
 from fedsim.secagg.messages import HelloReply
 
 _PURPOSE = b"fedsim helper key 1"
+_ENVELOPE_PURPOSE = b"fedsim client envelope 1"
 
 
 class IdentityKey:
-    """A lasting Ed25519 key (RFC 8032) of one helper."""
+    """A lasting Ed25519 key (RFC 8032) of one helper or client."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self._private = private
@@ -41,7 +47,7 @@ class IdentityKey:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the public key in hex, which clients pin."""
+        """SHA-256 of the public key in hex, which the other parties pin."""
         return key_fingerprint(self.public)
 
     def sign(self, *, run_id: str, helper: int, params: str, public_key: bytes) -> bytes:
@@ -54,6 +60,15 @@ class IdentityKey:
             public_key: the sealing key, 32 bytes.
         """
         return self._private.sign(_statement(run_id, helper, params, public_key))
+
+    def sign_envelope(self, envelope: bytes, *, info: bytes) -> bytes:
+        """Return a client's signature of an envelope.
+
+        Args:
+            envelope: the sealed seed for one helper.
+            info: context of the seed, with the client's and the helper's number.
+        """
+        return self._private.sign(pack([_ENVELOPE_PURPOSE, info, envelope]))
 
 
 def key_fingerprint(public: bytes) -> str:
@@ -93,6 +108,28 @@ def verify_helper_key(hello: HelloReply, pin: str, *, params: str, client: int) 
             "server may have substituted its own key. Nothing was uploaded",
             client=client,
         ) from None
+
+
+def is_from_client(
+    envelope: bytes, *, info: bytes, identity: bytes, signature: bytes, pin: str
+) -> bool:
+    """Whether the owner of a pinned key signed an envelope for exactly this context.
+
+    Args:
+        envelope: the sealed seed.
+        info: context of the seed, as the helper computes it.
+        identity: the client's lasting public key, as the server passed it on.
+        signature: the client's signature, as the server passed it on.
+        pin: fingerprint of the client's lasting key.
+    """
+    if key_fingerprint(identity) != pin:
+        return False
+    try:
+        key = Ed25519PublicKey.from_public_bytes(identity)
+        key.verify(signature, pack([_ENVELOPE_PURPOSE, info, envelope]))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def _statement(run_id: str, helper: int, params: str, public_key: bytes) -> bytes:

@@ -40,6 +40,7 @@ class RoundOffer:
     """Leader to client, with the train request: everything that a secure upload needs.
 
     The four fields `helper...` have one entry for each helper; all are empty without helpers.
+    `asked` and `plan` are those of `RoundContext`.
     """
 
     run_id: str
@@ -48,6 +49,8 @@ class RoundOffer:
     layout: str
     params: str
     model: str
+    asked: str
+    plan: str
     helpers: tuple[int, ...]
     helper_keys: tuple[bytes, ...]
     helper_identities: tuple[bytes, ...] = ()
@@ -84,12 +87,18 @@ class RoundOffer:
             layout=self.layout,
             params=self.params,
             model=self.model,
+            asked=self.asked,
+            plan=self.plan,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """Client to leader: the leader's share, and a sealed seed for each helper."""
+    """Client to leader: the leader's share, and a sealed seed for each helper.
+
+    `identity` is the client's lasting public key, and `signatures` has its signature of each
+    envelope; b"" and () if the client has no lasting key.
+    """
 
     client: int
     round_nonce: bytes
@@ -97,6 +106,8 @@ class Upload:
     share: Ring
     tag: bytes
     envelopes: tuple[bytes, ...]
+    identity: bytes = b""
+    signatures: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +116,15 @@ class CombineRequest:
 
     Without `release` the helper only lists the envelopes that do not open. With two or more helpers
     this request comes first: a helper that has released one client set's sum releases no other.
+
+    Attributes:
+        asked: all clients that were asked in the round, in ascending order.
+        plan: digest of the privacy plan of all uploads; "" without privacy.
+        clients: clients of the sum, a part of `asked`.
+        envelopes: the sealed seed of each client of the sum.
+        identities: lasting public key of each client of the sum, b"" for one without; () if none
+            has one.
+        signatures: signature of each envelope, likewise.
     """
 
     run_id: str
@@ -112,10 +132,14 @@ class CombineRequest:
     server_round: int
     layout: str
     model: str
+    asked: tuple[int, ...]
+    plan: str
     length: int
     release: bool
     clients: tuple[int, ...]
     envelopes: tuple[bytes, ...]
+    identities: tuple[bytes, ...] = ()
+    signatures: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

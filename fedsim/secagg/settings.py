@@ -15,11 +15,14 @@ RUNTIME_KEYS = {
     "on_abort",
     "helper_key_fingerprints",
     "helper_key_files",
+    "client_key_files",
 }
 _ADDITIVE_KEYS = {
     "aggregators": 2,
     "helper_key_fingerprints": (),
     "helper_key_files": (),
+    "client_key_fingerprints": (),
+    "client_key_files": (),
     "combine_timeout_s": 60.0,
     "combine_retries": 2,
 }
@@ -108,6 +111,17 @@ class SecureAggregationSettings(Settings):
         strict=False,
         description="files of those keys, for helpers of a simulation; a SuperNode names its own",
     )
+    client_key_fingerprints: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = Field(
+        default=(),
+        strict=False,
+        description="fingerprints of the clients' lasting keys (`fedsim client-key`), in the order "
+        "of the clients; helpers count no other uploads",
+    )
+    client_key_files: tuple[str, ...] = Field(
+        default=(),
+        strict=False,
+        description="files of those keys, for clients of a simulation; a SuperNode names its own",
+    )
     threshold: Annotated[int, Field(le=MAX_CLIENTS)] | Literal["auto"] = Field(
         default="auto",
         description="secagg: number of shares that recover a secret; auto: more than two thirds",
@@ -156,6 +170,13 @@ class SecureAggregationSettings(Settings):
                     f"{name} names {len(given)} keys, {len(set(given))} of them different, but "
                     f"{self.aggregators} aggregators have {self.aggregators - 1} helpers; name a "
                     "different one for each, or none"
+                )
+        for name in ("client_key_fingerprints", "client_key_files"):
+            given = getattr(self, name)
+            if len(set(given)) != len(given):
+                raise ValueError(
+                    f"{name} names {len(given)} keys, {len(set(given))} of them different; name a "
+                    "different one for each client, or none"
                 )
         return self
 

@@ -20,7 +20,7 @@ from fedsim.secagg.errors import (
 )
 from fedsim.secagg.messages import Refusal
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 _Scalar = bool | int | str | bytes
 Config = dict[str, _Scalar | list[bool] | list[int] | list[str] | list[bytes]]
 _T = TypeVar("_T")

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from fedsim.protocol.arrays import digest, to_arrays, to_numpy
 from fedsim.protocol.secure import HELLO, SECAGG, SealedReply, to_records
-from fedsim.secagg.context import NONCE_BYTES, RoundContext
+from fedsim.secagg.context import NONCE_BYTES, RoundContext, set_digest
 from fedsim.secagg.errors import ContextMismatchError, SecureAggregationError, TooFewClientsError
 from fedsim.secagg.layout import NamedArrays
 from fedsim.secagg.messages import Hello, HelloReply
@@ -45,6 +45,7 @@ class SecureAggregator(Aggregator[SealedReply]):
         helpers: node id of each helper, by its number.
         opened_sums: record of the opened sums, also of earlier processes.
         weights: the weights of all clients; a sum with other weights is refused.
+        plan: digest of the privacy plan; "" without privacy.
     """
 
     reply_type = SealedReply
@@ -58,11 +59,12 @@ class SecureAggregator(Aggregator[SealedReply]):
         helpers: Mapping[int, int],
         opened_sums: OpenedSums,
         weights: ClientWeights,
+        plan: str = "",
     ) -> None:
         self.name = f"secure aggregation by {settings.protocol}"
         self._settings, self._codec = settings, codec
         self._clients, self._helpers = clients, helpers
-        self._opened_sums, self._weights = opened_sums, weights
+        self._opened_sums, self._weights, self._plan = opened_sums, weights, plan
         self._round_number = 0
         self._run_id = os.urandom(NONCE_BYTES).hex()
         self._hello_replies: dict[int, HelloReply] | None = None
@@ -107,6 +109,8 @@ class SecureAggregator(Aggregator[SealedReply]):
                 layout=self._codec.layout.digest,
                 params=self._settings.digest(),
                 model=digest(arrays),
+                asked=set_digest(clients),
+                plan=self._plan,
             )
             self._secure_round = self._make_round(context, clients, grid)
             offer = to_records(self._secure_round.offer())[SECAGG]

@@ -5,7 +5,7 @@ stores.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -26,7 +26,7 @@ from fedsim.secagg.errors import (
     WireError,
 )
 from fedsim.secagg.hpke import SealingKey
-from fedsim.secagg.identity import IdentityKey
+from fedsim.secagg.identity import IdentityKey, is_from_client
 from fedsim.secagg.messages import CombineReply, CombineRequest, Hello, HelloReply
 from fedsim.secagg.prg import SEED_BYTES, SeedExpander
 from fedsim.secagg.settings import SecureAggregationSettings
@@ -81,17 +81,38 @@ class HelperState:
         return cls(**fields)  # pyright: ignore[reportArgumentType]  # checked one by one above
 
 
+@dataclass(frozen=True)
+class Release:
+    """The sum that a helper is about to release.
+
+    Attributes:
+        run_id: name of the run.
+        server_round: number of the round, ≥ 1.
+        question: digest of the request.
+    """
+
+    run_id: str
+    server_round: int
+    question: str
+
+
+def _discard(release: Release) -> None:
+    """Keep no record."""
+
+
 class Helper:
     """One aggregator beside the leader.
 
     Guarantee: for each round at most one sum leaves the helper, never for fewer than `min_clients`
-    clients, only over envelopes that were sealed for exactly this run, round, model and layout.
-    The same request gets the same answer. Another request for the same round is refused, because
-    the difference of two sums reveals single updates. Earlier rounds are refused. The helper sees
-    the participants and their seeds, which are independent of every update.
+    clients, only over envelopes that were sealed for exactly this run, round, model, layout, set of
+    asked clients and privacy plan. So an envelope enters at most one sum. The same request gets the
+    same answer. Another request for the same round is refused, because the difference of two sums
+    reveals single updates. Earlier rounds are refused. The helper sees the participants and their
+    seeds, which are independent of every update.
 
-    Clients have no keys that a helper knows, so `min_clients` counts envelopes, not people: a
-    leader that seals envelopes of clients that it made up can open a sum with one real client.
+    With `client_key_fingerprints` each envelope needs the signature of its client's pinned key.
+    Without them `min_clients` counts envelopes, not people: a leader that seals envelopes of
+    clients that it made up can open a sum with one real client.
 
     Args:
         helper: number of this helper, ≥ 1 (the leader is 0).
@@ -99,6 +120,8 @@ class Helper:
         state: stored state; None before the first hello.
         identity: lasting key, which clients can pin and which signs the key of every run; None for
             a helper without a lasting identity.
+        record: called before a sum is released; returns when the release is on disk, and raises
+            SecureAggregationError if another sum of the round, or a later one, was released.
     """
 
     def __init__(
@@ -108,11 +131,13 @@ class Helper:
         settings: SecureAggregationSettings,
         state: HelperState | None = None,
         identity: IdentityKey | None = None,
+        record: Callable[[Release], None] = _discard,
     ) -> None:
         self.helper = helper
         self.state = state or HelperState()
         self._settings = settings
         self._identity = identity
+        self._record = record
         self._sharing = AdditiveSharing(SeedExpander(settings.prg))
 
     def hello(self, hello: Hello) -> HelloReply:
@@ -161,6 +186,7 @@ class Helper:
             AlreadyAnsweredError: another request for this round was answered.
             TooFewClientsError: fewer than `min_clients` clients.
             DuplicateClientError: a client occurs twice.
+            ContextMismatchError: a client was not asked.
             WireError: clients and envelopes differ in number, or the length is below 1.
         """
         self._check(request)
@@ -175,6 +201,7 @@ class Helper:
                 released=False,
                 rejected=tuple(rejected),
             )
+        self._record(Release(request.run_id, request.server_round, question))
         self.state = replace(self.state, answered=request.server_round, question=question)
         return self._release(request, seeds)
 
@@ -215,6 +242,16 @@ class Helper:
                 f"{request.length}; each client needs one envelope, and the length is >= 1",
                 **where,
             )
+        keyed = len(request.clients) if self._settings.client_key_fingerprints else 0
+        if {len(request.identities), len(request.signatures)} - {keyed, len(request.clients)}:
+            raise WireError(
+                f"{len(request.clients)} clients, {len(request.identities)} keys and "
+                f"{len(request.signatures)} signatures; where client_key_fingerprints pins keys, "
+                "each client needs both",
+                **where,
+            )
+        if not set(request.clients) <= set(request.asked):
+            raise ContextMismatchError("a client of the sum was not asked in the round", **where)
         if len(set(request.clients)) != len(request.clients):
             raise DuplicateClientError("a client occurs twice in one request", **where)
         if len(request.clients) < self.state.min_clients:
@@ -239,17 +276,32 @@ class Helper:
         key = SealingKey.from_bytes(self.state.private_key)
         seeds: list[bytes] = []
         rejected: list[int] = []
-        pairs = zip(request.clients, request.envelopes, self._infos(request), strict=True)
-        for client, envelope, info in pairs:
+        infos = self._infos(request)
+        for place, (client, info) in enumerate(zip(request.clients, infos, strict=True)):
             try:
-                seed = key.open(envelope, info=info, client=client)
+                seed = key.open(request.envelopes[place], info=info, client=client)
             except EnvelopeError:
+                seed = b""
+            if not self._is_known(request, place, info):
                 seed = b""
             if len(seed) == SEED_BYTES:
                 seeds.append(seed)
             else:
                 rejected.append(client)
         return seeds, rejected
+
+    def _is_known(self, request: CombineRequest, place: int, info: bytes) -> bool:
+        """Whether an envelope has the signature of its client's pinned key, if keys are pinned."""
+        pins, client = self._settings.client_key_fingerprints, request.clients[place]
+        if not pins:
+            return True
+        return 0 <= client < len(pins) and is_from_client(
+            request.envelopes[place],
+            info=info,
+            identity=request.identities[place],
+            signature=request.signatures[place],
+            pin=pins[client],
+        )
 
     def _release(self, request: CombineRequest, seeds: list[bytes]) -> CombineReply:
         dtype = np.uint64 if self._settings.ring_bits == 64 else np.uint32
@@ -278,13 +330,16 @@ class Helper:
             layout=request.layout,
             params=self._settings.digest(),
             model=request.model,
+            asked=set_digest(request.asked),
+            plan=request.plan,
         )
 
 
 def _digest(request: CombineRequest) -> str:
     """Return the SHA-256 of all inputs of the released sum; the order of clients does not count."""
     fields = [request.round_nonce, request.layout.encode(), request.model.encode()]
-    fields.append(str(request.length).encode())
+    fields += [str(request.length).encode(), set_digest(request.asked).encode()]
+    fields.append(request.plan.encode())
     for client, envelope in sorted(zip(request.clients, request.envelopes, strict=True)):
         fields += [str(client).encode(), envelope]
     return hashlib.sha256(pack(fields)).hexdigest()

@@ -12,7 +12,7 @@ from fedsim.secagg.errors import SecureAggregationError
 from fedsim.secagg.identity import IdentityKey
 from fedsim.secagg.messages import CombineRequest, Hello
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.server.secure.helper import Helper, HelperState
+from fedsim.server.secure.helper import Helper, HelperState, Release
 
 HELPER_STATE_RECORD = "secagg-helper"
 
@@ -21,6 +21,7 @@ def make_helper_app(
     settings: SecureAggregationSettings,
     number_of: Callable[[Context], int],
     identity_of: Callable[[Context], IdentityKey | None] = lambda _: None,
+    record_of: Callable[[Context, Release], None] = lambda _, __: None,
 ) -> ClientApp:
     """Return the app of a helper node.
 
@@ -33,6 +34,8 @@ def make_helper_app(
         number_of: returns the helper number of a node, ≥ 1.
         identity_of: returns the lasting key of a node, which signs the key of every run; called at
             the hello. Its SecureAggregationError becomes the reply.
+        record_of: records a release of a node on its disk, before the sum leaves; raises
+            SecureAggregationError to refuse it.
     """
     app = ClientApp()
 
@@ -57,7 +60,12 @@ def make_helper_app(
     @app.query(COMBINE)
     def combine(message: Message, context: Context) -> Message:
         return _answer(
-            lambda: Helper(helper=number_of(context), settings=settings, state=_state(context)),
+            lambda: Helper(
+                helper=number_of(context),
+                settings=settings,
+                state=_state(context),
+                record=lambda release: record_of(context, release),
+            ),
             lambda helper: helper.combine(from_records(CombineRequest, message.content)),
             message,
             context,

@@ -73,6 +73,7 @@ class Leader:
         self._archive = MemoryArchive() if archive is None else archive
         self._total: Ring = np.zeros(codec.length, codec.encoder.dtype)
         self._envelopes: dict[int, tuple[bytes, ...]] = {}
+        self._signed: dict[int, tuple[bytes, tuple[bytes, ...]]] = {}
         self._agreed_helpers: set[int] = set()
         self._summed_helpers: set[int] = set()
         self.rejected: dict[int, str] = {}
@@ -102,6 +103,8 @@ class Leader:
             layout=context.layout,
             params=context.params,
             model=context.model,
+            asked=context.asked,
+            plan=context.plan,
             helpers=self._helpers,
             helper_keys=tuple(reply.public_key for reply in replies),
             helper_identities=tuple(reply.identity for reply in replies),
@@ -126,6 +129,8 @@ class Leader:
             client=upload.client,
         )
         self._envelopes[upload.client] = upload.envelopes
+        unsigned = (b"",) * len(self._helpers)
+        self._signed[upload.client] = upload.identity, upload.signatures or unsigned
         if self._helpers:
             self._archive.keep(upload.client, upload.share)
 
@@ -217,6 +222,11 @@ class Leader:
                 f"it sent {len(upload.envelopes)} envelopes for {len(self._helpers)} helpers",
                 **where,
             )
+        if len(upload.signatures) not in (0, len(self._helpers)):
+            raise WireError(
+                f"it sent {len(upload.signatures)} signatures for {len(self._helpers)} helpers",
+                **where,
+            )
         _check_vector(upload.share, self._codec, **where)
 
     def _check_enough(self) -> None:
@@ -232,16 +242,22 @@ class Leader:
 
     def _request(self, helper: int, release: bool) -> CombineRequest:
         context, place = self._context, self._helpers.index(helper)
+        signed = [self._signed[client] for client in self.clients]
+        keyed = any(identity for identity, _ in signed)
         return CombineRequest(
             run_id=context.run_id,
             round_nonce=context.round_nonce,
             server_round=context.server_round,
             layout=context.layout,
             model=context.model,
+            asked=tuple(sorted(self._invited_clients)),
+            plan=context.plan,
             length=self._codec.length,
             release=release,
             clients=tuple(self.clients),
             envelopes=tuple(self._envelopes[client][place] for client in self.clients),
+            identities=tuple(identity for identity, _ in signed) if keyed else (),
+            signatures=tuple(signatures[place] for _, signatures in signed) if keyed else (),
         )
 
     def _drop_rejected(self, reply: CombineReply) -> None:
@@ -257,7 +273,9 @@ class Leader:
                 raise WireError(f"helper {reply.helper} rejects unknown client {client}", **where)
             np.subtract(self._total, self._archive.recall(client), out=self._total)
             del self._envelopes[client]
-            self.rejected[client] = f"helper {reply.helper} could not open its envelope"
+            self.rejected[client] = (
+                f"helper {reply.helper} could not open its envelope, or knows another key of it"
+            )
 
     def _check_total(self, reply: CombineReply) -> None:
         where = {"round_number": self._context.server_round}

@@ -103,6 +103,8 @@ class MaskedSum:
             layout=context.layout,
             params=context.params,
             model=context.model,
+            asked=context.asked,
+            plan=context.plan,
             helpers=(),
             helper_keys=(),
         )

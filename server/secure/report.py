@@ -74,7 +74,7 @@ class SecureAggregationReport:
                 if settings.helper_key_fingerprints
                 else "not_covered",
                 "malicious_clients": "undetected",
-                "forged_clients": "undetected" if hidden else "not_needed",
+                "forged_clients": _forged_clients(settings, hidden=hidden),
             },
             "simulated_non_collusion": True,
             "server_view": _server_view(hidden, list(settings.metrics)),
@@ -98,6 +98,13 @@ class SecureAggregationReport:
                 "reasons": {str(key): self.aborted[key] for key in sorted(self.aborted)},
             },
         }
+
+
+def _forged_clients(settings: SecureAggregationSettings, *, hidden: bool) -> str:
+    """Return whether the parties notice clients that the server makes up."""
+    if not hidden:
+        return "not_needed"
+    return "refused" if settings.client_key_fingerprints else "undetected"
 
 
 def _server_view(hidden: bool, metrics: list[str]) -> list[str]:

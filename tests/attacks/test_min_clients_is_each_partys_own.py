@@ -9,9 +9,10 @@ import pytest
 
 from fedsim.secagg.additive import AdditiveSharing
 from fedsim.secagg.additive_info import seed_info
-from fedsim.secagg.errors import TooFewClientsError
+from fedsim.secagg.errors import TooFewClientsError, WireError
 from fedsim.secagg.hpke import seal
-from fedsim.secagg.messages import UnmaskRequest
+from fedsim.secagg.identity import IdentityKey
+from fedsim.secagg.messages import CombineReply, UnmaskRequest
 from fedsim.secagg.prg import SeedExpander, new_seed
 from fedsim.server.secure.report import SecureAggregationReport
 from fedsim.statement.facts import Facts
@@ -64,9 +65,8 @@ def test_the_leader_lowers_no_helpers_minimum(secure_parties: Any) -> None:
         scene.helpers[1].combine(few)
 
 
-def test_forged_clients_are_told_and_not_hidden(secure_parties: Any) -> None:
-    """What the threat model says: a leader that makes clients up reads the real one's update."""
-    scene = secure_parties(min_clients=3)
+def _forge(scene: Any) -> tuple[Any, CombineReply, dict[int, bytes], Any]:
+    """A leader keeps client 0, and makes up clients 1 and 2 with seeds that it knows."""
     leader = scene.leader()
     real = scene.upload(leader, 0)
     leader.add(real)
@@ -77,7 +77,25 @@ def test_forged_clients_are_told_and_not_hidden(secure_parties: Any) -> None:
     forged = {client: new_seed() for client in (1, 2)}
     infos = {client: seed_info(context, client, 1) for client in (0, 1, 2)}
     envelopes = [seal(seed, key, info=infos[client]) for client, seed in forged.items()]
-    reply = scene.helpers[1].combine(replace(genuine, envelopes=(genuine.envelopes[0], *envelopes)))
+    keys = {client: IdentityKey.generate() for client in forged}
+    signatures = [
+        keys[client].sign_envelope(envelope, info=infos[client])
+        for client, envelope in zip(forged, envelopes, strict=True)
+    ]
+    request = replace(genuine, envelopes=(genuine.envelopes[0], *envelopes))
+    if genuine.identities:
+        request = replace(
+            request,
+            identities=(genuine.identities[0], *(key.public for key in keys.values())),
+            signatures=(genuine.signatures[0], *signatures),
+        )
+    return real, scene.helpers[1].combine(request), forged, (leader, infos, request)
+
+
+def test_forged_clients_are_told_and_not_hidden(secure_parties: Any) -> None:
+    """What the threat model says: a leader that makes clients up reads the real one's update."""
+    scene = secure_parties(min_clients=3)
+    real, reply, forged, (leader, infos, _) = _forge(scene)
     assert reply.released, "a helper cannot tell"
     known = np.zeros_like(reply.total)
     sharing = AdditiveSharing(SeedExpander(scene.settings.prg))
@@ -91,6 +109,37 @@ def test_forged_clients_are_told_and_not_hidden(secure_parties: Any) -> None:
     page = (ROOT / "docs" / "secure_aggregation.md").read_text()
     assert "**Clients that the server makes up.**" in page
     assert "enforced by server, helpers and clients" not in page
+
+
+def test_a_helper_that_knows_the_clients_counts_no_forged_one(secure_parties: Any) -> None:
+    """With pinned keys of clients: neither other keys nor genuine signatures of other bytes."""
+    scene = secure_parties(min_clients=3, client_keys=True)
+    _, reply, _, (_, _, request) = _forge(scene)
+    assert (reply.released, reply.rejected) == (False, (1, 2))
+    helper = scene.helpers[1]
+    genuine = scene.leader()
+    for client in (0, 1, 2):
+        genuine.add(scene.upload(genuine, client))
+    honest = genuine.requests()[1]
+    stolen = replace(request, identities=honest.identities, signatures=honest.signatures)
+    assert helper.combine(stolen).rejected == (0, 1, 2), "signatures of another attempt"
+    with pytest.raises(WireError, match="each client needs both"):
+        helper.combine(replace(honest, identities=(), signatures=()))
+    assert helper.combine(honest).released
+    facts = SecureAggregationReport(scene.settings, scene.codec.encoder, 6).to_dict()
+    assert facts["trust"]["forged_clients"] == "refused"
+
+
+def test_a_client_without_its_pinned_key_is_left_out(secure_parties: Any) -> None:
+    scene = secure_parties(min_clients=3, client_keys=True)
+    scene.identities[5] = IdentityKey.generate()
+    del scene.identities[4]
+    aggregate = scene.leader()
+    for client in range(6):
+        aggregate.add(scene.upload(aggregate, client))
+    scene.combine(aggregate)
+    assert aggregate.clients == [0, 1, 2, 3]
+    assert set(aggregate.rejected) == {4, 5}
 
 
 def test_the_statement_of_a_run_says_so(secure_parties: Any) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.federation.helper_keys import make_helper_key
+from fedsim.federation.lasting_keys import make_lasting_key
 from fedsim.runs.runner import run_experiment
 
 pytestmark = [
@@ -19,7 +19,7 @@ def test_a_pinned_helper_on_a_supernode_opens_the_sum_of_the_local_run(
     site, tmp_path: Path
 ) -> None:
     """Two clients and a helper, each on its own node: the bits of a simulation, and its charges."""
-    key = make_helper_key(site.home / "helper.key")
+    key = make_lasting_key(site.home / "helper.key")
     experiment = site.written(
         "hidden",
         privacy={"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5},

@@ -11,7 +11,7 @@ from fedsim.deployment.client_app import NodeClient
 from fedsim.deployment.flower_app import write_app
 from fedsim.deployment.ledgers import LEDGER_TYPE
 from fedsim.experiment import load_experiment
-from fedsim.federation.helper_keys import make_helper_key
+from fedsim.federation.lasting_keys import make_lasting_key
 from fedsim.protocol.roll_call import NodeIdentity, identity_of, roll_call_message
 from fedsim.protocol.secure import COMBINE, HELLO, from_records, make_query
 from fedsim.secagg.errors import ReplayError
@@ -72,6 +72,8 @@ def test_a_helper_keeps_its_key_and_answers_errors(directory: Path, tmp_path: Pa
         server_round=1,
         layout="",
         model="",
+        asked=(0, 1, 2),
+        plan="",
         length=3,
         release=True,
         clients=(0, 1, 2),
@@ -85,7 +87,7 @@ def test_a_helper_keeps_its_key_and_answers_errors(directory: Path, tmp_path: Pa
 
 def test_a_nodes_own_configuration_names_its_lasting_key(directory: Path, tmp_path: Path) -> None:
     """It wins over the file that the experiment names, which is of a simulation."""
-    key = make_helper_key(tmp_path / "node.key")
+    key = make_lasting_key(tmp_path / "node.key")
     own = context(4, tmp_path)
     own.node_config["helper-key"] = str(tmp_path / "node.key")
     settings = load_experiment(directory / "experiment.yaml").experiment.secure_aggregation
@@ -104,7 +106,7 @@ def test_a_helper_has_no_ledger_and_does_not_train(directory: Path, tmp_path: Pa
 
 def test_a_helpers_key_stays_out_of_the_app(directory: Path, tmp_path: Path) -> None:
     for name in ("a.key", "b.key"):
-        make_helper_key(directory / name)
+        make_lasting_key(directory / name)
     files = {"secure_aggregation.helper_key_files": ["a.key", "b.key"]}
     app = write_app(load_experiment(directory / "experiment.yaml", files), tmp_path / "app")
     assert not list(app.path.rglob("*.key"))

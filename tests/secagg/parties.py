@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from fedsim.clients.secure.additive_upload import SecureUploader
 from fedsim.clients.secure.masked_upload import MaskedUpload
-from fedsim.secagg.context import RoundContext
+from fedsim.secagg.context import RoundContext, set_digest
 from fedsim.secagg.encoding import FixedPointEncoder
+from fedsim.secagg.identity import IdentityKey
 from fedsim.secagg.layout import TensorLayout
 from fedsim.secagg.messages import Hello, HelloReply, Upload
 from fedsim.secagg.metrics import MetricGrids
@@ -22,6 +23,7 @@ from fedsim.server.secure.leader import Leader
 from fedsim.server.secure.masked_sum import MaskedSum
 
 MODEL = "digest of the model"
+PLAN = "digest of the plan"
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Parties:
     clients: int = 6
     shapes: dict[str, tuple[int, ...]] = field(default_factory=lambda: {"w": (3, 2), "b": ()})
     seed: int = 0
+    identities: dict[int, IdentityKey] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         draw = np.random.default_rng(self.seed)
@@ -72,6 +75,8 @@ class Parties:
             layout=self.layout.digest,
             params=self.settings.digest(),
             model=MODEL,
+            asked=set_digest(range(self.clients)),
+            plan=PLAN,
         )
 
     def leader(self, server_round: int = 1, **options: Any) -> Leader:
@@ -95,7 +100,7 @@ class Parties:
         }
 
     def uploader(self, client: int) -> SecureUploader:
-        return SecureUploader(client, self.settings, self.codec)
+        return SecureUploader(client, self.settings, self.codec, PLAN, self.identities.get(client))
 
     def upload(self, leader: Leader, client: int) -> Upload:
         return self.uploader(client).upload(leader.offer(self.keys), **self.arguments(client))
@@ -189,7 +194,17 @@ def _said(aggregate: DecodedSum) -> dict[str, Any]:
 
 
 def make_parties(clients: int = 6, **settings: Any) -> Parties:
-    """Return the parties of a federation; `shapes` are the tensor shapes, the rest are settings."""
+    """Return the parties of a federation.
+
+    Args:
+        clients: number of clients.
+        settings: `shapes` of the tensors, `client_keys` for clients with pinned keys; the rest are
+            settings of the protocol.
+    """
     shapes = settings.pop("shapes", None)
     more = {} if shapes is None else {"shapes": shapes}
+    if settings.pop("client_keys", False):
+        keys = {client: IdentityKey.generate() for client in range(clients)}
+        settings["client_key_fingerprints"] = [key.fingerprint for key in keys.values()]
+        more["identities"] = keys
     return Parties(SecureAggregationSettings(**settings), clients=clients, **more)

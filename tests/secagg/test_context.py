@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from fedsim.secagg.context import RoundContext, pack, set_digest
 
 CONTEXT = RoundContext(
-    run_id="run", round_nonce=bytes(16), server_round=1, layout="l", params="p", model="m"
+    run_id="run",
+    round_nonce=bytes(16),
+    server_round=1,
+    layout="l",
+    params="p",
+    model="m",
+    asked="a",
+    plan="q",
 )
 KEYS = {"purpose": "a", "sender": 1, "receiver": 2}
 
@@ -21,6 +28,8 @@ def test_every_field_is_bound() -> None:
         replace(CONTEXT, layout="x").info(**KEYS),
         replace(CONTEXT, params="x").info(**KEYS),
         replace(CONTEXT, model="x").info(**KEYS),
+        replace(CONTEXT, asked="x").info(**KEYS),
+        replace(CONTEXT, plan="x").info(**KEYS),
         *(CONTEXT.info(**{**KEYS, name: 9 if name != "purpose" else "b"}) for name in KEYS),
         CONTEXT.info(purpose="a", sender=2, receiver=1),
         replace(CONTEXT, layout="lp", params="").info(**KEYS),  # fields must not run together

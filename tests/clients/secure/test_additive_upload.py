@@ -44,6 +44,8 @@ def offer(settings: SecureAggregationSettings, **change: Any) -> RoundOffer:
         layout=LAYOUT.digest,
         params=settings.digest(),
         model="m",
+        asked="a",
+        plan="",
         helpers=(1,) if settings.protocol == "additive" else (),
         helper_keys=(KEY.public,) if settings.protocol == "additive" else (),
     )
@@ -82,6 +84,7 @@ def test_share_and_seed_hold_the_update() -> None:
         {"params": "other"},
         {"model": "other"},
         {"layout": "other"},
+        {"plan": "other"},
         {"round_nonce": b""},
     ],
 )

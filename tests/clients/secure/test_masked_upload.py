@@ -46,6 +46,8 @@ class Round:
             layout=LAYOUT.digest,
             params=SETTINGS.digest(),
             model="m",
+            asked="a",
+            plan="",
         )
         self.server = MaskedSum(codec=CODEC, context=context, settings=SETTINGS, clients=range(6))
         self.clients = clients or {n: MaskedUpload(client=n, settings=SETTINGS) for n in range(6)}

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Message
 
 from fedsim.cli import cli
 from fedsim.experiment import load_experiment
-from fedsim.federation.helper_keys import make_helper_key, read_helper_key
+from fedsim.federation.lasting_keys import make_lasting_key, read_lasting_key
 from fedsim.planning.footprint import find_footprint
 from fedsim.runs.runner import RunFailedError
 from fedsim.secagg.errors import PublicKeyError
@@ -20,7 +20,7 @@ from fedsim.secagg.identity import IdentityKey
 @pytest.fixture
 def pinned(tmp_path: Path) -> dict[str, Any]:
     files = [tmp_path / f"helper-{number}.key" for number in (1, 2)]
-    pins = [make_helper_key(file).fingerprint for file in files]
+    pins = [make_lasting_key(file).fingerprint for file in files]
     names = [str(file) for file in files]
     return {"aggregators": 3, "helper_key_files": names, "helper_key_fingerprints": pins}
 
@@ -95,7 +95,7 @@ def test_the_command_makes_a_key_once_and_prints_its_fingerprint(tmp_path: Path)
     first, again = (CliRunner().invoke(cli, ["helper-key", str(path)]) for _ in range(2))
     assert (first.exit_code, again.exit_code) == (0, 0)
     assert first.stdout == again.stdout
-    assert first.stdout.strip() == read_helper_key(path).fingerprint
+    assert first.stdout.strip() == read_lasting_key(path).fingerprint
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o640)
     refused = CliRunner().invoke(cli, ["helper-key", str(path)])
@@ -115,4 +115,4 @@ def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
     path.write_text("something else")
     path.chmod(0o600)
     with pytest.raises(PublicKeyError, match="is not a key of `fedsim helper-key`"):
-        read_helper_key(path)
+        read_lasting_key(path)

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedsim.secagg.additive import AdditiveSharing
 from fedsim.secagg.additive_info import leader_share_info, seed_info
-from fedsim.secagg.context import RoundContext
+from fedsim.secagg.context import RoundContext, set_digest
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.hpke import SealingKey, seal
 from fedsim.secagg.messages import CombineRequest, RoundOffer
@@ -25,6 +25,7 @@ from fedsim.secagg.wire import WIRE_VERSION, to_record
 from fedsim.server.secure.helper import Helper, HelperState
 
 HERE = Path(__file__).parent
+ASKED = (2, 5, 6, 8)
 PAYLOADS = {2: [5, -5, 50, 7, 1], 5: [4, -4, 40, 6, 1], 8: [6, -6, 60, 8, 1]}
 
 
@@ -52,6 +53,8 @@ def recorded_round() -> dict[str, Any]:
         layout="a" * 64,
         params=settings.digest(),
         model="b" * 64,
+        asked=set_digest(ASKED),
+        plan="c" * 64,
     )
     offer = RoundOffer(
         **vars(context),
@@ -74,6 +77,8 @@ def recorded_round() -> dict[str, Any]:
         server_round=context.server_round,
         layout=context.layout,
         model=context.model,
+        asked=ASKED,
+        plan=context.plan,
         length=5,
         release=True,
         clients=tuple(PAYLOADS),

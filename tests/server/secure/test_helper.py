@@ -71,6 +71,8 @@ def test_each_part_of_a_question_counts(secure_parties: Any) -> None:
         {"round_nonce": bytes(16)},
         {"model": "another"},
         {"layout": "another"},
+        {"plan": "another"},
+        {"asked": tuple(range(7))},
         {"length": request.length + 1},
         {"clients": request.clients[:-1], "envelopes": request.envelopes[:-1]},
         {"envelopes": request.envelopes[::-1]},
@@ -81,7 +83,14 @@ def test_each_part_of_a_question_counts(secure_parties: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"model": "another"}, {"layout": "another"}, {"server_round": 2}]
+    "change",
+    [
+        {"model": "another"},
+        {"layout": "another"},
+        {"server_round": 2},
+        {"plan": "another"},
+        {"asked": tuple(range(7))},
+    ],
 )
 def test_envelopes_do_not_open_in_another_context(
     secure_parties: Any, change: dict[str, Any]
