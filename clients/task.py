@@ -53,6 +53,7 @@ class ClientTask:
             Always None under privacy, whose noise does not cover them.
         check_tile: raises UnsafeModelError where the tiles of a planned block do not keep examples
             apart, bit for bit.
+        plan_digest: digest of the privacy plan of all clients; "" without privacy.
     """
 
     client: int
@@ -74,6 +75,7 @@ class ClientTask:
     measure: Callable[[nn.Module], Mapping[str, float]] | None = None
     tile_rows: Callable[[Sequence[int]], int | None] = lambda members: None
     check_tile: Callable[[Sequence[int]], None] = lambda members: None
+    plan_digest: str = ""
 
     def check_examples(self) -> None:
         """Check that the public number of examples is not 0, and that no lot is too large.

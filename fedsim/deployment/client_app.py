@@ -110,7 +110,8 @@ class _GuardedTasks:
                 data, experiment=experiment.name, seed=experiment.seed, client=client
             )
             return task
-        check_plan(self.policy, task.privacy)
+        trust = experiment.privacy.trust
+        check_plan(self.policy, task.privacy, trust=trust, digest=task.plan_digest)
         journal = NodeJournal(
             own=task.journal,
             data=data,
@@ -120,6 +121,7 @@ class _GuardedTasks:
             seed=experiment.seed,
             adjacency=experiment.privacy.adjacency,
             claim=partial(claim_seed, self.state, experiment, client),
+            trust=trust,
         )
         return replace(task, journal=journal)
 

@@ -10,6 +10,9 @@ A record is a line of JSON, and its `hash` covers the `previous` one, as in a cl
     {"experiment": NAME, "seed": 0, "client": 3, "round": 5, "request": DIGEST,
      "adjacency": "zero_out", "ledger": [{"event": EVENT, "count": n}], "previous": HASH,
      "hash": HASH}
+
+A charge whose claim needs trust has also `trust` and, where the client's own noise protects from a
+server that is not trusted, `against_server`, a second ledger.
 """
 
 import hashlib
@@ -19,13 +22,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.adjacency import Adjacency, check_adjacency
 from fedsim.accountant.ledger.journal import GENESIS, JournalError
 from fedsim.data.settings import FileDataset
+from fedsim.deployment.data_budget import Releases
 from fedsim.deployment.errors import DeploymentError
+from fedsim.deployment.node_trust import Trust, counted_releases
 from fedsim.deployment.policy import NodePolicy
 from fedsim.deployment.private_files import (
     exclusive,
@@ -76,7 +81,10 @@ class DataCharge:
         round_number: the round.
         request: digest of everything that the answer depends on.
         adjacency: adjacency of the experiment.
-        ledger: the events.
+        ledger: the events, in the view of the experiment's claim.
+        trust: `privacy.trust` of the experiment, which that view needs.
+        against_server: the events against whoever sees the client's own upload; None where that is
+            `ledger`, or no noise protects from it.
     """
 
     experiment: str
@@ -86,6 +94,8 @@ class DataCharge:
     request: str
     adjacency: Adjacency
     ledger: PrivacyLedger
+    trust: Trust = "local"
+    against_server: PrivacyLedger | None = None
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -94,6 +104,8 @@ class DataCharge:
 
     def fields(self) -> dict[str, Any]:
         """Return the charge as JSON values."""
+        second = self.against_server
+        more = {} if self.trust == "local" else {"trust": self.trust}
         return {
             "experiment": self.experiment,
             "seed": self.seed,
@@ -102,7 +114,18 @@ class DataCharge:
             "request": self.request,
             "adjacency": self.adjacency,
             "ledger": self.ledger.to_list(),
+            **more,
+            **({} if second is None else {"against_server": second.to_list()}),
         }
+
+    def counted(self, given: Trust) -> Releases:
+        """Return (event, number of releases) that count for a node with this trust."""
+        return counted_releases(
+            self.ledger.entries,
+            None if self.against_server is None else self.against_server.entries,
+            given=given,
+            needed=self.trust,
+        )
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
@@ -110,8 +133,12 @@ class DataCharge:
 
         Raises:
             KeyError: a field is missing.
-            ValueError: the events or the adjacency are unknown.
+            ValueError: the events, the adjacency or the trust are unknown.
         """
+        trust = fields.get("trust", "local")
+        if trust not in get_args(Trust):
+            raise ValueError(f"unknown trust {trust!r}")
+        second = fields.get("against_server")
         return cls(
             experiment=fields["experiment"],
             seed=fields["seed"],
@@ -120,6 +147,8 @@ class DataCharge:
             request=fields["request"],
             adjacency=check_adjacency(fields["adjacency"]),
             ledger=PrivacyLedger.from_list(fields["ledger"]),
+            trust=trust,
+            against_server=None if second is None else PrivacyLedger.from_list(second),
         )
 
 

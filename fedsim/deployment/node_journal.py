@@ -18,6 +18,7 @@ from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.deployment.data_budget import Releases, count_affordable
 from fedsim.deployment.data_ledger import DataCharge, DataLedger, open_data_ledger
 from fedsim.deployment.errors import DeploymentError
+from fedsim.deployment.node_trust import Trust, counted_releases
 from fedsim.deployment.policy import NodePolicy
 from fedsim.deployment.policy_rules import PolicyRefusalError
 
@@ -29,8 +30,8 @@ class NodeJournal:
     """A client's durable ledger on a node, behind the node's policy and the ledger of its data.
 
     Guarantee: all charges of one data set together stay within `max_epsilon` at `delta` of the
-    policy, also for a server that chooses each experiment after it saw the answers before. A
-    refused charge is in no ledger.
+    policy, against everybody whom the policy does not trust. This holds for a server, too, that
+    chooses each experiment after it saw the answers before. A refused charge is in no ledger.
 
     Attributes:
         own: the client's ledger of the experiment.
@@ -40,6 +41,7 @@ class NodeJournal:
         experiment: name of the experiment.
         seed: its seed.
         adjacency: its adjacency.
+        trust: its `privacy.trust`.
         claim: claims the seed for the experiment, before the first charge.
     """
 
@@ -51,6 +53,7 @@ class NodeJournal:
     seed: int
     adjacency: Adjacency
     claim: Callable[[], None]
+    trust: Trust = "local"
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
         """Return the charges of a client, oldest first, without the first `after` of them."""
@@ -94,13 +97,24 @@ class NodeJournal:
         new = self._data_charge(charge)
         repeated = not self.plan.secure_noise and self._is_repeated(new, ledger)
         if not history and not repeated:
-            whole = self.plan.step.charges(0, self.plan.steps_to_take)
+            whole = self._planned_releases()
             self._check_budget(whole, ledger, f"all rounds of {self.experiment!r}")
         if not repeated:
-            self._check_budget(charge.ledger.entries, ledger, f"round {charge.round_number}")
+            wanted = new.counted(self.policy.trust)
+            self._check_budget(wanted, ledger, f"round {charge.round_number}")
         self.claim()
         if not repeated:
             ledger.append(new)
+
+    def _planned_releases(self) -> Releases:
+        """Return all releases of the plan, as the node counts them."""
+        steps = self.plan.steps_to_take
+        return counted_releases(
+            self.plan.charges(0, steps),
+            self.plan.server_charges(0, steps),
+            given=self.policy.trust,
+            needed=self.trust,
+        )
 
     def _check_plan(self, charge: Charge, history: Sequence[Charge]) -> None:
         """Check that the charge follows the client's record, within what the experiment plans."""
@@ -139,6 +153,8 @@ class NodeJournal:
             request=charge.request,
             adjacency=self.adjacency,
             ledger=charge.ledger,
+            trust=self.trust,
+            against_server=charge.against_server,
         )
 
     @staticmethod
@@ -186,7 +202,7 @@ def check_budget(
     adjacencies = {adjacency}
     for charge in spent:
         adjacencies.add(charge.adjacency)
-        for event, count in charge.ledger.entries:
+        for event, count in charge.counted(policy.trust):
             counts[event] += count
     try:
         fit = count_affordable(

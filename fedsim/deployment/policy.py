@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 from fedsim.core.settings import Settings
 from fedsim.deployment.data_budget import affords_anything
 from fedsim.deployment.errors import DeploymentError
+from fedsim.deployment.node_trust import Trust
 from fedsim.experiment.errors import ExperimentError, Problem
 from fedsim.experiment.load import read_yaml
 from fedsim.experiment.messages import validation_messages
@@ -68,6 +69,11 @@ class NodePolicy(Settings):
         description="fingerprints of the only helpers to which updates are sent; an update is then "
         "never sent in clear",
     )
+    plan_digests: tuple[Digest, ...] | None = Field(
+        default=None,
+        strict=False,
+        description="allowed digests of privacy plans, as `fedsim node-policy --plan` prints them",
+    )
     data_name: str | None = Field(
         default=None,
         pattern=NAME_PATTERN,
@@ -76,8 +82,23 @@ class NodePolicy(Settings):
         "digest of a data file",
     )
 
+    trust: Trust = Field(
+        default="local",
+        description="whom the node trusts, and so against whom max_epsilon holds. local: nobody; "
+        "distributed: that helpers and server do not all collude, with keys of helpers and "
+        "clients; central: the server",
+    )
+
     @model_validator(mode="after")
     def _budget(self) -> Self:
+        if self.trust == "distributed" and not (
+            self.helpers and self.plan_digests and self.require_secure_noise
+        ):
+            raise ValueError(
+                "trust: distributed needs helpers, plan_digests and require_secure_noise: true; "
+                "a sum hides a client from an active server only with known helpers, a known plan "
+                "and noise that the server cannot compute"
+            )
         if (self.max_epsilon is None) != (self.delta is None):
             names = ("max_epsilon", "delta")
             given, missing = names if self.delta is None else names[::-1]
@@ -112,6 +133,14 @@ class NodePolicy(Settings):
             )
         else:
             yield "without a limit on ε: set max_epsilon and delta"
+        yield {
+            "local": "trusts nobody: a budget counts the client's own noise alone",
+            "distributed": "trusts that helpers and server do not all collude: a budget counts the "
+            "noise of a sum",
+            "central": "trusts the server: it may get sums of this client without noise",
+        }[self.trust]
+        if self.plan_digests is not None:
+            yield f"follows privacy plans of {len(self.plan_digests)} digests only"
         if self.max_rounds is not None:
             yield f"at most {self.max_rounds} rounds of an experiment"
         if self.min_noise_multiplier is not None:
@@ -151,6 +180,13 @@ delta: 1.0e-6
 # Fingerprints of the only helpers to which updates are sent (`fedsim helper-key` prints them). With
 # this key an update is never sent in clear.
 # helpers: []
+
+# Whom this node trusts, and so against whom max_epsilon holds. local: nobody. distributed: that
+# helpers and server do not all collude; needs helpers and plan_digests. central: the server.
+# trust: local
+
+# Digests of the privacy plans that this node follows: fedsim node-policy FILE --plan EXPERIMENT
+# plan_digests: []
 
 # One ledger of this name for all data of this node. Without it each content of a data file has a
 # ledger of its own: for a file that grows or exists in several forms, set a name.

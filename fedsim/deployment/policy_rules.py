@@ -9,6 +9,7 @@ from flwr.app import Message, MessageType
 
 from fedsim.clients.account import ChargeRefusedError
 from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.deployment.node_trust import Trust, suffices
 from fedsim.deployment.plugin_digest import plugin_digest
 from fedsim.deployment.policy import NodePolicy
 from fedsim.experiment import Experiment, LoadedExperiment
@@ -59,17 +60,27 @@ def check_round(experiment: Experiment, message: Message) -> None:
         )
 
 
-def check_plan(policy: NodePolicy, plan: PrivacyPlan) -> None:
-    """Check the noise of a client's plan.
+def check_plan(policy: NodePolicy, plan: PrivacyPlan, *, trust: Trust, digest: str) -> None:
+    """Check the noise of a client's plan, and the plan of all clients.
 
     Args:
         policy: the node's policy.
         plan: the plan of the client.
+        trust: `privacy.trust` of the experiment.
+        digest: digest of the plan of all clients, as this node computed it.
 
     Raises:
-        PolicyRefusalError: the noise multiplier is below that of the policy.
+        PolicyRefusalError: the noise multiplier is below that of the policy, or the policy does not
+            name the plan.
     """
-    least, noise = policy.min_noise_multiplier, plan.step.noise_multiplier
+    if policy.plan_digests is not None and digest not in policy.plan_digests:
+        raise PolicyRefusalError(
+            f"plan_digests lacks {digest}, the digest of the experiment's privacy plan: let the "
+            "node's operator review the experiment and add the digest"
+        )
+    trusted = suffices(policy.trust, trust)
+    least = policy.min_noise_multiplier
+    noise = plan.noise_multiplier if trusted else plan.step.noise_multiplier
     if least is not None and noise < least:
         raise PolicyRefusalError(
             f"min_noise_multiplier is {least:g}, and this client's noise multiplier would be "
@@ -91,8 +102,27 @@ def _settings_rules(policy: NodePolicy, experiment: Experiment) -> Iterator[str]
             f"max_rounds is {policy.max_rounds}, and federation.rounds is {rounds}: lower "
             f"federation.rounds to {policy.max_rounds}"
         )
+    if privacy is not None:
+        yield from _trust_rules(policy, privacy.trust, experiment)
     if policy.helpers is not None:
         yield from _helper_rules(policy.helpers, experiment)
+
+
+def _trust_rules(policy: NodePolicy, trust: Trust, experiment: Experiment) -> Iterator[str]:
+    """Yield what an experiment lacks for the trust that the policy gives."""
+    if trust == "central" and not suffices(policy.trust, trust):
+        yield (
+            f"trust is {policy.trust}, and with privacy.trust: central the server gets sums of "
+            "this client without noise: set privacy.trust to local or distributed"
+        )
+    secure = experiment.secure_aggregation
+    if trust == policy.trust == "distributed" and (
+        secure is None or not secure.client_key_fingerprints
+    ):
+        yield (
+            "trust is distributed, and without secure_aggregation.client_key_fingerprints a server "
+            "could make all other clients of a sum up: name the fingerprints of all clients there"
+        )
 
 
 def _helper_rules(allowed: tuple[str, ...], experiment: Experiment) -> Iterator[str]:

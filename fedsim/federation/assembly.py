@@ -116,13 +116,14 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
         plans, sums = share_noise(
             experiment, client_privacy, plans, weights, shared_model.trained_shapes
         )
+    digest = plan_digest(experiment, plans, weights, sums)
     secure = secure_channel(
         experiment,
         model.state_dict(),
         weights,
         sums,
         base=loaded.base,
-        plan=plan_digest(experiment, plans, weights, sums),
+        plan=digest,
     )
     if secure is not None:
         check_train_metrics(secure.settings.metrics, model, loss, task, public)
@@ -145,6 +146,7 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
         sources=sources,
         secure=secure,
         sums=sums,
+        plan_digest=digest,
     )
 
 

@@ -71,6 +71,8 @@ class Federation:
         sources: what is recorded of the plug-ins' sources.
         secure: keys and encoding of secure aggregation; None where updates are sent in clear.
         sums: the plan of noisy sums; None with local trust.
+        plan_digest: digest of everything public that fixes the clients' releases; "" without
+            privacy.
     """
 
     experiment: Experiment
@@ -90,6 +92,7 @@ class Federation:
     sources: PluginSources
     secure: SecureChannel | None = None
     sums: SumPlan | None = None
+    plan_digest: str = ""
 
     @cached_property
     def _tensors(self) -> ClientTensors:
@@ -140,6 +143,7 @@ class Federation:
             measure=self._train_metrics(client),
             tile_rows=self.tile_rows,
             check_tile=self._check_tile,
+            plan_digest=self.plan_digest,
         )
 
     def check_tiles(self, round_number: int) -> None:
@@ -284,7 +288,7 @@ class Federation:
             secure=None
             if self.secure is None
             else SecureAggregationSetup(
-                self.secure.settings, self.secure.codec, opened_sums, self.secure.plan
+                self.secure.settings, self.secure.codec, opened_sums, self.plan_digest
             ),
             evaluation=self._evaluation(),
             upload_tags=UploadTags(self.experiment.seed),

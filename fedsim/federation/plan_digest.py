@@ -30,9 +30,9 @@ def plan_digest(
     """Return the SHA-256 of the privacy plan in hex; "" without privacy.
 
     It covers the settings of rounds, training, privacy and secure aggregation (m, t, pinned keys),
-    the grid of noisy sums, and of each client its weight, sampling rate, noise (its share of it with
-    distributed trust), δ and number of steps. Calibrated numbers
-    count with nine digits, since machines may differ in the last ones.
+    the grid of noisy sums, and of each client its weight, sampling rate, noise (with distributed
+    trust its share), δ and number of steps. Calibrated numbers count with nine digits, since
+    machines may differ in the last ones.
 
     Args:
         experiment: the settings.
