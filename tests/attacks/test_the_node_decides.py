@@ -1,9 +1,11 @@
 """A node's own policy limits what a server can ask; a refused request is charged nothing."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,14 @@ import torch
 import yaml
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
-from fedsim.accountant import PrivacyLedger
+from fedsim.accountant import Gaussian, NonPrivate, PrivacyLedger
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.deployment.client_app import NodeClient
 from fedsim.deployment.data_budget import count_affordable
-from fedsim.deployment.data_ledger import open_data_ledger
+from fedsim.deployment.data_ledger import DataCharge, open_data_ledger
 from fedsim.deployment.flower_app import write_app
+from fedsim.deployment.policy import NodePolicy
+from fedsim.deployment.policy_rules import PolicyRefusalError, check_experiment
 from fedsim.experiment import load_experiment
 from fedsim.protocol.messages import TrainRequest
 from fedsim.protocol.roll_call import roll_call_message
@@ -502,3 +506,74 @@ def test_a_named_policy_must_be_there(attacker: Attacker, monkeypatch: pytest.Mo
     assert "this node's policy cannot be used" in reason(attacker.asks(1))
     monkeypatch.setenv("FEDSIM_POLICY", "gone.yaml")
     assert "FEDSIM_POLICY: must be an absolute path" in reason(attacker.asks(1))
+
+
+def test_an_unknown_plan_is_refused_and_charged_nothing(attacker: Attacker) -> None:
+    attacker.policy(plan_digests=["0" * 64])
+    text = reason(attacker.asks(1))
+    assert "plan_digests lacks " in text
+    (digest,) = re.findall(r"lacks ([0-9a-f]{64}),", text)
+    attacker.policy(plan_digests=[digest])
+    assert answered(attacker.asks(1))
+    for changes in (
+        {"privacy.noise_multiplier": 0.9},
+        {"privacy.max_grad_norm": 0.6},
+        {"local.batch_size": 65},
+        {"secure_aggregation": {"min_clients": 2}},
+    ):
+        assert "plan_digests lacks " in reason(attacker.asks(1, seed=1, **changes)), changes
+    assert attacker.charges() == [(0, 1)]
+
+
+def test_central_trust_needs_a_node_that_trusts_the_server(attacker: Attacker) -> None:
+    """The sums of such a client have no noise of its own."""
+    loaded = load_experiment(EXPERIMENT, {}, base=attacker.home)
+    privacy = loaded.experiment.privacy
+    assert privacy is not None
+    central = loaded.experiment.model_copy(
+        update={"privacy": privacy.model_copy(update={"trust": "central"})}
+    )
+    asked = replace(loaded, experiment=central)
+    for trust in ("local", "distributed"):
+        policy = NodePolicy.model_construct(**{**NodePolicy().model_dump(), "trust": trust})
+        with pytest.raises(PolicyRefusalError, match=f"trust is {trust}, and .* without noise"):
+            check_experiment(policy, asked)
+    check_experiment(NodePolicy(trust="central"), asked)
+
+
+def test_distributed_trust_needs_known_helpers_a_known_plan_and_secret_noise() -> None:
+    known: dict[str, Any] = {
+        "helpers": ["0" * 64],
+        "plan_digests": ["1" * 64],
+        "require_secure_noise": True,
+    }
+    assert NodePolicy(trust="distributed", **known).trust == "distributed"
+    for name in known:
+        lacking = {key: value for key, value in known.items() if key != name}
+        with pytest.raises(ValueError, match="trust: distributed needs helpers, plan_digests and"):
+            NodePolicy(trust="distributed", **lacking)
+
+
+@pytest.mark.parametrize("given", ["local", "distributed", "central"])
+@pytest.mark.parametrize("needed", ["local", "distributed", "central"])
+def test_a_budget_counts_what_holds_without_trust(given: Any, needed: Any) -> None:
+    """Also for charges from before the policy trusted less."""
+    claimed, own = PrivacyLedger().record(Gaussian(4.0)), PrivacyLedger().record(Gaussian(2.0))
+    charge = DataCharge(
+        experiment="e",
+        seed=0,
+        client=0,
+        round_number=1,
+        request="",
+        adjacency="zero_out",
+        ledger=claimed,
+        trust=needed,
+        against_server=own if needed == "distributed" else None,
+    )
+    assert DataCharge.from_fields(charge.fields()) == charge
+    order = ["local", "distributed", "central"]
+    (counted,) = charge.counted(given)
+    if order.index(given) >= order.index(needed):
+        assert counted == (Gaussian(4.0), 1)
+    else:
+        assert counted == ((Gaussian(2.0) if needed == "distributed" else NonPrivate()), 1)

@@ -40,6 +40,7 @@ COMMANDS = {
     "audit": "fedsim audit experiments/digits_dp.yaml --clients 1 --steps 20",
     "deploy": "fedsim deploy experiments/digits_dp.yaml --out app",
     "node-policy": "fedsim node-policy policy.yaml",
+    "client-key": "fedsim client-key client.key",
     "helper-key": "fedsim helper-key helper.key",
     "list": "fedsim list",
     "schema": "fedsim schema",
