@@ -53,6 +53,8 @@ CLIENT_COLUMNS = (
     "group",
     "withdrawn_round",
     "clip_norm",
+    "against",
+    "epsilon_against_server",
 )
 
 _RESUME_OR_START_ANEW = "resume it with fedsim {version}, or start a new run with another --out"

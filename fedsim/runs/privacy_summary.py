@@ -3,19 +3,21 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import fedsim
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
-from fedsim.clients.settings import recorded_correlation
+from fedsim.accountant.trust.certificates import OBSERVERS, Trust, Unit
+from fedsim.clients.settings import PrivacySettings, recorded_correlation
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.federation.federation import Federation
 from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.runs.schema import PRIVACY_SCHEMA
+from fedsim.runs.trust_terms import server_ledger, trust_terms
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.privacy_file import LedgerEntry, PrivacyFile, PrivateClientRow
@@ -29,34 +31,45 @@ class ClientSummary(ClientSpend):
     Attributes:
         epsilon: ε at the client's δ, by the run's accountant; ∞ for a client without noise.
         epsilon_rdp: the same by Rényi DP.
-        max_grad_norm: clipping bound of the settings.
+        max_grad_norm: clipping bound of an example's gradient, of the settings.
         group: the client's entry of `privacy.clients`; None without one.
         withdrawn_round: round of withdrawal; None for a client that stayed.
         clip_norm: adapted clipping bound; None without adaptive clipping.
+        epsilon_against_server: ε of the second ledger; None where there is none.
+        max_update_norm: clipping bound of a client's update, of the settings.
     """
 
     epsilon: float
     epsilon_rdp: float
-    max_grad_norm: float
+    max_grad_norm: float | None
     group: str | None = None
     withdrawn_round: int | None = None
     clip_norm: float | None = None
+    epsilon_against_server: float | None = None
+    max_update_norm: float | None = None
 
 
 @dataclass(frozen=True)
 class PrivacySummary:
-    """The privacy account of a federation; its guarantee is the largest ε of any client."""
+    """The privacy account of a federation; its guarantee is the largest ε of any client.
+
+    Attributes:
+        terms: further keys of `privacy.json` on trust model and unit (`trust_terms`).
+    """
 
     adjacency: str
     accountant: str
     clients: tuple[ClientSummary, ...]
-    sampling: str = "poisson"
+    sampling: str | None = "poisson"
     noise: str = "seeded"
     clipping: str = "flat"
     secure_aggregation: Mapping[str, Any] | None = None
     personal_models: str | None = None
     noise_correlation: Mapping[str, Any] | None = None
     public_parts: Mapping[str, Any] | None = None
+    trust: Trust = "local"
+    unit: Unit = "example"
+    terms: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def system_epsilon(self) -> float:
@@ -97,13 +110,15 @@ class PrivacySummary:
 
     def to_json(self) -> PrivacyFile:
         """Return the content of `privacy.json`; an infinite ε is null."""
-        clients = [_client_json(spend) for spend in self.clients]
+        clients = [_client_json(spend, self.trust, self.unit) for spend in self.clients]
         return _with_statement(
             {
                 "schema": PRIVACY_SCHEMA,
                 "version": fedsim.__version__,
                 "private": math.isfinite(self.system_epsilon),
-                "unit": "example",
+                "trust": self.trust,
+                "unit": self.unit,
+                **self.terms,
                 "adjacency": self.adjacency,
                 "accountant": self.accountant,
                 "sampling": self.sampling,
@@ -131,6 +146,7 @@ def not_private(
             "schema": PRIVACY_SCHEMA,
             "version": fedsim.__version__,
             "private": False,
+            "trust": "local",
             "unit": "example",
             "adjacency": None,
             "accountant": None,
@@ -197,10 +213,12 @@ def summarise_privacy(
             **vars(spend),
             epsilon=epsilons[client],
             epsilon_rdp=by_rdp[client],
-            max_grad_norm=terms[client].privacy.clip_norm,
+            max_grad_norm=terms[client].privacy.max_grad_norm,
             group=terms[client].group,
             withdrawn_round=(withdrawn or {}).get(client),
             clip_norm=(clip_norms or {}).get(client, plan.step.clipping.adapted_clip_norm),
+            epsilon_against_server=_against_server(spend, settings),
+            max_update_norm=terms[client].privacy.max_update_norm,
         )
         for client, (spend, plan) in enumerate(zip(spends, plans, strict=True))
     ]
@@ -208,14 +226,25 @@ def summarise_privacy(
         settings.adjacency,
         settings.accountant,
         tuple(clients),
-        sampling=settings.sampling,
+        sampling=settings.sampling if settings.unit == "example" else None,
         noise=settings.noise,
         clipping=settings.clipping,
         secure_aggregation=secure_aggregation,
         personal_models=federation.experiment.personal_models,
         noise_correlation=recorded_correlation(settings),
         public_parts=federation.experiment.model.public_parts,
+        trust=settings.trust,
+        unit=settings.unit,
+        terms=trust_terms(federation.experiment),
     )
+
+
+def _against_server(spend: ClientSpend, settings: PrivacySettings) -> float | None:
+    """Return ε of the second ledger; 0 before a client's first charge, None without one."""
+    ledger = server_ledger(spend, settings.trust)
+    if ledger is None:
+        return None
+    return ledger.epsilon_with_slack(spend.delta, settings.accountant, settings.adjacency)
 
 
 def _epsilons(
@@ -227,11 +256,12 @@ def _epsilons(
     return ledgers.epsilons()
 
 
-def _client_json(spend: ClientSummary) -> PrivateClientRow:
+def _client_json(spend: ClientSummary, trust: Trust, unit: Unit) -> PrivateClientRow:
     ledger = cast(list[LedgerEntry], spend.ledger.to_list())
-    return {
+    row: PrivateClientRow = {
         "client": spend.client,
-        "examples": spend.examples,
+        "against": OBSERVERS[trust][0],
+        "examples": spend.examples if unit == "example" else None,
         "delta": spend.delta,
         "epsilon": finite_or_none(spend.epsilon),
         "epsilon_rdp": finite_or_none(spend.epsilon_rdp),
@@ -247,3 +277,12 @@ def _client_json(spend: ClientSummary) -> PrivateClientRow:
         "ledger": ledger,
         "ledger_head": spend.head,
     }
+    if unit == "client":
+        row["max_update_norm"] = spend.max_update_norm
+    if trust == "distributed":
+        second, epsilon = server_ledger(spend, trust), spend.epsilon_against_server
+        row["epsilon_against_server"] = None if epsilon is None else finite_or_none(epsilon)
+        row["ledger_against_server"] = (
+            None if second is None else cast(list[LedgerEntry], second.to_list())
+        )
+    return row

@@ -21,15 +21,16 @@ from typing import Any
 import fedsim
 from fedsim.core.errors import InputError
 
-RUN_SCHEMA = 4
+RUN_SCHEMA = 5
 CHECKPOINT_SCHEMA = 4
-PRIVACY_SCHEMA = 1
+PRIVACY_SCHEMA = 2
 MANIFEST_SCHEMA = 1
 NODE_STATE_SCHEMA = 3
 COMPARISON_SCHEMA = 1
 PERSONALIZATION_SCHEMA = 1
 
 MANIFEST_SINCE = 4  # the first run schema with a manifest
+TRUST_SINCE = 5  # the first run schema with a trust model and certificates
 CHECKPOINT_SINCE_MANIFEST = 4  # the checkpoint schema of those runs
 
 _FIRST = {"fedsim": "0.1.0", "schema": 1}  # wrote no number for runs, checkpoints and nodes

@@ -5,8 +5,9 @@ from typing import Any
 
 from fedsim.core.formatting import delta_text, epsilon_text, percent_text
 from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
-from fedsim.statement.secure import hides_updates
+from fedsim.statement.secure import hides_updates, privacy_requires
 from fedsim.statement.sentence import Sentence, clients_text, count_text
+from fedsim.statement.views import question_of, view_of
 
 
 class ThreatModelSentence(Sentence):
@@ -22,11 +23,30 @@ class ThreatModelSentence(Sentence):
     @property
     def text(self) -> str:
         """The sentence in words."""
+        itself = (
+            "A client is trusted with its own examples: the guarantee covers its updates and gives "
+            "no protection from the client itself."
+        )
+        trust = self.facts.trust
+        if trust.trust == "distributed":
+            return (
+                "The adversary sees every sum that is opened and every global model, the final one "
+                "included. It knows every setting and all participants. Trusted are the parties of "
+                f"secure aggregation ({privacy_requires(self.facts)}), and all but "
+                f"{count_text(trust.colluding_clients or 0, 'client')} of each sum. {itself}"
+            )
+        if trust.trust == "central":
+            drawn = trust.participation_rate is not None
+            known = "but not the participants of a round" if drawn else "and all participants"
+            return (
+                "The adversary sees every global model, the final one included. It knows every "
+                f"setting {known}, and may collude with all other clients. The server is trusted: "
+                f"it adds the noise. {itself}"
+            )
         return (
             "The adversary is the server, or any other party that sees every update of a client. "
             "It knows every setting and all participants, may send any model, and may collude "
-            "with all other clients. A client is trusted with its own examples: the guarantee "
-            "covers its updates and gives no protection from the client itself."
+            f"with all other clients. {itself}"
         )
 
 
@@ -46,15 +66,26 @@ class ReleasedSentence(Sentence):
         mechanism = self.facts.mechanism
         adaptive = mechanism is not None and mechanism.clipping in COUNTING_CLIPPINGS
         bound = ", its adapted clipping bound" if adaptive else ""
-        mask, source = "", "these models"
+        local = self.facts.trust.trust == "local"
+        mask, source = "", "these models" if local else "these integers"
         if hides_updates(self.facts):
             mask, source = " (masked, so that only sums can be opened)", "these sums"
         return (
-            f"A client sends its model after every round that it is charged for{mask}{bound}, "
+            f"A client sends {self._upload} after every round that it is charged for{mask}{bound}, "
             f"its settings and its ledger. The server computes the global models from {source} "
             "alone. Per-example gradients, training losses and lot sizes stay on the client. "
             "If a client fails, its error message leaves it too."
         )
+
+    @property
+    def _upload(self) -> str:
+        facts = self.facts
+        if facts.trust.trust == "local":
+            return "its model"
+        clipped = "whole update" if facts.protects_clients else "clipped gradients"
+        shared = facts.trust.trust == "distributed"
+        noise = "with its share of the noise" if shared else "without noise"
+        return f"the integers of its {clipped}, on a public grid and {noise},"
 
 
 class UnitSentence(Sentence):
@@ -64,8 +95,8 @@ class UnitSentence(Sentence):
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Whether there is a guarantee."""
-        return facts.is_bounded
+        """Whether there is a guarantee for examples."""
+        return facts.is_bounded and not facts.protects_clients
 
     @property
     def text(self) -> str:
@@ -77,6 +108,41 @@ class UnitSentence(Sentence):
         )
 
 
+class ClientUnitSentence(Sentence):
+    """What one ε protects where the unit is the client."""
+
+    point, kind, title = "unit", "limit", "Everything that one client has"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Whether there is a guarantee for clients."""
+        return facts.is_bounded and facts.protects_clients
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        return (
+            "The unit is everything that one client has: all of its examples together, and their "
+            "number. For a person with data on several clients, the spends of these clients "
+            "compose, which is not computed here. An ε of this unit and an ε of one example are "
+            "not comparable."
+        )
+
+
+_CLIENT_ADJACENCIES = {
+    "zero_out": (
+        "zero-out adjacency: the updates of one client are replaced by zero",
+        "S",
+    ),
+    "add_remove": (
+        "add/remove adjacency: one client is added or removed",
+        "S",
+    ),
+    "replace_one": (
+        "replace-one adjacency: everything that one client has is replaced",
+        "2S",
+    ),
+}
 _ADJACENCIES = {
     "zero_out": (
         "zero-out adjacency: the contribution of one example is replaced by zero, and client "
@@ -108,7 +174,16 @@ class AdjacencySentence(Sentence):
     @property
     def text(self) -> str:
         """The sentence in words."""
-        meaning, sensitivity = _ADJACENCIES[self._name]
+        meaning, sensitivity = self._meaning
+        if self.facts.protects_clients:
+            secret = self.facts.trust.participation_rate is not None
+            taking_part = "secret" if secret else "public"
+            return (
+                f"Data sets are neighbours by {meaning}, and who takes part is {taking_part}. The "
+                f"L2 sensitivity of a sum of clipped updates is then at most {sensitivity}. All "
+                "settings, the planned number of clients and the server's test set are public as "
+                "well."
+            )
         return (
             f"Data sets are neighbours by {meaning}. The L2 sensitivity of a sum of clipped "
             f"gradients is then at most {sensitivity}. All settings, the participation schedule, "
@@ -118,7 +193,12 @@ class AdjacencySentence(Sentence):
     @property
     def values(self) -> Mapping[str, Any]:
         """The adjacency and its sensitivity."""
-        return {"adjacency": self._name, "sensitivity": _ADJACENCIES[self._name][1]}
+        return {"adjacency": self._name, "sensitivity": self._meaning[1]}
+
+    @property
+    def _meaning(self) -> tuple[str, str]:
+        of_unit = _CLIENT_ADJACENCIES if self.facts.protects_clients else _ADJACENCIES
+        return of_unit[self._name]
 
     @property
     def _name(self) -> str:
@@ -172,6 +252,12 @@ class DeltaBelowOneInNSentence(Sentence):
     def text(self) -> str:
         """The sentence in words."""
         share = percent_text(self._largest)
+        if self.facts.protects_clients:
+            return (
+                f"δ is below 1 / the number of clients: δ · clients is at most {share}. With this "
+                "probability, δ alone would allow to publish everything of one client. Keep it far "
+                "below 100%."
+            )
         if self.facts.sizes_are_declared:
             return (
                 "Every client's δ is below 1 / its declared examples: δ · declared examples is at "
@@ -193,13 +279,16 @@ class DeltaBelowOneInNSentence(Sentence):
 
     @property
     def _largest(self) -> float:
-        return max(client.delta * client.examples for client in self.facts.clients)
+        clients = self.facts.clients
+        if self.facts.protects_clients:
+            return max(client.delta for client in clients) * len(clients)
+        return max(client.delta * client.examples for client in clients)
 
 
 class DeltaTooLargeSentence(Sentence):
     """Some δ is so large that the definition allows publishing an example."""
 
-    point, kind, title = "delta", "warning", "δ is not below 1 / examples"
+    point, kind, title = "delta", "warning", "δ is too large"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
@@ -210,6 +299,12 @@ class DeltaTooLargeSentence(Sentence):
     def text(self) -> str:
         """The sentence in words."""
         clients = clients_text(self.facts.clients_with_large_delta)
+        if self.facts.protects_clients:
+            return (
+                "δ is not below 1 / the number of clients. With a δ this large, a federation that "
+                "publishes everything of one client, chosen at random, would satisfy the "
+                "definition. Choose a smaller privacy.delta."
+            )
         return (
             f"δ is not below 1 / examples for {clients}. With a δ this large, a client that "
             "publishes one of its examples, chosen at random, would satisfy the definition. "
@@ -241,9 +336,9 @@ class AttackBoundSentence(Sentence):
         )
         others = "; ".join(f"at {rate}, {top}" for rate, top in rest)
         return (
-            "An attacker sees all updates of one client, and guesses whether one given example was "
-            f"in its training data. At a false-positive rate of {first[0]}, the true-positive rate "
-            f"is {first[1]}; {others}. {self._reach}"
+            f"An attacker sees {view_of(self.facts).sees}, and guesses {question_of(self.facts)}. "
+            f"At a false-positive rate of {first[0]}, the true-positive rate is {first[1]}; "
+            f"{others}. {self._reach}"
         )
 
     @property
@@ -309,6 +404,7 @@ SETTING: tuple[type[Sentence], ...] = (
     ThreatModelSentence,
     ReleasedSentence,
     UnitSentence,
+    ClientUnitSentence,
     AdjacencySentence,
 )
 RESULT: tuple[type[Sentence], ...] = (

@@ -137,8 +137,9 @@ class DataAccessSentence(Sentence):
     @property
     def text(self) -> str:
         """The sentence in words."""
+        charged = "release of an update" if self.facts.protects_clients else "training step"
         return (
-            "Clients' examples were read for training only, and every training step is in the "
+            f"Clients' examples were read for training only, and every {charged} is in the "
             "ledger. The metrics are those of the global model on the server's test set, which "
             "counts as public. If it is not public, the metrics reveal information about it."
         )
@@ -200,11 +201,15 @@ class LedgerSentence(Sentence):
     @property
     def text(self) -> str:
         """The sentence in words."""
+        who = "Each client writes its charge for a round to ledger.jsonl before it trains."
+        if self.facts.trust.participation_rate is not None:
+            who = "The server writes every client's charge to ledger.jsonl before it adds noise."
+        if self.facts.trust.trust == "distributed":
+            who += " A record has a ledger for each of the two observers."
         return (
-            "Each client writes its charge for a round to ledger.jsonl before it trains. Records "
-            "are chained by SHA-256. The last hash of a client is its ledger_head; the digest of "
-            f"all heads is {self.facts.digest}. In the run directory, `fedsim verify .` recomputes "
-            "every ε and every hash."
+            f"{who} Records are chained by SHA-256. The last hash of a client is its ledger_head; "
+            f"the digest of all heads is {self.facts.digest}. In the run directory, "
+            "`fedsim verify .` recomputes every ε and every hash."
         )
 
     @property

@@ -12,6 +12,7 @@ from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import epsilon_text
 from fedsim.statement.attack import AttackBound
 from fedsim.statement.profile import Profile
+from fedsim.statement.trust_facts import LOCAL_EXAMPLE, TrustFacts, trust_objections
 
 ADJACENCIES = ("zero_out", "add_remove", "replace_one")
 ACCOUNTANTS = ("pld", "rdp", "moments")
@@ -28,7 +29,8 @@ class ClientFacts:
     """The privacy spend of one client; an ε without a bound is infinite.
 
     Attributes:
-        examples: the public size behind the sampling rate: the client's own or a declared one.
+        examples: the public size behind the sampling rate: the client's own or a declared one; 0
+            where the unit is the client, whose size is private.
         events: the event types in its ledger.
         is_joint: whether every event in its ledger is a joint release of several parts.
         is_one_event: whether its ledger has one event, that of a whole run.
@@ -103,7 +105,10 @@ class Facts:
     """All facts behind the privacy statement of a run.
 
     Attributes:
-        clients: every client of the federation.
+        clients: every client of the federation, in the view that its ε is claimed for.
+        trust: trust model and unit.
+        against_server: the same facts against a server that sees single uploads, in distributed
+            trust; None elsewhere.
         mechanism: None in a federation without differential privacy.
         profile: the curve δ(ε) of the client with the largest ε; None where its ledger proves
             nothing (no privacy, nothing spent, an infinite ε, an unreadable ledger).
@@ -120,6 +125,8 @@ class Facts:
 
     clients: tuple[ClientFacts, ...]
     mechanism: MechanismFacts | None
+    trust: TrustFacts = LOCAL_EXAMPLE
+    against_server: "Facts | None" = None
     profile: Profile | None = None
     attack: AttackBound | None = None
     digest: str | None = None
@@ -173,8 +180,15 @@ class Facts:
 
     @cached_property
     def clients_with_large_delta(self) -> tuple[int, ...]:
-        """The clients whose δ is not below 1 / examples."""
+        """The clients whose δ is not below 1 / units: its examples, or all clients."""
+        if self.protects_clients:
+            return tuple(c.client for c in self.clients if c.delta >= 1 / len(self.clients))
         return tuple(client.client for client in self.clients if client.has_large_delta)
+
+    @property
+    def protects_clients(self) -> bool:
+        """Whether one ε is for everything that a client has."""
+        return self.trust.unit == "client"
 
     @property
     def sizes_are_declared(self) -> bool:
@@ -223,16 +237,16 @@ def _objections(facts: Facts) -> Iterator[str]:
         yield "the source of its noise is not recorded"
     if mechanism.clipping is not None and mechanism.clipping not in CLIPPINGS:
         yield f"its clipping {mechanism.clipping!r} is not known"
+    yield from trust_objections(
+        facts.trust,
+        adjacency=mechanism.adjacency,
+        sampling=mechanism.sampling,
+        clipping=mechanism.clipping,
+        secure_aggregation=facts.secure_aggregation,
+    )
     if not facts.has_charges:
         return
-    # Lots that the ledger holds as another event were not accounted for as they were drawn.
-    if (scheme := SAMPLING_SCHEMES.get(mechanism.sampling or "")) is None:
-        yield "the sampling of its lots is not recorded"
-    elif mismatched := _mismatched(facts.clients, scheme.event):
-        yield (
-            f"lots were drawn by {mechanism.sampling}, but the ledger of client {mismatched[0]} "
-            f"accounts for {_listed(mismatched[1])}"
-        )
+    yield from _objections_to_events(facts, mechanism)
     if mechanism.noise_correlation is not None:
         yield from _correlation_objections(facts, mechanism)
     if mechanism.clipping in COUNTING_CLIPPINGS and (uncounted := _uncounted(facts.clients)):
@@ -244,12 +258,32 @@ def _objections(facts: Facts) -> Iterator[str]:
         yield found
 
 
+def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[str]:
+    """Yield the events that were not accounted for as the lots or the clients were drawn."""
+    scheme = SAMPLING_SCHEMES.get(mechanism.sampling or "")
+    if scheme is None and not facts.protects_clients:
+        yield "the sampling of its lots is not recorded"
+        return
+    types = facts.trust.event_types(None if scheme is None else scheme.event)
+    if mismatched := _mismatched(facts.clients, types):
+        how = "clients" if facts.protects_clients else "lots"
+        by = mechanism.sampling
+        if facts.protects_clients:
+            by = "the schedule" if facts.trust.participation_rate is None else "poisson"
+        yield (
+            f"{how} were drawn by {by}, but the ledger of client {mismatched[0]} accounts for "
+            f"{_listed(mismatched[1])}"
+        )
+
+
 def _correlation_objections(facts: Facts, mechanism: MechanismFacts) -> Iterator[str]:
     scheme = SAMPLING_SCHEMES.get(mechanism.sampling or "")
     if (mechanism.noise_correlation or {}).get("name") != "toeplitz":
         yield f"the correlation of its noise, {mechanism.noise_correlation}, is not known"
     if scheme is not None and not scheme.is_cyclic:
         yield f"its noise is correlated, and lots drawn by {mechanism.sampling} may be close"
+    if facts.trust.trust != "local" or facts.protects_clients:
+        yield "correlated noise has no guarantee but in local trust, for the example unit"
     if (mechanism.adjacency, mechanism.noise) != ("zero_out", "seeded"):
         yield "correlated noise has no guarantee but under zero_out adjacency, with seeded noise"
     single = [one.client for one in facts.clients if one.has_charges and not one.is_one_event]
@@ -261,12 +295,17 @@ def _correlation_objections(facts: Facts, mechanism: MechanismFacts) -> Iterator
 
 
 def _mismatched(
-    clients: tuple[ClientFacts, ...], expected: str
+    clients: tuple[ClientFacts, ...], expected: frozenset[str]
 ) -> tuple[int, frozenset[str]] | None:
     for client in clients:
-        if client.has_charges and client.events != {expected} and math.isfinite(client.epsilon):
+        if _differs(client, expected):
             return client.client, client.events
     return None
+
+
+def _differs(client: ClientFacts, expected: frozenset[str]) -> bool:
+    charged = client.has_charges and math.isfinite(client.epsilon)
+    return charged and not (client.events and client.events <= expected)
 
 
 def _uncounted(clients: tuple[ClientFacts, ...]) -> tuple[int, ...]:

@@ -7,11 +7,7 @@ from typing import Any
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.statement.facts import Facts
 from fedsim.statement.sentence import Sentence, clients_text
-
-_CORE = (
-    "against a server that sees every update, the updates of each client k over all of its rounds "
-    "are together (ε_k, δ)-differentially private for each of its training examples"
-)
+from fedsim.statement.views import core_text
 
 
 class NoPrivacySentence(Sentence):
@@ -50,8 +46,8 @@ class InfiniteEpsilonSentence(Sentence):
         who = clients_text(unbounded).capitalize() if unbounded else "Some client"
         return (
             f"{who} released updates with too little noise for any bound: the ε of these updates "
-            "is infinite, and so is the federation's. Anyone who sees these updates may learn "
-            "anything about the examples behind them."
+            "is infinite, and so is the federation's. Anyone who sees these updates, or what is "
+            "made from them, may learn anything about the examples behind them."
         )
 
     @property
@@ -149,7 +145,8 @@ class GuaranteeSentence(_BoundedSentence):
     @property
     def text(self) -> str:
         """The sentence in words."""
-        return f"{_CORE[0].upper()}{_CORE[1:]}. {self.largest}"
+        core = core_text(self.facts)
+        return f"{core[0].upper()}{core[1:]}. {self.largest}"
 
 
 class SimulatedGuaranteeSentence(_BoundedSentence):
@@ -161,7 +158,8 @@ class SimulatedGuaranteeSentence(_BoundedSentence):
     @property
     def text(self) -> str:
         """The sentence in words."""
-        return f"The mechanism that this run simulates has this guarantee: {_CORE}. {self.largest}"
+        core = core_text(self.facts)
+        return f"The mechanism that this run simulates has this guarantee: {core}. {self.largest}"
 
 
 SENTENCES: tuple[type[Sentence], ...] = (

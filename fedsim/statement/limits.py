@@ -14,12 +14,17 @@ class NoAmplificationSentence(Sentence):
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Whether there is a guarantee."""
-        return facts.is_bounded
+        """Whether there is a guarantee that no draw of clients lowers."""
+        return facts.is_bounded and facts.trust.participation_rate is None
 
     @property
     def text(self) -> str:
         """The sentence in words."""
+        if self.facts.trust.trust == "distributed":
+            return (
+                "No amplification by client selection or shuffling is claimed. Secure aggregation "
+                "lowers the ε against an observer of sums alone, by the noise of other clients."
+            )
         return (
             "No amplification by client selection, shuffling or secure aggregation is claimed: "
             "none of them lowers the ε of the guarantee."

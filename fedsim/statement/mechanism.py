@@ -1,10 +1,11 @@
 """The mechanism of one step, its sampling and its accounting."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
-from fedsim.statement.facts import Facts
+from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
 from fedsim.statement.sentence import Sentence, count_text, range_text
 
 _CLIPPINGS = {
@@ -26,6 +27,21 @@ _ADAPTATION = (
     "quantile of the norms for the next step. Sum and count are accounted for as one Gaussian "
     "release with noise multiplier z; C is a function of these releases (Andrew et al. 2021)."
 )
+_CLIENT_ADAPTATION = (
+    " One more coordinate, with Gaussian noise of its own, counts the updates with norm below S, "
+    "and moves S towards a quantile of the norms for the next round. Update and count are one "
+    "Gaussian release (Andrew et al. 2021)."
+)
+_ADDS_TO_UPDATE = {
+    "local": "it adds",
+    "distributed": "it adds its share of the noise,",
+    "central": "the server adds, once to the sum of all updates,",
+}
+_ADDS = {
+    "local": "Gaussian noise {noise} is added once to the sum",
+    "distributed": "the client adds its share of the noise, Gaussian {noise}, once to the sum",
+    "central": "the server adds Gaussian noise {noise} once to the sum of all clients",
+}
 
 
 class DpSgdSentence(Sentence):
@@ -35,8 +51,8 @@ class DpSgdSentence(Sentence):
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Whether a client was charged in a private run."""
-        return facts.mechanism is not None and facts.has_charges
+        """Whether a client was charged for steps in a private run."""
+        return _is_charged(facts) and not facts.protects_clients
 
     @property
     def text(self) -> str:
@@ -51,32 +67,94 @@ class DpSgdSentence(Sentence):
         if clipping == "adaptive":
             noise, adaptation = "of standard deviation above z · C", _ADAPTATION
             bound = "initial C"
+        adds = _ADDS.get(facts.trust.trust, _ADDS["local"]).format(noise=noise)
         return (
-            f"In each step every per-example gradient is {how}, Gaussian noise {noise} is added "
-            f"once to the sum, and the result is divided by a public constant.{adaptation} Here "
-            f"z = {range_text(self.values['noise_multiplier'])}, {bound} = {self._bounds()}, "
+            f"In each step every per-example gradient is {how}, {adds}, and the result is divided "
+            f"by a public constant.{adaptation} Here z = "
+            f"{range_text(self.values['noise_multiplier'])}, {bound} = {self._bounds()}, "
             f"sampling rate q = {range_text(self.values['sampling_rate'])}, {self._steps()}."
         )
 
     @property
     def values(self) -> Mapping[str, Any]:
         """Ranges over the clients that were charged."""
-        clients = [client for client in self.facts.clients if client.has_charges]
-        names = ("noise_multiplier", "sampling_rate", "rounds", "steps")
-        ranges = {name: _range([getattr(client, name) for client in clients]) for name in names}
-        bounds = [c.max_grad_norm for c in clients if c.max_grad_norm is not None]
-        return {**ranges, "max_grad_norm": _range(bounds) if bounds else None}
+        return _ranges(self.facts, ("noise_multiplier", "sampling_rate", "rounds", "steps"))
 
     def _bounds(self) -> str:
         bounds = self.values["max_grad_norm"]
         return "not recorded" if bounds is None else range_text(bounds)
 
     def _steps(self) -> str:
-        low, high = self.values["steps"]
-        steps = count_text(low, "step") if low == high else f"{low:,} to {high:,} steps"
-        low, high = self.values["rounds"]
-        rounds = count_text(low, "round") if low == high else f"{low:,} to {high:,} rounds"
-        return f"{steps} in {rounds}"
+        steps = _counts(self.values["steps"], "step")
+        return f"{steps} in {_counts(self.values['rounds'], 'round')}"
+
+
+class ClientUpdateSentence(Sentence):
+    """The mechanism of one round where the unit is the client."""
+
+    point, kind, title = "mechanism", "fact", "One release of a whole update in a round"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Whether a client was charged for whole updates."""
+        return _is_charged(facts) and facts.protects_clients
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        facts, bounds = self.facts, self.values["max_grad_norm"]
+        adapted, bound = "", "S"
+        if facts.mechanism is not None and facts.mechanism.clipping in COUNTING_CLIPPINGS:
+            adapted, bound = _CLIENT_ADAPTATION, "initial S"
+        size = "not recorded" if bounds is None else range_text(bounds)
+        return (
+            "A client trains with any number of steps and clips its whole update (new model minus "
+            f"global model) to L2 norm S. Then {_ADDS_TO_UPDATE.get(facts.trust.trust, '')} "
+            f"Gaussian noise of standard deviation z · S.{adapted} A round is one release: local "
+            "training has no noise, and its result leaves the client in this form only. Here z = "
+            f"{range_text(self.values['noise_multiplier'])}, {bound} = {size}, "
+            f"{_counts(self.values['rounds'], 'round')}."
+        )
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Ranges over the clients that were charged."""
+        return _ranges(self.facts, ("noise_multiplier", "rounds"))
+
+
+class SharedNoiseSentence(Sentence):
+    """The noise of a sum, which comes from several clients."""
+
+    point, kind, title = "mechanism", "fact", "The noise of a sum"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Whether there is a guarantee against an observer of sums."""
+        return facts.is_bounded and facts.trust.trust == "distributed"
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        honest, low, high = self.facts.trust.honest_clients, *self.values["noise_multiplier"]
+        return (
+            f"A sum has the noise of at least {count_text(honest, 'honest client')}, with equal "
+            "standard deviations on one public grid: integers add up exactly, and nothing is "
+            "clipped after the noise. Against an observer of sums, the noise multiplier of a "
+            f"client is therefore {range_text((low, high))}, which is √{honest} times that of its "
+            "own share. Weights act before the grid. The charge is that of the smallest sum that "
+            "may be opened, however many clients came."
+        )
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Range of the noise multipliers against an observer of sums, and the honest clients."""
+        clients = [client for client in self.facts.clients if client.has_charges]
+        factor = math.sqrt(self.facts.trust.honest_clients)
+        noises = [factor * client.noise_multiplier for client in clients]
+        return {
+            "noise_multiplier": _range(noises),
+            "honest_clients": self.facts.trust.honest_clients,
+        }
 
 
 class CorrelationSentence(Sentence):
@@ -122,6 +200,11 @@ class PublicConstantsSentence(Sentence):
     @property
     def text(self) -> str:
         """The sentence in words."""
+        if self.facts.protects_clients:
+            return (
+                "Divisor, noise and number of rounds follow from settings: no number of examples "
+                "and no metric leaves a client."
+            )
         sizes = "declared sizes" if self.facts.sizes_are_declared else "public client sizes"
         return (
             f"Divisor, sampling rate, noise and number of steps follow from settings and {sizes}: "
@@ -142,8 +225,8 @@ class SamplerSentence(Sentence):
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Whether there is a guarantee, so that both samplers are known to agree."""
-        return facts.is_bounded
+        """Whether there is a guarantee of lots, so that both samplers are known to agree."""
+        return facts.is_bounded and not facts.protects_clients
 
     @property
     def text(self) -> str:
@@ -156,6 +239,54 @@ class SamplerSentence(Sentence):
         """The sampler that ran and the event it was accounted for as."""
         ran = (self.facts.mechanism.sampling if self.facts.mechanism else None) or ""
         return {"ran": ran, "accounted_as": SAMPLING_SCHEMES[ran].event}
+
+
+class EveryRoundSentence(Sentence):
+    """Rounds of whole updates, which no draw of clients amplifies."""
+
+    point, kind, title = "sampling", "claim", "Every round is charged in full"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Whether there is a guarantee for clients, without secret participation."""
+        drawn = facts.trust.participation_rate is not None
+        return facts.is_bounded and facts.protects_clients and not drawn
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        return (
+            "A round is charged in full to every client that takes part: who takes part is public, "
+            "so that drawing clients amplifies nothing."
+        )
+
+
+class DrawnClientsSentence(Sentence):
+    """Clients that the server draws in secret, which amplifies the client unit."""
+
+    point, kind, title = "sampling", "claim", "Clients are drawn in secret"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Whether there is a guarantee for clients that are drawn by Poisson sampling."""
+        return facts.is_bounded and facts.trust.participation_rate is not None
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        return (
+            "In each round the server draws each client independently with probability p = "
+            f"{self.facts.trust.participation_rate or 0.0:.4g}, and charges the round to every "
+            "client as that Poisson sample, drawn or not. The sum is divided by p · N, no number "
+            "of clients ends a round, and a round without clients releases noise. The list and the "
+            "number of participants stay with the server: they are in no report, record or ledger. Anyone "
+            "who sees who takes part, as on the network, has no such guarantee."
+        )
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The probability of a draw."""
+        return {"rate": self.facts.trust.participation_rate}
 
 
 class AccountingSentence(Sentence):
@@ -173,9 +304,12 @@ class AccountingSentence(Sentence):
         """The sentence in words."""
         version = self.facts.version
         by = f" by fedsim {version}" if version else ""
+        fixed = "Noise, sampling rates and step counts"
+        if self.facts.protects_clients:
+            fixed = "Noise and the number of rounds"
         return (
-            f"Every ε was computed{by} with {self._method()}. Noise, sampling rates and step "
-            "counts were fixed before the run, so the releases compose."
+            f"Every ε was computed{by} with {self._method()}. {fixed} were fixed before the run, "
+            "so the releases compose."
         )
 
     def _method(self) -> str:
@@ -189,14 +323,35 @@ class AccountingSentence(Sentence):
         return {"method": method, "version": self.facts.version, "upper_bound": True}
 
 
+def _is_charged(facts: Facts) -> bool:
+    return facts.mechanism is not None and facts.has_charges
+
+
+def _ranges(facts: Facts, names: tuple[str, ...]) -> Mapping[str, Any]:
+    """Return the ranges of figures over the clients that were charged."""
+    clients = [client for client in facts.clients if client.has_charges]
+    ranges = {name: _range([getattr(client, name) for client in clients]) for name in names}
+    bounds = [c.max_grad_norm for c in clients if c.max_grad_norm is not None]
+    return {**ranges, "max_grad_norm": _range(bounds) if bounds else None}
+
+
 def _range(values: list[float]) -> list[float]:
     return [min(values), max(values)]
 
 
+def _counts(low_and_high: list[int], noun: str) -> str:
+    low, high = low_and_high
+    return count_text(low, noun) if low == high else f"{low:,} to {high:,} {noun}s"
+
+
 SENTENCES: tuple[type[Sentence], ...] = (
     DpSgdSentence,
+    ClientUpdateSentence,
+    SharedNoiseSentence,
     CorrelationSentence,
     PublicConstantsSentence,
     SamplerSentence,
+    EveryRoundSentence,
+    DrawnClientsSentence,
     AccountingSentence,
 )

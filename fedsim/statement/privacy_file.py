@@ -8,6 +8,7 @@ from typing import Any, NotRequired, TypedDict
 
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.trust.certificates import Observer
 
 
 class LedgerEntry(TypedDict):
@@ -18,23 +19,36 @@ class LedgerEntry(TypedDict):
 
 
 class ClientRow(TypedDict):
-    """One client of any federation; `epsilon` is null where there is no bound."""
+    """One client of any federation; `epsilon` is null where there is no bound.
+
+    `examples` is null where the unit is the client.
+    """
 
     client: int
-    examples: int
+    examples: int | None
     epsilon: float | None
     ledger: list[LedgerEntry]
 
 
 class PrivateClientRow(ClientRow):
-    """One client of a federation with differential privacy."""
+    """One client of a federation with differential privacy.
+
+    `epsilon` and `ledger` are of the claimed view, that of `against`. In distributed trust
+    `epsilon_against_server` and `ledger_against_server` are those against a server that sees the
+    client's own uploads.
+    """
+
+    epsilon_against_server: NotRequired[float | None]
+    ledger_against_server: NotRequired[list[LedgerEntry] | None]
+    against: NotRequired[Observer]
+    max_update_norm: NotRequired[float | None]
 
     delta: float
     epsilon_rdp: float | None
     target_epsilon: float | None
     noise_multiplier: float
     sampling_rate: float
-    max_grad_norm: float
+    max_grad_norm: float | None
     rounds: int
     steps: int
     group: str | None
@@ -43,9 +57,25 @@ class PrivateClientRow(ClientRow):
     ledger_head: str
 
 
-class PrivacyFile(TypedDict):
-    """The whole file; names are null in a federation without differential privacy."""
+class Certificate(TypedDict):
+    """ε at δ of every client against one observer; ε is null where none is supported."""
 
+    against: Observer
+    epsilon: float | None
+    delta: float
+
+
+class PrivacyFile(TypedDict):
+    """The whole file; names are null in a federation without differential privacy.
+
+    A file without `trust` and `certificates` is of local trust and the example unit.
+    """
+
+    trust: NotRequired[str]
+    certificates: NotRequired[list[Certificate]]
+    sums: NotRequired[Mapping[str, Any]]
+    participation: NotRequired[Mapping[str, Any]]
+    weighting: NotRequired[str]
     noise_correlation: NotRequired[Mapping[str, Any]]
     public_parts: NotRequired[Mapping[str, Any]]
 

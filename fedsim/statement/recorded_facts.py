@@ -1,13 +1,17 @@
 """Facts from `privacy.json`; what an older run did not record stays unknown."""
 
 import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.sampler_slack import Slack
+from fedsim.accountant.trust.certificates import is_explained_by_shares
 from fedsim.statement.attack import AttackBound, attack_bound
 from fedsim.statement.facts import (
     ACCOUNTANTS,
@@ -19,6 +23,7 @@ from fedsim.statement.facts import (
 )
 from fedsim.statement.privacy_file import ClientRow
 from fedsim.statement.profile import Profile, profile_of
+from fedsim.statement.trust_facts import TrustFacts
 
 
 def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Facts:
@@ -26,7 +31,8 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
 
     The ε of the federation is taken from the clients, not from `system_epsilon`, and the profile
     is computed anew from the ledger of the client with the largest ε. `attack` is read; it is
-    computed from all ledgers if it is absent, as in a file of an older version.
+    computed from all ledgers if it is absent, as in a file of an older version. A file without
+    `trust` and `unit` is of local trust and the example unit.
 
     Args:
         privacy: the content of `privacy.json`; the other keys of the statement are ignored.
@@ -44,9 +50,12 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
             noise_correlation=privacy.get("noise_correlation"),
         )
     rows: list[ClientRow] = privacy["clients"]
+    trust = _trust(privacy)
     return Facts(
         clients=tuple(_client(row) for row in rows),
         mechanism=mechanism,
+        trust=trust,
+        against_server=_against_server(privacy, run) if trust.trust == "distributed" else None,
         profile=None if mechanism is None else _profile(privacy, rows, mechanism),
         attack=None if mechanism is None else _attack(privacy, rows, mechanism),
         digest=None if mechanism is None else ledger_digest(rows),
@@ -57,6 +66,59 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
         public_parts=privacy.get("public_parts"),
         run=run,
     )
+
+
+def _trust(privacy: Mapping[str, Any]) -> TrustFacts:
+    sums, drawn = privacy.get("sums") or {}, privacy.get("participation") or {}
+    parties = (privacy.get("secure_aggregation") or {}).get("parties") or {}
+    trust = TrustFacts(
+        trust=privacy.get("trust", "local"),
+        unit=privacy.get("unit", "example"),
+        min_clients=sums.get("min_clients"),
+        colluding_clients=sums.get("colluding_clients"),
+        local_steps=sums.get("local_steps"),
+        optimizer=sums.get("optimizer"),
+        opened_sums=tuple(parties.get("survivors_per_round", ())),
+        participation_rate=drawn.get("rate"),
+        weighting=privacy.get("weighting"),
+    )
+    if trust.trust != "distributed" or trust.honest_clients < 1:
+        return trust
+    return replace(trust, unexplained=_unexplained(privacy["clients"], trust.honest_clients))
+
+
+def _unexplained(rows: Sequence[Mapping[str, Any]], honest: int) -> int | None:
+    """Return the first client whose claim needs more noise than h equal shares have."""
+    known: dict[str, bool] = {}
+    for row in rows:
+        ledgers = row["ledger"], row.get("ledger_against_server") or []
+        key = json.dumps(ledgers, sort_keys=True)
+        if key not in known:
+            claimed, own = (PrivacyLedger.from_list(ledger) for ledger in ledgers)
+            known[key] = is_explained_by_shares(claimed, own, honest=honest)
+        if not known[key]:
+            return row["client"]
+    return None
+
+
+def _against_server(privacy: Mapping[str, Any], run: RunFacts | None) -> Facts | None:
+    """Return the facts of the same run against a server that sees single uploads.
+
+    Each client's own share of the noise is a mechanism of local trust.
+    """
+    rows = privacy["clients"]
+    if any(row.get("ledger_against_server") is None for row in rows):
+        return None
+    own = [
+        {
+            **row,
+            "epsilon": row.get("epsilon_against_server"),
+            "ledger": row["ledger_against_server"],
+            "target_epsilon": None,
+        }
+        for row in rows
+    ]
+    return read_facts({**privacy, "trust": "local", "clients": own, "attack": None}, run=run)
 
 
 def ledger_digest(rows: Iterable[Mapping[str, Any]]) -> str | None:
@@ -75,14 +137,14 @@ def ledger_digest(rows: Iterable[Mapping[str, Any]]) -> str | None:
 def _client(row: ClientRow) -> ClientFacts:
     return ClientFacts(
         client=row["client"],
-        examples=row["examples"],
+        examples=row["examples"] or 0,
         delta=row.get("delta", 1.0),
         epsilon=math.inf if row["epsilon"] is None else row["epsilon"],
         noise_multiplier=row.get("noise_multiplier", 0.0),
         sampling_rate=row.get("sampling_rate", 1.0),
         rounds=row.get("rounds", 0),
         steps=row.get("steps", 0),
-        max_grad_norm=row.get("max_grad_norm"),
+        max_grad_norm=row.get("max_update_norm") or row.get("max_grad_norm"),
         target_epsilon=row.get("target_epsilon"),
         events=frozenset(_lot_event(entry["event"])["type"] for entry in row["ledger"]),
         is_one_event=_is_one_event(row),

@@ -1,32 +1,37 @@
 """Secure aggregation: what it hid, under which trust assumption, and what it does not change."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
-from fedsim.accountant.accountants import AccountantName
-from fedsim.accountant.adjacency import Adjacency
-from fedsim.accountant.aggregate_view import (
-    RoundView,
-    UploadTerms,
-    aggregate_view,
-    failed_conditions,
-)
-from fedsim.core.formatting import delta_text, epsilon_text
+from fedsim.core.formatting import delta_text
 from fedsim.statement.facts import Facts
 from fedsim.statement.sentence import Sentence, count_text, range_text
+from fedsim.statement.trust_facts import HIDING_PROTOCOLS
 
 _NOT_DP = (
     "Secure aggregation is not differential privacy: the ε of each client comes from its own noise "
     "and is not lowered by it."
 )
-_RELATIVE_TOLERANCE = 1e-6  # the same accountant on another machine
-_HIDING_PROTOCOLS = ("additive", "secagg", "secagg_plus")
+_ROLES = {
+    "local": _NOT_DP,
+    "distributed": "Secure aggregation is not differential privacy: it hides each client's part, "
+    "so that the noise of the other clients of a sum protects it as well. The guarantee against an "
+    "observer of sums needs it; the one against the server does not.",
+    "central": "Secure aggregation is not differential privacy: the noise comes from the server, "
+    "and no ε is lowered by the protocol.",
+}
 
 
 def hides_updates(facts: Facts) -> bool:
     """Whether a protocol ran that hides single updates from the server."""
-    return (facts.secure_aggregation or {}).get("protocol") in _HIDING_PROTOCOLS
+    return (facts.secure_aggregation or {}).get("protocol") in HIDING_PROTOCOLS
+
+
+def privacy_requires(facts: Facts) -> str:
+    """Return the recorded trust assumption of the protocol."""
+    trust = (facts.secure_aggregation or {}).get("trust")
+    recorded = trust.get("privacy_requires") if isinstance(trust, Mapping) else None
+    return "its trust assumption is not recorded" if recorded is None else str(recorded)
 
 
 class SecureAggregationSentence(Sentence):
@@ -42,6 +47,7 @@ class SecureAggregationSentence(Sentence):
     @property
     def text(self) -> str:
         """The sentence in words."""
+        trust = self.facts.trust.trust
         return " ".join(
             [
                 f"Updates were summed by the protocol {self.values.get('protocol')}: the server "
@@ -49,8 +55,8 @@ class SecureAggregationSentence(Sentence):
                 "update.",
                 *_trust(self.values),
                 *_rounds(self.values),
-                *_exactness(self.values),
-                _NOT_DP,
+                *(_exactness(self.values) if trust == "local" else ()),
+                _ROLES.get(trust, _NOT_DP),
             ]
         )
 
@@ -124,70 +130,24 @@ class UnseenUpdatesSentence(Sentence):
         )
 
 
-class AggregateViewSentence(Sentence):
-    """The second, smaller ε: against an adversary who sees only the sums."""
+class RealisedNoiseSentence(Sentence):
+    """An earlier version recorded the noise that happened to be in the sums; no claim follows."""
 
-    point, kind, title = "result", "claim", "Against an adversary who sees only the sums"
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether theorem B holds for this run and reproduces the recorded ε."""
-        view, mechanism = _view(facts), facts.mechanism
-        if not (facts.is_bounded and hides_updates(facts)) or mechanism is None:
-            return False
-        epsilon, terms = view.get("epsilon"), _terms(view)
-        if not isinstance(epsilon, float) or terms is None or failed_conditions(terms):
-            return False
-        if (facts.secure_aggregation or {}).get("clipped") != 0:
-            return False
-        ran = (mechanism.sampling, mechanism.noise, mechanism.clipping)
-        if (terms.sampling, terms.noise, terms.clipping) != ran or epsilon > facts.epsilon:
-            return False
-        if not _is_of_its_client(view, facts):
-            return False
-        found = _recomputed(view, terms, mechanism.accountant, mechanism.adjacency)
-        return found is not None and found <= epsilon * (1 + _RELATIVE_TOLERANCE)
-
-    @property
-    def text(self) -> str:
-        """The sentence in words."""
-        view = self.values
-        return (
-            f"Against an adversary who {view['adversary']}, the largest ε is "
-            f"{epsilon_text(view['epsilon'])} at δ = {delta_text(view['delta'])} (theorem B: one "
-            "noisy step per round, with noise that adds up over the clients of the sum; idealised "
-            "to real numbers). It does not replace the guarantee, which holds against a server "
-            "that sees every update."
-        )
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """What is recorded of it."""
-        return _view(self.facts)
-
-
-class NoAggregateViewSentence(Sentence):
-    """Why there is no smaller ε against an adversary who sees only the sums."""
-
-    point, kind, title = "limit", "limit", "No smaller ε against an adversary who sees only sums"
+    point, kind, title = "limit", "limit", "The noise that happened to be in the sums"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Whether the run records that theorem B does not hold."""
-        return facts.is_private and _view(facts).get("epsilon") == "not_claimed"
+        """Whether a version before trust models recorded a view of the sums."""
+        return facts.is_private and "aggregate_view" in (facts.secure_aggregation or {})
 
     @property
     def text(self) -> str:
         """The sentence in words."""
         return (
-            "Against an adversary who sees only sums of updates, no smaller ε is claimed: "
-            f"{_view(self.facts).get('reason')}."
+            "An earlier version recorded an ε against an observer of sums, from the clients that "
+            "happened to be in them (`aggregate_view`). It is no guarantee and is not repeated: no "
+            "charge was made for that view before the uploads. Use privacy.trust: distributed."
         )
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """What is recorded of it."""
-        return _view(self.facts)
 
 
 def _sums(recorded: Mapping[str, Any]) -> str:
@@ -234,68 +194,9 @@ def _exactness(recorded: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _view(facts: Facts) -> dict[str, Any]:
-    view = (facts.secure_aggregation or {}).get("aggregate_view")
-    return dict(view) if isinstance(view, dict) else {}
-
-
-def _terms(view: Mapping[str, Any]) -> UploadTerms | None:
-    try:
-        return UploadTerms(**view["terms"])
-    except (KeyError, TypeError):
-        return None
-
-
-def _is_of_its_client(view: Mapping[str, Any], facts: Facts) -> bool:
-    """Whether the recorded ε covers every charged round of its client, as charged."""
-    for client in facts.clients:
-        if client.client == view.get("client"):
-            own = (client.sampling_rate, client.delta)
-            rounds = view.get("noise_multipliers")
-            pairs = rounds if isinstance(rounds, list) else []
-            return (view.get("sampling_rate"), view.get("delta")) == own and (
-                sum(count for _, count in pairs) == client.rounds
-            )
-    return False
-
-
-def _recomputed(
-    view: Mapping[str, Any], terms: UploadTerms, accountant: str, adjacency: str
-) -> float | None:
-    try:
-        pairs = tuple((float(z), int(count)) for z, count in view["noise_multipliers"])
-        rate, delta = float(view["sampling_rate"]), float(view["delta"])
-        return _epsilon(terms, pairs, rate, delta, accountant, adjacency)
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-@lru_cache(maxsize=16)
-def _epsilon(
-    terms: UploadTerms,
-    pairs: tuple[tuple[float, int], ...],
-    sampling_rate: float,
-    delta: float,
-    accountant: AccountantName,
-    adjacency: Adjacency,
-) -> float | None:
-    views = [
-        view for z, count in pairs for view in [RoundView(sensitivity=1.0, noise=(z,))] * count
-    ]
-    return aggregate_view(
-        terms,
-        views,
-        sampling_rate=sampling_rate,
-        delta=delta,
-        accountant=accountant,
-        adjacency=adjacency,
-    ).epsilon
-
-
 FACTS: tuple[type[Sentence], ...] = (SecureAggregationSentence, NothingHiddenSentence)
-RESULT: tuple[type[Sentence], ...] = (AggregateViewSentence,)
 LIMITS: tuple[type[Sentence], ...] = (
     PartiesOnOneHostSentence,
     UnseenUpdatesSentence,
-    NoAggregateViewSentence,
+    RealisedNoiseSentence,
 )

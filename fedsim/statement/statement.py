@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedsim.statement import (
+    certificates,
     claims,
     conduct,
     guarantee,
@@ -19,13 +20,14 @@ from fedsim.statement.sentence import Sentence
 
 SENTENCES: tuple[type[Sentence], ...] = (
     *guarantee.SENTENCES,
+    *certificates.CLAIMS,
     *claims.SETTING,
     *mechanism.SENTENCES,
     *public_parts.SENTENCES,
     *claims.RESULT,
-    *secure.RESULT,
     *secure.FACTS,
     *conduct.SENTENCES,
+    *certificates.LIMITS,
     *limits.SENTENCES,
     *personal.SENTENCES,
     *secure.LIMITS,
@@ -61,6 +63,7 @@ def to_json(facts: Facts) -> dict[str, Any]:
     return {
         "statement": in_words(sentences),
         "statement_points": [sentence.to_json() for sentence in sentences],
+        "certificates": certificates.certificates_of(facts),
         "profile": _profile_json(facts),
         "attack": facts.attack.to_json() if facts.is_bounded and facts.attack else None,
     }

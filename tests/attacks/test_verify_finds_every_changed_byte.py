@@ -499,7 +499,7 @@ def test_words_that_do_not_follow_from_the_figures_are_found_in_every_key(run: P
 
 def test_a_run_that_passes_for_an_older_one_is_found(run: Path) -> None:
     forger = Forger(run)
-    forger.edit("environment.json", '"schema": 4', '"schema": 3')
+    forger.edit("environment.json", '"schema": 5', '"schema": 3')
     assert f"says run schema 3, which has no {FILE}" in refusal(run)
     root = read_manifest(RunDirectory(run)).root
     (run / FILE).unlink()

@@ -3,14 +3,15 @@
 import math
 import statistics
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import fedsim
 from fedsim.clients.settings import recorded_correlation
 from fedsim.runs.directory import CLIENT_COLUMNS, clients_table
 from fedsim.runs.personal_scores import FILE as PERSONALIZATION
 from fedsim.runs.personal_scores import contradictions
-from fedsim.runs.schema import MANIFEST_SINCE
+from fedsim.runs.schema import TRUST_SINCE
+from fedsim.runs.trust_terms import TRUST_TERMS, trust_terms
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.runs.verification.spend import number, same_number
 from fedsim.statement import read_facts, to_json
@@ -44,7 +45,7 @@ def spend_figure_problems(files: RunFiles) -> Iterator[str]:
         yield "a federation without privacy names an ε"
     table = (files.directory.path / "clients.csv").read_text(encoding="utf-8")
     columns = table.split("\n", 1)[0].split(",")
-    is_new = files.directory.origin.schema >= MANIFEST_SINCE
+    is_new = files.directory.origin.schema >= TRUST_SINCE
     if table != clients_table(rows, CLIENT_COLUMNS if is_new else columns):
         yield "clients.csv and privacy.json disagree"
 
@@ -81,6 +82,8 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
     settings = experiment.privacy
     for name in _NAMES:
         planned = None if settings is None else getattr(settings, name)
+        if name == "sampling" and settings is not None and settings.unit == "client":
+            planned = None  # no lots are drawn under the guarantee
         if privacy[name] != planned:
             yield f"{name} is {privacy[name]} in privacy.json and {planned} in experiment.yaml"
     correlation = None if settings is None else recorded_correlation(settings)
@@ -89,8 +92,7 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
             f"noise_correlation is {privacy.get('noise_correlation')} in privacy.json and "
             f"{correlation} in experiment.yaml"
         )
-    if privacy["unit"] != "example":
-        yield f"unit is {privacy['unit']} in privacy.json, and the clients protect an example"
+    yield from _trust_problems(files)
     if (privacy["secure_aggregation"] is None) != (experiment.secure_aggregation is None):
         yield "privacy.json and experiment.yaml disagree on secure_aggregation"
     public_parts = None if settings is None else experiment.model.public_parts
@@ -98,6 +100,19 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
         yield "privacy.json and experiment.yaml disagree on the features or weights of the model"
     if privacy.get("personal_models") != experiment.personal_models:
         yield "privacy.json and experiment.yaml disagree on personalization"
+
+
+def _trust_problems(files: RunFiles) -> Iterator[str]:
+    """Yield what the files say of trust model and unit, and differs between them."""
+    settings, privacy = files.experiment.privacy, cast(dict[str, Any], files.privacy)
+    planned: dict[str, Any] = {"trust": "local", "unit": "example"}
+    if settings is not None:
+        planned = {"trust": settings.trust, "unit": settings.unit, **trust_terms(files.experiment)}
+    old = {} if files.directory.origin.schema >= TRUST_SINCE else {"trust": "local"}
+    for name in ("trust", "unit", *TRUST_TERMS):
+        found = privacy.get(name, old.get(name))
+        if found != planned.get(name):
+            yield f"{name} is {found} in privacy.json and {planned.get(name)} in experiment.yaml"
 
 
 def personal_problems(files: RunFiles) -> Iterator[str]:

@@ -48,7 +48,10 @@ def plan_problems(files: RunFiles) -> Iterator[str]:
         if _is_unreadable(settings, own):
             continue
         plan = plan_privacy(
-            own.privacy, experiment.local, examples=row["examples"], planned_rounds=planned_rounds
+            own.privacy,
+            experiment.local,
+            examples=row["examples"] or 0,
+            planned_rounds=planned_rounds,
         )
         clip_norm = adapted.get(row["client"], plan.step.clipping.adapted_clip_norm)
         for what in _against_plan(row, own, plan, clip_norm):

@@ -13,7 +13,7 @@ from fedsim.accountant import FleetAccountant, PrivacyLedger
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.fleet.accountant import Client
-from fedsim.accountant.ledger.journal import GENESIS, FileJournal, total_of
+from fedsim.accountant.ledger.journal import GENESIS, FileJournal, total_against_server, total_of
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
 from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import epsilon_text
@@ -28,7 +28,7 @@ _BEYOND = 1e-3  # absolute: largest excess of a tighter method's bound over a lo
 
 @dataclass(frozen=True)
 class Checked:
-    """One client's ε by the run's own accountant and by the other one.
+    """One client's ε by the run's own accountant and by the other one, for one observer.
 
     Attributes:
         client: its number.
@@ -45,12 +45,32 @@ class Checked:
     is_loose: bool = False
 
 
+@dataclass(frozen=True)
+class _Reported:
+    """What a row of `privacy.json` reports for one observer.
+
+    Attributes:
+        row: the row.
+        epsilon: ε by the run's accountant; infinite for null.
+        epsilon_rdp: ε by Rényi DP; None where it is not reported.
+        ledger: the ledger.
+        observer: "" for the claimed view, else an addition to the name of ε.
+    """
+
+    row: PrivateClientRow
+    epsilon: float
+    epsilon_rdp: float | None
+    ledger: PrivacyLedger
+    observer: str = ""
+
+
 def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
     """Yield what is wrong with the spend of any client.
 
-    Each client's own accountant recomputes its ε by the run's method. The other methods compute all
-    clients together. Both are independent of the run: they read the ledger in the file alone.
-    Another version may have reported a larger ε, from a looser bound of the same releases.
+    Each client's own accountant recomputes its ε by the run's method, for each observer. The other
+    methods compute all clients together. Both are independent of the run: they read the ledgers in
+    the file alone. Another version may have reported a larger ε, from a looser bound of the same
+    releases.
 
     Args:
         files: the files of the run.
@@ -64,34 +84,71 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
         return
     scheme = SAMPLING_SCHEMES.get(privacy["sampling"] or "")
     by_epoch = scheme is not None and scheme.by_epoch
+    shared = privacy.get("trust") == "distributed"
     for row in rows:
-        for what in _against_ledger(row, journal, by_epoch=by_epoch):
+        for what in _against_ledger(row, journal, by_epoch=by_epoch, shared=shared):
             yield f"client {row['client']}: {what}"
     for client in sorted(set(journal.clients()) - {row["client"] for row in rows}):
         yield f"client {client}: in the ledger only"
     is_other = not files.directory.origin.is_this_version
-    bounds_of_rows = _bounds(rows, accountant, adjacency, with_slack="slack" in privacy)
-    for row, bounds in zip(rows, bounds_of_rows, strict=True):
-        result, found = _recomputed(row, bounds, accountant, may_be_loose=is_other)
-        checked.append(result)
-        for what in found:
-            yield f"client {row['client']}: {what}"
+    views = [_claimed(rows), _against_server(rows)] if shared else [_claimed(rows)]
+    for place, reported in enumerate(views):
+        bounds_of_rows = _bounds(reported, accountant, adjacency, with_slack="slack" in privacy)
+        for one, bounds in zip(reported, bounds_of_rows, strict=True):
+            result, found = _recomputed(one, bounds, accountant, may_be_loose=is_other)
+            if place == 0:
+                checked.append(result)
+            for what in found:
+                yield f"client {one.row['client']}: {what}"
+
+
+def _claimed(rows: list[PrivateClientRow]) -> list[_Reported]:
+    return [
+        _Reported(
+            row,
+            number(row["epsilon"]),
+            number(row["epsilon_rdp"]),
+            PrivacyLedger.from_list(row["ledger"]),
+        )
+        for row in rows
+    ]
+
+
+def _against_server(rows: list[PrivateClientRow]) -> list[_Reported]:
+    """Return what rows of distributed trust report against the server."""
+    return [
+        _Reported(
+            row,
+            number(row.get("epsilon_against_server")),
+            None,
+            PrivacyLedger.from_list(row.get("ledger_against_server") or []),
+            " against the server",
+        )
+        for row in rows
+    ]
 
 
 def _against_ledger(
-    row: PrivateClientRow, journal: FileJournal, *, by_epoch: bool
+    row: PrivateClientRow, journal: FileJournal, *, by_epoch: bool, shared: bool
 ) -> Iterator[str]:
     """Yield the differences between a row and the client's records.
 
     Args:
         row: of `privacy.json`.
         journal: the ledger.
+        shared: whether the run has a second ledger, against the server.
         by_epoch: whether an event pays for all steps of an epoch, or of the whole run, at once.
     """
     history = journal.history(row["client"])
     total = total_of(history)
     if total.to_list() != row["ledger"]:
         yield "privacy.json and ledger.jsonl disagree on what was spent"
+    if shared and any(charge.against_server is None for charge in history):
+        yield "ledger.jsonl has a record without a charge against the server"
+        return
+    second = total_against_server(history) or (PrivacyLedger() if shared else None)
+    if (None if second is None else second.to_list()) != row.get("ledger_against_server"):
+        yield "privacy.json and ledger.jsonl disagree on what was spent against the server"
     if (history[-1].hash if history else GENESIS) != row["ledger_head"]:
         yield "the last record in ledger.jsonl is not the one that privacy.json names"
     if len(history) != row["rounds"]:
@@ -105,25 +162,25 @@ def _against_ledger(
 
 
 def _bounds(
-    rows: list[PrivateClientRow],
+    reported: list[_Reported],
     accountant: AccountantName,
     adjacency: Adjacency,
     *,
     with_slack: bool,
 ) -> list[dict[AccountantName, float]]:
-    """Return ε of every row by each method.
+    """Return ε of every row by each method, for one observer.
 
     Each client's own accountant computes the run's method; the others compute all rows together.
 
     Args:
-        rows: of `privacy.json`.
+        reported: the rows of `privacy.json` for this observer.
         accountant: the run's.
         adjacency: of every ledger.
         with_slack: whether the run reports the slack of the sampler; earlier versions did not.
     """
     ledger_epsilon = PrivacyLedger.epsilon_with_slack if with_slack else PrivacyLedger.epsilon
-    bounds: list[dict[AccountantName, float]] = [{} for _ in rows]
-    ledgers = [PrivacyLedger.from_list(row["ledger"]) for row in rows]
+    bounds: list[dict[AccountantName, float]] = [{} for _ in reported]
+    rows, ledgers = [one.row for one in reported], [one.ledger for one in reported]
     for name in dict.fromkeys((*_METHODS, accountant)):
         if name == accountant:
             for found, row, ledger in zip(bounds, rows, ledgers, strict=True):
@@ -145,17 +202,16 @@ def _bounds(
 
 
 def _recomputed(
-    row: PrivateClientRow,
+    one: _Reported,
     by: dict[AccountantName, float],
     accountant: AccountantName,
     *,
     may_be_loose: bool,
 ) -> tuple[Checked, list[str]]:
-    """Compare a row of `privacy.json` with its recomputed ε by each method."""
-    reported: dict[AccountantName, float] = {
-        accountant: number(row["epsilon"]),
-        "rdp": number(row["epsilon_rdp"]),
-    }
+    """Compare a reported ε with its recomputed ones by each method."""
+    reported: dict[AccountantName, float] = {accountant: one.epsilon}
+    if one.epsilon_rdp is not None:
+        reported["rdp"] = one.epsilon_rdp
     differing = [
         (name, value, by[name])
         for name, value in reported.items()
@@ -163,18 +219,19 @@ def _recomputed(
     ]
     is_loose = [may_be_loose and value > found for _, value, found in differing]
     problems = [
-        f"ε by {name} is reported as {value:.6g} and recomputed as {found:.6g}"
+        f"ε{one.observer} by {name} is reported as {value:.6g} and recomputed as {found:.6g}"
         for (name, value, found), is_accepted in zip(differing, is_loose, strict=True)
         if not is_accepted
     ]
     for tight, loose in pairwise(by):
         if by[tight] > by[loose] + _BEYOND:
             problems.append(
-                f"ε by {tight} ({by[tight]:.6g}) exceeds its bound by {loose} ({by[loose]:.6g})"
+                f"ε{one.observer} by {tight} ({by[tight]:.6g}) exceeds its bound by {loose} "
+                f"({by[loose]:.6g})"
             )
     other = "rdp" if accountant == "pld" else "pld"
     result = Checked(
-        row["client"], reported[accountant], by[accountant], by[other], is_loose=any(is_loose)
+        one.row["client"], reported[accountant], by[accountant], by[other], is_loose=any(is_loose)
     )
     return result, problems
 

@@ -1,0 +1,139 @@
+"""Recorded facts about trust model and unit, and what each of the six cells needs of them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedsim.accountant.trust.certificates import OBSERVERS, Observer
+
+UNITS = ("example", "client")
+HIDING_PROTOCOLS = ("additive", "secagg", "secagg_plus")
+_LINEAR_CLIPPINGS = {"example": ("flat", "automatic"), "client": ("flat", "adaptive")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrustFacts:
+    """Trust model and unit of a run; None where a fact is not recorded or has no meaning.
+
+    Attributes:
+        trust: local, distributed or central.
+        unit: example or client.
+        min_clients: m, the fewest clients in a sum that is opened.
+        colluding_clients: t, clients of a sum that may collude with its observer or add no noise.
+        local_steps: noisy steps of a client in a round.
+        optimizer: the client's optimizer; "sgd" is plain SGD.
+        opened_sums: number of clients in each sum that was opened.
+        unexplained: the first client whose claim needs more noise than the shares of its sums have.
+        participation_rate: p where clients are drawn independently and in secret.
+        weighting: the clients' weights, for the client unit.
+    """
+
+    trust: str = "local"
+    unit: str = "example"
+    min_clients: int | None = None
+    colluding_clients: int | None = None
+    local_steps: int | None = None
+    optimizer: str | None = None
+    opened_sums: tuple[int, ...] = ()
+    unexplained: int | None = None
+    participation_rate: float | None = None
+    weighting: str | None = None
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """The observers that have a certificate, the claimed view first."""
+        return OBSERVERS.get(self.trust, ())
+
+    @property
+    def honest_clients(self) -> int:
+        """H = m - t, the fewest honest clients in a sum that is opened; 0 if not recorded."""
+        if self.min_clients is None or self.colluding_clients is None:
+            return 0
+        return max(0, self.min_clients - self.colluding_clients)
+
+    def event_types(self, of_lots: str | None) -> frozenset[str]:
+        """Return the types that a client's events may have.
+
+        Args:
+            of_lots: type of the event of a lot; None where no sampling of lots is known.
+        """
+        if self.unit != "client":
+            return frozenset() if of_lots is None else frozenset({of_lots})
+        if self.participation_rate is not None:
+            return frozenset({"PoissonSampled"})
+        return frozenset({"Gaussian", "JointGaussian"})
+
+
+LOCAL_EXAMPLE = TrustFacts()
+"""Facts of a run that records neither trust model nor unit."""
+
+
+def trust_objections(
+    trust: TrustFacts,
+    *,
+    adjacency: str,
+    sampling: str | None,
+    clipping: str | None,
+    secure_aggregation: Mapping[str, Any] | None,
+) -> Iterator[str]:
+    """Yield every condition of the claimed view that the recorded facts do not meet.
+
+    Args:
+        trust: facts about trust model and unit.
+        adjacency: of the claim.
+        sampling: of lots; None for the client unit.
+        clipping: of gradients or updates.
+        secure_aggregation: what is recorded of the protocol; None without one.
+    """
+    if trust.trust not in OBSERVERS:
+        yield f"its trust model {trust.trust!r} is not known"
+    if trust.unit not in UNITS:
+        yield f"its unit {trust.unit!r} is not known"
+    if trust.unit == "client" and clipping not in _LINEAR_CLIPPINGS["client"]:
+        yield f"clipping {clipping} bounds no whole update"
+    if trust.trust == "distributed":
+        yield from _objections_to_sums(trust, secure_aggregation)
+    if trust.trust in ("distributed", "central"):
+        yield from _objections_to_parts(trust, sampling, clipping)
+    if trust.trust != "central" and trust.unit == "client" and adjacency == "add_remove":
+        yield "the server knows who took part, so no client can be added or removed"
+    if trust.trust == "distributed" and adjacency == "add_remove":
+        yield "adjacency add_remove has no public number of shares"
+    if trust.participation_rate is not None:
+        if (trust.trust, trust.unit) != ("central", "client"):
+            yield "drawing clients lowers the ε of no other cell than central trust, client unit"
+        if secure_aggregation is not None:
+            yield "the parties of secure aggregation know which clients were drawn"
+
+
+def _objections_to_sums(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield what speaks against hiding each client's part behind the noise of the others."""
+    if (secure or {}).get("protocol") not in HIDING_PROTOCOLS:
+        yield "its updates were not summed by a protocol that hides them"
+    if (secure or {}).get("clipped", 0) != 0:
+        yield "values were clipped after their noise was added"
+    if trust.honest_clients < 1:
+        yield "min_clients and colluding_clients leave no honest client in a sum"
+    elif any(number < (trust.min_clients or 0) for number in trust.opened_sums):
+        yield f"a sum of fewer than {trust.min_clients} clients was opened"
+    elif trust.unexplained is not None:
+        yield (
+            f"the ledger of client {trust.unexplained} claims more noise than the shares of "
+            f"{trust.honest_clients} honest clients have"
+        )
+
+
+def _objections_to_parts(
+    trust: TrustFacts, sampling: str | None, clipping: str | None
+) -> Iterator[str]:
+    """Yield what speaks against parts that depend on the client's data through one release only."""
+    if clipping not in _LINEAR_CLIPPINGS.get(trust.unit, ()):
+        yield f"clipping {clipping} has no theorem for sums"
+    if trust.unit == "client":
+        return
+    if trust.local_steps != 1:
+        yield f"a client took {trust.local_steps} steps in a round, and sums need exactly one"
+    if trust.optimizer != "sgd":
+        yield f"optimizer {trust.optimizer} keeps a state of the client's own gradients"
+    if sampling != "poisson":
+        yield f"lots drawn by {sampling} have no theorem for sums"
