@@ -279,8 +279,8 @@ class DrawnClientsSentence(Sentence):
             f"{self.facts.trust.participation_rate or 0.0:.4g}, and charges the round to every "
             "client as that Poisson sample, drawn or not. The sum is divided by p · N, no number "
             "of clients ends a round, and a round without clients releases noise. The list and the "
-            "number of participants stay with the server: they are in no report, record or ledger. Anyone "
-            "who sees who takes part, as on the network, has no such guarantee."
+            "number of participants stay with the server: they are in no report, record or ledger. "
+            "There is no such guarantee against a party that sees who takes part, as on a network."
         )
 
     @property
