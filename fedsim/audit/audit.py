@@ -1,8 +1,9 @@
 """Privacy audit of an experiment: each client's own mechanism is attacked with canaries.
 
-The audit uses the experiment's data, model, loss, plans and random streams. The attacker is the
-server: it knows everything except whether an example was in the lot. A violation shows a bug, up to
-the confidence: a lower bound of ε above the claim, less noise than charged, or repeated noise.
+The audit uses the experiment's data, model, loss, plans and random streams. The attacker is an
+observer of the client (`observers`): it knows everything except whether an example was in the lot,
+and the noise of honest parties. A violation shows a bug, up to the confidence: a lower bound of ε
+above the claim, less noise than charged, or repeated noise.
 An audit without violations is evidence, not proof. docs/howto/attack.md has the limits.
 """
 
@@ -19,9 +20,9 @@ from fedsim.audit.canaries import CanaryModel, add_canary_loss
 from fedsim.audit.client_views import views_of
 from fedsim.audit.findings import NUM_INTERVAL_ENDS, Claim, measure_leakage, noise_correlation
 from fedsim.audit.observation import charged_noise, num_spares, observe
+from fedsim.audit.observers import Observer, OtherNoise, observers_of
 from fedsim.audit.results import Audit, ClientAudit
 from fedsim.clients.app import one_thread
-from fedsim.clients.budget.affordable_steps import epsilon_of_steps
 from fedsim.clients.budget.plan import PrivacyPlanError
 from fedsim.clients.dp_sgd.model_checks.safety import preserve_state
 from fedsim.clients.dp_sgd.per_example.choice import gradients_for
@@ -69,20 +70,22 @@ def _audit(
 ) -> Audit:
     federation = assemble(loaded, ledger=None)
     chosen = _choose_clients(federation, clients)
-    interval_ends = NUM_INTERVAL_ENDS * len(chosen) + 2 * (len(chosen) - 1)
+    num_views = sum(len(observers) for _, observers in chosen)
+    interval_ends = NUM_INTERVAL_ENDS * num_views + 2 * (len(chosen) - 1)
     miss = (1.0 - confidence) / interval_ends
     audited: list[ClientAudit] = []
     with one_thread():
-        for client, epsilon in chosen:
-            audited.append(_audit_client(federation, client, epsilon, steps=steps, miss=miss))
-            on_client(len(audited), len(chosen))
-    views = views_of(federation, {one.client: one.findings.uploads for one in audited})
+        for done, (client, observers) in enumerate(chosen, start=1):
+            for observer in observers:
+                audited.append(_audit_client(federation, client, observer, steps=steps, miss=miss))
+            on_client(done, len(chosen))
+    audited.sort(key=lambda one: one.client)  # stable: the claimed view of a client is first
+    if federation.sums is None:
+        views = views_of(federation, {one.client: one.findings.uploads for one in audited})
+        audited = [replace(one, views=views.get(one.client)) for one in audited]
     return Audit(
         name=loaded.experiment.name,
-        clients=tuple(
-            replace(one, views=views.get(one.client))
-            for one in sorted(audited, key=lambda one: one.client)
-        ),
+        clients=tuple(audited),
         num_clients=federation.num_clients,
         steps=len(audited[0].findings.noise_rows),
         confidence=confidence,
@@ -90,8 +93,8 @@ def _audit(
     )
 
 
-def _choose_clients(federation: Federation, most: int) -> list[tuple[int, float]]:
-    """Return the clients with the largest claimed ε, as pairs (client, ε)."""
+def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[Observer]]]:
+    """Return the clients with the largest claimed ε, each with its observers."""
     privacy = federation.experiment.privacy
     if privacy is None or federation.plans is None:
         raise PrivacyPlanError("there is nothing to audit: the experiment has no privacy section")
@@ -102,16 +105,7 @@ def _choose_clients(federation: Federation, most: int) -> list[tuple[int, float]
             "privacy.noise_correlation=none"
         )
     claims = [
-        (
-            client,
-            epsilon_of_steps(
-                plan.step,
-                plan.steps_to_take,
-                delta=plan.delta,
-                accountant=privacy.accountant,
-                adjacency=privacy.adjacency,
-            ),
-        )
+        (client, observers_of(federation, client))
         for client, plan in enumerate(federation.plans)
         if plan.step.noise_multiplier > 0.0 and federation.data.clients.size(client)
     ]
@@ -119,11 +113,11 @@ def _choose_clients(federation: Federation, most: int) -> list[tuple[int, float]
         raise PrivacyPlanError(
             "there is nothing to audit: no client has examples and a noise_multiplier above 0"
         )
-    return sorted(claims, key=lambda claim: -claim[1])[:most]
+    return sorted(claims, key=lambda claim: -claim[1][0].epsilon)[:most]
 
 
 def _audit_client(
-    federation: Federation, client: int, epsilon: float, *, steps: int, miss: float
+    federation: Federation, client: int, observer: Observer, *, steps: int, miss: float
 ) -> ClientAudit:
     experiment, plans, terms = federation.experiment, federation.plans, federation.client_privacy
     if plans is None or terms is None or experiment.privacy is None:
@@ -138,6 +132,7 @@ def _audit_client(
         spares=num_spares(size, steps),
     )
     step = replace(plan.step, bound_groups=None).for_model(gradients.parameters)
+    view = observer.view
     seen = observe(
         gradients,
         targets,
@@ -148,11 +143,12 @@ def _audit_client(
         client=client,
         steps=steps,
         secure=plan.secure_noise,
+        others=None if view is None else OtherNoise(federation, view, gradients, targets),
     )
     claim = Claim(
-        epsilon=epsilon,
+        epsilon=observer.epsilon,
         delta=plan.delta,
-        noise=charged_noise(step, gradients),
+        noise=observer.noise_factor * charged_noise(step, gradients),
         sampling=step.sampling,
         steps=plan.steps_to_take,
         accountant=experiment.privacy.accountant,
@@ -160,7 +156,7 @@ def _audit_client(
         is_fixed=step.clipping.adapted_clip_norm is None,
     )
     findings = measure_leakage(seen, claim, round_steps=experiment.local.steps, miss=miss)
-    return ClientAudit(client, size, claim, findings)
+    return ClientAudit(client, size, claim, findings, against=observer.against)
 
 
 def _choose_canaries(seed: int, client: int, size: int) -> NDArray[np.bool_]:
@@ -201,9 +197,12 @@ def _canary_gradients(
 
 
 def _shared_noise(audited: list[ClientAudit], *, miss: float) -> list[str]:
-    """Return a message for each pair of neighbouring clients with correlated noise."""
+    """Return a message for each pair of neighbouring clients with correlated noise.
+
+    Only a client's own releases are compared: sums have the noise of others in common.
+    """
     found = []
-    for one, other in pairwise(audited):
+    for one, other in pairwise(one for one in audited if one.against == "server"):
         rows, others = one.findings.noise_rows, other.findings.noise_rows
         width = min(rows.shape[1], others.shape[1])
         interval = noise_correlation(rows[:, :width], others[:, :width], miss=miss)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.accountant.arrays import Floats
+from fedsim.audit.observers import OtherNoise
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
 from fedsim.clients.dp_sgd.per_example.loss_gradient import scaled_loss
@@ -92,6 +93,7 @@ def observe(
     client: int,
     steps: int,
     secure: bool,
+    others: OtherNoise | None = None,
 ) -> Observations:
     """Train a client with canaries, round after round, as in a run, and record its releases.
 
@@ -107,8 +109,10 @@ def observe(
         client: the client's number.
         steps: minimum number of steps; the count is rounded up to whole rounds.
         secure: whether lots and noise come from the operating system's random source.
+        others: noise of all others in the sums that are seen; None: the client's own releases are
+            seen.
     """
-    rounds = _Rounds(gradients, targets, local, seed=seed, client=client)
+    rounds = _Rounds(gradients, targets, local, seed=seed, client=client, others=others)
     canaries = has_canary[: rounds.coordinates]
     found: list[_Round] = []
     pairs: list[tuple[_Round, _Round]] = []
@@ -167,8 +171,9 @@ class _Rounds:
         *,
         seed: int,
         client: int,
+        others: OtherNoise | None,
     ) -> None:
-        self._gradients = gradients
+        self._gradients, self._others = gradients, others
         self._without = copy(gradients)  # the same noise, and nothing of the examples
         self._without.loss = scaled_loss(gradients.loss, 0.0)
         self._index = torch.arange(len(targets), device=targets.device)
@@ -202,6 +207,8 @@ class _Rounds:
             secure: whether lots and noise come from the operating system's random source.
         """
         rows: list[tuple[Floats, Bools]] = []
+        others = self._others
+        added = None if others is None else others.of_round(number, secure=secure)[self._place]
 
         def record(
             lots: Sequence[np.ndarray | None],
@@ -213,18 +220,23 @@ class _Rounds:
                 return
             drawn = np.zeros(len(self._targets), dtype=bool)
             drawn[lot] = True
-            unit = mechanism.expected_lot / _bound(mechanism, self._gradients)
-            rows.append(
-                (released[0, self._place].double().cpu().numpy() * unit, drawn[: self.coordinates])
-            )
+            seen = released[0, self._place].double()
+            if others is None or added is None:
+                seen *= mechanism.expected_lot / _bound(mechanism, self._gradients)
+            else:
+                seen = (seen + added) * others.step_length
+            rows.append((seen.cpu().numpy(), drawn[: self.coordinates]))
 
         gradients = self._gradients if gradient_scale else self._without
         key = StreamKey(self._seed, self._client, number)
-        member = BlockMember(self._index, self._targets, key, steps, step, secure)
+        part = None if others is None else others.part
+        member = BlockMember(self._index, self._targets, key, steps, step, secure, part)
         result = train_block(
             self.shared_model, gradients.loss, gradients, self._local, [member], on_step=record
         )
         released, drawn = (np.array(column) for column in zip(*rows, strict=True))
+        if others is not None:  # the integers are the upload
+            return _Round(released, drawn, released[0], None)
         moved = self.shared_model.start_values[self._place] - result.values[0, self._place]
         upload = moved.double().cpu().numpy()
         return _Round(released, drawn, upload, result.adapted_clip_norm[0])

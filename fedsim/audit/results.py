@@ -5,19 +5,31 @@ from typing import Any
 
 from fedsim.audit.evidence import Interval
 from fedsim.audit.findings import Claim, Findings, violations
+from fedsim.audit.observers import Against
 from fedsim.audit.views import Views
 from fedsim.core.json_numbers import finite_or_none
 
 
 @dataclass(frozen=True)
 class ClientAudit:
-    """The findings on one client, beside its claim; without `views` where nothing was seen."""
+    """The findings on one client, beside its claim against one observer.
+
+    Attributes:
+        client: the client.
+        num_examples: number of its examples.
+        claim: its claim.
+        findings: the measurements.
+        views: estimates for three attackers of a run; None where nothing was seen, or where the
+            noise is that of a sum.
+        against: the observer.
+    """
 
     client: int
     num_examples: int
     claim: Claim
     findings: Findings
     views: Views | None = None
+    against: Against = "server"
 
     @property
     def violations(self) -> tuple[str, ...]:
@@ -29,6 +41,7 @@ class ClientAudit:
         found = self.findings
         return {
             "client": self.client,
+            "against": self.against,
             "examples": self.num_examples,
             "delta": self.claim.delta,
             "epsilon_claimed": self.claim.epsilon,
@@ -60,7 +73,7 @@ class Audit:
 
     Attributes:
         name: name of the experiment.
-        clients: results of the audited clients.
+        clients: results of the audited clients, one for each observer.
         num_clients: number of all clients of the federation.
         steps: number of steps of each audited client.
         confidence: probability that a correct federation has no violation.
@@ -77,8 +90,17 @@ class Audit:
     @property
     def violations(self) -> tuple[str, ...]:
         """A message for each finding that contradicts a claim."""
-        own = [f"client {one.client}: {text}" for one in self.clients for text in one.violations]
+        own = [
+            f"client {one.client}{_AGAINST[one.against]}: {text}"
+            for one in self.clients
+            for text in one.violations
+        ]
         return (*own, *self.shared_noise)
+
+    @property
+    def num_audited(self) -> int:
+        """Number of audited clients."""
+        return len({one.client for one in self.clients})
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON value."""
@@ -90,6 +112,9 @@ class Audit:
             "clients": [client.to_json() for client in self.clients],
             "violations": list(self.violations),
         }
+
+
+_AGAINST: dict[Against, str] = {"server": "", "sums": ", in sums", "models": ", in models"}
 
 
 def _interval_json(interval: Interval) -> dict[str, float | None]:

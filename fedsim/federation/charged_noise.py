@@ -10,6 +10,9 @@ from torch import Tensor
 from fedsim.accountant import Gaussian, JointGaussian
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.experiment import Experiment
+from fedsim.federation.federation import Federation
+from fedsim.federation.noise_shares import sum_scale
 
 
 @dataclass(frozen=True)
@@ -20,28 +23,43 @@ class ChargedNoise:
         multipliers: charged σ_m / C_m of each group; of correlated noise, that of the fresh noise.
         bounds: C_m of each group.
         places: slices of each group in a flat release.
-        expected_lot: L, by which sums are divided.
+        in_bounds: of each group, what a value of 1 in a release is in clipping bounds of the sum:
+            L / C_m, or of integers the length of a step of the grid over a_k C_k.
     """
 
     multipliers: tuple[float, ...]
     bounds: tuple[float, ...]
     places: tuple[list[slice], ...]
-    expected_lot: float
+    in_bounds: tuple[float, ...]
 
     @classmethod
-    def of(cls, step: DpSgdMechanism, parameters: FlatParameters) -> Self:
+    def of(
+        cls,
+        step: DpSgdMechanism,
+        parameters: FlatParameters,
+        *,
+        step_length: float | None = None,
+        factor: float = 1.0,
+    ) -> Self:
         """Return the noise of a step, from its charged event and not from how noise is added.
 
         Args:
             step: the client's mechanism, bound to the model.
             parameters: of the model.
+            step_length: of a release that is integers of one grid, the length of a step in a_k C_k
+                (`step_length_of`); None: releases are divided by the expected lot.
+            factor: noise that the charge counts on, over that of the step's event.
         """
         groups = step.groups(parameters)
         places = tuple(parameters.slices(members) for members in groups.members)
         # Correlated noise is charged with how far an example moves all releases about its lot.
         norm = 1.0 if step.correlation is None else step.correlation.column_norm
-        multipliers = tuple(norm * each for each in charged_multipliers(step))
-        return cls(multipliers, groups.bounds, places, step.expected_lot)
+        multipliers = tuple(factor * norm * each for each in charged_multipliers(step))
+        if step_length is None:
+            in_bounds = tuple(step.expected_lot / bound for bound in groups.bounds)
+        else:
+            in_bounds = (step_length,) * len(groups.bounds)
+        return cls(multipliers, groups.bounds, places, in_bounds)
 
     def squares(self, released: Tensor, group: int) -> tuple[float, int]:
         """Return the sum of squares of a group's noise, in charged deviations, and the count.
@@ -77,7 +95,7 @@ class ChargedNoise:
             group: m.
             lot: number of examples in the lot.
         """
-        unit = self.expected_lot / (max(1, lot) * self.bounds[group])
+        unit = self.in_bounds[group] / max(1, lot)
         moved, rounding = [0.0], [0.0]
         eps = torch.finfo(with_sums.dtype).eps
         for place in self.places[group]:
@@ -87,7 +105,35 @@ class ChargedNoise:
         return Contribution(math.hypot(*moved) * unit, math.hypot(*rounding) * unit)
 
     def _unit(self, group: int) -> float:
-        return self.expected_lot / (self.multipliers[group] * self.bounds[group])
+        return self.in_bounds[group] / self.multipliers[group]
+
+
+def step_length_of(federation: Federation, client: int) -> float | None:
+    """Return the length of a step of the common grid, in a_k C_k; None without noisy sums.
+
+    a_k C_k is by how much one unit of the client moves a sum: here sum and charge meet.
+
+    Args:
+        federation: assembled, with plans.
+        client: a client with a part of the sums.
+    """
+    plans, terms, sums = federation.plans, federation.client_privacy, federation.sums
+    if plans is None or terms is None or sums is None:
+        return None
+    rate = federation.experiment.local.optimizer.lr
+    weight = federation.weights.values[client]
+    return abs(sums.unit) / sum_scale(terms[client], plans[client], weight, rate)
+
+
+def honest_draws(experiment: Experiment) -> int:
+    """Return the fewest honest draws of noise in what an observer of sums or models sees.
+
+    It comes from the settings, not from the plans that charge for it.
+    """
+    privacy, secure = experiment.privacy, experiment.secure_aggregation
+    if privacy is None or secure is None or privacy.trust != "distributed":
+        return 1
+    return secure.min_clients - privacy.colluders
 
 
 def _norm(values: Tensor) -> float:

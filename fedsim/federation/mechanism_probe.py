@@ -10,6 +10,7 @@ the clipped sum alone. All examples of a probe, and all views of an example, are
 that contributions add up.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from copy import copy
 
@@ -27,7 +28,7 @@ from fedsim.clients.training.streams import StreamKey
 from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.streams import Purpose, stream_key
-from fedsim.federation.charged_noise import ChargedNoise
+from fedsim.federation.charged_noise import ChargedNoise, honest_draws, step_length_of
 from fedsim.federation.federation import Federation
 from fedsim.federation.initial_model import public_examples, to_tensors
 from fedsim.federation.probe_evidence import NoiseEvidence
@@ -180,7 +181,18 @@ class _BlockProbe:
 
     def _charged_noise(self, client: int) -> ChargedNoise:
         plans = self._federation.plans or ()
-        return ChargedNoise.of(plans[client].step, self._gradients.parameters)
+        return self._charged_for(client, plans[client].step)
+
+    def _charged_for(self, client: int, step: DpSgdMechanism) -> ChargedNoise:
+        federation = self._federation
+        length, part = step_length_of(federation, client), (federation.plans or ())[client].part
+        honest = honest_draws(federation.experiment)
+        return ChargedNoise.of(
+            step,
+            self._gradients.parameters,
+            step_length=length,
+            factor=1.0 if part is None else max(1.0, part.noise_factor / math.sqrt(honest)),
+        )
 
     def check_clipping(self, evidence: NoiseEvidence) -> None:
         """Measure the contribution of one example, from two steps with the same noise."""
@@ -197,12 +209,9 @@ class _BlockProbe:
                 _add(evidence, client, charged, ("clipping", m), noise[k])
 
     def measure_noise(self, evidence: NoiseEvidence) -> None:
-        """Measure the noise of several steps in two rounds."""
-        present = sum(charged is not None for charged in self._charged)
-        values = present * self._gradients.parameters.size * len(_NOISE_ROUNDS)
-        steps = min(-(-NUM_NOISE_VALUES // max(1, values)), MAX_NOISE_STEPS)
-        start, fresh = 0, [_FreshNoise() for _ in self._block]
-        for number in _NOISE_ROUNDS:
+        """Measure the noise of several steps."""
+        fresh = [_FreshNoise() for _ in self._block]
+        for number, steps in self._noise_schedule():
             done = 0
 
             def record(
@@ -215,16 +224,28 @@ class _BlockProbe:
                 for k, (client, step) in enumerate(zip(self._block, used, strict=True)):
                     if step is None:
                         continue
-                    charged = ChargedNoise.of(step, self._gradients.parameters)
+                    charged = self._charged_for(client, step)
                     noise = fresh[k].of(released[k], step)
                     for m in range(len(charged.bounds)):
                         _add(evidence, client, charged, ("noise", m), noise)
                     evidence.add_row(client, (n, done), charged.start(noise, _ROW_VALUES))
                 done += 1
 
+            self._train(number, steps, gradient_scale=0.0, on_step=record, secure=True)
+
+    def _noise_schedule(self) -> Iterator[tuple[int, range]]:
+        """Yield rounds and their steps: two rounds of several steps, or rounds of one step."""
+        present = sum(charged is not None for charged in self._charged)
+        values = present * self._gradients.parameters.size * len(_NOISE_ROUNDS)
+        steps = min(-(-NUM_NOISE_VALUES // max(1, values)), MAX_NOISE_STEPS)
+        if self._federation.sums is not None:  # a part of a sum is one step
+            for number in range(len(_NOISE_ROUNDS) * steps):
+                yield _CLIPPING_ROUND + 1 + number, range(1)
+            return
+        start = 0
+        for number in _NOISE_ROUNDS:
             own_steps = max(steps, 2 if number == 1 else 1)  # two show noise that repeats
-            steps_of_round = range(start, start + own_steps)
-            self._train(number, steps_of_round, gradient_scale=0.0, on_step=record, secure=True)
+            yield number, range(start, start + own_steps)
             start += own_steps if self._is_correlated else 0  # correlated noise is keyed by step
 
     def _first_step(self, gradient_scale: float) -> tuple[Tensor, Sequence[int]]:
@@ -286,4 +307,5 @@ class _BlockProbe:
             steps,
             plan.step,
             secure and plan.secure_noise,
+            plan.part,
         )

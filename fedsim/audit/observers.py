@@ -1,0 +1,170 @@
+"""Observers of a client: what each of them sees, and what is claimed against it.
+
+| trust       | observer | sees                                                                 |
+|-------------|----------|----------------------------------------------------------------------|
+| local       | server   | the client's own releases                                            |
+| distributed | sums     | the smallest sum that may be opened, with the fewest honest clients  |
+| distributed | server   | the client's own integers, which carry its share of the noise        |
+| central     | models   | the client's integers with the server's noise                        |
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedsim.accountant import make_accountant
+from fedsim.accountant.sampler_slack import epsilon_with_slack
+from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.clients.budget.sum_part import SumPart
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
+from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.shared_model import SharedModel
+from fedsim.clients.training.streams import StreamKey
+from fedsim.federation.charged_noise import honest_draws, step_length_of
+from fedsim.federation.federation import Federation
+from fedsim.noise.sources import NoiseSource
+
+Against = Literal["server", "sums", "models"]
+
+
+@dataclass(frozen=True)
+class SumView:
+    """What an observer sees besides the integers of one client.
+
+    Attributes:
+        part: the client's part of the sum.
+        step_length: length of a step of the grid, in what one unit of the client moves at most.
+        others: the other honest clients of the sum.
+        server_noise: source of the server's noise in a round; None where clients add theirs.
+    """
+
+    part: SumPart
+    step_length: float
+    others: tuple[int, ...]
+    server_noise: Callable[[int], NoiseSource] | None
+
+
+@dataclass(frozen=True)
+class Observer:
+    """An observer of a client.
+
+    Attributes:
+        against: what it sees: single uploads (server), opened sums, or global models.
+        epsilon: ε that is claimed against it.
+        noise_factor: noise that it sees, over the noise of the client's own mechanism.
+        view: the sum of which the client's upload is a part; None: the upload alone.
+    """
+
+    against: Against
+    epsilon: float
+    noise_factor: float = 1.0
+    view: SumView | None = None
+
+
+def observers_of(federation: Federation, client: int) -> list[Observer]:
+    """Return the observers that a client has a claim against; the first is the claimed view.
+
+    Args:
+        federation: assembled, with privacy.
+        client: a client with noise.
+
+    Raises:
+        ValueError: the federation has no privacy.
+    """
+    if federation.plans is None:
+        raise ValueError("an observer needs plans")
+    plans = federation.plans
+    plan, step_length = plans[client], step_length_of(federation, client)
+    claimed = _epsilon(federation, plan, against_server=False)
+    if plan.part is None or step_length is None:
+        return [Observer("server", claimed)]
+    alone = SumView(plan.part, step_length, (), None)
+    others = [k for k, other in enumerate(plans) if other.part is not None and k != client]
+    honest = replace(alone, others=tuple(others[: honest_draws(federation.experiment) - 1]))
+    return [
+        Observer("sums", claimed, plan.part.noise_factor, honest),
+        Observer("server", _epsilon(federation, plan, against_server=True), view=alone),
+    ]
+
+
+def _epsilon(federation: Federation, plan: PrivacyPlan, *, against_server: bool) -> float:
+    """Return ε of the whole run, in one of the plan's views."""
+    privacy = federation.experiment.privacy
+    if privacy is None or not plan.steps_to_take:
+        return 0.0
+    account = make_accountant(privacy.accountant, adjacency=privacy.adjacency)
+    charges = plan.server_charges if against_server else plan.charges
+    for event, count in charges(0, plan.steps_to_take) or ():
+        account.compose(event, count)
+    return epsilon_with_slack(account.get_epsilon, plan.delta)
+
+
+class OtherNoise:
+    """Noise of everyone else in a sum, each drawn by its own mechanism.
+
+    Args:
+        federation: assembled, with plans.
+        view: who else adds noise.
+        gradients: of the model that the audited client trains.
+        targets: of the audited client (n, ...); the others have no examples here.
+
+    Attributes:
+        part: the audited client's part of the sum.
+        step_length: as `SumView`.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        view: SumView,
+        gradients: PerExampleGradients,
+        targets: Tensor,
+    ) -> None:
+        self.part, self.step_length = view.part, view.step_length
+        self._view, self._gradients = view, gradients
+        self._shared_model = SharedModel(gradients.model, parameters=gradients.parameters)
+        self._targets = targets[:0]
+        self._index = torch.arange(0, device=targets.device)
+        self._local, self._seed = federation.experiment.local, federation.experiment.seed
+        plans = federation.plans or ()
+        self._steps = {client: _for_model(plans[client], gradients) for client in view.others}
+
+    def of_round(self, number: int, *, secure: bool) -> Tensor:
+        """Return the noise of a round, integers in float64 (size,).
+
+        Args:
+            number: the round.
+            secure: whether noise comes from the operating system's random source.
+        """
+        size = self._gradients.parameters.size
+        total = torch.zeros(size, dtype=torch.float64, device=self._index.device)
+        server = self._view.server_noise
+        if server is not None:
+            total += server(number).fill_(torch.empty_like(total))
+        for block in self._blocks():
+            members = [self._member(client, number, secure=secure) for client in block]
+            result = train_block(
+                self._shared_model, self._gradients.loss, self._gradients, self._local, members
+            )
+            total += result.values.double().sum(0)
+        return total
+
+    def _blocks(self) -> list[tuple[int, ...]]:
+        others = self._view.others
+        if self._gradients.stacks:
+            return [others] if others else []
+        return [(client,) for client in others]
+
+    def _member(self, client: int, number: int, *, secure: bool) -> BlockMember:
+        key = StreamKey(self._seed, client, number)
+        step, part = self._steps[client], self._view.part
+        return BlockMember(self._index, self._targets, key, range(1), step, secure, part)
+
+
+def _for_model(plan: PrivacyPlan, gradients: PerExampleGradients) -> DpSgdMechanism:
+    """Return a client's mechanism for the model of an audit."""
+    return replace(plan.step, bound_groups=None).for_model(gradients.parameters)
