@@ -26,6 +26,9 @@ def secure_summary(
         settings=channel.settings,
         encoder=channel.codec.encoder,
         clients_sampled=federation.participation.clients_per_round,
+        plan_digest=federation.plan_digest,
+        repeats_noise=_repeats_noise(federation, one_operator=one_operator),
+        is_integer_sum=channel.codec.is_integers,
     )
     for row in rows:
         said = row["secure_aggregation"]
@@ -39,3 +42,12 @@ def secure_summary(
         "simulated_non_collusion": one_operator,
         "clipped": sum(row["secure_aggregation"]["clipped"] for row in rows),
     }
+
+
+def _repeats_noise(federation: "Federation", *, one_operator: bool) -> bool:
+    """Whether a round that is repeated has the same noise again.
+
+    A simulation with seeded noise stands for secure noise, and its server follows the protocol.
+    """
+    privacy = federation.experiment.privacy
+    return not one_operator and (privacy is None or privacy.noise != "secure")

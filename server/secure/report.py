@@ -28,6 +28,9 @@ class SecureAggregationReport:
         survivors: for each completed round the number of clients in the sum.
         aborted: for each aborted round the reason.
         retried: number of repeated requests to helpers.
+        plan_digest: digest of the privacy plan to which uploads are bound; "" without privacy.
+        repeats_noise: whether a repeated round has the same noise, which its seed gives again.
+        is_integer_sum: whether uploads are integers of the noise's grid, which no value leaves out.
     """
 
     settings: SecureAggregationSettings
@@ -36,6 +39,9 @@ class SecureAggregationReport:
     survivors: dict[int, int] = field(default_factory=dict)
     aborted: dict[int, str] = field(default_factory=dict)
     retried: int = 0
+    plan_digest: str = ""
+    repeats_noise: bool = False
+    is_integer_sum: bool = False
 
     def record_success(self, round_number: int, survivors: int) -> None:
         """Record a round whose sum was opened.
@@ -54,6 +60,21 @@ class SecureAggregationReport:
             reason: text of the error.
         """
         self.aborted[round_number] = reason
+
+    def conditions(self) -> dict[str, bool]:
+        """Return which conditions of a guarantee against an active server are met.
+
+        Reference: docs/trust_models.md, "An active server".
+        """
+        settings = self.settings
+        helped = settings.protocol == "additive"
+        pinned = settings.helper_key_fingerprints and settings.client_key_fingerprints
+        return {
+            "pinned_keys": bool(pinned),
+            "opened_once": helped and not self.repeats_noise,
+            "agreed_plan": helped and bool(self.plan_digest),
+            "fixed_set": helped and (self.is_integer_sum or settings.range_policy == "clip"),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the section `secure_aggregation` of a report as JSON values."""
@@ -74,6 +95,7 @@ class SecureAggregationReport:
                 if settings.helper_key_fingerprints
                 else "not_covered",
                 "malicious_clients": "undetected",
+                "conditions": self.conditions(),
                 "forged_clients": _forged_clients(settings, hidden=hidden),
             },
             "simulated_non_collusion": True,
@@ -89,6 +111,7 @@ class SecureAggregationReport:
                 "max_abs_error": encoder.max_abs_error,
             },
             "exactness": "equals quantised plain averaging bit for bit",
+            **({"plan_digest": self.plan_digest} if self.plan_digest else {}),
             "prg": settings.prg if hidden else None,
             "envelope": ENVELOPE if hidden else None,
             "rounds": {

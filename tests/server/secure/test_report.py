@@ -1,6 +1,7 @@
 """The report states exactly what ran."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,3 +51,30 @@ def test_an_active_server_is_covered_only_by_pinned_keys() -> None:
     assert report().to_dict()["trust"]["active_server"] == "not_covered"
     pinned = report(helper_key_fingerprints=["ab" * 32]).to_dict()
     assert pinned["trust"]["active_server"] == "pinned_helper_keys"
+
+
+PINNED = {"helper_key_fingerprints": ["ab" * 32], "client_key_fingerprints": ["cd" * 32, "ef" * 32]}
+
+
+@pytest.mark.parametrize(
+    ("unmet", "settings", "facts"),
+    [
+        (set(), PINNED, {}),
+        ({"pinned_keys"}, {**PINNED, "client_key_fingerprints": []}, {}),
+        ({"pinned_keys"}, {**PINNED, "helper_key_fingerprints": []}, {}),
+        ({"opened_once"}, PINNED, {"repeats_noise": True}),
+        ({"agreed_plan"}, PINNED, {"plan_digest": ""}),
+        ({"fixed_set"}, PINNED, {"is_integer_sum": False}),
+        (
+            {"pinned_keys", "opened_once", "agreed_plan", "fixed_set"},
+            {"protocol": "secagg"},
+            {},
+        ),
+    ],
+)
+def test_each_condition_of_an_active_server_counts(
+    unmet: set[str], settings: dict[str, Any], facts: dict[str, Any]
+) -> None:
+    met: dict[str, Any] = {"plan_digest": "12" * 32, "is_integer_sum": True}
+    found = replace(report(**settings), **{**met, **facts}).to_dict()["trust"]["conditions"]
+    assert {name for name, holds in found.items() if not holds} == unmet
