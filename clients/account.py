@@ -210,7 +210,7 @@ class PrivacyAccount:
         Raises:
             ChargeRefusedError: the first charge is not that of the plan.
         """
-        step, spend = self.plan.step, self.spend
+        step, spend = self.plan.release, self.spend
         if step.correlation is None or spend.steps == 0:
             return
         if list(spend.ledger.entries) != step.charges(0, self.plan.planned_steps):
@@ -222,10 +222,10 @@ class PrivacyAccount:
 
     def _granted_steps(self, steps: int) -> int:
         """Return how many of the wanted steps the budget affords, at least one."""
-        if self.plan.affordable_steps is None and self.plan.step.correlation is None:
+        if self.plan.affordable_steps is None and self.plan.release.correlation is None:
             return steps
         granted = min(steps, self.plan.steps_to_take - self.spend.steps)
-        if granted <= 0 and self.plan.step.correlation is not None:
+        if granted <= 0 and self.plan.release.correlation is not None:
             raise ClientBudgetExhaustedError(
                 f"correlated noise was charged for {self.plan.steps_to_take} steps, the whole "
                 f"plan, and {self.spend.steps} are taken"

@@ -26,6 +26,7 @@ from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.core.plugin_errors import contained_exits
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ENDS_RUN
@@ -100,9 +101,11 @@ class ClientRound:
         key = StreamKey(task.seed, task.client, self.asked.request.round_number)
         if task.privacy is None or spend is None:
             return BlockMember(*task.data(), key, range(task.local.steps))
+        plan, step = task.privacy, task.step(self.asked.request)
+        if isinstance(step, UpdateMechanism):  # one release, whatever is trained for it
+            steps = range(task.local.steps if task.size else 0)
+            return BlockMember(*task.data(), key, steps, None, plan.secure_noise, plan.part, step)
         steps = range(spend.steps - spend.round_steps, spend.steps)
-        step = task.step(self.asked.request)
-        plan = task.privacy
         return BlockMember(*task.data(), key, steps, step, plan.secure_noise, plan.part)
 
     @property
@@ -114,10 +117,11 @@ class ClientRound:
 
 @dataclass(frozen=True)
 class TrainedClient:
-    """A client after training: flat trained values or integers (size,), and its adapted bound."""
+    """A client after training: flat trained values or integers (size,), its bound and its bit."""
 
     values: np.ndarray
     adapted_clip_norm: float | None
+    count: float | None
 
 
 def answer_rounds(requests: Iterable[ClientRequest | Exception]) -> Iterator[Iterator[Answer]]:
@@ -216,7 +220,7 @@ def _propose(asked: ClientRequest) -> ClientRound:
     client_round.charge = client_round.account.propose(
         round_number=request.round_number,
         request=task.request_digest(request, asked.block, client_round.model_digest),
-        steps=task.local.steps,
+        steps=task.privacy.round_steps,
     )
     return client_round
 
@@ -323,9 +327,10 @@ def _train(rounds: Sequence[ClientRound]) -> list[TrainedClient]:
     )
     places = [block.index(client) for client in members]
     present = result.values if len(places) == len(block) else result.values[places]
-    norms = [result.adapted_clip_norm[place] for place in places]
+    rows = present.cpu().numpy()
     return [
-        TrainedClient(row, norm) for row, norm in zip(present.cpu().numpy(), norms, strict=True)
+        TrainedClient(row, result.adapted_clip_norm[place], result.counts[place])
+        for row, place in zip(rows, places, strict=True)
     ]
 
 
@@ -351,6 +356,7 @@ def _upload(entry: ClientRound, trained: TrainedClient) -> TrainReply | SealedRe
         entry.spend,
         delay=entry.fault.delay,
         clip_norm=trained.adapted_clip_norm,
+        clip_count=trained.count,
     )
     return reply if task.secure is None else _seal(entry, reply, task.secure)
 

@@ -17,6 +17,7 @@ from fedsim.clients.request_digest import AnswerInputs, request_digest
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.shared_model import SharedModel
+from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import describe_error
 from fedsim.protocol.messages import TrainRequest
@@ -80,17 +81,20 @@ class ClientTask:
     def check_examples(self) -> None:
         """Check that the public number of examples is not 0, and that no lot is too large.
 
-        Where the client's size is private, an empty client trains on empty lots.
+        Where the client's size is private, an empty client trains on empty lots, or not at all, and
+        releases noise.
 
         Raises:
             ClientFailureError: the client has no examples, or more than its mechanism allows.
         """
+        if self.privacy is not None and self.privacy.update is not None:
+            return
         if self.examples == 0:
             raise ClientFailureError("has no examples")
         if self.privacy is not None and self.size > self.privacy.step.largest_lot:
             raise ClientFailureError(
-                f"may have {self.privacy.step.largest_lot:,} examples at most, for the rounding of "
-                "its sums: declare a larger size (privacy.declared_examples)"
+                f"may have {self.privacy.step.largest_lot:,} examples at most, for the rounding "
+                "of its sums: declare a larger size (privacy.declared_examples)"
             )
 
     def check_weight(self, request: TrainRequest) -> None:
@@ -109,7 +113,7 @@ class ClientTask:
                 "(federation.weighting); run the same experiment on the same data on both sides"
             )
 
-    def step(self, request: TrainRequest) -> DpSgdMechanism | None:
+    def step(self, request: TrainRequest) -> DpSgdMechanism | UpdateMechanism | None:
         """Return the mechanism of a request, with the clipping bound in it; None without privacy.
 
         Guarantee: its event is that of the plan, whatever the request holds.
@@ -120,7 +124,7 @@ class ClientTask:
         if self.privacy is None:
             return None
         try:
-            return self.privacy.step.resume(request.clip_norm)
+            return (self.privacy.update or self.privacy.step).resume(request.clip_norm)
         except ValueError as error:
             raise ClientFailureError(f"refuses the request: {error}") from error
 

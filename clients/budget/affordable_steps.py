@@ -12,12 +12,12 @@ from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.accountant.search import largest_count
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.budget.mechanism import Mechanism
 
 
 @lru_cache(maxsize=4096)  # clients of one size and budget share the answer
 def affordable_steps(
-    step: DpSgdMechanism,
+    step: Mechanism,
     most: int,
     *,
     target_epsilon: float,
@@ -50,7 +50,7 @@ def affordable_steps(
 
 
 def epsilon_of_steps(
-    step: DpSgdMechanism,
+    step: Mechanism,
     steps: int,
     *,
     delta: float,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedsim.clients.budget.plan import PrivacyPlanError
+from fedsim.clients.budget.plan import PrivacyPlanError, delta_of
 from fedsim.clients.client_settings import ClientPrivacySettings, OwnPrivacySettings, is_client
 from fedsim.clients.settings import PrivacySettings
 from fedsim.core.streams import Purpose, stream
@@ -20,7 +20,12 @@ class ClientPrivacy:
 
 
 def resolve_client_privacy(
-    privacy: PrivacySettings, *, num_clients: int, seed: int, tables: Mapping[str, Table]
+    privacy: PrivacySettings,
+    *,
+    num_clients: int,
+    seed: int,
+    tables: Mapping[str, Table],
+    clients_per_round: int | None = None,
 ) -> tuple[ClientPrivacy, ...]:
     """Return the settings of clients 0 ... num_clients − 1.
 
@@ -33,6 +38,7 @@ def resolve_client_privacy(
         num_clients: number of clients in the federation.
         seed: seed of the experiment.
         tables: content of the csv files, by the name of the entry.
+        clients_per_round: clients that a round asks; None: all.
 
     Raises:
         PrivacyPlanError: a client does not exist or is in two groups, or the shares need more
@@ -47,10 +53,21 @@ def resolve_client_privacy(
     singles = {int(name) for name in privacy.clients if is_client(name)}
     groups.check_exist("clients", singles)
     _draw_shares(groups, privacy.clients, singles, seed)
+    if privacy.unit == "client":
+        privacy = _of_clients(privacy, num_clients, clients_per_round or num_clients)
     return tuple(
         ClientPrivacy(_own(privacy, client, groups.of.get(client), tables), groups.of.get(client))
         for client in range(num_clients)
     )
+
+
+def _of_clients(privacy: PrivacySettings, num_clients: int, per_round: int) -> PrivacySettings:
+    """Return the settings with the defaults that follow from numbers of clients, written out."""
+    found: dict[str, float] = {"delta": delta_of(privacy, num_clients)}
+    if privacy.clipping == "adaptive" and privacy.clip_count_noise is None:
+        # Andrew et al. 2021, section 3.1: σ_b = clients of a round / 20 hardly costs anything.
+        found["clip_count_noise"] = per_round / _CLIENTS_OVER_COUNT_NOISE
+    return privacy.model_copy(update=found)
 
 
 class _Groups:
@@ -108,3 +125,6 @@ def _own(
             own = own.with_own(tables[group][client])
     single = privacy.clients.get(str(client))
     return own if single is None else own.with_own(single.own)
+
+
+_CLIENTS_OVER_COUNT_NOISE = 20.0

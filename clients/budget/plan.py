@@ -9,6 +9,7 @@ from fedsim.accountant.ledger.journal import GENESIS
 from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.accountant.search import MOST_NOISE
 from fedsim.clients.budget.affordable_steps import affordable_steps
+from fedsim.clients.budget.mechanism import Mechanism
 from fedsim.clients.budget.noise_search import calibrate_noise
 from fedsim.clients.budget.sum_part import SumPart
 from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
@@ -17,8 +18,9 @@ from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise_correlation import NoiseCorrelation
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.sampling import SAMPLINGS, Charges, Sampling
+from fedsim.clients.dp_sgd.sampling import SAMPLINGS, Charges, PoissonSampling, Sampling
 from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.core.errors import ExitCode, InputError
 from fedsim.protocol.client_spend import ClientSpend
 
@@ -38,8 +40,9 @@ class PrivacyPlan:
     """One client's mechanism and its budget for the whole run.
 
     Attributes:
-        step: the DP-SGD step, the same in every round.
-        examples: the public client size that set the sampling rate.
+        release: what is charged, the same in every round: a step of DP-SGD, or the whole
+            update of a round where the unit is the client.
+        examples: the public client size that set the sampling rate; 0 where the unit is the client.
         delta: δ of the client's guarantee.
         target_epsilon: ε that is never exceeded; None without a budget.
         planned_steps: steps over all rounds the client is scheduled for.
@@ -48,9 +51,10 @@ class PrivacyPlan:
         secure_noise: lots and noise come from the operating system instead of the seed.
         part: the client's part of noisy sums, with distributed or central trust; None: the client
             alone adds the noise of its claim.
+        round_steps: releases of a round, where the budget affords all of them.
     """
 
-    step: DpSgdMechanism
+    release: Mechanism
     examples: int
     delta: float
     target_epsilon: float | None
@@ -58,6 +62,7 @@ class PrivacyPlan:
     affordable_steps: int | None = None
     secure_noise: bool = False
     part: SumPart | None = None
+    round_steps: int = 1
 
     def charges(self, first_step: int, steps: int) -> Charges:
         """Return (event, count) for steps, in the view that the client's ε is claimed for.
@@ -69,7 +74,7 @@ class PrivacyPlan:
             steps: number of further steps.
         """
         factor = 1.0 if self.part is None else self.part.noise_factor
-        return self.step.charges(first_step, steps, noise_factor=factor)
+        return self.release.charges(first_step, steps, noise_factor=factor)
 
     def server_charges(self, first_step: int, steps: int) -> Charges | None:
         """Return (event, count) for steps against whoever sees the client's own uploads.
@@ -82,18 +87,34 @@ class PrivacyPlan:
         """
         if self.part is None or not self.part.adds_noise:
             return None
-        return self.step.charges(first_step, steps)
+        return self.release.charges(first_step, steps)
+
+    @property
+    def step(self) -> DpSgdMechanism:
+        """The step of DP-SGD.
+
+        Raises:
+            TypeError: the unit is the client.
+        """
+        if not isinstance(self.release, DpSgdMechanism):
+            raise TypeError("a client that releases its whole update takes no steps of DP-SGD")
+        return self.release
+
+    @property
+    def update(self) -> UpdateMechanism | None:
+        """The release of a whole update; None where the unit is the example."""
+        return self.release if isinstance(self.release, UpdateMechanism) else None
 
     @cached_property
     def mechanism_text(self) -> str:
-        """The step and its part of a sum as text: equal for equal releases."""
-        return repr(self.step) if self.part is None else repr((self.step, self.part))
+        """The release and its part of a sum as text: equal for equal releases."""
+        return repr(self.release) if self.part is None else repr((self.release, self.part))
 
     @property
     def noise_multiplier(self) -> float:
-        """Z in the view that the client's ε is claimed for."""
+        """Noise multiplier z in the view that the client's ε is claimed for."""
         factor = 1.0 if self.part is None else self.part.noise_factor
-        return factor * self.step.noise_multiplier
+        return factor * self.release.noise_multiplier
 
     @property
     def steps_to_take(self) -> int:
@@ -107,7 +128,7 @@ class PrivacyPlan:
             examples=self.examples,
             delta=self.delta,
             noise_multiplier=self.noise_multiplier,
-            sampling_rate=self.step.sampling.sampling_rate,
+            sampling_rate=self.release.sampling_rate,
             target_epsilon=self.target_epsilon,
             rounds=0,
             steps=0,
@@ -127,7 +148,8 @@ def plan_privacy(
 ) -> PrivacyPlan:
     """Return the plan of a client with `examples` examples that takes part in `planned_rounds`.
 
-    Under zero-out and replace-one, the client's public size sets the sampling rate and the expected
+    Where the unit is the client, a round is one release, and `examples` and `local` say nothing.
+    Elsewhere, under zero-out and replace-one, the client's public size sets the sampling rate and the expected
     lot. Under add-remove the size is private, and the declared size takes its place.
 
     Args:
@@ -141,6 +163,8 @@ def plan_privacy(
         PrivacyPlanError: no noise reaches the target ε, the accountant has no rule for the
             sampling under this adjacency, or the clipping does not fit the model or the noise.
     """
+    if privacy.unit == "client":
+        return _plan_of_updates(privacy, planned_rounds, parameters)
     public_size = privacy.declared_examples or examples
     sampling, expected_lot = _sampling(privacy, local, max(1, public_size))
     delta = delta_of(privacy, public_size)
@@ -176,12 +200,43 @@ def plan_privacy(
         except ValueError as error:
             raise PrivacyPlanError(f"privacy.clipping does not fit the model: {error}") from error
     return PrivacyPlan(
-        step=step,
+        release=step,
         examples=public_size,
         delta=delta,
         target_epsilon=privacy.target_epsilon,
         planned_steps=steps,
         affordable_steps=_affordable(privacy, delta, step, steps),
+        secure_noise=privacy.noise == "secure",
+        round_steps=local.steps,
+    )
+
+
+def _plan_of_updates(
+    privacy: PrivacySettings, rounds: int, parameters: FlatParameters | None
+) -> PrivacyPlan:
+    """Return the plan of a client that releases its whole update in each of its rounds.
+
+    Raises:
+        PrivacyPlanError: as `plan_privacy`.
+    """
+    delta, sampling = delta_of(privacy, 1), PoissonSampling(1.0)
+    noise = _noise_multiplier(privacy, delta, sampling, max(rounds, 1), 1)
+    try:
+        update = UpdateMechanism(privacy.clip_norm, noise, count_noise=privacy.clip_count_noise)
+        if parameters is not None:
+            _check_draws(rounds * (parameters.size + 1))
+            update = update.for_model(parameters.size, parameters.tensors[0].dtype)
+            if privacy.noise_multiplier is None:
+                update = update.with_effective_noise(noise)
+    except ValueError as error:
+        raise PrivacyPlanError(f"the release of a client's update fails: {error}") from error
+    return PrivacyPlan(
+        release=update,
+        examples=0,
+        delta=delta,
+        target_epsilon=privacy.target_epsilon,
+        planned_steps=rounds,
+        affordable_steps=_affordable(privacy, delta, update, rounds),
         secure_noise=privacy.noise == "secure",
     )
 
@@ -278,9 +333,7 @@ def delta_of(privacy: PrivacySettings, public_size: int) -> float:
     return 10.0 ** -math.ceil(math.log10(10 * max(1, public_size)) - 1e-12)
 
 
-def _affordable(
-    privacy: PrivacySettings, delta: float, step: DpSgdMechanism, steps: int
-) -> int | None:
+def _affordable(privacy: PrivacySettings, delta: float, step: Mechanism, steps: int) -> int | None:
     if privacy.target_epsilon is None:
         return None
     if privacy.noise_multiplier is None:

@@ -6,10 +6,10 @@ from typing import Self
 
 from fedsim.accountant.groups import adaptive_clip_noise_multiplier
 from fedsim.clients.dp_sgd.clipping import FlatClipping
+from fedsim.protocol.clip_bound import BoundRule, check_bound
 
 # Andrew et al. 2021, section 3.1: σ_b = (expected lot) / 20 hardly costs anything.
 _LOT_OVER_COUNT_NOISE = 20.0
-_MIN_CLIP_NORM, _MAX_CLIP_NORM = 1e-10, 1e10
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,11 @@ class AdaptiveClipping(FlatClipping):
     learning_rate: float = 0.2
 
     def __post_init__(self) -> None:
-        for name in ("max_grad_norm", "count_noise", "learning_rate"):
+        for name in ("max_grad_norm", "count_noise"):
             value = getattr(self, name)
             if not 0.0 < value < math.inf:
                 raise ValueError(f"{name} must be > 0 and finite, got {value!r}")
-        if not 0.0 <= self.quantile <= 1.0:
-            raise ValueError(f"quantile must be in [0, 1], got {self.quantile!r}")
+        self._rule()
 
     @classmethod
     def for_lot(
@@ -79,12 +78,7 @@ class AdaptiveClipping(FlatClipping):
         Raises:
             ValueError: `adapt` never returns such a bound.
         """
-        if not _MIN_CLIP_NORM <= clip_norm <= _MAX_CLIP_NORM:
-            raise ValueError(
-                f"a learnt bound must be from {_MIN_CLIP_NORM:g} to {_MAX_CLIP_NORM:g}, "
-                f"got {clip_norm!r}"
-            )
-        return replace(self, max_grad_norm=clip_norm)
+        return replace(self, max_grad_norm=check_bound(clip_norm))
 
     @property
     def noise_on_count(self) -> float:
@@ -110,7 +104,8 @@ class AdaptiveClipping(FlatClipping):
 
     def adapt(self, share: float) -> Self:
         """Return the clipping of the next lot, given b̄, the released fraction within the bound."""
-        exponent = -self.learning_rate * (share - self.quantile)
-        # Noise may move b̄ far out of [0, 1]: no step changes the bound by more than a factor e.
-        bound = self.max_grad_norm * math.exp(min(max(exponent, -1.0), 1.0))
-        return replace(self, max_grad_norm=min(max(bound, _MIN_CLIP_NORM), _MAX_CLIP_NORM))
+        bound = self._rule().next_bound(self.max_grad_norm, share)
+        return replace(self, max_grad_norm=bound)
+
+    def _rule(self) -> BoundRule:
+        return BoundRule(self.quantile, self.learning_rate)

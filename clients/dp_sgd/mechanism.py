@@ -28,7 +28,13 @@ from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.dp_sgd.sampling import Charges, Sampling
 from fedsim.clients.dp_sgd.tiles import tile_rows
 from fedsim.core.moved_names import moved_names_of
-from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier, sum_error
+from fedsim.noise.grid import (
+    DEVIATION,
+    SATURATION,
+    effective_multiplier,
+    nominal_multiplier,
+    sum_error,
+)
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
 
@@ -105,6 +111,16 @@ class DpSgdMechanism:
         return Gaussian(parts[0]) if len(parts) == 1 else JointGaussian(parts)
 
     @property
+    def sampling_rate(self) -> float:
+        """Expected share of a client's examples in a lot."""
+        return self.sampling.sampling_rate
+
+    @property
+    def adapted_clip_norm(self) -> float | None:
+        """The bound of the next lot, where clipping learns it; None where it is fixed."""
+        return self.clipping.adapted_clip_norm
+
+    @property
     def effective_noise_multiplier(self) -> float:
         """Effective noise multiplier z' ≤ z of `mechanism`, all of its parts together."""
         return group_noise_multiplier(self._part_multipliers())
@@ -115,16 +131,12 @@ class DpSgdMechanism:
         Raises:
             ValueError: the model has so many values that the grid alone costs more.
         """
-        nominal = noise_multiplier * self._column_norm
-        for _ in range(_MOST_TRIALS):
-            found = replace(self, noise_multiplier=nominal)
-            if found.effective_noise_multiplier >= noise_multiplier:
-                return found
-            nominal *= max(noise_multiplier / found.effective_noise_multiplier, 1.0 + 2.0**-50)
-        raise ValueError(
-            f"noise_multiplier {noise_multiplier:.6g} is out of reach for this model: rounding "
-            "its values to the grid costs more; use a smaller model, or a larger target_epsilon"
+        nominal = nominal_multiplier(
+            noise_multiplier,
+            noise_multiplier * self._column_norm,
+            lambda z: replace(self, noise_multiplier=z).effective_noise_multiplier,
         )
+        return replace(self, noise_multiplier=nominal)
 
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
         """Return (event, count) for steps of a client.
@@ -308,5 +320,4 @@ class DpSgdMechanism:
         return 1.0 if self.correlation is None else self.correlation.column_norm
 
 
-_MOST_TRIALS = 100
 _LOTS_ON_GRID = 4.0  # Poisson lots are larger than usual ones

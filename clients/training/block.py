@@ -24,6 +24,8 @@ from fedsim.clients.training.optimizers import make_optimizer
 from fedsim.clients.training.plain import batches_of, train_by_torch
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey, seeded_torch
+from fedsim.clients.updates.mechanism import UpdateMechanism
+from fedsim.clients.updates.release import release_update
 from fedsim.noise.release import Scales, release_
 from fedsim.noise.sources import NoiseSource, NoNoise
 
@@ -39,8 +41,10 @@ class BlockMember:
         steps: numbers of its steps over its whole life.
         step: its mechanism; None without privacy.
         secure: whether lots and noise come from the operating system.
-        part: its part of a noisy sum: its result is then the integers of its only step; None: its
-            result is the trained values.
+        part: its part of a noisy sum: its result is then integers of the grid, of its only step or
+            of its update; None: its result is the trained values.
+        update: the release of its whole update, which it trains for without privacy; None: it
+            releases its steps, or nothing is private.
     """
 
     features: Tensor
@@ -50,6 +54,7 @@ class BlockMember:
     step: DpSgdMechanism | None = None
     secure: bool = False
     part: SumPart | None = None
+    update: UpdateMechanism | None = None
 
 
 @dataclass(frozen=True)
@@ -60,10 +65,13 @@ class BlockResult:
         values: flat trainable values of each member (members, size), or the integers of its part of
             a sum, in float64; of an absent one, any.
         adapted_clip_norm: clipping bound of each member after the round; None where it is fixed.
+        counts: noisy centred bit of each member, from which the bound of whole updates is learnt;
+            None where there is none.
     """
 
     values: Tensor
     adapted_clip_norm: tuple[float | None, ...]
+    counts: tuple[float | None, ...]
 
 
 StepCallback = Callable[
@@ -85,8 +93,8 @@ def train_block(
     """Train the members of a planned block from the global model.
 
     Guarantee: a private member's values and bound are a function of the global model and of
-    `len(steps)` releases of its mechanism. They do not depend on who else is present: the same
-    member in the same planned block gets the same bits.
+    `len(steps)` releases of its mechanism, or of one release of its whole update. They do not
+    depend on who else is present: the same member in the same planned block gets the same bits.
 
     Args:
         shared_model: loaded with the global model; of a client alone it holds the result.
@@ -109,14 +117,15 @@ def train_block(
     shared_model.restart()
     shared_model.model.train()
     if gradients is None:
-        return _train_by_torch(shared_model, loss, local, present[0])
+        trained = _train_by_torch(shared_model, loss, local, present[0])
+        return _released(trained, shared_model, members)
     kinds = {None if m.step is None else m.step.clipping.kind for m in present}
     if len(kinds) > 1:
         raise ValueError("members of a block must clip by one rule, or all train without privacy")
     kind = _Block if present[0].step is None else _PrivateBlock
     block = kind(shared_model, gradients, local, members, rows)
     with seeded_torch(present[0].key, present[0].features.device):
-        result = block.train(on_step)
+        result = _released(block.train(on_step), shared_model, members)
     if len(members) == 1 and present[0].part is None:
         shared_model.parameters.data.copy_(result.values[0])
     return result
@@ -136,7 +145,41 @@ def _train_by_torch(
         raise ValueError("training with privacy needs per-example gradients")
     data = (member.features, member.targets)
     train_by_torch(shared_model.model, loss, *data, local, member.key, steps=member.steps)
-    return BlockResult(shared_model.parameters.data.unsqueeze(0).clone(), (None,))
+    return BlockResult(shared_model.parameters.data.unsqueeze(0).clone(), (None,), (None,))
+
+
+def _released(
+    trained: BlockResult, shared_model: SharedModel, members: Sequence[BlockMember | None]
+) -> BlockResult:
+    """Return the members' results with the release of each whole update in place of its values."""
+    if all(member is None or member.update is None for member in members):
+        return trained
+    start, counts = shared_model.start_values, list(trained.counts)
+    values = start.double().repeat(len(members), 1)
+    on_grid = any(member is not None and member.part is not None for member in members)
+    for k, member in enumerate(members):
+        if member is None or member.update is None:
+            continue
+        released = release_update(
+            trained.values[k],
+            start,
+            member.update,
+            _noise_of_update(member),
+            has_data=len(member.features) > 0,
+        )
+        lengths = (1.0, 1.0) if on_grid else (member.update.update_step, member.update.count_step)
+        values[k] = released.steps if on_grid else values[k] + released.steps * lengths[0]
+        counts[k] = None if released.count is None else released.count * lengths[1]
+    return BlockResult(
+        values if on_grid else values.to(start), trained.adapted_clip_norm, tuple(counts)
+    )
+
+
+def _noise_of_update(member: BlockMember) -> NoiseSource:
+    """Return a member's own noise; zeros where the server adds it."""
+    if member.part is not None and not member.part.adds_noise:
+        return NoNoise()
+    return member.key.noise(secure=member.secure)
 
 
 class _Block:
@@ -196,7 +239,7 @@ class _Block:
                     final[k] = self.values[k].clone()
         for k, row in final.items():  # other members went on
             self.values[k] = row
-        return BlockResult(self.values, self.adapted_clip_norms())
+        return BlockResult(self.values, self.adapted_clip_norms(), (None,) * len(self.members))
 
     def fill_released(self, active: Sequence[bool], lots: Sequence[np.ndarray | None]) -> None:
         """Overwrite `released` (K, size) with the members' gradients of a step.
@@ -301,7 +344,7 @@ class _PrivateBlock(_Block):
         self.fill_released([lot is not None for lot in lots], lots)
         if on_step is not None:
             on_step(lots, self.released, self.mechanisms)
-        return BlockResult(self.released, self.adapted_clip_norms())
+        return BlockResult(self.released, self.adapted_clip_norms(), (None,) * len(lots))
 
     def fill_released(self, active: Sequence[bool], lots: Sequence[np.ndarray | None]) -> None:
         """Overwrite `released` (K, size) with the active members' releases."""

@@ -80,7 +80,7 @@ def check_plan(policy: NodePolicy, plan: PrivacyPlan, *, trust: Trust, digest: s
         )
     trusted = suffices(policy.trust, trust)
     least = policy.min_noise_multiplier
-    noise = plan.noise_multiplier if trusted else plan.step.noise_multiplier
+    noise = plan.noise_multiplier if trusted else plan.release.noise_multiplier
     if least is not None and noise < least:
         raise PolicyRefusalError(
             f"min_noise_multiplier is {least:g}, and this client's noise multiplier would be "

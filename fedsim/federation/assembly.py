@@ -8,8 +8,8 @@ from fedsim.clients.budget.client_privacy import ClientPrivacy, resolve_client_p
 from fedsim.clients.budget.plan import PrivacyPlan, plan_privacy
 from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
 from fedsim.clients.dp_sgd.model_checks.safety import check_private_model
+from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.choice import training_gradients
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
 from fedsim.clients.dp_sgd.views import check_views
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
@@ -91,18 +91,23 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
     )
     client_privacy = _client_privacy(loaded, len(data.clients))
     model = model.to(device)
-    public, private = public_examples(data, NUM_CHECK_EXAMPLES), experiment.privacy is not None
+    public = public_examples(data, NUM_CHECK_EXAMPLES)
     features, targets = to_tensors(public, device)
-    if private:
+    if experiment.clips_examples:
         check_private_model(model, features)
         check_isolation(model, loss, features, targets)
     if experiment.personalization is not None:
         check_personalization(experiment.personalization, model, loss, features, targets)
-    gradients = training_gradients(model, loss, features, targets, private=private)
+    gradients = training_gradients(
+        model, loss, features, targets, private=experiment.clips_examples
+    )
+    shared_model = SharedModel(
+        model, parameters=None if gradients is None else gradients.parameters
+    )
     plans = (
         None
         if client_privacy is None
-        else _plans(client_privacy, experiment, data, participation, gradients)
+        else _plans(client_privacy, experiment, data, participation, shared_model.parameters)
     )
     strategy = checked_strategy(experiment, model, loaded.base)
     weights = client_weights(
@@ -163,6 +168,7 @@ def _client_privacy(loaded: LoadedExperiment, num_clients: int) -> tuple[ClientP
         num_clients=num_clients,
         seed=loaded.experiment.seed,
         tables=read_client_tables(privacy, loaded.base),
+        clients_per_round=loaded.experiment.federation.clients_per_round,
     )
 
 
@@ -171,7 +177,7 @@ def _plans(
     experiment: Experiment,
     data: FederatedData,
     participation: Participation,
-    gradients: PerExampleGradients | None,
+    parameters: FlatParameters,
 ) -> tuple[PrivacyPlan, ...]:
     return tuple(
         plan_privacy(
@@ -179,7 +185,7 @@ def _plans(
             experiment.local,
             examples=examples,
             planned_rounds=planned_rounds,
-            parameters=None if gradients is None else gradients.parameters,
+            parameters=parameters,
         )
         for own, examples, planned_rounds in zip(
             client_privacy, data.clients.sizes, participation.planned_rounds(), strict=True

@@ -36,10 +36,9 @@ def overdrawn_clients(federation: Federation) -> tuple[Overdrawn, ...]:
 
 def last_round(federation: Federation, client: int) -> int:
     """Return the last round in which a client takes a step, without failures; 0 for none."""
-    plans = federation.plans
-    steps = federation.experiment.local.steps
+    plan = None if federation.plans is None else federation.plans[client]
     scheduled = federation.participation.rounds_of(client)
-    count = len(scheduled) if plans is None else ceil(plans[client].steps_to_take / steps)
+    count = len(scheduled) if plan is None else ceil(plan.steps_to_take / plan.round_steps)
     return scheduled[count - 1] if count else 0
 
 
@@ -92,7 +91,7 @@ def _spending(federation: Federation, one: Overdrawn, steps: int) -> str:
     if privacy is None:
         raise ValueError("a federation without privacy spends nothing")
     epsilon = epsilon_of_steps(
-        one.plan.step,
+        one.plan.release,
         steps,
         delta=one.plan.delta,
         accountant=privacy.accountant,
@@ -100,7 +99,7 @@ def _spending(federation: Federation, one: Overdrawn, steps: int) -> str:
     )
     return (
         f"{steps} step{'s' if steps > 1 else ''} of client {one.client} with noise_multiplier "
-        f"{one.plan.step.noise_multiplier:.4g} would spend ε = {epsilon_text(epsilon)} at δ = "
+        f"{one.plan.release.noise_multiplier:.4g} would spend ε = {epsilon_text(epsilon)} at δ = "
         f"{one.plan.delta:g}, and its target_epsilon is {one.plan.target_epsilon:g}"
     )
 
@@ -111,8 +110,7 @@ def _affordable_rounds(federation: Federation) -> int:
 
 
 def _rounds_before_exceeding(federation: Federation) -> Iterator[int]:
-    steps = federation.experiment.local.steps
     for client, plan in enumerate(federation.plans or ()):
         if plan.steps_to_take < plan.planned_steps:
-            whole = plan.steps_to_take // steps
+            whole = plan.steps_to_take // plan.round_steps
             yield federation.participation.rounds_of(client)[whole] - 1

@@ -40,7 +40,10 @@ def client_weights(
         units = min(units, secure.max_weight)
     values = [PlanValues(size) for size in sizes]
     if plans is not None:
-        values = [PlanValues(plan.examples, _noise(plan)) for plan in plans]
+        # Where the unit is the client, its size is private, and no weight depends on it.
+        values = [
+            PlanValues(plan.examples if plan.update is None else 1, _noise(plan)) for plan in plans
+        ]
     return plan_weights(
         experiment.federation.weights,
         values,
@@ -67,4 +70,4 @@ def ignored_weighting(experiment: Experiment, weights: ClientWeights) -> str | N
 
 def _noise(plan: PrivacyPlan) -> float:
     """Return z / q: the noise in a sum over all examples that a step of rate q estimates."""
-    return plan.step.noise_multiplier / plan.step.sampling.sampling_rate
+    return plan.release.noise_multiplier / plan.release.sampling_rate

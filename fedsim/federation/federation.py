@@ -14,8 +14,10 @@ from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.app import one_thread
 from fedsim.clients.budget.client_privacy import ClientPrivacy
 from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.clients.dp_sgd.model_checks.member_isolation import MemberIsolation
 from fedsim.clients.dp_sgd.model_checks.row_isolation import RowIsolation
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.tiles import tile_rows
 from fedsim.clients.faults.injection import FaultPlan
 from fedsim.clients.secure.channel import SecureChannel
@@ -163,19 +165,29 @@ class Federation:
             self._row_isolation.check(len(members), self.tile_rows(members))
 
     @cached_property
-    def _row_isolation(self) -> RowIsolation | None:
+    def _row_isolation(self) -> RowIsolation | MemberIsolation | None:
         if self.gradients is None:
             return None
-        examples = public_examples(self.data, NUM_CHECK_EXAMPLES)
+        examples = to_tensors(public_examples(self.data, NUM_CHECK_EXAMPLES), self.device)
         local = self.experiment.local
         views = 1 if local.views is None else local.augmentations
-        return RowIsolation(self.gradients, *to_tensors(examples, self.device), views=views)
+        if self.experiment.clips_examples:
+            return RowIsolation(self.gradients, *examples, views=views)
+        if not isinstance(self.gradients, RuleGradients):
+            return None
+        return MemberIsolation(self.gradients, *examples, views=views)
 
     def tile_rows(self, members: Sequence[int]) -> int:
-        """Return the rows of each member in the tiles of a block, present or not."""
-        if self.plans is not None:
+        """Return the rows of each member in the tiles of a block, present or not.
+
+        Guarantee: where the unit is the client, the rows of several members do not depend on the
+        size of any.
+        """
+        if self.experiment.clips_examples:
             return max(self._planned_tile_rows[client] for client in members)
         local, size_of = self.experiment.local, self.data.clients.size  # all are in this process
+        if self.plans is not None and len(members) > 1 and local.batch_size != "full":
+            return tile_rows(local.batch_size, local.max_physical_batch)
         most = max(local.lot(size_of(client)) for client in members)
         return tile_rows(most, local.max_physical_batch)
 
@@ -281,7 +293,7 @@ class Federation:
             evaluate=self.test_metrics,
             on_round=on_round,
             ledgers=ledgers,
-            steps=self.experiment.local.steps,
+            steps=self.experiment.round_steps,
             stop_when_withdrawn=privacy is not None and privacy.on_exhausted == "stop",
             on_stop=on_stop,
             patience=patience,
@@ -313,16 +325,35 @@ class Federation:
         Clients train alone where the model cannot train in blocks, and in smaller blocks where one
         tile of all members would exceed `max_physical_batch`.
         """
-        local, participation, clients = self.experiment.local, self.participation, self.data.clients
-        lots = [float(local.lot(size)) for size in clients.sizes]
-        if self.plans is not None:
-            lots = [plan.step.expected_lot for plan in self.plans]
+        local, participation = self.experiment.local, self.participation
         size = 1
-        if self.gradients is not None and self.gradients.stacks:
+        if self._trains_in_blocks:
             participants = min(participation.clients_per_round, participation.num_clients)
             values = self.shared_model.parameters.size
             size = block_size(self.model, values, participants, local.cohort)
-        if local.max_physical_batch is not None:
-            rows = self.tile_rows(range(len(clients)))
+        if local.max_physical_batch is not None and size > 1:
+            rows = self.tile_rows(range(self.num_clients))
             size = max(1, min(size, local.max_physical_batch // rows))
-        return BlockPlan(participation, size, tuple(lots))
+        return BlockPlan(participation, size, tuple(self._expected_lots()))
+
+    @property
+    def _trains_in_blocks(self) -> bool:
+        """Whether several clients may train in one tile.
+
+        Where the unit is the client, neither shape nor number of the tiles may depend on its size.
+        """
+        if self.gradients is None or not self.gradients.stacks:
+            return False
+        batch, most = self.experiment.local.batch_size, self.experiment.local.max_physical_batch
+        if self.plans is None or self.experiment.clips_examples:
+            return True
+        return batch != "full" and tile_rows(batch, most) >= batch
+
+    def _expected_lots(self) -> Sequence[float]:
+        """Return the public expected lot of each client, by which blocks are cut."""
+        if self.plans is None:
+            local = self.experiment.local
+            return [float(local.lot(size)) for size in self.data.clients.sizes]
+        if self.experiment.clips_examples:
+            return [plan.step.expected_lot for plan in self.plans]
+        return [1.0] * self.num_clients

@@ -65,7 +65,7 @@ def probe_mechanisms(federation: Federation) -> None:
         MechanismMismatchError: less noise than charged, repeated noise, or an example that
             contributes more than its clipping bound; the message names both numbers.
     """
-    if federation.plans is None or federation.gradients is None:
+    if federation.gradients is None or not federation.experiment.clips_examples:
         return
     evidence = NoiseEvidence()
     mixed = not federation.experiment.plugins

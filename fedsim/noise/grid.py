@@ -5,6 +5,7 @@ docs/finite_precision.md.
 """
 
 import math
+from collections.abc import Callable
 
 GRID_BITS = 24
 DEVIATION = 2.0**GRID_BITS
@@ -63,3 +64,28 @@ def effective_multiplier(
     steps = noise_multiplier * math.sqrt(dimensions) / DEVIATION
     moved = column_norm * (1.0 + 2.0 * error + steps) + math.sqrt(bands - 1) * steps
     return noise_multiplier / moved * _ROUNDED_DOWN
+
+
+def nominal_multiplier(wanted: float, nominal: float, effective: Callable[[float], float]) -> float:
+    """Return `nominal` or a little more: a noise multiplier with an effective one that suffices.
+
+    Args:
+        wanted: the least effective noise multiplier.
+        nominal: where the search starts.
+        effective: the effective noise multiplier of a nominal one.
+
+    Raises:
+        ValueError: there are so many values that the grid alone costs more.
+    """
+    for _ in range(_MOST_TRIALS):
+        found = effective(nominal)
+        if found >= wanted:
+            return nominal
+        nominal *= max(wanted / found, 1.0 + 2.0**-50)
+    raise ValueError(
+        f"noise_multiplier {wanted:.6g} is out of reach for this model: rounding its values to the "
+        "grid costs more; use a smaller model, or a larger target_epsilon"
+    )
+
+
+_MOST_TRIALS = 100

@@ -172,7 +172,7 @@ def _refusal(federation: Federation) -> str | None:
 
 def _plan_client(federation: Federation, client: int, rounds: int) -> PlannedClient:
     plans, terms = federation.plans or (), federation.client_privacy or ()
-    plan, own, steps = plans[client], terms[client], federation.experiment.local.steps
+    plan, own, steps = plans[client], terms[client], plans[client].round_steps
     marks = sorted(
         {max(1, round(rounds * k / _MAX_CURVE_POINTS)) for k in range(1, _MAX_CURVE_POINTS + 1)}
     )
@@ -184,8 +184,8 @@ def _plan_client(federation: Federation, client: int, rounds: int) -> PlannedCli
     return PlannedClient(
         client=client,
         examples=plan.examples,
-        sampling_rate=plan.step.sampling.sampling_rate,
-        noise_multiplier=plan.step.noise_multiplier,
+        sampling_rate=plan.release.sampling_rate,
+        noise_multiplier=plan.release.noise_multiplier,
         rounds=rounds,
         delta=plan.delta,
         target_epsilon=plan.target_epsilon,
@@ -201,10 +201,10 @@ def _plan_client(federation: Federation, client: int, rounds: int) -> PlannedCli
 def _affordable_rounds(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> int | None:
     if plan.target_epsilon is None:
         return None
-    if plan.step.correlation is not None:  # charged for these rounds, and for no others
+    if plan.release.correlation is not None:  # charged for these rounds, and for no others
         return plan.steps_to_take // steps
     most = affordable_steps(
-        plan.step,
+        plan.release,
         _MAX_PLANNED_RUNS * max(plan.planned_steps, steps),
         target_epsilon=plan.target_epsilon,
         delta=plan.delta,
@@ -216,7 +216,7 @@ def _affordable_rounds(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) 
 
 def _epsilon(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> float:
     return epsilon_of_steps(
-        plan.step,
+        plan.release,
         steps,
         delta=plan.delta,
         accountant=privacy.accountant,
@@ -237,7 +237,7 @@ def _variations(
         except PrivacyPlanError:
             continue  # this combination has no guarantee, so there is nothing to compare
         epsilon = _epsilon(plan, other_privacy, plan.steps_to_take)
-        yield Variation(change, plan.step.noise_multiplier, plan.steps_to_take, epsilon)
+        yield Variation(change, plan.release.noise_multiplier, plan.steps_to_take, epsilon)
 
 
 def _changes(

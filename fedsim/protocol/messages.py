@@ -29,6 +29,7 @@ ROUND = "server-round"
 NUM_EXAMPLES = "num-examples"
 DELAY = "simulated-delay"
 CLIP_NORM = "clip-norm"
+CLIP_COUNT = "clip-count"
 WEIGHT = "weight"
 
 
@@ -96,6 +97,8 @@ class TrainReply:
         delay: how late the reply is, in simulated seconds.
         clip_norm: the bound that its clipping adapted to, a release that the round was charged
             for; None without adaptive clipping.
+        clip_count: its noisy centred bit, from which the server learns the bound of whole updates;
+            None where there is none.
     """
 
     arrays: ArrayRecord
@@ -103,6 +106,7 @@ class TrainReply:
     spend: ClientSpend | None
     delay: float = 0.0
     clip_norm: float | None = None
+    clip_count: float | None = None
 
     def to_message(self, request: Message) -> Message:
         """Return the reply to `request`."""
@@ -113,8 +117,10 @@ class TrainReply:
                 **side_records(self.spend, self.delay),
             }
         )
-        if self.clip_norm is not None:
-            content[ADAPTATION] = ConfigRecord({CLIP_NORM: self.clip_norm})
+        learnt = {CLIP_NORM: self.clip_norm, CLIP_COUNT: self.clip_count}
+        known = ConfigRecord({name: one for name, one in learnt.items() if one is not None})
+        if known:
+            content[ADAPTATION] = known
         return Message(content, reply_to=request)
 
     @classmethod
@@ -133,7 +139,12 @@ class TrainReply:
             raise ProtocolError(f"{METRICS}.{NUM_EXAMPLES} must be >= 0, got {examples}")
         adapted = record_of(message.content, ADAPTATION, ConfigRecord)
         clip_norm = None if adapted is None else _clip_norm(adapted)
-        return cls(arrays, examples, *read_side_records(message), clip_norm)
+        clip_count = None if adapted is None else adapted.get(CLIP_COUNT)
+        if clip_count is not None and not (
+            isinstance(clip_count, float) and math.isfinite(clip_count)
+        ):
+            raise ProtocolError(f"{CLIP_COUNT} must be a finite number, got {clip_count!r}")
+        return cls(arrays, examples, *read_side_records(message), clip_norm, clip_count)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ class UploadTags:
         """Return the tag of a client's released values: 32 hexadecimal digits.
 
         The values are the bytes of the arrays in C order, one array after the other, then the
-        adapted clipping bound, if there is one. Names, types and shapes are those of the request.
+        adapted clipping bound and the noisy count, if there is one. Names, types and shapes are
+        those of the request.
 
         Args:
             client: number of the client.
@@ -43,8 +44,8 @@ class UploadTags:
             reply: with the released values.
         """
         parts = [_bytes_of(array.numpy()) for array in reply.arrays.values()]
-        if reply.clip_norm is not None:
-            parts.append(memoryview(struct.pack("<d", reply.clip_norm)))
+        learnt = (one for one in (reply.clip_norm, reply.clip_count) if one is not None)
+        parts.extend(memoryview(struct.pack("<d", one)) for one in learnt)
         nonce = _NONCE.pack(round_number, client)
         if sum(len(part) for part in parts) <= _MOST_BYTES:
             return self._cipher.encrypt(nonce, b"", b"".join(parts)).hex()

@@ -116,7 +116,7 @@ def _headline(federation: Federation) -> list[str]:
     )
     if federation.plans is None:
         return [first, "no differential privacy"]
-    noise = range_text([plan.step.noise_multiplier for plan in federation.plans], digits=3)
+    noise = range_text([plan.release.noise_multiplier for plan in federation.plans], digits=3)
     delta = delta_text(max(plan.delta for plan in federation.plans))
     target = experiment.privacy.target_epsilon if experiment.privacy else None
     goal = f"target ε = {target:g}" if target is not None else "given noise"

@@ -31,7 +31,7 @@ def fingerprint(federation: Federation) -> dict[str, str]:
         "data": _sha256(part for each in examples for part in _bytes_of(each)),
         "model": digest(federation.initial_arrays()),
         "privacy": _sha256(
-            repr((plan.step, plan.delta, plan.target_epsilon, plan.secure_noise)).encode()
+            repr((plan.release, plan.delta, plan.target_epsilon, plan.secure_noise)).encode()
             for plan in federation.plans or ()
         ),
         **federation.sources.entries,

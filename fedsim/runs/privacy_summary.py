@@ -216,7 +216,7 @@ def summarise_privacy(
             max_grad_norm=terms[client].privacy.max_grad_norm,
             group=terms[client].group,
             withdrawn_round=(withdrawn or {}).get(client),
-            clip_norm=(clip_norms or {}).get(client, plan.step.clipping.adapted_clip_norm),
+            clip_norm=(clip_norms or {}).get(client, plan.release.adapted_clip_norm),
             epsilon_against_server=_against_server(spend, settings),
             max_update_norm=terms[client].privacy.max_update_norm,
         )

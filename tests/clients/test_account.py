@@ -13,7 +13,7 @@ from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.sampling import Charges, PoissonSampling, ShuffledEpochs
 
 PLAN = PrivacyPlan(
-    step=DpSgdMechanism(PoissonSampling(0.2), FlatClipping(1.0), 1.1, 10.0),
+    release=DpSgdMechanism(PoissonSampling(0.2), FlatClipping(1.0), 1.1, 10.0),
     examples=50,
     delta=1e-3,
     target_epsilon=8.0,
@@ -137,7 +137,7 @@ def test_the_last_round_takes_the_steps_that_are_left(tmp_path: Path, durable: b
 def test_shuffled_data_is_charged_when_an_epoch_starts(tmp_path: Path, durable: bool) -> None:
     """Epochs of 4 lots, rounds of 5 steps: 2, 1 and 1 epochs start, then budget for 15 steps."""
     step = replace(PLAN.step, sampling=ShuffledEpochs(4))
-    plan = replace(PLAN, step=step)
+    plan = replace(PLAN, release=step)
     state, journal = RecordDict(), FileJournal(tmp_path / "ledger.jsonl") if durable else None
     for round_number, epochs in ((1, 2), (2, 3), (6, 4)):
         account = charge(state, journal, round_number, plan=plan)
@@ -148,7 +148,7 @@ def test_shuffled_data_is_charged_when_an_epoch_starts(tmp_path: Path, durable: 
 
 def test_a_round_within_an_epoch_costs_nothing_and_is_recorded(tmp_path: Path) -> None:
     step = replace(PLAN.step, sampling=ShuffledEpochs(100))
-    plan = replace(PLAN, step=step, target_epsilon=None, affordable_steps=None)
+    plan = replace(PLAN, release=step, target_epsilon=None, affordable_steps=None)
     path = tmp_path / "ledger.jsonl"
     for round_number in (1, 2, 3):
         account = charge(RecordDict(), FileJournal(path), round_number, plan=plan)

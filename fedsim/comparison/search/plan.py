@@ -122,7 +122,7 @@ def _candidate(name: str, federation: Federation) -> Candidate:
     ledgers = []
     for plan in plans:
         ledger = PrivacyLedger()
-        for event, count in plan.step.charges(0, plan.steps_to_take):
+        for event, count in plan.release.charges(0, plan.steps_to_take):
             ledger.record(event, count)
         if ledger.epsilon(plan.delta, "rdp", privacy.adjacency) == float("inf"):
             raise SearchError(f"candidate {name!r} has no finite ε, so its runs cannot be charged")

@@ -103,8 +103,8 @@ def public_facts(federation: Federation) -> PublicFacts:
     mus = [_unit_mu(e, p.delta, own) for e, p, own in zip(spent, plans, settings, strict=True)]
     return PublicFacts(
         examples=np.array([float(plan.examples) for plan in plans]),
-        rates=np.array([plan.step.sampling.sampling_rate for plan in plans]),
-        noise=np.array([plan.step.noise_multiplier for plan in plans]),
+        rates=np.array([plan.release.sampling_rate for plan in plans]),
+        noise=np.array([plan.release.noise_multiplier for plan in plans]),
         epsilons=np.array(spent),
         deltas=np.array([plan.delta for plan in plans]),
         clip_norms=clip_norms,
@@ -136,7 +136,7 @@ def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
     if plan.target_epsilon is not None and (privacy.noise_multiplier is None or exhausted):
         return plan.target_epsilon
     return epsilon_of_steps(
-        plan.step,
+        plan.release,
         plan.steps_to_take,
         delta=plan.delta,
         accountant=privacy.accountant,

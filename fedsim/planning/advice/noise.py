@@ -90,9 +90,9 @@ def planned_clients(experiment: Experiment, federation: Federation) -> tuple[Pla
         num_clients=len(sizes),
         seed=experiment.seed,
         tables=read_client_tables(privacy, federation.base),
+        clients_per_round=experiment.federation.clients_per_round,
     )
-    gradients = federation.gradients
-    parameters = None if gradients is None else gradients.parameters
+    parameters = federation.shared_model.parameters
     return tuple(
         PlannedClient(
             plan_privacy(
@@ -143,5 +143,5 @@ def sampling_noise_ratio(
             examples=int(facts.examples[place]),
             planned_rounds=max(1, rounds),
         )
-        found.append(plan.step.noise_multiplier)
+        found.append(plan.release.noise_multiplier)
     return found[0] / found[1]

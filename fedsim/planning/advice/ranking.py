@@ -149,7 +149,7 @@ class Ranking:
             overspends = one.plan.steps_to_take < one.plan.planned_steps
             if overspends or planned_epsilon(one.plan, one.privacy) > epsilon * _SLACK:
                 return []  # noise that is given for a client alone may cost it more
-        noise = np.array([one.plan.step.noise_multiplier for one in members])
+        noise = np.array([one.plan.release.noise_multiplier for one in members])
         return [self._rank(name, candidate, noise, exact=True)]
 
     def _other_samplings(self) -> Iterator[Ranked]:

@@ -14,9 +14,10 @@ from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.budget.client_privacy import ClientPrivacy, Table, resolve_client_privacy
+from fedsim.clients.budget.mechanism import Mechanism
 from fedsim.clients.budget.plan import PrivacyPlan, plan_privacy
 from fedsim.clients.client_settings import OwnPrivacySettings
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.settings import PrivacySettings
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.server.participation import Participation
 from fedsim.statement.privacy_file import PrivateClientRow
@@ -41,7 +42,11 @@ def plan_problems(files: RunFiles) -> Iterator[str]:
         experiment.federation, num_clients=expected, seed=experiment.seed
     ).planned_rounds()
     terms = resolve_client_privacy(
-        settings, num_clients=expected, seed=experiment.seed, tables=_tables(settings, rows)
+        settings,
+        num_clients=expected,
+        seed=experiment.seed,
+        tables=_tables(settings, rows),
+        clients_per_round=experiment.federation.clients_per_round,
     )
     adapted = {} if files.state is None else files.state.clip_norms
     for row, own, planned_rounds in zip(rows, terms, rounds, strict=True):
@@ -53,10 +58,10 @@ def plan_problems(files: RunFiles) -> Iterator[str]:
             examples=row["examples"] or 0,
             planned_rounds=planned_rounds,
         )
-        clip_norm = adapted.get(row["client"], plan.step.clipping.adapted_clip_norm)
+        clip_norm = adapted.get(row["client"], plan.release.adapted_clip_norm)
         for what in _against_plan(row, own, plan, clip_norm):
             yield f"client {row['client']}: {what}"
-        for what in _against_steps(row, plan, experiment.local, files.journal):
+        for what in _against_steps(row, plan, files.journal):
             yield f"client {row['client']}: {what}"
 
 
@@ -76,7 +81,7 @@ def _against_plan(
         "examples": plan.examples,
         "delta": plan.delta,
         "target_epsilon": plan.target_epsilon,
-        "sampling_rate": plan.step.sampling.sampling_rate,
+        "sampling_rate": plan.release.sampling_rate,
         "max_grad_norm": own.privacy.clip_norm,
         "group": own.group,
         "clip_norm": clip_norm,
@@ -84,7 +89,7 @@ def _against_plan(
     for name, value in planned.items():
         if row.get(name) != value:
             yield f"{name} is {row.get(name)} in privacy.json and {value} by experiment.yaml"
-    noise, recorded = plan.step.noise_multiplier, row["noise_multiplier"]
+    noise, recorded = plan.release.noise_multiplier, row["noise_multiplier"]
     if own.privacy.noise_multiplier is not None:
         right = recorded == noise
     else:  # the plan, made without a model, has the effective one
@@ -93,16 +98,14 @@ def _against_plan(
         yield f"noise_multiplier is {recorded:g} in privacy.json and {noise:g} by experiment.yaml"
 
 
-def _against_steps(
-    row: PrivateClientRow, plan: PrivacyPlan, local: LocalSettings, journal: FileJournal
-) -> Iterator[str]:
+def _against_steps(row: PrivateClientRow, plan: PrivacyPlan, journal: FileJournal) -> Iterator[str]:
     """Yield the first record of a client that is not the next charge of its plan."""
-    step = replace(plan.step, noise_multiplier=row["noise_multiplier"])
+    step: Mechanism = replace(cast(Any, plan.release), noise_multiplier=row["noise_multiplier"])
     taken = 0
     for charge in journal.history(row["client"]):
         where = f"the record of round {charge.round_number}"
         left = math.inf if plan.affordable_steps is None else plan.affordable_steps - taken
-        steps = min(local.steps, left)
+        steps = min(plan.round_steps, left)
         if charge.steps != steps:
             yield f"{where} has {charge.steps} steps, and experiment.yaml plans {steps}"
             return

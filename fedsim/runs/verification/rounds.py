@@ -52,7 +52,7 @@ def charge_problems(files: RunFiles) -> Iterator[str]:
         shortened = {one["client"]: one["steps"] for one in row["shortened"]}
         for client in row["participants"]:
             steps = charges.get((client, row["round"]))
-            reported = shortened.get(client, files.experiment.local.steps)
+            reported = shortened.get(client, files.experiment.round_steps)
             if steps not in (None, reported):
                 yield (
                     f"client {client}: {reported} steps in round {row['round']} by rounds.jsonl, "

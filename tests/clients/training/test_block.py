@@ -470,7 +470,7 @@ def lots_of_rounds(
     for number in range(rounds):
         taken = range(steps * number, steps * (number + 1))
         key = StreamKey(1, 2, number + 1)
-        place.train([BlockMember(x, y, key, taken, step, secure)])
+        place.train([BlockMember(x, y, key, taken, step, secure=secure)])
     return recorded.seen
 
 

@@ -1,0 +1,1 @@
+"""Releases of a client's whole update, for the unit `client`."""

@@ -1,0 +1,53 @@
+"""How a clipping bound follows a noisy count: the rule of clients and of the server."""
+
+import math
+from dataclasses import dataclass
+
+MIN_BOUND, MAX_BOUND = 1e-10, 1e10
+
+
+@dataclass(frozen=True)
+class BoundRule:
+    """The next bound is C · exp(−η (b̄ − γ)) (Andrew et al. 2021, arXiv:1905.03871, Algorithm 1).
+
+    Attributes:
+        quantile: γ, the target fraction of norms within the bound.
+        learning_rate: η of the geometric update.
+
+    Raises:
+        ValueError: an attribute is outside its range.
+    """
+
+    quantile: float = 0.5
+    learning_rate: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be > 0 and finite, got {self.learning_rate!r}")
+        if not 0.0 <= self.quantile <= 1.0:
+            raise ValueError(f"quantile must be in [0, 1], got {self.quantile!r}")
+
+    def next_bound(self, bound: float, share: float) -> float:
+        """Return the bound after a release.
+
+        Args:
+            bound: C of the release.
+            share: b̄, the released fraction of norms within it; noise may move it out of [0, 1].
+        """
+        exponent = -self.learning_rate * (share - self.quantile)
+        # Noise may move b̄ far out of [0, 1]: no step changes the bound by more than a factor e.
+        moved = bound * math.exp(min(max(exponent, -1.0), 1.0))
+        return min(max(moved, MIN_BOUND), MAX_BOUND)
+
+
+def check_bound(bound: float) -> float:
+    """Return a bound that `BoundRule.next_bound` can have returned.
+
+    Raises:
+        ValueError: it never returns such a bound.
+    """
+    if not MIN_BOUND <= bound <= MAX_BOUND:
+        raise ValueError(
+            f"a learnt bound must be from {MIN_BOUND:g} to {MAX_BOUND:g}, got {bound!r}"
+        )
+    return bound
