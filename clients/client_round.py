@@ -345,8 +345,10 @@ def _answer(entry: ClientRound, trained: TrainedClient | None) -> Answer:
 def _upload(entry: ClientRound, trained: TrainedClient) -> TrainReply | SealedReply:
     """Return the reply of a trained client, sealed where updates are summed in secret."""
     task, request = entry.task, entry.asked.request
+    count = trained.count
     if task.privacy is not None and task.privacy.part is not None:
-        arrays = task.shared_model.integers_of(trained.values, request.arrays)
+        arrays = task.shared_model.integers_of(trained.values, request.arrays, count=count)
+        count = None  # it is in the sum
     else:
         private = task.privacy is not None
         arrays = task.shared_model.upload_of(trained.values, request.arrays, private=private)
@@ -356,7 +358,7 @@ def _upload(entry: ClientRound, trained: TrainedClient) -> TrainReply | SealedRe
         entry.spend,
         delay=entry.fault.delay,
         clip_norm=trained.adapted_clip_norm,
-        clip_count=trained.count,
+        clip_count=count,
     )
     return reply if task.secure is None else _seal(entry, reply, task.secure)
 

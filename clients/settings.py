@@ -136,11 +136,13 @@ class PrivacySettings(Settings):
         "to spend it over the whole planned run",
     )
     noise_multiplier: float | None = Field(
-        default=None, ge=0, description="noise standard deviation divided by max_grad_norm"
+        default=None,
+        ge=0,
+        description="noise standard deviation divided by max_grad_norm or max_update_norm",
     )
     delta: Probability | Literal["auto"] = Field(
-        description="should be well below 1 / (a client's examples); auto: for each client the "
-        "largest power of ten that is at most a tenth of it"
+        description="should be well below 1 / (a client's examples), or 1 / (number of clients) "
+        "with unit: client; auto: the largest power of ten that is at most a tenth of it"
     )
     max_grad_norm: float | None = Field(
         default=None, gt=0, description="L2 bound C of one example's gradient; for unit: example"
@@ -151,7 +153,8 @@ class PrivacySettings(Settings):
     clipping: Literal["flat", "per_layer", "automatic", "adaptive"] = Field(
         default="flat",
         description="one bound for the whole gradient, one for each layer, gradients normalised, "
-        "or one bound that each client learns, from max_grad_norm on, by a noisy count",
+        "or one bound that each client learns, from max_grad_norm on, by a noisy count; with unit: "
+        "client one bound for the whole update, flat, or learnt by the server (adaptive)",
     )
     clip_rule: Literal["equal", "by_dimension"] | None = Field(
         default=None, description="how per_layer divides max_grad_norm among layers; null: equal"
@@ -174,7 +177,7 @@ class PrivacySettings(Settings):
         default=None,
         gt=0,
         description="noise standard deviation on the count that adaptive clipping learns from; "
-        "null: expected lot / 20",
+        "null: expected lot / 20, or with unit: client clients of a round / 20",
     )
     sampling_rate: Share | None = Field(
         default=None,
@@ -235,6 +238,11 @@ class PrivacySettings(Settings):
         return bound
 
     @property
+    def counts_in_sums(self) -> bool:
+        """Whether what adaptive clipping learns from is a part of a noisy sum."""
+        return self.unit == "client" and self.trust != "local"
+
+    @property
     def colluders(self) -> int:
         """Clients of a sum that may collude: `colluding_clients`, or 1."""
         return 1 if self.colluding_clients is None else self.colluding_clients
@@ -290,6 +298,8 @@ class PrivacySettings(Settings):
 
     @model_validator(mode="after")
     def _public_client_size(self) -> Self:
+        if self.unit == "client":
+            return self  # no size enters, declared or not
         if self.adjacency == "add_remove" and self.declared_examples is None:
             raise ValueError(
                 "adjacency add_remove keeps client sizes private, so the sampling rate cannot come "

@@ -7,26 +7,32 @@ from fedsim.clients.dp_sgd.sampling import Charges
 
 
 class Mechanism(Protocol):
-    """A release that a client repeats: a step of DP-SGD, or its whole update.
-
-    Attributes:
-        noise_multiplier: z of one release.
-        sampling_rate: probability with which the unit is in one release.
-        effective_noise_multiplier: z' ≤ z, which the grid leaves.
-        adapted_clip_norm: the bound, where it is learnt; None where it is fixed.
-        correlation: of noise from release to release; None: independent.
-    """
+    """A release that a client repeats: a step of DP-SGD, or its whole update."""
 
     @property
-    def noise_multiplier(self) -> float: ...
+    def noise_multiplier(self) -> float:
+        """Noise multiplier z of one release."""
+        ...
+
     @property
-    def sampling_rate(self) -> float: ...
+    def sampling_rate(self) -> float:
+        """Probability with which the unit is in one release."""
+        ...
+
     @property
-    def effective_noise_multiplier(self) -> float: ...
+    def effective_noise_multiplier(self) -> float:
+        """Noise multiplier z' ≤ z, which the grid leaves."""
+        ...
+
     @property
-    def adapted_clip_norm(self) -> float | None: ...
+    def adapted_clip_norm(self) -> float | None:
+        """The bound, where it is learnt; None where it is fixed."""
+        ...
+
     @property
-    def correlation(self) -> NoiseCorrelation | None: ...
+    def correlation(self) -> NoiseCorrelation | None:
+        """The correlation of noise from release to release; None: independent noise."""
+        ...
 
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
         """Return (event, count) for further releases of a client.

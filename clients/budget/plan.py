@@ -149,8 +149,8 @@ def plan_privacy(
     """Return the plan of a client with `examples` examples that takes part in `planned_rounds`.
 
     Where the unit is the client, a round is one release, and `examples` and `local` say nothing.
-    Elsewhere, under zero-out and replace-one, the client's public size sets the sampling rate and the expected
-    lot. Under add-remove the size is private, and the declared size takes its place.
+    Elsewhere, under zero-out and replace-one, the client's public size sets the sampling rate and
+    the expected lot. Under add-remove the size is private, and the declared size takes its place.
 
     Args:
         privacy: the `privacy` section.

@@ -167,12 +167,13 @@ def _released(
             _noise_of_update(member),
             has_data=len(member.features) > 0,
         )
-        lengths = (1.0, 1.0) if on_grid else (member.update.update_step, member.update.count_step)
-        values[k] = released.steps if on_grid else values[k] + released.steps * lengths[0]
-        counts[k] = None if released.count is None else released.count * lengths[1]
-    return BlockResult(
-        values if on_grid else values.to(start), trained.adapted_clip_norm, tuple(counts)
-    )
+        if on_grid:
+            values[k], counts[k] = released.steps, released.count
+        else:
+            values[k] += released.steps * member.update.update_step
+            if released.count is not None:
+                counts[k] = released.count * member.update.count_step
+    return replace(trained, values=values if on_grid else values.to(start), counts=tuple(counts))
 
 
 def _noise_of_update(member: BlockMember) -> NoiseSource:

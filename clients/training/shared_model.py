@@ -15,6 +15,7 @@ from fedsim.clients.dp_sgd.correlated_noise import NoiseStates
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.protocol.arrays import digest, to_arrays
 from fedsim.protocol.live_arrays import is_live, live_record
+from fedsim.protocol.noisy_sums import CLIP_COUNT
 
 
 class SharedModel:
@@ -72,17 +73,22 @@ class SharedModel:
         """Shape of each trained tensor by name; tied tensors are there under each name."""
         return {name: tuple(shape) for name, (_, shape) in self._places.items()}
 
-    def integers_of(self, released: np.ndarray, request: ArrayRecord) -> ArrayRecord:
+    def integers_of(
+        self, released: np.ndarray, request: ArrayRecord, *, count: float | None = None
+    ) -> ArrayRecord:
         """Return a part of a noisy sum as a record of int64 tensors, one for each trained tensor.
 
         Args:
             released: integers (size,), in float64.
             request: the global model that the client started from; its kind is the result's.
+            count: integer of the bit from which the bound of updates is learnt; None: there is none.
         """
         whole = released.astype(np.int64)
         values = {
             name: whole[place].reshape(shape) for name, (place, shape) in self._places.items()
         }
+        if count is not None:
+            values[CLIP_COUNT] = np.array([count], dtype=np.int64)
         return live_record(values) if is_live(request) else to_arrays(values)
 
     def upload_of(self, trained: np.ndarray, request: ArrayRecord, *, private: bool) -> ArrayRecord:

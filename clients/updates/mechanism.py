@@ -172,6 +172,27 @@ class UpdateMechanism:
         )
         return replace(self, noise_multiplier=nominal)
 
+    def with_share(self, update_noise: float, honest: int) -> Self:
+        """Return the mechanism of one client's share of the noise in a sum.
+
+        Args:
+            update_noise: the share over S, its weight included.
+            honest: h, shares in the smallest sum; √h of them are the noise of the bit.
+        """
+        if self.count_noise is None:
+            return replace(self, noise_multiplier=update_noise)
+        count = self.count_noise / math.sqrt(honest)
+        together = group_noise_multiplier((update_noise, count / COUNT_SENSITIVITY))
+        return replace(self, noise_multiplier=together, count_noise=count)
+
+    @property
+    def largest_integer(self) -> int:
+        """The largest |integer| of a release before its noise, rounded up."""
+        parts = [self.update_noise]
+        if self.count_noise is not None:
+            parts.append(self.count_noise / COUNT_SENSITIVITY)
+        return math.ceil(DEVIATION / min(parts) * 1.001) + 1
+
     def resume(self, clip_norm: float | None) -> Self:
         """Return the mechanism with the bound that the server learnt; None: with the first one.
 

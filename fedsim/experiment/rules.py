@@ -266,7 +266,8 @@ def _check_secure_aggregation(sections: Sections) -> Iterator[PathMessage]:
             f"must be above half of the {clients} clients of a round and at most all of them, got "
             f"{secure.threshold}; use auto",
         )
-    if sections.privacy is not None and sections.privacy.clipping == "adaptive":
+    privacy = sections.privacy
+    if privacy is not None and privacy.clipping == "adaptive" and not privacy.counts_in_sums:
         yield (
             ("privacy", "clipping"),
             "adaptive sends each client's adapted bound to the server in clear, beside updates "

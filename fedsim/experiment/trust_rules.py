@@ -6,6 +6,7 @@ Each refusal is a condition of the theorem in docs/trust_models.md that fails.
 from collections.abc import Iterator
 
 from fedsim.clients.settings import LocalSettings, PrivacySettings, SgdSettings
+from fedsim.experiment.client_unit_rules import check_client_unit
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.text import KeyPath
 from fedsim.secagg.settings import SecureAggregationSettings
@@ -42,6 +43,8 @@ def check_trust(
     """
     if (privacy.trust, privacy.unit) not in BUILT:
         yield ("privacy", "trust"), f"{privacy.trust} with unit {privacy.unit} is not built yet"
+    if privacy.unit == "client":
+        yield from check_client_unit(privacy, federation)
     if privacy.trust == "local":
         return
     if privacy.trust == "distributed":

@@ -11,12 +11,15 @@ from dataclasses import replace
 
 from fedsim.accountant.trust.noise_shares import NoiseNeed, NoiseShares
 from fedsim.clients.budget.client_privacy import ClientPrivacy
+from fedsim.clients.budget.mechanism import Mechanism
 from fedsim.clients.budget.noise_search import calibrate_noise
 from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
 from fedsim.clients.budget.sum_part import SumPart
+from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.experiment import Experiment
 from fedsim.noise.grid import DEVIATION, MAX_DRAW
-from fedsim.protocol.noisy_sums import SumPlan
+from fedsim.protocol.noisy_sums import CLIP_COUNT, SumPlan
 from fedsim.server.aggregation.weights import ClientWeights
 
 
@@ -27,8 +30,10 @@ def sum_scale(own: ClientPrivacy, plan: PrivacyPlan, weight: int, lr: float) -> 
         own: the client's privacy settings.
         plan: its plan.
         weight: its weight.
-        lr: learning rate of the one local step.
+        lr: learning rate of the one local step; it says nothing where the unit is the client.
     """
+    if plan.update is not None:
+        return weight * own.privacy.clip_norm
     return weight * lr / plan.step.expected_lot * own.privacy.clip_norm
 
 
@@ -63,7 +68,7 @@ def share_noise(
         for own, plan, weight in zip(client_privacy, plans, weights.values, strict=True)
     ]
     needs = [
-        NoiseNeed(scale, plan.step.noise_multiplier, _against_server(own, plan))
+        NoiseNeed(scale, _needed_noise(plan), _against_server(own, plan))
         for scale, own, plan in zip(scales, client_privacy, plans, strict=True)
     ]
     try:
@@ -81,19 +86,46 @@ def share_noise(
         )
     part = SumPart(shares.honest, adds_noise=distributed)
     shared = tuple(
-        replace(
-            plan, step=replace(plan.step, noise_multiplier=shares.own_multiplier(scale)), part=part
-        )
-        if scale
-        else plan
+        replace(plan, release=_with_share(plan, shares, scale), part=part) if scale else plan
         for scale, plan in zip(scales, plans, strict=True)
     )
-    largest = max(_largest_integer(plan) for plan in shared if plan.part is not None)
-    return shared, SumPlan(
-        unit=-shares.share / DEVIATION,  # a step goes against the gradient
-        bound=largest + (MAX_DRAW if distributed else 0),
-        shapes=shapes,
-        server_noise=not distributed,
+    parts = [plan for plan in shared if plan.part is not None]
+    update = parts[0].update
+    return shared, _sum_plan(
+        SumPlan(
+            unit=-shares.share / DEVIATION,  # a step goes against the gradient
+            bound=max(map(_largest_integer, parts)) + (MAX_DRAW if distributed else 0),
+            shapes=shapes,
+            server_noise=not distributed,
+        ),
+        update,
+    )
+
+
+def _needed_noise(plan: PrivacyPlan) -> float:
+    """Return z_k of the values of a release, beside the bit that a learnt bound needs."""
+    return plan.step.noise_multiplier if plan.update is None else plan.update.update_noise
+
+
+def _with_share(plan: PrivacyPlan, shares: NoiseShares, scale: float) -> Mechanism:
+    """Return a client's release with its share of the noise."""
+    own = shares.own_multiplier(scale)
+    if plan.update is None:
+        return replace(plan.step, noise_multiplier=own)
+    return plan.update.with_share(own, shares.honest)
+
+
+def _sum_plan(sums: SumPlan, update: UpdateMechanism | None) -> SumPlan:
+    """Return the plan of a sum for whole updates, or for steps where there are none."""
+    if update is None:
+        return sums
+    if update.count_noise is None:
+        return replace(sums, unit=-sums.unit)
+    return replace(
+        sums,
+        unit=-sums.unit / update.max_update_norm,  # at S = 1
+        shapes={**sums.shapes, CLIP_COUNT: (1,)},
+        count_unit=update.count_step,
     )
 
 
@@ -104,7 +136,7 @@ def _against_server(own: ClientPrivacy, plan: PrivacyPlan) -> float:
         return 0.0
     try:
         wanted = calibrate_noise(
-            plan.step.sampling,
+            PoissonSampling(1.0) if plan.update is not None else plan.step.sampling,
             plan.planned_steps,
             target_epsilon=limit,
             delta=plan.delta,
@@ -113,10 +145,12 @@ def _against_server(own: ClientPrivacy, plan: PrivacyPlan) -> float:
         )
     except ValueError as error:
         raise PrivacyBudgetError(f"privacy.fallback_epsilon cannot be met: {error}") from error
-    return plan.step.with_effective_noise(wanted).noise_multiplier
+    return (plan.update or plan.step).with_effective_noise(wanted).noise_multiplier
 
 
 def _largest_integer(plan: PrivacyPlan) -> int:
     """Return the largest |integer| of a client's clipped sum, rounded up."""
+    if plan.update is not None:
+        return plan.update.largest_integer
     step = plan.step
     return math.ceil(step.largest_lot / step.noise_multiplier * DEVIATION * 1.001) + 1

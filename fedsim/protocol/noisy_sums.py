@@ -26,6 +26,7 @@ class SumPlan:
         bound: largest |integer| of one client in one coordinate, with its noise.
         shapes: shape of each trained tensor by name, in the order of the model.
         server_noise: whether the server adds the noise, one draw for the sum; else the clients do.
+        count_unit: length of a step of the grid of `CLIP_COUNT`; None where no bound is learnt.
         divisor: a public number in place of the weights of those who came, where their number is
             secret; None elsewhere.
     """
@@ -35,3 +36,4 @@ class SumPlan:
     shapes: Mapping[str, tuple[int, ...]]
     server_noise: bool
     divisor: float | None = None
+    count_unit: float | None = None

@@ -1,0 +1,76 @@
+"""Rules of the unit `client`: keys that belong to examples, and what would reveal a client's size.
+
+Each refusal is a condition of docs/client_unit.md that fails.
+"""
+
+from collections.abc import Iterator
+
+from fedsim.clients.settings import PrivacySettings
+from fedsim.experiment.messages import PathMessage
+from fedsim.server.settings import FederationSettings
+
+_WHY = "with unit: client nothing is released of single examples"
+# Keys of the section that act on examples: the values that are allowed, and the fix.
+_EXAMPLE_KEYS: dict[str, tuple[tuple[object, ...], str]] = {
+    "sampling": (("poisson",), "remove sampling: local training draws batches as without privacy"),
+    "sampling_rate": ((None,), "remove sampling_rate; local.batch_size sets the batches"),
+    "noise_correlation": (("none",), "remove noise_correlation"),
+    "declared_examples": ((None,), "remove declared_examples: no size of a client is used"),
+    "clipping": (("flat", "adaptive"), "use clipping: flat or adaptive, of the whole update"),
+}
+_EXAMPLE_KEYS_OF_CLIENTS = ("max_grad_norm", "sampling_rate")
+
+
+def check_client_unit(
+    privacy: PrivacySettings, federation: FederationSettings | None
+) -> Iterator[PathMessage]:
+    """Yield (path, message) for every setting that whole updates have no theorem for.
+
+    Args:
+        privacy: the `privacy` section, with unit client.
+        federation: the `federation` section; None if it has mistakes.
+    """
+    for key, (allowed, fix) in _EXAMPLE_KEYS.items():
+        if getattr(privacy, key) not in allowed:
+            yield ("privacy", key), f"{_WHY}; {fix}"
+    for name, entry in privacy.clients.items():
+        for key in _EXAMPLE_KEYS_OF_CLIENTS:
+            if getattr(entry, key) is not None or key in entry.columns:
+                yield (
+                    ("privacy", "clients", name),
+                    f"{key} acts on examples, and {_WHY}; remove it: all clients have one "
+                    "max_update_norm",
+                )
+    if privacy.adjacency == "add_remove" and privacy.trust != "central":
+        yield (
+            ("privacy", "adjacency"),
+            f"with trust: {privacy.trust} the server sees who takes part, so no client can be "
+            "added or removed unseen; use zero_out or replace_one, or trust: central",
+        )
+    if privacy.clipping == "adaptive" and privacy.fallback_epsilon is not None:
+        yield (
+            ("privacy", "fallback_epsilon"),
+            "has no share of the noise planned for the bit that adaptive clipping learns from; use "
+            "clipping: flat, or remove fallback_epsilon",
+        )
+    if federation is not None:
+        yield from _check_weights(privacy, federation)
+
+
+def _check_weights(
+    privacy: PrivacySettings, federation: FederationSettings
+) -> Iterator[PathMessage]:
+    """Check that no weight depends on what a client has."""
+    weights = federation.weights
+    if weights.uses_sizes:
+        other = ", size_power: 0" if weights.name == "noise" else ""
+        yield (
+            ("federation", "weighting"),
+            f"'{weights.name}' would reveal client sizes, which are part of what unit: client "
+            f"protects; use weighting: uniform{other}",
+        )
+    elif privacy.clipping == "adaptive" and not weights.is_uniform:
+        yield (
+            ("federation", "weighting"),
+            "adaptive clipping counts every client once; use weighting: uniform, or clipping: flat",
+        )
