@@ -81,7 +81,7 @@ class SharedModel:
         Args:
             released: integers (size,), in float64.
             request: the global model that the client started from; its kind is the result's.
-            count: integer of the bit from which the bound of updates is learnt; None: there is none.
+            count: integer of the bit that the bound of updates is learnt from; None: there is none.
         """
         whole = released.astype(np.int64)
         values = {

@@ -6,13 +6,13 @@ Each refusal is a condition of the theorem in docs/trust_models.md that fails.
 from collections.abc import Iterator
 
 from fedsim.clients.settings import LocalSettings, PrivacySettings, SgdSettings
-from fedsim.experiment.client_unit_rules import check_client_unit
 from fedsim.experiment.messages import PathMessage
+from fedsim.experiment.privacy_rules.client_unit import check_client_unit
 from fedsim.experiment.text import KeyPath
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import FederationSettings
 
-BUILT = frozenset({("local", "example"), ("local", "client")})  # (trust, unit)
+BUILT = frozenset({("local", "example")})  # (trust, unit)
 
 # Of secure aggregation: the grid of the noise takes their place in a noisy sum.
 _GRID_KEYS = (

@@ -1,0 +1,1 @@
+"""Rules of the `privacy` section that have a page of proofs of their own."""
