@@ -57,7 +57,7 @@ def plan_digest(
 
 
 def _facts(plan: PrivacyPlan) -> list[str | int | None]:
-    numbers = (plan.delta, plan.step.sampling.sampling_rate, plan.step.noise_multiplier)
+    numbers = (plan.delta, plan.release.sampling_rate, plan.release.noise_multiplier)
     return [plan.examples, plan.steps_to_take, *map(_text, numbers)]
 
 
