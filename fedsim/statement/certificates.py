@@ -23,9 +23,9 @@ OBSERVER_NAMES: Mapping[Observer, str] = {
 
 _CONDITIONS = {
     "pinned_keys": "the keys of helpers and clients are not pinned, so parties can be made up",
-    "opened_once": "an upload is not bound to one run, round, model and client set",
-    "agreed_plan": "clients do not check the plan of the noise by a policy of their own",
-    "fixed_set": "the client set of a sum is not fixed before uploads are known",
+    "opened_once": "no helper keeps an upload from two sums, or its noise can be repeated",
+    "agreed_plan": "uploads are not bound to a plan of the noise that each client checks",
+    "fixed_set": "the client set of a sum may depend on values of uploads",
 }
 
 
@@ -171,8 +171,9 @@ class ActiveServerSentence(Sentence):
         if not unmet:
             return (
                 "The guarantee against an observer of sums covers a server that departs from the "
-                "protocol: keys are pinned, every upload is bound to one run, round, model and "
-                "client set and enters one sum, and every client checks the plan of the noise."
+                "protocol: keys are pinned, every upload is bound to one run, round, model, client "
+                "set and plan of the noise, and enters one sum. Every client must hold the plan "
+                "that its operator reviewed, which no file of the server proves."
             )
         return (
             "The guarantee against an observer of sums is for a server that follows the protocol. "

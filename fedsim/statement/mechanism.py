@@ -1,6 +1,5 @@
 """The mechanism of one step, its sampling and its accounting."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,6 +66,8 @@ class DpSgdSentence(Sentence):
         if clipping == "adaptive":
             noise, adaptation = "of standard deviation above z · C", _ADAPTATION
             bound = "initial C"
+        if facts.trust.trust == "distributed":
+            noise += f" / √{facts.trust.honest_clients}"
         adds = _ADDS.get(facts.trust.trust, _ADDS["local"]).format(noise=noise)
         return (
             f"In each step every per-example gradient is {how}, {adds}, and the result is divided "
@@ -107,12 +108,14 @@ class ClientUpdateSentence(Sentence):
         if facts.mechanism is not None and facts.mechanism.clipping in COUNTING_CLIPPINGS:
             adapted, bound = _CLIENT_ADAPTATION, "initial S"
         size = "not recorded" if bounds is None else range_text(bounds)
+        shared = facts.trust.trust == "distributed"
+        share = f" / √{facts.trust.honest_clients}" if shared else ""
         return (
             "A client trains with any number of steps and clips its whole update (new model minus "
             f"global model) to L2 norm S. Then {_ADDS_TO_UPDATE.get(facts.trust.trust, '')} "
-            f"Gaussian noise of standard deviation z · S.{adapted} A round is one release: local "
-            "training has no noise, and its result leaves the client in this form only. Here z = "
-            f"{range_text(self.values['noise_multiplier'])}, {bound} = {size}, "
+            f"Gaussian noise of standard deviation z · S{share}.{adapted} A round is one release: "
+            "local training has no noise, and its result leaves the client in this form only. Here "
+            f"z = {range_text(self.values['noise_multiplier'])}, {bound} = {size}, "
             f"{_counts(self.values['rounds'], 'round')}."
         )
 
@@ -140,21 +143,16 @@ class SharedNoiseSentence(Sentence):
             f"A sum has the noise of at least {count_text(honest, 'honest client')}, with equal "
             "standard deviations on one public grid: integers add up exactly, and nothing is "
             "clipped after the noise. Against an observer of sums, the noise multiplier of a "
-            f"client is therefore {range_text((low, high))}, which is √{honest} times that of its "
-            "own share. Weights act before the grid. The charge is that of the smallest sum that "
+            f"client is z = {range_text((low, high))}, √{honest} times that of its own share. "
+            "Weights act before the grid. The charge is that of the smallest sum that "
             "may be opened, however many clients came."
         )
 
     @property
     def values(self) -> Mapping[str, Any]:
         """Range of the noise multipliers against an observer of sums, and the honest clients."""
-        clients = [client for client in self.facts.clients if client.has_charges]
-        factor = math.sqrt(self.facts.trust.honest_clients)
-        noises = [factor * client.noise_multiplier for client in clients]
-        return {
-            "noise_multiplier": _range(noises),
-            "honest_clients": self.facts.trust.honest_clients,
-        }
+        noise = _ranges(self.facts, ("noise_multiplier",))["noise_multiplier"]
+        return {"noise_multiplier": noise, "honest_clients": self.facts.trust.honest_clients}
 
 
 class CorrelationSentence(Sentence):

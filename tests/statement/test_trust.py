@@ -41,7 +41,7 @@ def client(trust: str, unit: str, *, rate: float | None = None) -> dict[str, Any
         "epsilon": claimed.epsilon_with_slack(DELTA),
         "epsilon_rdp": claimed.epsilon_with_slack(DELTA, "rdp"),
         "target_epsilon": None,
-        "noise_multiplier": SHARE,
+        "noise_multiplier": SHARE * (FACTOR if trust == "distributed" else 1.0),
         "sampling_rate": RATE,
         "max_grad_norm": 1.0,
         "rounds": ROUNDS,

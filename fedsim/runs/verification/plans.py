@@ -6,18 +6,20 @@ were computed anew.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from fedsim.accountant import Event, Gaussian, JointGaussian
+from fedsim.accountant import Event, Gaussian, JointGaussian, PrivacyLedger
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.budget.client_privacy import ClientPrivacy, Table, resolve_client_privacy
-from fedsim.clients.budget.mechanism import Mechanism
 from fedsim.clients.budget.plan import PrivacyPlan, plan_privacy
 from fedsim.clients.client_settings import OwnPrivacySettings
+from fedsim.clients.dp_sgd.sampling import Charges
 from fedsim.clients.settings import PrivacySettings
+from fedsim.federation.client_weights import client_weights
+from fedsim.federation.noise_shares import share_noise
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.server.participation import Participation
 from fedsim.statement.privacy_file import PrivateClientRow
@@ -49,20 +51,30 @@ def plan_problems(files: RunFiles) -> Iterator[str]:
         clients_per_round=experiment.federation.clients_per_round,
     )
     adapted = {} if files.state is None else files.state.clip_norms
-    for row, own, planned_rounds in zip(rows, terms, rounds, strict=True):
+    for row, own, plan in zip(rows, terms, _plans(files, terms, rounds), strict=True):
         if _is_unreadable(settings, own):
             continue
-        plan = plan_privacy(
-            own.privacy,
-            experiment.local,
-            examples=row["examples"] or 0,
-            planned_rounds=planned_rounds,
-        )
         clip_norm = adapted.get(row["client"], plan.release.adapted_clip_norm)
         for what in _against_plan(row, own, plan, clip_norm):
             yield f"client {row['client']}: {what}"
         for what in _against_steps(row, plan, files.journal):
             yield f"client {row['client']}: {what}"
+
+
+def _plans(
+    files: RunFiles, terms: Sequence[ClientPrivacy], rounds: Sequence[int]
+) -> tuple[PrivacyPlan, ...]:
+    """Return the plan of every client, with its part of the noise of a sum where there are sums."""
+    experiment, settings = files.experiment, files.experiment.privacy
+    sizes = [row["examples"] or 0 for row in files.rows]
+    plans = tuple(
+        plan_privacy(own.privacy, experiment.local, examples=size, planned_rounds=planned_rounds)
+        for own, size, planned_rounds in zip(terms, sizes, rounds, strict=True)
+    )
+    if settings is None or settings.trust == "local":
+        return plans
+    weights = client_weights(experiment, sizes, plans, takes_weights=True)
+    return share_noise(experiment, terms, plans, weights, {})[0]
 
 
 def unread_tables(files: RunFiles) -> Iterator[str]:
@@ -78,19 +90,20 @@ def _against_plan(
     row: PrivateClientRow, own: ClientPrivacy, plan: PrivacyPlan, clip_norm: float | None
 ) -> Iterator[str]:
     planned: dict[str, Any] = {
-        "examples": plan.examples,
+        "examples": plan.examples if own.privacy.unit == "example" else None,
         "delta": plan.delta,
         "target_epsilon": plan.target_epsilon,
         "sampling_rate": plan.release.sampling_rate,
-        "max_grad_norm": own.privacy.clip_norm,
+        "max_grad_norm": own.privacy.max_grad_norm,
+        "max_update_norm": own.privacy.max_update_norm,
         "group": own.group,
         "clip_norm": clip_norm,
     }
     for name, value in planned.items():
         if row.get(name) != value:
             yield f"{name} is {row.get(name)} in privacy.json and {value} by experiment.yaml"
-    noise, recorded = plan.release.noise_multiplier, row["noise_multiplier"]
-    if own.privacy.noise_multiplier is not None:
+    noise, recorded = plan.noise_multiplier, row["noise_multiplier"]
+    if own.privacy.noise_multiplier is not None and plan.part is None:
         right = recorded == noise
     else:  # the plan, made without a model, has the effective one
         right = noise * (1.0 - _CALIBRATED) <= recorded <= noise * (1.0 + _GRID)
@@ -100,7 +113,9 @@ def _against_plan(
 
 def _against_steps(row: PrivateClientRow, plan: PrivacyPlan, journal: FileJournal) -> Iterator[str]:
     """Yield the first record of a client that is not the next charge of its plan."""
-    step: Mechanism = replace(cast(Any, plan.release), noise_multiplier=row["noise_multiplier"])
+    factor = 1.0 if plan.part is None else plan.part.noise_factor
+    noise = row["noise_multiplier"] / factor
+    plan = replace(plan, release=replace(cast(Any, plan.release), noise_multiplier=noise))
     taken = 0
     for charge in journal.history(row["client"]):
         where = f"the record of round {charge.round_number}"
@@ -109,17 +124,21 @@ def _against_steps(row: PrivateClientRow, plan: PrivacyPlan, journal: FileJourna
         if charge.steps != steps:
             yield f"{where} has {charge.steps} steps, and experiment.yaml plans {steps}"
             return
-        planned = step.charges(taken, charge.steps)
-        if not _same_charges(charge.ledger.entries, planned):
+        if not _same_charges(charge.ledger, plan.charges(taken, charge.steps)):
             yield f"{where} is not the charge that experiment.yaml plans"
+            return
+        if not _same_charges(charge.against_server, plan.server_charges(taken, charge.steps)):
+            yield f"{where} is not the charge against the server that experiment.yaml plans"
             return
         taken += charge.steps
 
 
-def _same_charges(entries: tuple[tuple[Event, int], ...], planned: list[tuple[Event, int]]) -> bool:
-    return len(entries) == len(planned) and all(
+def _same_charges(ledger: PrivacyLedger | None, planned: Charges | None) -> bool:
+    if ledger is None or planned is None:
+        return ledger is None and planned is None
+    return len(ledger) == len(planned) and all(
         count == other and _same_event(event, plan)
-        for (event, count), (plan, other) in zip(entries, planned, strict=True)
+        for (event, count), (plan, other) in zip(ledger.entries, planned, strict=True)
     )
 
 
