@@ -191,3 +191,45 @@ def _plans(
             client_privacy, data.clients.sizes, participation.planned_rounds(), strict=True
         )
     )
+
+
+def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
+    """Return a federation with the plans of other privacy settings, for the same data and model.
+
+    Its model is not checked again, so it is good for plans and not for training.
+
+    Args:
+        federation: an assembled one.
+        loaded: its experiment with another trust model, unit or budget.
+
+    Raises:
+        ValueError: no noise meets the settings; the message names the setting and the fix.
+    """
+    experiment, data = loaded.experiment, federation.data
+    shared_model = federation.shared_model
+    participation = Participation.of(
+        experiment.federation, num_clients=len(data.clients), seed=experiment.seed
+    )
+    client_privacy = _client_privacy(loaded, len(data.clients))
+    if client_privacy is None:
+        raise ValueError("there is nothing to plan without privacy")
+    plans = _plans(client_privacy, experiment, data, participation, federation.gradients)
+    strategy = checked_strategy(experiment, federation.model, loaded.base)
+    weights = client_weights(
+        experiment, data.clients.sizes, plans, takes_weights=strategy.takes_weights
+    )
+    sums = None
+    if _has_noisy_sums(experiment):
+        plans, sums = share_noise(
+            experiment, client_privacy, plans, weights, shared_model.trained_shapes
+        )
+    return replace(
+        federation,
+        experiment=experiment,
+        participation=participation,
+        client_privacy=client_privacy,
+        plans=plans,
+        weights=weights,
+        secure=secure_channel(experiment, federation.model.state_dict(), weights, sums),
+        sums=sums,
+    )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
-from fedsim.clients.budget.affordable_steps import affordable_steps, epsilon_of_steps
+from fedsim.accountant.search import largest_count
 from fedsim.clients.budget.plan import (
     PrivacyBudgetError,
     PrivacyPlan,
@@ -20,6 +20,7 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.batch_sizes import full_batch_note
 from fedsim.federation.budget_check import last_round, refuse_overspending
 from fedsim.federation.federation import Federation
+from fedsim.planning.cells import PlannedCell, plan_cells, planned_epsilon
 
 _MAX_CURVE_POINTS = 12  # of each client's curve
 _MAX_PLANNED_RUNS = 100  # a budget that affords this many runs counts as unlimited
@@ -89,6 +90,7 @@ class Plan:
         variations: the projection of that client with one setting changed each.
         refusal: the reason why `fedsim run` refuses the plan; None if it does not.
         note: a line about clients smaller than a batch; None without one.
+        cells: the experiment in every trust model and unit.
     """
 
     target_epsilon: float | None
@@ -97,6 +99,7 @@ class Plan:
     variations: tuple[Variation, ...]
     refusal: str | None = None
     note: str | None = None
+    cells: tuple[PlannedCell, ...] = ()
 
     @property
     def delta(self) -> float:
@@ -125,6 +128,7 @@ class Plan:
             "median_client": self.median_client,
             "refusal": self.refusal,
             "note": self.note,
+            "cells": [cell.to_json() for cell in self.cells],
             "variations": [
                 {**vars(variation), "epsilon": finite_or_none(variation.epsilon)}
                 for variation in self.variations
@@ -159,6 +163,7 @@ def plan_experiment(loaded: LoadedExperiment) -> Plan:
         variations=tuple(_variations(federation, terms[median].privacy, middle, rounds[median])),
         refusal=_refusal(federation),
         note=full_batch_note(loaded.experiment, federation.data.clients.sizes),
+        cells=plan_cells(loaded, federation),
     )
 
 
@@ -185,7 +190,7 @@ def _plan_client(federation: Federation, client: int, rounds: int) -> PlannedCli
         client=client,
         examples=plan.examples,
         sampling_rate=plan.release.sampling_rate,
-        noise_multiplier=plan.release.noise_multiplier,
+        noise_multiplier=plan.noise_multiplier,
         rounds=rounds,
         delta=plan.delta,
         target_epsilon=plan.target_epsilon,
@@ -203,25 +208,19 @@ def _affordable_rounds(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) 
         return None
     if plan.release.correlation is not None:  # charged for these rounds, and for no others
         return plan.steps_to_take // steps
-    most = affordable_steps(
-        plan.release,
-        _MAX_PLANNED_RUNS * max(plan.planned_steps, steps),
-        target_epsilon=plan.target_epsilon,
-        delta=plan.delta,
-        accountant=privacy.accountant,
-        adjacency=privacy.adjacency,
+    limit = _MAX_PLANNED_RUNS * max(plan.planned_steps, steps)
+    if _epsilon(plan, privacy, limit) <= plan.target_epsilon:
+        return None
+    most = largest_count(
+        lambda count: _epsilon(plan, privacy, count),
+        plan.target_epsilon,
+        start=max(1, plan.steps_to_take),
     )
-    return None if most >= _MAX_PLANNED_RUNS * max(plan.planned_steps, steps) else most // steps
+    return most // steps
 
 
 def _epsilon(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> float:
-    return epsilon_of_steps(
-        plan.release,
-        steps,
-        delta=plan.delta,
-        accountant=privacy.accountant,
-        adjacency=privacy.adjacency,
-    )
+    return planned_epsilon(plan, privacy, plan.charges(0, steps))
 
 
 def _variations(

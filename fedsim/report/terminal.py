@@ -21,6 +21,7 @@ from fedsim.federation.batch_sizes import full_batch_note
 from fedsim.federation.client_weights import ignored_weighting
 from fedsim.federation.federation import Federation
 from fedsim.planning.projection import Plan, PlannedClient
+from fedsim.report.cells_table import print_cells
 from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.lines import print_sentence
 from fedsim.report.tables import figure_table, print_table
@@ -308,6 +309,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
             one.change, f"{one.noise_multiplier:.4g}", str(one.steps), epsilon_text(one.epsilon)
         )
     print_table(console, changes)
+    print_cells(plan.cells, console)
     goal = "" if plan.target_epsilon is None else f" (target {plan.target_epsilon:g})"
     print_sentence(
         console,
