@@ -13,8 +13,8 @@ from fedsim.statement.sentence import clients_text, count_text, range_text
 _NOISE = {"client": "each client", "share": "each a share", "server": "the server"}
 _KEY = (
     "* as in the file; z: noise multiplier in the client's own bound; ε: the largest of any "
-    "client, against who sees each upload (server), sums alone, or global models alone; trusted: no noise "
-    "protects from this observer"
+    "client, against who sees each upload (server), sums alone, or global models alone; trusted: "
+    "no noise protects from this observer"
 )
 
 
