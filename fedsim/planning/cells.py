@@ -188,10 +188,10 @@ def _epsilons(plan: PrivacyPlan, privacy: PrivacySettings) -> dict[str, float]:
     steps = plan.steps_to_take
     claimed = planned_epsilon(plan, privacy, plan.charges(0, steps))
     place = OBSERVERS.index(_CLAIMED_AGAINST[privacy.trust])
-    found = dict.fromkeys(OBSERVERS[place:], claimed)
+    found: dict[str, float] = dict.fromkeys(OBSERVERS[place:], claimed)
     against_server = plan.server_charges(0, steps)
     if against_server is not None:
-        found = {"server": planned_epsilon(plan, privacy, against_server), **found}
+        found["server"] = planned_epsilon(plan, privacy, against_server)
     return found
 
 
