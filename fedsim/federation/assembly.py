@@ -196,7 +196,7 @@ def _plans(
 def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
     """Return a federation with the plans of other privacy settings, for the same data and model.
 
-    Its model is not checked again, so it is good for plans and not for training.
+    Its model and its secure aggregation stay as they are, so it is good for plans alone.
 
     Args:
         federation: an assembled one.
@@ -230,6 +230,5 @@ def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
         client_privacy=client_privacy,
         plans=plans,
         weights=weights,
-        secure=secure_channel(experiment, federation.model.state_dict(), weights, sums),
         sums=sums,
     )

@@ -164,8 +164,8 @@ def _changes(privacy: PrivacySettings, trust: str, unit: str) -> dict[str, Any]:
 
 
 def _planned(federation: Federation, *, is_own: bool) -> PlannedCell:
-    plans, terms = federation.plans or (), federation.client_privacy or ()
-    privacy = terms[0].privacy
+    plans, terms = list(federation.plans or ()), list(federation.client_privacy or ())
+    trust, unit = terms[0].privacy.trust, terms[0].privacy.unit
     clients = tuple(
         CellClient(number, plan.step.noise_multiplier, _epsilons(plan, own.privacy))
         for number, (plan, own) in enumerate(zip(plans, terms, strict=True))
@@ -173,13 +173,13 @@ def _planned(federation: Federation, *, is_own: bool) -> PlannedCell:
     )
     parts = [plan.part for plan in plans if plan.part is not None]
     return PlannedCell(
-        trust=privacy.trust,
-        unit=privacy.unit,
+        trust=trust,
+        unit=unit,
         is_own=is_own,
         clients=clients,
         delta=max(plan.delta for plan in plans),
-        honest=parts[0].honest if privacy.trust == "distributed" and parts else None,
-        strictest=() if privacy.trust == "local" else _strictest(federation, clients),
+        honest=parts[0].honest if trust == "distributed" and parts else None,
+        strictest=() if trust == "local" else _strictest(federation, clients),
     )
 
 
