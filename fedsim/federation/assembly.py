@@ -113,9 +113,6 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
     weights = client_weights(
         experiment, data.clients.sizes, plans, takes_weights=strategy.takes_weights
     )
-    shared_model = SharedModel(
-        model, parameters=None if gradients is None else gradients.parameters
-    )
     sums = None
     if client_privacy is not None and plans is not None and _has_noisy_sums(experiment):
         plans, sums = share_noise(
@@ -213,7 +210,7 @@ def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
     client_privacy = _client_privacy(loaded, len(data.clients))
     if client_privacy is None:
         raise ValueError("there is nothing to plan without privacy")
-    plans = _plans(client_privacy, experiment, data, participation, federation.gradients)
+    plans = _plans(client_privacy, experiment, data, participation, shared_model.parameters)
     strategy = checked_strategy(experiment, federation.model, loaded.base)
     weights = client_weights(
         experiment, data.clients.sizes, plans, takes_weights=strategy.takes_weights

@@ -167,7 +167,7 @@ def _planned(federation: Federation, *, is_own: bool) -> PlannedCell:
     plans, terms = list(federation.plans or ()), list(federation.client_privacy or ())
     trust, unit = terms[0].privacy.trust, terms[0].privacy.unit
     clients = tuple(
-        CellClient(number, plan.step.noise_multiplier, _epsilons(plan, own.privacy))
+        CellClient(number, plan.release.noise_multiplier, _epsilons(plan, own.privacy))
         for number, (plan, own) in enumerate(zip(plans, terms, strict=True))
         if plan.planned_steps
     )
