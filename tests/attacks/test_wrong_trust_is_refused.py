@@ -1,0 +1,189 @@
+"""Every combination without a theorem is refused at validation, by its key and with its fix.
+
+Each case is one change to a sound experiment of a cell. All messages must be at the key of the
+change, with its place in the file, and one of them must name the fix.
+"""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedsim.experiment import load_experiment, trust_rules
+from fedsim.experiment.errors import ExperimentError
+
+LOCAL: dict[str, Any] = {
+    "name": "cell",
+    "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 10}},
+    "model": {"name": "logistic"},
+    "federation": {"rounds": 3},
+    "local": {"steps": 1, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.5}},
+    "privacy": {"target_epsilon": 2.0, "delta": 1e-3, "max_grad_norm": 0.5},
+}
+SECURE = {"min_clients": 8, "aggregators": 2}
+DISTRIBUTED = {
+    **LOCAL,
+    "privacy": {**LOCAL["privacy"], "trust": "distributed"},
+    "secure_aggregation": SECURE,
+}
+CENTRAL = {**LOCAL, "privacy": {**LOCAL["privacy"], "trust": "central"}}
+CELLS = {"local": LOCAL, "distributed": DISTRIBUTED, "central": CENTRAL}
+MOMENTUM = {"name": "sgd", "lr": 0.5, "momentum": 0.9}
+
+# Cell, key, wrong value, key of the message, words of its fix.
+CASES: dict[str, tuple[str, str, Any, str, str]] = {
+    "two local steps": ("distributed", "local.steps", 2, "local.steps", "use more rounds"),
+    "two local steps, central": ("central", "local.steps", 2, "local.steps", "use more rounds"),
+    "momentum inside the client": (
+        "distributed", "local.optimizer", MOMENTUM, "local.optimizer", "strategy: fedavgm",
+    ),
+    "momentum inside the client, central": (
+        "central", "local.optimizer", MOMENTUM, "local.optimizer", "strategy: fedavgm",
+    ),
+    "weight decay": (
+        "distributed",
+        "local.optimizer",
+        {"name": "sgd", "lr": 0.5, "weight_decay": 0.1},
+        "local.optimizer",
+        "must be sgd without",
+    ),
+    "another optimizer": (
+        "distributed", "local.optimizer", {"name": "adam", "lr": 0.1}, "local.optimizer", "sgd",
+    ),
+    "no helper": (
+        "distributed", "secure_aggregation", None, "privacy.trust", "add secure_aggregation",
+    ),
+    "uploads in clear": (
+        "distributed",
+        "secure_aggregation.protocol",
+        "quantized",
+        "secure_aggregation.protocol",
+        "use additive",
+    ),
+    "as many colluders as clients": (
+        "distributed",
+        "privacy.colluding_clients",
+        8,
+        "privacy.colluding_clients",
+        "raise min_clients",
+    ),
+    "no smallest sum": (
+        "distributed",
+        "secure_aggregation",
+        {"aggregators": 2},
+        "secure_aggregation",
+        "needs min_clients in the file",
+    ),
+    "a policy for values out of range": (
+        "distributed",
+        "secure_aggregation.range_policy",
+        "clip",
+        "secure_aggregation.range_policy",
+        "remove range_policy",
+    ),
+    "values clipped after noise": (
+        "distributed",
+        "secure_aggregation.value_bound",
+        0.5,
+        "secure_aggregation.value_bound",
+        "remove value_bound",
+    ),
+    "another grid": (
+        "distributed",
+        "secure_aggregation.frac_bits",
+        20,
+        "secure_aggregation.frac_bits",
+        "remove frac_bits",
+    ),
+    "a bound of each client": (
+        "distributed", "privacy.clipping", "adaptive", "privacy.clipping", "use flat or automatic",
+    ),
+    "bounds of layers": (
+        "distributed", "privacy.clipping", "per_layer", "privacy.clipping", "use flat or automatic",
+    ),
+    "shuffled lots": (
+        "distributed", "privacy.sampling", "shuffle", "privacy.sampling", "use poisson",
+    ),
+    "shuffled lots, central": (
+        "central", "privacy.sampling", "shuffle", "privacy.sampling", "use poisson",
+    ),
+    "clients that leave": (
+        "distributed",
+        "privacy.on_exhausted",
+        "withdraw",
+        "privacy.on_exhausted",
+        "use on_exhausted: refuse",
+    ),
+    "private sizes": (
+        "distributed",
+        "privacy.adjacency",
+        "add_remove",
+        "privacy.adjacency",
+        "use zero_out or replace_one",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = frozenset((t, u) for t in CELLS for u in ("example", "client"))
+    monkeypatch.setattr(trust_rules, "BUILT", cells)
+
+
+def changed(cell: str, key: str, value: Any) -> dict[str, Any]:
+    content = deepcopy(CELLS[cell])
+    *parents, last = key.split(".")
+    section: Any = content
+    for name in parents:
+        section = section[name]
+    if value is None:
+        del section[last]
+    else:
+        section[last] = value
+    if value == "add_remove":
+        content["privacy"]["declared_examples"] = 100
+    return content
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_cell_itself_is_sound(cell: str) -> None:
+    load_experiment(CELLS[cell])
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_condition_that_fails_is_named_with_its_fix(
+    case: tuple[str, str, Any, str, str], tmp_path: Path
+) -> None:
+    cell, key, value, path, fix = case
+    file = tmp_path / "e.yaml"
+    file.write_text(yaml.safe_dump(changed(cell, key, value)))
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(file)
+    problems = caught.value.problems
+    assert {".".join(map(str, one.path)) for one in problems} == {path}, str(caught.value)
+    assert any(fix in one.message for one in problems)
+    for one in problems:
+        assert one.line is not None
+        assert one.column is not None
+        assert "\n" not in one.message
+
+
+LOCAL_CASES = [
+    "two local steps", "momentum inside the client",
+    "a policy for values out of range", "shuffled lots",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOCAL_CASES)
+def test_local_trust_needs_none_of_this(name: str) -> None:
+    """The refusals are of the sums' theorem: a client that adds all its noise may do these."""
+    _, key, value, _, _ = CASES[name]
+    section = key.split(".")[0]
+    content = deepcopy(LOCAL)
+    if section == "secure_aggregation":
+        content[section] = {**SECURE, key.split(".")[1]: value}
+    else:
+        content[section] = {**content[section], key.split(".")[1]: value}
+    load_experiment(content)
