@@ -106,7 +106,7 @@ def test_every_upload_is_within_the_public_bound(values: str, trust: str, tmp_pa
     codec = PayloadCodec.of_integers(whole.sums.shapes, bound=whole.sums.bound, num_clients=3)
     for row in found.astype(np.int64):
         (shape,) = whole.sums.shapes.values()
-        arrays = dict.fromkeys(whole.sums.shapes, row.reshape(shape))
+        arrays = {name: row.reshape(shape) for name in whole.sums.shapes}
         encoded = codec.encode(arrays, reference=None, weight=1)
         assert np.array_equal(encoded.view(np.int64)[: row.size], row)
 

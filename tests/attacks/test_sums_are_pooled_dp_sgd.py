@@ -17,6 +17,7 @@ import torch
 from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
+from fedsim.accountant import Gaussian, PoissonSampled
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.streams import StreamKey
@@ -148,7 +149,8 @@ def test_five_shares_are_pooled_dp_sgd(noise: str, tmp_path: Path) -> None:
     check_law(pooled)
     for rows in (slice(0, 1), slice(1, 20)):
         both = (shares[:, rows].ravel(), pooled[:, rows].ravel())
-        assert stats.ks_2samp(*both, method="asymp").pvalue > FALSE_ALARM
+        result: Any = stats.ks_2samp(*both, method="asymp")
+        assert result.pvalue > FALSE_ALARM
 
 
 @pytest.mark.parametrize("factor", [0.9, pytest.param(0.97, marks=pytest.mark.slow)])
@@ -198,6 +200,8 @@ def test_both_events_with_dp_accounting(clients: int, colluding: int, tmp_path: 
     ):
         ((event, count),) = charges or []
         assert count == ROUNDS
+        assert isinstance(event, PoissonSampled)
+        assert isinstance(event.event, Gaussian)
         ideal = dp_accounting.PoissonSampledDpEvent(RATE, dp_accounting.GaussianDpEvent(z))
         own = dp_accounting.PoissonSampledDpEvent(
             event.sampling_rate, dp_accounting.GaussianDpEvent(event.event.noise_multiplier)
