@@ -148,7 +148,9 @@ def _guarantee_card(contents: RunContents) -> Card:
 
 
 def _examples(contents: RunContents) -> str:
-    sizes = [spend["examples"] for spend in contents.clients]
+    sizes = [spend["examples"] for spend in contents.clients if spend["examples"] is not None]
+    if not sizes:
+        return "each protected as a whole"
     # Under add/remove the true sizes are private, and none of the files has them.
     what = "declared examples" if contents.privacy["adjacency"] == "add_remove" else "examples"
     if min(sizes) == max(sizes):

@@ -121,13 +121,16 @@ def _headline(federation: Federation) -> list[str]:
     delta = delta_text(max(plan.delta for plan in federation.plans))
     target = experiment.privacy.target_epsilon if experiment.privacy else None
     goal = f"target ε = {target:g}" if target is not None else "given noise"
-    return [first, f"DP-SGD in every client: {goal} at δ = {delta}, noise multiplier {noise}"]
+    what = "DP-SGD in every client" if experiment.clips_examples else "whole updates of clients"
+    return [first, f"{what}: {goal} at δ = {delta}, noise multiplier {noise}"]
 
 
 def _sizes(federation: Federation) -> str:
     privacy = federation.experiment.privacy
     if privacy is not None and privacy.adjacency == "add_remove":
         return f"{privacy.declared_examples:,} declared examples each"
+    if privacy is not None and privacy.unit == "client":
+        return "private numbers of examples"
     return f"{range_text(federation.data.clients.sizes)} examples"
 
 
@@ -168,10 +171,20 @@ def _privacy_table(contents: RunContents) -> Table:
     one_delta = len({spend["delta"] for spend in clients}) == 1
     budgets = any(spend["target_epsilon"] is not None for spend in clients)
     left = any(spend.get("withdrawn_round") is not None for spend in clients)
+    has_sizes = all(spend["examples"] is not None for spend in clients)
     sizes = "declared" if contents.privacy["adjacency"] == "add_remove" else "examples"
     table = figure_table(
         "Privacy spent by each client",
-        ["client", sizes, "z", "rounds", "steps", *["δ"] * (not one_delta), "ε", "ε (RDP)"]
+        [
+            "client",
+            *[sizes] * has_sizes,
+            "z",
+            "rounds",
+            "steps",
+            *["δ"] * (not one_delta),
+            "ε",
+            "ε (RDP)",
+        ]
         + ["budget"] * budgets
         + ["left"] * left,
     )
@@ -180,7 +193,7 @@ def _privacy_table(contents: RunContents) -> Table:
     for spend in shown:
         table.add_row(
             str(spend["client"]),
-            str(spend["examples"]),
+            *[str(spend["examples"])] * has_sizes,
             f"{spend['noise_multiplier']:.4g}",
             str(spend["rounds"]),
             str(spend["steps"]),
