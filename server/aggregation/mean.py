@@ -139,6 +139,5 @@ def _all_finite(values: np.ndarray) -> bool:
 
 
 def _cast(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    if np.issubdtype(dtype, np.floating):
-        return value.astype(dtype)
-    return np.rint(value).astype(dtype)
+    rounded = value if np.issubdtype(dtype, np.floating) else np.rint(value)
+    return np.asarray(rounded, dtype=dtype)  # a mean without dimensions is no array

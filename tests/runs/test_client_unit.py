@@ -1,0 +1,160 @@
+"""Whole updates as releases: a run, its check, its replay, its resume, and every engine."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import nn
+
+from fedsim.accountant import Gaussian
+from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.clients.budget.plan import PrivacyBudgetError
+from fedsim.experiment import load_experiment
+from fedsim.experiment.errors import ExperimentError
+from fedsim.federation.assembly import assemble
+from fedsim.federation.federation import Federation
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.replay import replay_run
+from fedsim.runs.runner import run_experiment
+from fedsim.runs.verification import verify_run
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "updates",
+    "data": {
+        "dataset": "digits",
+        "partition": {"scheme": "dirichlet", "num_clients": 8, "alpha": 0.5, "min_examples": 5},
+    },
+    "model": {"name": "mlp", "args": {"hidden": [8]}},
+    "federation": {"rounds": 2, "clients_per_round": 6},
+    "local": {
+        "steps": 4,
+        "batch_size": 8,
+        "optimizer": {"name": "adam", "lr": 0.01},
+    },
+    "privacy": {"unit": "client", "target_epsilon": 10.0, "delta": "auto", "max_update_norm": 0.5},
+}
+
+
+def federation_of(ledger: Path | None = None, **overrides: Any) -> Federation:
+    return assemble(load_experiment(EXPERIMENT, overrides=overrides), ledger=ledger)
+
+
+def run(path: Path, **options: Any) -> Path:
+    return run_experiment(EXPERIMENT, out=path, **options).path
+
+
+def test_a_round_is_one_release_and_nothing_else_leaves(tmp_path: Path) -> None:
+    path = run(tmp_path / "r")
+    privacy = json.loads((path / "privacy.json").read_text())
+    assert (privacy["trust"], privacy["unit"], privacy["sampling"]) == ("local", "client", None)
+    assert privacy["private"]
+    assert "everything that client k has" in privacy["statement"]
+    assert {row["examples"] for row in privacy["clients"]} == {None}
+    assert {row["delta"] for row in privacy["clients"]} == {1e-2}  # a tenth of 1 / 8, rounded down
+    assert privacy["system_epsilon"] <= 10.0
+    journal = FileJournal(path / "ledger.jsonl")
+    charges = [charge for client in journal.clients() for charge in journal.history(client)]
+    assert len(charges) == 12
+    for charge in charges:
+        ((event, count),) = charge.ledger.entries
+        assert isinstance(event, Gaussian)
+        assert (count, charge.steps) == (1, 1)
+    assert verify_run(RunDirectory.open(path)).problems == ()
+
+
+def test_rounds_are_budgeted_client_by_client(tmp_path: Path) -> None:
+    plans = federation_of(**{"privacy.clients": {"3": {"target_epsilon": 2.0}}}).plans
+    assert plans is not None
+    assert {plan.planned_steps for plan in plans} <= {1, 2}
+    two = [plan for plan in plans if plan.planned_steps == 2]
+    own = plans[3].noise_multiplier
+    assert all(own > 1.5 * plan.noise_multiplier for plan in two if plan is not plans[3])
+    with pytest.raises(PrivacyBudgetError, match="at most 1 of 2 rounds"):
+        run_experiment(
+            EXPERIMENT,
+            overrides={"privacy.noise_multiplier": 0.7, "privacy.target_epsilon": 6.0},
+            out=tmp_path / "r",
+        )
+
+
+def test_sizes_of_clients_shape_no_block() -> None:
+    federation = federation_of()
+    blocks = federation.block_plan.blocks(1)
+    assert max(map(len, blocks)) > 1
+    assert len({federation.tile_rows(block) for block in blocks if len(block) > 1}) == 1
+    whole = federation_of(**{"local.batch_size": "full"}).block_plan
+    assert {len(block) for block in whole.blocks(1)} == {1}  # a lot tells n
+
+
+@pytest.mark.slow
+def test_a_run_is_computed_again_and_resumes_as_it_began(tmp_path: Path, stop_after) -> None:
+    whole = run(tmp_path / "whole")
+    assert replay_run(RunDirectory.open(whole)).problems == ()
+    run(tmp_path / "part", observer=stop_after(1))
+    run(tmp_path / "part", resume=True)
+    for name in ("model.safetensors", "privacy.json"):
+        assert (tmp_path / "part" / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ray", "flower"])
+def test_engines_agree(tmp_path: Path, engine: str, assert_close_runs) -> None:
+    local = run(tmp_path / "local")
+    other = run(tmp_path / engine, overrides={"runtime.engine": engine, "runtime.workers": 2})
+    assert_close_runs(local, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "secure", [{"protocol": "additive", "aggregators": 2}, {"protocol": "secagg"}]
+)
+def test_secure_sums_of_models_are_as_in_clear(
+    tmp_path: Path, secure: dict[str, Any], assert_close_runs
+) -> None:
+    hidden = run(tmp_path / "s", overrides={"secure_aggregation": {**secure, "min_clients": 2}})
+    assert_close_runs(run(tmp_path / "r"), hidden)
+    assert verify_run(RunDirectory.open(hidden)).problems == ()
+
+
+def batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
+
+
+@pytest.mark.slow
+def test_only_trained_values_are_released(tmp_path: Path) -> None:
+    path = run(
+        tmp_path / "r",
+        overrides={"model.name": f"{__name__}:batch_norm", "model.args": {}, "local.cohort": "off"},
+    )
+    values = load_file(path / "model.safetensors")
+    before = batch_norm().state_dict()
+    for name in ("2.running_mean", "2.running_var", "2.num_batches_tracked"):
+        assert torch.equal(torch.from_numpy(values[name]), before[name])
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"privacy.sampling": "shuffle"}, "privacy.sampling: with unit: client"),
+    ({"privacy.sampling_rate": 0.1}, "privacy.sampling_rate: with unit: client"),
+    ({"privacy.clipping": "per_layer"}, "use clipping: flat or adaptive"),
+    ({"privacy.clipping": "automatic"}, "use clipping: flat or adaptive"),
+    ({"privacy.declared_examples": 5}, "no size of a client is used"),
+    ({"privacy.adjacency": "add_remove"}, "zero_out or replace_one, or trust: central"),
+    ({"federation.weighting": "examples"}, "would reveal client sizes"),
+    ({"federation.weighting": "noise"}, "size_power: 0"),
+    ({"privacy.clients": {"1": {"max_grad_norm": 1.0}}}, "all clients have one max_update_norm"),
+    ({"privacy.max_grad_norm": 1.0}, "use max_update_norm"),
+    ({"evaluation": {"holdout": 0.2}}, "remove evaluation"),
+    (
+        {"secure_aggregation": {"protocol": "additive", "aggregators": 2, "metrics": {"loss": 9}}},
+        "remove metrics",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG)
+def test_what_has_no_theorem_is_refused_with_its_fix(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        load_experiment(EXPERIMENT, overrides=change)
