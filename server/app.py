@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
@@ -16,10 +17,13 @@ from flwr.serverapp import Grid, ServerApp
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.channel import client_channel
+from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.server.aggregation.aggregator import AggregationResult
+from fedsim.server.aggregation.aggregator import AggregationResult, Aggregator
+from fedsim.server.aggregation.integer_sum import IntegerSum
+from fedsim.server.aggregation.noisy_sum import NoisySum, ServerNoise
 from fedsim.server.aggregation.strategies import Strategy
 from fedsim.server.aggregation.weights import ClientWeights, uniform_weights
 from fedsim.server.client_ledgers import ClientLedgers
@@ -33,7 +37,7 @@ from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.server.settings import FederationSettings
 from fedsim.server.state import ServerState
 from fedsim.server.timeline import Timeline
-from fedsim.server.train_round import TrainRound, TrainSetup
+from fedsim.server.train_round import ChargeRound, TrainRound, TrainSetup
 
 Metrics = Mapping[str, float]
 
@@ -66,6 +70,25 @@ class SecureAggregationSetup:
     codec: PayloadCodec
     opened_sums: OpenedSums = field(default_factory=OpenedSums)
     plan: str = ""
+
+
+@dataclass(frozen=True)
+class NoisySumSetup:
+    """What the server needs where clients send parts of noisy sums.
+
+    Attributes:
+        plan: the grid, the divisor and who adds the noise.
+        noise: the server's noise.
+        opened_sums: record of the sums that got noise, also of earlier processes of the run.
+        tied: names of the model that share the values of another name.
+        charge_round: charges every client for a round, where participation is secret.
+    """
+
+    plan: SumPlan
+    noise: ServerNoise
+    opened_sums: OpenedSums = field(default_factory=OpenedSums)
+    tied: Mapping[str, str] = field(default_factory=dict)
+    charge_round: ChargeRound | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +128,7 @@ def make_server_app(
     evaluation: ClientEvaluation | None = None,
     upload_tags: UploadTags | None = None,
     weights: ClientWeights | None = None,
+    noisy_sum: NoisySumSetup | None = None,
 ) -> ServerApp:
     """Return the ServerApp that runs the whole federation.
 
@@ -125,6 +149,7 @@ def make_server_app(
         evaluation: evaluation on clients' held-out examples; None: there is none.
         upload_tags: makes the tags of uploads; None: they are not recorded.
         weights: the weights of all clients; None: equal ones.
+        noisy_sum: the noisy sums that clients send parts of; None: they send models.
 
     The app raises FederationError when a node is missing, and RoundError when clients of a round
     failed and fewer than `settings.min_participants` updates came, when a client would reuse noise,
@@ -137,11 +162,15 @@ def make_server_app(
         helpers = 0 if secure is None else secure.settings.helpers
         roll = whole_roll(grid, participation.num_clients, helpers, patience=patience)
         planned = uniform_weights(participation.num_clients) if weights is None else weights
-        aggregator = (
-            strategy.aggregator(planned)
-            if secure is None
-            else _secure_aggregator(secure, planned, roll)
-        )
+        aggregator: Aggregator[Any]
+        if secure is not None:
+            aggregator = _secure_aggregator(secure, planned, roll)
+        elif noisy_sum is not None:
+            aggregator = IntegerSum(noisy_sum.plan, num_clients=participation.num_clients)
+        else:
+            aggregator = strategy.aggregator(planned)
+        if noisy_sum is not None:
+            aggregator = _noisy_sum(aggregator, noisy_sum, planned, participation)
         name = settings.strategy_settings.name
         logger.info("%s over %d clients, %s", name, len(roll.clients), aggregator.name)
         setup = RoundSetup(
@@ -155,6 +184,7 @@ def make_server_app(
                 settings.deadline,
                 upload_tags,
                 planned,
+                None if noisy_sum is None else noisy_sum.charge_round,
             ),
             evaluate=evaluate,
             evaluation=evaluation,
@@ -206,7 +236,7 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
             )
     with timeline.part("account"):
         epsilon = _largest_epsilon(setup.train.ledgers, train.failed)
-    return after, RoundReport(
+    report = RoundReport(
         round_number=after.round_number,
         metrics=metrics,
         participants=tuple(train.participants),
@@ -224,6 +254,8 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
         evaluates=setup.evaluation is not None,
         evaluation=evaluation,
     )
+    is_secret = setup.train.participation.is_secret
+    return after, report.without_participants() if is_secret else report
 
 
 def check_end_of_run(report: RoundReport) -> None:
@@ -283,6 +315,23 @@ def _secure_aggregator(
         helpers={helper: node for node, helper in roll.helpers.items()},
         opened_sums=secure.opened_sums,
         plan=secure.plan,
+    )
+
+
+def _noisy_sum(
+    sums: Aggregator[Any],
+    setup: NoisySumSetup,
+    weights: ClientWeights,
+    participation: Participation,
+) -> NoisySum:
+    return NoisySum(
+        sums,
+        setup.plan,
+        weights,
+        setup.noise,
+        opened_sums=setup.opened_sums,
+        secret=participation.is_secret,
+        tied=setup.tied,
     )
 
 

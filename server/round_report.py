@@ -2,8 +2,8 @@
 
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, TypedDict
 
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.protocol.messages import Withdrawal
@@ -142,6 +142,23 @@ class RoundReport:
     evaluation: EvaluationResult | None = None
     uploads: Mapping[int, str] = field(default_factory=dict)
     model_digest: str = ""
+
+    def without_participants(self) -> Self:
+        """Return the report for everybody but the server, where participation is secret.
+
+        It names no client, and has no times: they grow with the number of participants.
+        """
+        return replace(
+            self,
+            participants=(),
+            failed=(),
+            withdrawn=(),
+            shortened={},
+            uploads={},
+            clip_norms={},
+            seconds=0.0,
+            timeline={},
+        )
 
     def to_json(self) -> RoundRow:
         """Return the round's line of `rounds.jsonl`; infinite and NaN values are None."""

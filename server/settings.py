@@ -57,6 +57,16 @@ class WeightingSettings(Settings):
         return self
 
 
+class ParticipationSettings(Settings):
+    """`federation.participation`: how the clients of a round are drawn."""
+
+    scheme: Literal["uniform", "poisson"] = Field(
+        default="uniform",
+        description="uniform: clients_per_round clients, each set as likely as another; poisson: "
+        "each client on its own, with probability clients_per_round / number of clients",
+    )
+
+
 class FederationSettings(Settings):
     """`federation:` in an experiment file."""
 
@@ -66,6 +76,9 @@ class FederationSettings(Settings):
         ge=1,
         le=MAX_CLIENTS,
         description="clients that train in a round; null: all of them",
+    )
+    participation: ParticipationSettings = Field(
+        default=ParticipationSettings(), description="how the clients of a round are drawn"
     )
     deadline: float | None = Field(
         default=None,

@@ -5,7 +5,7 @@ report with the reason (`TrainRound.aggregate`). Its charge stays in its account
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,9 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
+from fedsim.protocol.arrays import digest
 from fedsim.protocol.channel import TrainAnswer
+from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ENDS_RUN, ProtocolError
 from fedsim.protocol.exchange import NO_REPLY, ClientError
 from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
@@ -35,6 +37,9 @@ from fedsim.server.state import ServerState
 
 logger = logging.getLogger(__name__)
 
+ChargeRound = Callable[[int, str], Sequence[ClientSpend]]
+"""(round, digest of its global model) -> the spend of every client, all charged on disk."""
+
 
 @dataclass(frozen=True)
 class TrainSetup:
@@ -49,6 +54,8 @@ class TrainSetup:
         deadline: simulated seconds after which a reply comes too late; None: never.
         upload_tags: makes the tags of uploads; None: they are not recorded.
         weights: the weights of all clients, which requests announce; None: they announce none.
+        charge_round: charges every client for a round before it begins, where participation is
+            secret; None: clients charge themselves.
     """
 
     participation: Participation
@@ -59,6 +66,7 @@ class TrainSetup:
     deadline: float | None = None
     upload_tags: UploadTags | None = None
     weights: ClientWeights | None = None
+    charge_round: ChargeRound | None = None
 
     @cached_property
     def nodes(self) -> Mapping[int, int]:
@@ -116,8 +124,9 @@ class TrainRound:
             grid: for the aggregator, which may have to ask helpers first.
         """
         state, setup = self._state, self._setup
-        scheduled = setup.participation.in_round(self.round_number)
-        asked = tuple(client for client in scheduled if client not in state.withdrawn)
+        self._charge_all()
+        drawn = setup.participation.draw(self.round_number)
+        asked = tuple(client for client in drawn if client not in state.withdrawn)
         try:
             offer = setup.aggregator.begin(self.round_number, state.arrays, asked, grid)
         except RoundAbortedError as error:
@@ -194,9 +203,11 @@ class TrainRound:
     def _take(self, client: int, answer: TrainAnswer) -> None:
         aggregator, deadline = self._setup.aggregator, self._setup.deadline
         if isinstance(answer, ClientError):
-            if answer.code in ENDS_RUN:
+            # No client of a secret round may end it: the end would show that it was drawn.
+            ends_run = answer.code in ENDS_RUN and not self._is_secret
+            if ends_run:
                 self._end_of_run = answer.reason
-            self._skip(client, answer.reason, ends_run=answer.code in ENDS_RUN)
+            self._skip(client, answer.reason, ends_run=ends_run)
             return
         try:
             if isinstance(answer, Withdrawal):
@@ -250,18 +261,34 @@ class TrainRound:
         self._fail(client, reason, ends_run=ends_run)
 
     def _fail(self, client: int, reason: str, *, ends_run: bool = False) -> None:
-        logger.info("client %d failed: %s", client, reason)
+        if not self._is_secret:
+            logger.info("client %d failed: %s", client, reason)
         self.failed.append(Failure(client, reason, ends_run))
 
     def _withdraw(self, client: int, withdrawal: Withdrawal) -> None:
         if withdrawal.client != client:
             raise ProtocolError(f"the withdrawal is of client {withdrawal.client}")
+        if self._is_secret:
+            raise ProtocolError("a client cannot withdraw where participation is secret")
         logger.info("client %d withdrew: %s", client, withdrawal.reason)
         self.withdrawn.append(withdrawal)
 
+    @property
+    def _is_secret(self) -> bool:
+        return self._setup.participation.is_secret
+
+    def _charge_all(self) -> None:
+        """Charge every client for the round where clients do not charge themselves."""
+        setup = self._setup
+        if setup.charge_round is None:
+            return
+        for spend in setup.charge_round(self.round_number, digest(self._state.arrays)):
+            if setup.ledgers is not None:
+                setup.ledgers.record(spend)
+
     def _record_privacy(self, client: int, answer: ClientAnswer) -> None:
         ledgers = self._setup.ledgers
-        if ledgers is None:
+        if ledgers is None or self._setup.charge_round is not None:
             return
         if answer.spend is None:
             raise ProtocolError("the reply carries no record of the client's spend")

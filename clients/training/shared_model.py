@@ -46,6 +46,16 @@ class SharedModel:
         self.noise_states = NoiseStates()
         self._fixed_values: list[tuple[Tensor, Tensor]] = []
 
+    @property
+    def tied_names(self) -> dict[str, str]:
+        """The first name of each tied tensor, by its further names."""
+        first: dict[tuple[int, int], str] = {}
+        owners = {
+            name: first.setdefault((place.start, place.stop), name)
+            for name, (place, _) in self._places.items()
+        }
+        return {name: owner for name, owner in owners.items() if owner != name}
+
     def load(self, arrays: ArrayRecord) -> str:
         """Make `arrays` the global model of the clients, and return its digest.
 

@@ -43,10 +43,12 @@ class Purpose(IntEnum):
     PROBE = 15  # seed of the streams of a probe before round 1
     PERSONALIZATION = 16  # seed of the streams of personal models
     VIEWS = 17  # random views of examples
+    SERVER_NOISE = 18  # noise that the server adds to a sum
     STEP_NOISE = 19  # fresh noise of a step of correlated noise; the step in place of the round
     ROUNDING = 20  # stochastic rounding of secure aggregation
     REQUEST_DIGEST = 21  # no stream: the key of the digests in a client's charges
     UPLOAD_TAG = 22  # no stream: the key of the tags of uploads
+    SUM_DIGEST = 23  # no stream: the key of the digests of sums before the server's noise
     FEATURES = 30  # directions of random Fourier features, by their public seed
 
 

@@ -17,6 +17,7 @@ from fedsim.core.limits import MAX_LEDGER_RECORDS
 from fedsim.data.catalog import DATASETS, SHAPES
 from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.experiment.messages import PathMessage, validation_messages
+from fedsim.experiment.participation_rules import check_poisson_draws
 from fedsim.experiment.references import check_data_file, check_name, check_table, check_weights
 from fedsim.experiment.text import KeyPath, value_text
 from fedsim.experiment.trust_rules import check_trust
@@ -62,6 +63,10 @@ def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
     if sections.federation is not None:
         yield from _check_strategy(sections.federation, base)
     yield from _check_participation(sections)
+    if sections.federation is not None:
+        yield from check_poisson_draws(
+            sections.federation, sections.privacy, sections.secure_aggregation
+        )
     yield from _check_weighting(sections)
     yield from _check_sampling_rate(sections)
     yield from _check_budgets(sections)
@@ -167,11 +172,14 @@ def _check_participation(sections: Sections) -> Iterator[PathMessage]:
         rule = f"must be <= data.partition.num_clients ({value_text(clients)})"
         yield path, f"{rule}, got {value_text(per_round)}"
     rounds = sections.federation.rounds
-    records = rounds * (per_round or clients)
+    charged = per_round or clients
+    if sections.federation.participation.scheme == "poisson" and sections.privacy is not None:
+        charged = clients  # also those that were not drawn
+    records = rounds * charged
     if records > MAX_LEDGER_RECORDS:
         yield (
             ("federation", "rounds"),
-            f"{rounds:,} rounds of {per_round or clients:,} clients are {records:,} records of the "
+            f"{rounds:,} rounds of {charged:,} clients are {records:,} records of the "
             f"ledger, which holds at most {MAX_LEDGER_RECORDS:,}; lower rounds or "
             "clients_per_round",
         )

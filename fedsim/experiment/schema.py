@@ -87,6 +87,11 @@ class Experiment(Settings):
         return next((each.holdout for each in sections if each is not None and each.holdout), None)
 
     @property
+    def has_server_noise(self) -> bool:
+        """Whether the server adds the noise, so that a client's upload is no release."""
+        return self.privacy is not None and self.privacy.trust == "central"
+
+    @property
     def personal_models(self) -> str | None:
         """How clients make personal models; None where they make none."""
         return None if self.personalization is None else self.personalization.method

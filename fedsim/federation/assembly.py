@@ -30,6 +30,7 @@ from fedsim.federation.initial_model import (
 )
 from fedsim.federation.noise_shares import share_noise
 from fedsim.federation.plan_digest import plan_digest
+from fedsim.federation.schedule import participation_of
 from fedsim.federation.secure_setup import secure_channel
 from fedsim.federation.server_strategy import checked_strategy
 from fedsim.federation.train_metrics import check_train_metrics
@@ -86,9 +87,7 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
     model = initial_model(experiment, data, task, base=loaded.base)
     preflight(model, loss, task, data.test)
     check_views(experiment.local.views or (), data.input_shape)
-    participation = Participation.of(
-        experiment.federation, num_clients=len(data.clients), seed=experiment.seed
-    )
+    participation = participation_of(experiment, len(data.clients))
     client_privacy = _client_privacy(loaded, len(data.clients))
     model = model.to(device)
     public = public_examples(data, NUM_CHECK_EXAMPLES)

@@ -33,15 +33,17 @@ from fedsim.federation.client_tensors import ClientTensors
 from fedsim.federation.conditions import digest_conditions
 from fedsim.federation.initial_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
 from fedsim.federation.recorded_spend import RecordedSpend
+from fedsim.federation.server_charges import ServerCharges
 from fedsim.federation.server_strategy import strategy_of
 from fedsim.federation.train_metrics import TrainMetrics
 from fedsim.models.errors import ModelError
 from fedsim.models.metrics import Task, evaluate
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.protocol.upload_tags import UploadTags
+from fedsim.server.aggregation.noisy_sum import ServerNoise
 from fedsim.server.aggregation.strategies import Strategy
 from fedsim.server.aggregation.weights import ClientWeights
-from fedsim.server.app import SecureAggregationSetup, make_server_app
+from fedsim.server.app import NoisySumSetup, SecureAggregationSetup, make_server_app
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.errors import FederationError
 from fedsim.server.evaluation import ClientEvaluation
@@ -49,6 +51,7 @@ from fedsim.server.participation import Participation
 from fedsim.server.round_report import RoundReport
 from fedsim.server.secure.opened_sums import NO_OPENED_SUMS, OpenedSums
 from fedsim.server.state import ServerState
+from fedsim.server.train_round import ChargeRound
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Federation:
         loss: one value per example.
         gradients: gradients of the model under the loss; None: by torch, without privacy.
         task: targets and metrics of the loss.
-        participation: the clients of each round.
+        participation: the clients of each round, or their secret draw.
         client_privacy: privacy settings of each client; None without privacy.
         plans: privacy plan of each client; None without privacy.
         device: the device that trains.
@@ -282,9 +285,11 @@ class Federation:
             on_stop: called with the reason if the federation stops early.
             ledgers: latest ledger of every client; None without privacy.
             patience: seconds to wait for all nodes.
-            opened_sums: client sets whose secure sums were opened, on disk.
+            opened_sums: client sets of the sums that were opened, on disk.
         """
         privacy = self.experiment.privacy
+        # With central trust an upload is no release: nothing of it may be recorded.
+        tags = None if self.experiment.has_server_noise else UploadTags(self.experiment.seed)
         return make_server_app(
             settings=self.experiment.federation,
             strategy=self.strategy(),
@@ -303,9 +308,32 @@ class Federation:
                 self.secure.settings, self.secure.codec, opened_sums, self.plan_digest
             ),
             evaluation=self._evaluation(),
-            upload_tags=UploadTags(self.experiment.seed),
+            upload_tags=tags,
             weights=self.weights,
+            noisy_sum=self._noisy_sum(opened_sums),
         )
+
+    def _noisy_sum(self, opened_sums: OpenedSums) -> NoisySumSetup | None:
+        """Return what the server needs for noisy sums; None where clients send models."""
+        privacy = self.experiment.privacy
+        if self.sums is None or privacy is None:
+            return None
+        return NoisySumSetup(
+            self.sums,
+            ServerNoise(self.experiment.seed if privacy.noise == "seeded" else None),
+            opened_sums,
+            tied=self.shared_model.tied_names,
+            charge_round=self._charge_round() if self.participation.is_secret else None,
+        )
+
+    def _charge_round(self) -> ChargeRound:
+        charges = ServerCharges(
+            self.plans or (),
+            self.journal,
+            conditions=self.conditions,
+            seed=self.experiment.seed,
+        )
+        return charges.charge
 
     def _evaluation(self) -> ClientEvaluation | None:
         experiment = self.experiment
@@ -327,7 +355,7 @@ class Federation:
         """
         local, participation = self.experiment.local, self.participation
         size = 1
-        if self._trains_in_blocks:
+        if self._trains_in_blocks and participation.is_keyed:
             participants = min(participation.clients_per_round, participation.num_clients)
             values = self.shared_model.parameters.size
             size = block_size(self.model, values, participants, local.cohort)

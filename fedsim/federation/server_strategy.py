@@ -7,7 +7,12 @@ from torch import nn
 from fedsim.experiment import Experiment
 from fedsim.protocol.arrays import to_arrays
 from fedsim.server.aggregation.strategies import Strategy
-from fedsim.server.aggregation.strategy_registry import STRATEGIES, check_strategy, strategy_for
+from fedsim.server.aggregation.strategy_registry import (
+    STRATEGIES,
+    StrategyError,
+    check_strategy,
+    strategy_for,
+)
 
 
 def strategy_of(experiment: Experiment, model: nn.Module, base: Path) -> Strategy:
@@ -38,9 +43,17 @@ def checked_strategy(experiment: Experiment, model: nn.Module, base: Path) -> St
         base: the directory in which relative paths start.
 
     Raises:
-        StrategyError: as `strategy_of`, or an update fails.
+        StrategyError: as `strategy_of`, an update fails, or it has an aggregator of its own and
+            clients send parts of sums.
     """
     strategy = strategy_of(experiment, model, base)
+    trust = "local" if experiment.privacy is None else experiment.privacy.trust
+    if trust != "local" and type(strategy).aggregator is not Strategy.aggregator:
+        raise StrategyError(
+            f"federation.strategy {experiment.federation.strategy_settings.name!r} has an "
+            f"aggregator of its own, and with privacy.trust: {trust} only the sum of the "
+            "updates may be used; use another strategy, or trust: local"
+        )
     if experiment.federation.strategy_settings.name not in STRATEGIES:
         arrays = {name: value.cpu().numpy() for name, value in model.state_dict().items()}
         check_strategy(strategy, to_arrays(arrays))

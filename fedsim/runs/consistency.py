@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from fedsim.accountant.ledger.journal import Charge, FileJournal
 from fedsim.experiment import Experiment
+from fedsim.federation.schedule import participation_of
 from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import DamagedRunError
 from fedsim.runs.releases_file import Releases, read_releases
 from fedsim.runs.rounds_file import digest_of_rounds
-from fedsim.server.participation import Participation
 from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
 
@@ -91,6 +91,7 @@ def contradictions(
             yield "ledger.jsonl has records, and the experiment has no privacy"
     elif not ledger_lags:
         yield from _in_ledger(records)
+        yield from _of_all_clients(records, experiment)
 
 
 def refuse_contradictions(
@@ -140,13 +141,9 @@ def _in_rounds(
         and digest_of_rounds(directory.rounds, finished) != records.checkpoint.rounds_digest
     ):
         yield f"rounds.jsonl was changed up to round {finished}, which is in the checkpoint"
-    participation = Participation.of(
-        experiment.federation,
-        num_clients=experiment.data.partition.num_clients,
-        seed=experiment.seed,
-    )
+    participation = participation_of(experiment)
     for row in records.rows:
-        scheduled = set(participation.in_round(row["round"]))
+        scheduled = set(participation.on_record(row["round"]))
         named = [*row["participants"], *(one["client"] for one in row["failed"])]
         for client in sorted(set(named) - scheduled):
             yield f"rounds.jsonl names client {client} in round {row['round']}, which was not asked"
@@ -158,8 +155,8 @@ def _in_releases(records: RunRecords, experiment: Experiment) -> Iterator[str]:
     if not rounds <= released <= rounds + 1:
         yield f"rounds.jsonl has {rounds} rounds, and releases.jsonl {released}"
         return
-    if experiment.secure_aggregation is not None:
-        return  # the server sees no update
+    if experiment.secure_aggregation is not None or experiment.has_server_noise:
+        return  # the server sees no update, or no update is a release
     for row, releases in zip(records.rows, records.releases, strict=False):
         for client in sorted(set(row["participants"]) - releases.uploads.keys()):
             yield (
@@ -170,20 +167,32 @@ def _in_releases(records: RunRecords, experiment: Experiment) -> Iterator[str]:
 
 def _in_opening(records: RunRecords, experiment: Experiment) -> Iterator[str]:
     settings = experiment.secure_aggregation
-    if settings is None:
+    if settings is None and not experiment.has_server_noise:
         return
     if records.opening is None:
-        yield "checkpoint/opening.json is missing: it names the last opened secure sum"
+        yield "checkpoint/opening.json is missing: it names the last opened sum"
         return
-    if settings.protocol == "quantized":
+    in_clear = settings is not None and settings.protocol == "quantized"
+    if in_clear and not experiment.has_server_noise:
         return  # the server sees every update, and opens no sum
-    summed = [
-        row["round"]
-        for row in records.rows
-        if "secure_aggregation" in row and row["secure_aggregation"]["survivors"]
-    ]
+    summed = [row["round"] for row in records.rows if row["participants"]]
     if records.opening.round_number < max(summed, default=0):
         yield f"checkpoint/opening.json is older than the sum of round {max(summed)}"
+
+
+def _of_all_clients(records: RunRecords, experiment: Experiment) -> Iterator[str]:
+    """Yield the charges that the ledger lacks where every client is charged for every round."""
+    participation = participation_of(experiment)
+    if not participation.is_secret:
+        return
+    charged = {(charge.client, charge.round_number) for charge in records.charges()}
+    for row in records.rows:
+        for client in participation.charged_in(row["round"]):
+            if (client, row["round"]) not in charged:
+                yield (
+                    f"ledger.jsonl lacks the charge of client {client} in round {row['round']}: "
+                    "every client is charged for every round"
+                )
 
 
 def _in_ledger(records: RunRecords) -> Iterator[str]:

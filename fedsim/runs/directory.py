@@ -68,6 +68,7 @@ class _Opening(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
     round: int
     clients: list[int]
+    sum: str = ""
 
 
 class _Digests(RootModel[dict[str, str]]):
@@ -111,7 +112,7 @@ class RunDirectory:
             experiment: content of `experiment.yaml`.
             environment: content of `environment.json`.
             inputs: digests of the run's inputs, for `checkpoint/inputs.json`.
-            opens_sums: whether secure sums will be opened, which `checkpoint/opening.json` records.
+            opens_sums: whether sums will be opened, which `checkpoint/opening.json` records.
 
         Raises:
             RunDirectoryError: the directory is not new or empty.
@@ -334,12 +335,14 @@ class RunDirectory:
         return RunCheckpoint.read(path)
 
     def write_opening(self, opening: OpenedSum) -> None:
-        """Record the client set of the next secure sum; it replaces the previous record."""
+        """Record the client set of the next sum; it replaces the previous record."""
         content = {"round": opening.round_number, "clients": list(opening.clients)}
+        if opening.digest:
+            content["sum"] = opening.digest
         write_sealed(self.path / _OPENING, content)
 
     def read_opening(self) -> OpenedSum | None:
-        """Return the client set of the last secure sum; None without secure aggregation.
+        """Return the client set of the last opened sum; None where no sums are opened.
 
         Raises:
             DamagedRunError: the file is damaged.
@@ -347,7 +350,7 @@ class RunDirectory:
         if not (self.path / _OPENING).exists():
             return None
         found = read_sealed(self.path / _OPENING, _Opening)
-        return OpenedSum(found.round, tuple(found.clients))
+        return OpenedSum(found.round, tuple(found.clients), found.sum)
 
 
 def clients_table(

@@ -152,7 +152,7 @@ def _start(loaded: LoadedExperiment, path: Path, parts: RunParts) -> RunResult:
             experiment=dump_experiment(loaded.experiment),
             environment=describe_environment(seed=loaded.experiment.seed),
             inputs=fingerprint(federation),
-            opens_sums=federation.secure is not None,
+            opens_sums=federation.secure is not None or loaded.experiment.has_server_noise,
         )
     )
 

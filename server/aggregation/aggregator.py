@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
@@ -56,6 +57,10 @@ class AggregationResult:
         metrics: means of the declared metrics.
         clipped: values of updates that were clipped before the sum.
         clipped_metrics: clients that clipped a metric.
+        sums: exact sums, int64 by name, where clients send integers; None elsewhere, and where no
+            client is in the aggregate.
+        clip_count: the noisy count that an adaptive bound learns from, in steps of its grid; None
+            where the bound is fixed.
     """
 
     arrays: ArrayRecord | None
@@ -63,6 +68,8 @@ class AggregationResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
     clipped: int = 0
     clipped_metrics: int = 0
+    sums: Mapping[str, np.ndarray] | None = None
+    clip_count: int | None = None
 
 
 class Aggregator(ABC, Generic[A]):

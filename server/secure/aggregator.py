@@ -31,7 +31,7 @@ from fedsim.server.secure.rounds import (
 
 
 class SecureAggregator(Aggregator[SealedReply]):
-    """The weighted mean of updates of which the server sees only the sum.
+    """The weighted mean of updates of which the server sees only the sum, or the sum itself.
 
     Guarantee: a round ends with the exact mean over the clients in the sum, or it is aborted. An
     aborted round names its error and leaves the model unchanged. Every run, a resumed one too, has
@@ -99,9 +99,7 @@ class SecureAggregator(Aggregator[SealedReply]):
                     f"{self._settings.min_clients}; nobody was asked",
                     round_number=round_number,
                 )
-            values = to_numpy(arrays)
-            self._codec.layout.check(values)
-            self._reference = values if self._settings.payload == "delta" else None
+            self._reference = None if self._codec.is_integers else self._checked(arrays)
             context = RoundContext(
                 run_id=self._run_id,
                 round_nonce=os.urandom(NONCE_BYTES),
@@ -144,7 +142,9 @@ class SecureAggregator(Aggregator[SealedReply]):
         """Continue the round without a client; it is not in the sum."""
 
     def finish(self) -> AggregationResult:
-        """Open the sum and return the aggregated model; no model if no upload was added.
+        """Open the sum and return the aggregated model, or the sums where clients send integers.
+
+        There is neither if no upload was added.
 
         Raises:
             RoundAbortedError: the sum cannot be opened, or has other weights than the plan.
@@ -164,16 +164,25 @@ class SecureAggregator(Aggregator[SealedReply]):
         lost = secure_round.lost_clients()
         self._check_weight(decoded.weight, self._added - lost.keys())
         return AggregationResult(
-            to_arrays(decoded.arrays),
+            None if self._codec.is_integers else to_arrays(decoded.arrays),
             lost,
+            sums=decoded.arrays if self._codec.is_integers else None,
             metrics=decoded.metrics,
             clipped=decoded.clipped,
             clipped_metrics=decoded.clipped_metrics,
         )
 
+    def _checked(self, arrays: ArrayRecord) -> NamedArrays | None:
+        """Return the model that is added to decoded changes; None where clients send parameters."""
+        values = to_numpy(arrays)
+        self._codec.layout.check(values)
+        return values if self._settings.payload == "delta" else None
+
     def _check_weight(self, weight: int, clients: Collection[int]) -> None:
         """Check the total weight in a sum against the plan; single weights are masked."""
-        planned = sum(self._weights.values[client] for client in clients)
+        planned = len(clients)
+        if not self._codec.is_integers:  # their weights are in the integers
+            planned = sum(self._weights.values[client] for client in clients)
         if weight != planned:
             raise RoundAbortedError(
                 f"the weights in the sum of {len(clients)} clients add up to {weight:,}, and their "

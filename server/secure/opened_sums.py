@@ -1,5 +1,7 @@
 """The record of opened sums: each round opens one client set only, even after a crash.
 
+A sum is opened by the parties of secure aggregation, or by a server that adds its noise to it.
+
 The difference of two sums of one round reveals updates of single clients. A run that died after its
 server got a sum repeats the round when it resumes, under a new run id and with fresh secrets.
 Clients repeat their answers, but others may drop out. Helpers know a round by its run id and cannot
@@ -14,10 +16,18 @@ from fedsim.secagg.errors import AlreadyAnsweredError
 
 @dataclass(frozen=True)
 class OpenedSum:
-    """A round and the client set of its sum."""
+    """A round and the client set of its sum.
+
+    Attributes:
+        round_number: the round.
+        clients: the clients in the sum; none where participation is secret.
+        digest: keyed digest of the sum before the server's noise; empty where the server adds no
+            noise, or noise that is never the same twice.
+    """
 
     round_number: int
     clients: tuple[int, ...]
+    digest: str = ""
 
 
 def _discard(opened: OpenedSum) -> None:
@@ -46,17 +56,19 @@ class OpenedSums:
             return None
         return frozenset(self.previous.clients)
 
-    def record_opening(self, round_number: int, clients: Iterable[int]) -> None:
+    def record_opening(self, round_number: int, clients: Iterable[int], digest: str = "") -> None:
         """Record the client set of the sum that is opened next.
 
         Args:
             round_number: number of the round, ≥ 1.
             clients: numbers of the clients in the sum.
+            digest: digest of the sum, where noise that can be repeated is added to it next.
 
         Raises:
-            AlreadyAnsweredError: the sum of another client set was opened before.
+            AlreadyAnsweredError: the sum of another client set, or another sum, was opened before.
         """
-        opened = OpenedSum(round_number, tuple(sorted(clients)))
+        before = self._digest_of(round_number)
+        opened = OpenedSum(round_number, tuple(sorted(clients)), digest or before)
         admissible = self.admissible_clients(round_number)
         if admissible is not None and admissible != set(opened.clients):
             missing = sorted(admissible - set(opened.clients))
@@ -66,7 +78,18 @@ class OpenedSums:
                 "reveal single updates. Resume when they are back, or with on_abort: skip_round",
                 round_number=round_number,
             )
+        if before and digest and digest != before:
+            raise AlreadyAnsweredError(
+                "before the run was interrupted, noise was added to another sum of the same "
+                "clients; the same noise on a second sum would reveal their difference",
+                round_number=round_number,
+            )
         self.save(opened)
+
+    def _digest_of(self, round_number: int) -> str:
+        """Return the digest of the round's sum that an earlier process opened, or no text."""
+        same = self.previous is not None and self.previous.round_number == round_number
+        return self.previous.digest if same and self.previous is not None else ""
 
 
 NO_OPENED_SUMS = OpenedSums()

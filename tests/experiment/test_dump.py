@@ -119,6 +119,8 @@ model:
 federation:
   rounds: 4
   clients_per_round: 10
+  participation:
+    scheme: uniform
   deadline: null
   min_participants: 1
   strategy: fedavg

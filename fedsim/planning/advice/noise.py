@@ -20,9 +20,9 @@ from fedsim.clients.settings import PrivacySettings
 from fedsim.experiment import Experiment
 from fedsim.federation.client_tables import read_client_tables
 from fedsim.federation.federation import Federation
+from fedsim.federation.schedule import participation_of
 from fedsim.planning.advice.candidates import FULL, Candidate
 from fedsim.planning.advice.facts import PublicFacts
-from fedsim.server.participation import Participation
 
 Floats = NDArray[np.float64]
 
@@ -82,9 +82,7 @@ def planned_clients(experiment: Experiment, federation: Federation) -> tuple[Pla
     if privacy is None:
         raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
     sizes = federation.data.clients.sizes
-    rounds = Participation.of(
-        experiment.federation, num_clients=len(sizes), seed=experiment.seed
-    ).planned_rounds()
+    rounds = participation_of(experiment, len(sizes)).planned_rounds()
     terms = resolve_client_privacy(
         privacy,
         num_clients=len(sizes),

@@ -58,11 +58,13 @@ class ReplayChannel:
         channel: reaches all clients.
         rounds: the recorded rounds, from the first.
         failures: receives what clients that trained again raised, by client.
+        is_secret: whether the record names no participant, so that every drawn client trains.
     """
 
     channel: ClientChannel
     rounds: Sequence[RecordedRound]
     failures: dict[int, str]
+    is_secret: bool = False
 
     def train(
         self, requests: Mapping[int, TrainRequest], *, timeout: float | None
@@ -79,9 +81,9 @@ class ReplayChannel:
             client = node - FIRST_NODE
             if isinstance(answer, ClientError):
                 self.failures[client] = answer.reason
-            is_in_clear = isinstance(answer, TrainReply)
-            was_lost = client not in (recorded.uploads if is_in_clear else recorded.participants)
-            yield node, _recorded_answer(recorded, client) if was_lost else answer
+            released = recorded.uploads if isinstance(answer, TrainReply) else ()
+            came = client in (released or recorded.participants) or self.is_secret
+            yield node, answer if came else _recorded_answer(recorded, client)
 
 
 def _recorded_answer(recorded: RecordedRound, client: int) -> TrainAnswer:
@@ -101,6 +103,7 @@ class ReplayGrid(LocalGrid):
         rounds: the recorded rounds.
         failures: see `ReplayChannel`.
         is_secure: whether updates are summed in secret.
+        is_secret: see `ReplayChannel`.
     """
 
     def __init__(
@@ -112,12 +115,14 @@ class ReplayGrid(LocalGrid):
         rounds: Sequence[RecordedRound],
         failures: dict[int, str],
         is_secure: bool,
+        is_secret: bool = False,
     ) -> None:
         super().__init__(client_app, num_clients, run_id=run_id)
         self._rounds, self._failures = rounds, failures
         self._reply_type = SealedReply if is_secure else TrainReply
+        self._is_secret = is_secret
 
     def direct_channel(self) -> ReplayChannel:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the channel that asks the recorded clients."""
         channel = super().direct_channel() or MessageChannel(self, self._reply_type)
-        return ReplayChannel(channel, self._rounds, self._failures)
+        return ReplayChannel(channel, self._rounds, self._failures, self._is_secret)

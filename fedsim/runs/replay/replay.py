@@ -184,6 +184,7 @@ class _Comparison:
             rounds=self._rounds,
             failures=self._failures,
             is_secure=federation.secure is not None,
+            is_secret=federation.participation.is_secret,
         )
         app = client_app(federation, in_process=True, ledger=None, block_of=self._block_of)
         LocalEngine(grid).execute(server, app, federation.num_nodes)
@@ -220,7 +221,11 @@ class _Comparison:
         if recorded.row is not None and set(report.participants) != recorded.participants:
             yield f"{where}: the replay has other participants than rounds.jsonl"
         if recorded.releases is not None and report.model_digest != recorded.releases.model:
-            yield f"{where}: the global model is not the mean of the uploads computed again"
+            secret = self._federation.participation.is_secret
+            because = ", or a client failed: the record names none" if secret else ""
+            yield (
+                f"{where}: the global model is not the mean of the uploads computed again{because}"
+            )
 
     def _final_difference(self, state: ServerState) -> Iterator[str]:
         """Yield a difference of the last finished round's model from that in the checkpoint."""

@@ -20,8 +20,8 @@ from fedsim.clients.dp_sgd.sampling import Charges
 from fedsim.clients.settings import PrivacySettings
 from fedsim.federation.client_weights import client_weights
 from fedsim.federation.noise_shares import share_noise
+from fedsim.federation.schedule import participation_of
 from fedsim.runs.verification.run_files import RunFiles
-from fedsim.server.participation import Participation
 from fedsim.statement.privacy_file import PrivateClientRow
 
 _CALIBRATED = 1e-6  # relative: a noise multiplier that was searched for, on another machine
@@ -40,9 +40,7 @@ def plan_problems(files: RunFiles) -> Iterator[str]:
     if settings is None or files.privacy["accountant"] is None:
         return  # `environment_problems` compares the two
     rows = files.rows
-    rounds = Participation.of(
-        experiment.federation, num_clients=expected, seed=experiment.seed
-    ).planned_rounds()
+    rounds = participation_of(experiment, expected).planned_rounds()
     terms = resolve_client_privacy(
         settings,
         num_clients=expected,

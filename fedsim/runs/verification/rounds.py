@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from safetensors.numpy import load_file
 
+from fedsim.federation.schedule import participation_of
 from fedsim.protocol.arrays import to_numpy
 from fedsim.runs.consistency import contradictions
 from fedsim.runs.verification.run_files import RunFiles
@@ -21,7 +22,7 @@ def schedule_problems(files: RunFiles) -> Iterator[str]:
     yield from contradictions(files.directory, files.experiment)
     schedule, withdrawn = _schedule(files), set[int]()
     for number, row in enumerate(files.rounds, start=1):
-        asked = set(schedule.in_round(number)) - withdrawn
+        asked = set(schedule.on_record(number)) - withdrawn
         left = {one["client"] for one in row["withdrawn"]}
         answers = [*row["participants"], *(one["client"] for one in row["failed"]), *sorted(left)]
         is_whole = set(answers) == asked or (not answers and _was_given_up(row))
@@ -60,7 +61,7 @@ def charge_problems(files: RunFiles) -> Iterator[str]:
                 )
     last = len(files.rounds) + (files.summary["status"] in ("failed", "interrupted"))
     for client, number in charges:
-        if not 1 <= number <= last or client not in schedule.in_round(number):
+        if not 1 <= number <= last or client not in schedule.charged_in(number):
             yield f"client {client}: has a record of round {number}, in which it was not asked"
 
 
@@ -91,9 +92,7 @@ def _is_model_of(state: ServerState, files: RunFiles) -> bool:
 
 
 def _schedule(files: RunFiles) -> Participation:
-    experiment = files.experiment
-    num_clients = experiment.data.partition.num_clients
-    return Participation.of(experiment.federation, num_clients=num_clients, seed=experiment.seed)
+    return participation_of(files.experiment)
 
 
 def _was_given_up(row: RoundRow) -> bool:

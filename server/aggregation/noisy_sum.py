@@ -1,0 +1,232 @@
+"""The mean model of a round whose parts are integers of one grid, with the server's noise.
+
+Clients send integers; their sum is exact, in clear or by secure aggregation. With central trust the
+server then adds integer noise, one draw for the sum. All further steps are functions of the noisy
+integers: the length of a step, the divisor, the strategy.
+
+Repeated rounds: noise of the seed is keyed by the round, so a second sum with the same noise would
+reveal the difference of two sums. `OpenedSums` has, before the noise is drawn, the clients of the
+sum and a digest of it on disk. After a crash the same sum gets the same noise, or the round is
+given up. Where the crash happened does not matter: what may have been released is on record.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+
+from fedsim.core.streams import Purpose, stream_key
+from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
+from fedsim.protocol.arrays import to_arrays, to_numpy
+from fedsim.protocol.noisy_sums import CLIP_COUNT, SumPlan
+from fedsim.secagg.errors import AlreadyAnsweredError
+from fedsim.server.aggregation.aggregator import AggregationResult, Aggregator, RoundAbortedError
+from fedsim.server.aggregation.mean import InvalidUpdateError
+from fedsim.server.aggregation.weights import ClientWeights
+from fedsim.server.secure.opened_sums import NO_OPENED_SUMS, OpenedSums
+
+Integers = Mapping[str, np.ndarray]
+
+_DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True)
+class ServerNoise:
+    """The noise that a server adds to sums: one draw of each round.
+
+    Attributes:
+        seed: the experiment's seed; None: noise from the operating system, never the same twice.
+    """
+
+    seed: int | None
+
+    def source(self, round_number: int) -> NoiseSource:
+        """Return the source of a round."""
+        if self.seed is None:
+            return SecureNoise()
+        return SeededNoise(stream_key(self.seed, Purpose.SERVER_NOISE, round_number=round_number))
+
+    def digest(self, round_number: int, sums: Integers) -> str:
+        """Return a keyed digest of sums; no text where the noise cannot be repeated.
+
+        Args:
+            round_number: the round.
+            sums: int64 tensors by name, without noise.
+        """
+        if self.seed is None:
+            return ""
+        key = stream_key(self.seed, Purpose.SUM_DIGEST, round_number=round_number)
+        state = hashlib.blake2b(digest_size=_DIGEST_BYTES, key=key)
+        for name, value in sums.items():
+            state.update(f"{len(name)}:{name}{value.shape}".encode())
+            state.update(np.ascontiguousarray(value, "<i8").tobytes())
+        return state.hexdigest()
+
+
+class NoisySum(Aggregator[Any]):
+    """The weighted mean of updates that are integers of one grid.
+
+    Guarantee: with `plan.server_noise` the result is a function of Σ + Z, integers, where Z are
+    independent rounded normals of standard deviation 2²⁴, one draw for the round. The client set
+    and a digest of Σ are on disk before Z is drawn. A round whose sum differs from the recorded one
+    is given up.
+
+    Edge cases:
+
+    | case                                       | result                                       |
+    |--------------------------------------------|----------------------------------------------|
+    | no client, a public divisor                | noise over the divisor                       |
+    | no client, no divisor                      | no model: who came is public                 |
+    | weights of those who came add up to 0      | no model                                     |
+
+    Args:
+        sums: adds up the integers of the clients.
+        plan: the grid, the divisor and who adds the noise.
+        weights: the weights of all clients.
+        noise: the server's noise; unused where clients add it.
+        opened_sums: record of the sums that got noise, also of earlier processes.
+        secret: whether nobody but the server may know who takes part: the record names no client.
+        tied: names of the model that share the values of another name. One tensor has one sum and
+            one draw of noise: a second draw would reveal more of it.
+    """
+
+    def __init__(
+        self,
+        sums: Aggregator[Any],
+        plan: SumPlan,
+        weights: ClientWeights,
+        noise: ServerNoise,
+        *,
+        opened_sums: OpenedSums = NO_OPENED_SUMS,
+        secret: bool = False,
+        tied: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = f"{sums.name}, {weights.name} weights"
+        self.reply_type = sums.reply_type
+        self._sums, self._plan, self._weights = sums, plan, weights
+        self._noise, self._opened_sums, self._secret = noise, opened_sums, secret
+        self._tied = tied or {}
+        self._round_number = 0
+        self._reference: dict[str, np.ndarray] = {}
+        self._scale = 1.0
+        self._added: set[int] = set()
+
+    def begin(
+        self, round_number: int, arrays: ArrayRecord, clients: Sequence[int], grid: Grid
+    ) -> ConfigRecord | None:
+        """Begin a round; return the record of its requests beside the model.
+
+        Raises:
+            RoundAbortedError: as the aggregator of the sums.
+        """
+        self._round_number, self._added = round_number, set()
+        self._reference = to_numpy(arrays)
+        offer = self._sums.begin(round_number, arrays, clients, grid)
+        self.retried = self._sums.retried
+        return offer
+
+    def add(self, client: int, answer: Any) -> None:
+        """Add the integers of a client.
+
+        Raises:
+            InvalidUpdateError: they do not fit, or an earlier process opened the sum of this round
+                without the client.
+        """
+        admissible = None
+        if self._plan.server_noise and not self._secret:
+            admissible = self._opened_sums.admissible_clients(self._round_number)
+        if admissible is not None and client not in admissible:
+            raise InvalidUpdateError(
+                "it was not in the sum of this round that got noise before the run was "
+                "interrupted; it takes part again in the next round"
+            )
+        self._sums.add(client, answer)
+        self._added.add(client)
+
+    def skip(self, client: int) -> None:
+        """Leave a client out of the sum."""
+        self._sums.skip(client)
+
+    def finish(self) -> AggregationResult:
+        """Return the mean model from the noisy sum.
+
+        Raises:
+            RoundAbortedError: the sum cannot be opened, or another sum of this round got the noise.
+        """
+        try:
+            result = self._sums.finish()
+        finally:
+            self.retried = self._sums.retried
+        clients = self._added - result.lost.keys()
+        divisor = self._plan.divisor
+        if divisor is None:
+            divisor = float(sum(self._weights.values[client] for client in clients))
+        sums = result.sums
+        if sums is None and self._plan.divisor is not None:
+            sums = {name: np.zeros(shape, np.int64) for name, shape in self._plan.shapes.items()}
+        if sums is None or divisor == 0.0:
+            return replace(result, sums=None)
+        if self._plan.server_noise:
+            self._record(clients, sums)
+            own = {name: value for name, value in sums.items() if name not in self._tied}
+            sums = add_noise(own, self._noise.source(self._round_number))
+        return replace(
+            result,
+            arrays=to_arrays(self._mean_model(sums, divisor)),
+            sums=None,
+            clip_count=None if CLIP_COUNT not in sums else int(sums[CLIP_COUNT].item()),
+        )
+
+    def scale(self, clip_norm: float | None) -> None:
+        """Set the bound S of the next rounds' updates, where a step of the grid is S · unit."""
+        self._scale = 1.0 if clip_norm is None else clip_norm
+
+    def _record(self, clients: set[int], sums: Integers) -> None:
+        if self._secret and self._noise.seed is None:
+            return  # each attempt has clients, noise and a charge of its own
+        try:
+            self._opened_sums.record_opening(
+                self._round_number,
+                () if self._secret else clients,
+                self._noise.digest(self._round_number, sums),
+            )
+        except AlreadyAnsweredError as error:
+            raise RoundAbortedError(
+                "before the run was interrupted, noise was added to another sum of this round; the "
+                "same noise on a second sum would reveal their difference, so the round is given up"
+            ) from error
+
+    def _mean_model(self, sums: Integers, divisor: float) -> dict[str, np.ndarray]:
+        """Return the global model plus the mean update, in the types of the model."""
+        step = self._plan.unit * self._scale / divisor
+        model = dict(self._reference)
+        for name in self._plan.shapes:
+            if name != CLIP_COUNT and name not in self._tied:
+                start = self._reference[name]
+                moved = start.astype(np.float64) + step * sums[name]
+                model[name] = np.asarray(moved, dtype=start.dtype)
+        for name, owner in self._tied.items():
+            model[name] = model[owner]
+        return model
+
+
+def add_noise(sums: Integers, source: NoiseSource) -> dict[str, np.ndarray]:
+    """Return sums with one draw of noise for all tensors.
+
+    Args:
+        sums: int64 tensors by name.
+        source: of this release and no other.
+    """
+    size = sum(value.size for value in sums.values())
+    drawn = source.fill_(torch.empty(size, dtype=torch.float64)).numpy().astype(np.int64)
+    noisy, start = dict[str, np.ndarray](), 0
+    for name, value in sums.items():
+        own = drawn[start : start + value.size].reshape(value.shape)
+        noisy[name] = np.asarray(value + own)  # numpy makes a scalar of two arrays without axes
+        start += value.size
+    return noisy
