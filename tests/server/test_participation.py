@@ -75,7 +75,7 @@ def test_poisson_draws_are_independent_and_of_the_rate() -> None:
 def _law(drawn: np.ndarray, rate: float) -> float:
     """Return the p-value of the numbers of participants under the binomial law."""
     found = np.bincount(drawn.sum(axis=1), minlength=11)
-    expected = stats.binom(10, rate).pmf(np.arange(11)) * len(drawn)
+    expected = stats.binom.pmf(np.arange(11), 10, rate) * len(drawn)
     cut = 7  # rarer numbers are counted together
     found = np.append(found[:cut], found[cut:].sum())
     expected = np.append(expected[:cut], expected[cut:].sum())

@@ -118,7 +118,9 @@ def test_a_wrong_upload_is_not_in_the_sum(values: dict[str, np.ndarray], what: s
     with pytest.raises(InvalidUpdateError, match=what):
         aggregator.add(0, reply(values))
     aggregator.add(1, reply(integers(4, 0)))
-    assert to_numpy(aggregator.finish().arrays)["w"][0] == 0.0
+    arrays = aggregator.finish().arrays
+    assert arrays is not None
+    assert to_numpy(arrays)["w"][0] == 0.0
 
 
 def test_more_clients_than_int64_holds_are_refused() -> None:
