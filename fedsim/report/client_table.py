@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from fedsim.core.formatting import delta_text, epsilon_text
+from fedsim.report.certificate_words import SHORT_NAMES
 from fedsim.statement import ClientFacts, Facts
 
 MAX_CLIENTS = 200
@@ -29,6 +30,7 @@ class Column:
     heading: str
 
 
+_SERVER = "epsilon_against_server"
 COLUMNS = (
     Column("client", "client"),
     Column("examples", "examples"),
@@ -49,15 +51,17 @@ ClientRow = tuple[CellValue, ...]
 
 @dataclass(frozen=True)
 class ClientTable:
-    """Every client as text for people, in the order of `COLUMNS`.
+    """Every client as text for people, in the order of `table_columns`.
 
     Attributes:
+        columns: the columns.
         rows: all clients, in their initial order.
         shown: number of rows on a page without scripts.
         sorted_by: the column of the initial order.
         notes: all kinds of notes in the table, to filter by.
     """
 
+    columns: tuple[Column, ...]
     rows: tuple[ClientRow, ...]
     shown: int
     sorted_by: str
@@ -67,7 +71,7 @@ class ClientTable:
         """Return all clients for the script: one array for each column, safe inside `<script>`."""
         columns = [list(column) for column in zip(*self.rows, strict=True)]
         content = {
-            "keys": [column.key for column in COLUMNS],
+            "keys": [column.key for column in self.columns],
             "columns": columns,
             "sorted_by": self.sorted_by,
         }
@@ -94,8 +98,9 @@ def client_table(facts: Facts, rows: Sequence[dict[str, Any]], lost: Counter[int
     for place in order:
         notes = _notes(facts, facts.clients[place], lost)
         kinds += [kind for kind, _ in notes]
-        cells.append(_cells(facts.clients[place], rows[place], [text for _, text in notes]))
+        cells.append(_cells(facts, place, rows[place], [text for _, text in notes]))
     return ClientTable(
+        columns=table_columns(facts),
         rows=tuple(cells),
         shown=SHOWN_CLIENTS if many else len(cells),
         sorted_by="epsilon" if many else "client",
@@ -104,15 +109,24 @@ def client_table(facts: Facts, rows: Sequence[dict[str, Any]], lost: Counter[int
 
 
 def table_columns(facts: Facts) -> tuple[Column, ...]:
-    """Return the columns; without a supported ε, the headings say "reported ε"."""
-    if not facts.objections:
-        return COLUMNS
-    return tuple(
-        Column(column.key, f"reported {column.heading}")
-        if column.key in ("epsilon", "epsilon_rdp")
-        else column
-        for column in COLUMNS
-    )
+    """Return the columns, each ε with its observer where trust is not local.
+
+    Without a supported ε, the headings say "reported ε". Sizes of clients that are private have no
+    column.
+    """
+    found: list[Column] = []
+    for column in COLUMNS:
+        if column.key == "examples" and facts.protects_clients:
+            continue
+        heading = column.heading
+        if column.key == "epsilon" and facts.trust.trust != "local" and facts.trust.observers:
+            heading = f"ε ({SHORT_NAMES[facts.trust.observers[0]]})"
+        if facts.objections and column.key in ("epsilon", "epsilon_rdp"):
+            heading = f"reported {heading}"
+        found.append(Column(column.key, heading))
+        if column.key == "epsilon" and facts.trust.trust == "distributed":
+            found.append(Column(_SERVER, f"ε ({SHORT_NAMES['server']})"))
+    return tuple(found)
 
 
 def aligned_epsilon(epsilon: float | None) -> str:
@@ -124,17 +138,20 @@ def aligned_epsilon(epsilon: float | None) -> str:
     return text + ("" if "." in text else ".") + "0" * (4 - digits)
 
 
-def _cells(client: ClientFacts, row: dict[str, Any], notes: list[str]) -> ClientRow:
+def _cells(facts: Facts, place: int, row: dict[str, Any], notes: list[str]) -> ClientRow:
+    client = facts.clients[place]
     target = client.target_epsilon
+    second = (aligned_epsilon(row.get(_SERVER)),) if facts.trust.trust == "distributed" else ()
     return (
         client.client,
-        client.examples,
+        *(() if facts.protects_clients else (client.examples,)),
         f"{client.sampling_rate:#.4g}",
         f"{client.noise_multiplier:#.4g}",
         client.rounds,
         client.steps,
         delta_text(client.delta),
         aligned_epsilon(client.epsilon),
+        *second,
         aligned_epsilon(row.get("epsilon_rdp")),
         _NOTHING if target is None else f"{target:g}",
         "; ".join(notes) or _NOTHING,
@@ -150,7 +167,7 @@ def _notes(facts: Facts, client: ClientFacts, lost: Counter[int]) -> list[tuple[
         notes.append(("largest ε", "largest ε"))
     if client.target_epsilon is not None and client.epsilon > client.target_epsilon:
         notes.append(("over target", "over target"))
-    if client.has_large_delta:
+    if client.has_large_delta and not facts.protects_clients:
         notes.append(("δ too large", "δ too large"))
     if client.withdrawn_round is not None:
         notes.append(("withdrew", f"withdrew in round {client.withdrawn_round:,}"))

@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 from fedsim.core.formatting import delta_text, epsilon_text, metric_text, percent_text
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.report import overview
+from fedsim.report.certificate_words import is_plain
 from fedsim.report.client_table import MAX_BARS, client_table, table_columns
 from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.points import guarantees, limits, points, warnings
@@ -24,6 +25,8 @@ from fedsim.report.recompute import recipe
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
 from fedsim.statement import AttackBoundSentence, Facts, clients_text, statement_of
+from fedsim.statement.certificates import OBSERVER_NAMES, certificates_of
+from fedsim.statement.views import question_of, view_of
 
 if TYPE_CHECKING:
     from fedsim.report.plots import Curve, Spend
@@ -84,6 +87,7 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "spend_caption": _spend_caption(contents),
         "columns": table_columns(facts),
         "bounded": facts.is_bounded,
+        "certificates": certificates_of(facts),
         "table": table,
         "num_clients": len(contents.clients),
         "recipe": recipe(contents),
@@ -122,6 +126,8 @@ def _attack(facts: Facts) -> dict[str, Any] | None:
 
     return {
         "client": profile.client,
+        "sees": view_of(facts).sees,
+        "question": question_of(facts),
         "tied": clients_text(facts.worst_clients) if len(facts.worst_clients) > 1 else None,
         "rows": [(f"{100 * rate:g}%", percent_text(bound)) for rate, bound in attack.table],
         "epsilon": epsilon_text(profile.epsilon),
@@ -181,13 +187,19 @@ def _epsilon_curve(contents: RunContents) -> "Curve":
 
     return Curve(
         name="epsilon",
-        label="Largest ε of any client",
+        label=_epsilon_label(contents.facts),
         rounds=[row["round"] for row in contents.rounds],
         values=[row["epsilon_max"] for row in contents.rounds],
         text=epsilon_text,
         target=common_target(_spends(contents)),
         from_zero=True,
     )
+
+
+def _epsilon_label(facts: Facts) -> str:
+    if is_plain(facts):
+        return "Largest ε of any client"
+    return f"Largest ε of any client, against {OBSERVER_NAMES[facts.trust.observers[0]]}"
 
 
 def _spend_plot(contents: RunContents) -> "Markup | None":
@@ -201,9 +213,12 @@ def _spend_plot(contents: RunContents) -> "Markup | None":
 
 def _spend_caption(contents: RunContents) -> str:
     targets = {spend.get("target_epsilon") for spend in contents.clients}
+    facts, what = contents.facts, "ε of each client"
+    if not is_plain(facts):
+        what += f", against {OBSERVER_NAMES[facts.trust.observers[0]]}"
     if len(targets) > 1 and len(contents.clients) <= MAX_BARS:
-        return "ε of each client; a vertical mark is its own target"
-    return "ε of each client"
+        return f"{what}; a vertical mark is its own target"
+    return what
 
 
 def _spends(contents: RunContents) -> "list[Spend]":

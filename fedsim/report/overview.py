@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
+from fedsim.report.certificate_words import is_plain, stated_certificates, unit_text
 from fedsim.report.contents import RunContents
 from fedsim.server.round_report import RoundRow
+from fedsim.statement.certificates import OBSERVER_NAMES
 from fedsim.statement.sentence import count_text
 
 MAX_INCIDENTS = 100
@@ -59,7 +61,7 @@ def cards(contents: RunContents) -> list[Card]:
         _metric_card(contents),
         *_held_out_cards(contents),
         *_personal_cards(contents),
-        _guarantee_card(contents),
+        *_guarantee_cards(contents),
         Card("Clients", f"{len(contents.clients):,}", _examples(contents)),
         Card("Rounds", f"{contents.summary['rounds']:,}", _planned(contents)),
         Card("Time", duration_text(contents.summary["seconds"]), "wall clock"),
@@ -131,20 +133,26 @@ def _cell(scores: dict[str, float | None], name: str) -> str:
     return metric_text(name, scores[name]) if name in scores else "–"
 
 
-def _guarantee_card(contents: RunContents) -> Card:
+def _guarantee_cards(contents: RunContents) -> list[Card]:
+    """Return one card for each observer that has a certificate, or the reason for none."""
     facts = contents.facts
     if not facts.is_private:
-        return Card("Guarantee", "none", "no differential privacy", kind="none")
+        return [Card("Guarantee", "none", "no differential privacy", kind="none")]
+    if not facts.has_charges and math.isfinite(facts.epsilon) and not facts.objections:
+        return [Card("Guarantee", "ε = 0", "nothing was released", kind="guarantee")]
+    cards = []
     if math.isinf(facts.epsilon):
-        return Card("Guarantee", "ε = ∞", "no bound for the federation", kind="none")
-    if facts.objections:
-        return Card("Guarantee", "none", "the reported ε is not supported", kind="none")
-    if not facts.has_charges:
-        return Card("Guarantee", "ε = 0", "nothing was released", kind="guarantee")
-    detail = (
-        f"at δ = {delta_text(facts.delta)}, largest of {count_text(len(facts.clients), 'client')}"
-    )
-    return Card("Guarantee", f"ε ≤ {epsilon_text(facts.epsilon)}", detail, kind="guarantee")
+        cards = [Card("Guarantee", "ε = ∞", "no bound for the federation", kind="none")]
+    elif facts.objections:
+        cards = [Card("Guarantee", "none", "the reported ε is not supported", kind="none")]
+    whom = f"largest of {count_text(len(facts.clients), 'client')}"
+    for one, epsilon in stated_certificates(facts):
+        label, detail = "Guarantee", f"at δ = {delta_text(one['delta'])}, {whom}"
+        if not is_plain(facts):
+            label += f" against {OBSERVER_NAMES[one['against']]}"
+            detail += f", for {unit_text(facts)}"
+        cards.append(Card(label, f"ε ≤ {epsilon_text(epsilon)}", detail, kind="guarantee"))
+    return cards
 
 
 def _examples(contents: RunContents) -> str:

@@ -60,21 +60,42 @@ def _script(spend: dict[str, Any], privacy: dict[str, Any]) -> Iterator[str]:
     yield f"accountant = {name}(neighboring_relation=dp.NeighboringRelation.{relation})"
     for event, count in _merged(spend["ledger"]):
         yield f"accountant.compose({event}, {count})"
-    yield from _answer(spend, privacy)
+    yield from _answer(spend, spend["epsilon"], privacy)
     # In full: two programs agree to some digits only, and a rounded number hides how many.
     if privacy["accountant"] == "moments":
         yield f"# privacy.json, epsilon_rdp: {_in_full(spend['epsilon_rdp'])}"
         yield f"# epsilon, by the looser moments accountant: {_in_full(spend['epsilon'])}"
     else:
-        yield f"# privacy.json: {_in_full(spend['epsilon'])}"
+        yield f"# privacy.json: {_in_full(spend['epsilon'])}{_observer(privacy)}"
+    yield from _against_server(spend, privacy, name, relation)
 
 
-def _answer(spend: dict[str, Any], privacy: dict[str, Any]) -> Iterator[str]:
+def _observer(privacy: dict[str, Any]) -> str:
+    return ", against an observer of sums" if privacy.get("trust") == "distributed" else ""
+
+
+def _against_server(
+    spend: dict[str, Any], privacy: dict[str, Any], name: str, relation: str
+) -> Iterator[str]:
+    """Yield the same for the second ledger of distributed trust."""
+    ledger = spend.get("ledger_against_server")
+    if not ledger:
+        return
+    yield ""
+    yield f"accountant = {name}(neighboring_relation=dp.NeighboringRelation.{relation})"
+    for event, count in _merged(ledger):
+        yield f"accountant.compose({event}, {count})"
+    epsilon = spend.get("epsilon_against_server")
+    yield from _answer(spend, epsilon, privacy)
+    yield f"# privacy.json: {_in_full(epsilon)}, against a server that sees every update"
+
+
+def _answer(spend: dict[str, Any], epsilon: float | None, privacy: dict[str, Any]) -> Iterator[str]:
     """Yield the last lines: ε of the accountant, and what the sampler of noise adds to it."""
-    if privacy.get("slack") is None:  # by an earlier version, or ε is infinite
+    if privacy.get("slack") is None or epsilon is None:  # by an earlier version, or ε is infinite
         yield f"print(accountant.get_epsilon({spend['delta']!r}))"
         return
-    slack = sampler_slack(spend["epsilon"], spend["delta"])
+    slack = sampler_slack(epsilon, spend["delta"])
     yield f"slack = {slack.epsilon!r}  # of the sampler, see docs/finite_precision.md"
     yield f"print(accountant.get_epsilon({spend['delta']!r} * (1 - 2**-14)) + slack)"
 

@@ -22,13 +22,14 @@ from fedsim.federation.client_weights import ignored_weighting
 from fedsim.federation.federation import Federation
 from fedsim.planning.projection import Plan, PlannedClient
 from fedsim.report.cells_table import print_cells
+from fedsim.report.certificate_words import SHORT_NAMES, guarantee_words, is_plain, unit_text
 from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.lines import print_sentence
 from fedsim.report.tables import figure_table, print_table
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import root_of
-from fedsim.statement import Facts
-from fedsim.statement.sentence import clients_text, count_text, range_text
+from fedsim.statement.certificates import OBSERVER_NAMES
+from fedsim.statement.sentence import count_text, range_text
 
 _MAX_TABLE_CLIENTS = 25
 
@@ -117,12 +118,20 @@ def _headline(federation: Federation) -> list[str]:
     )
     if federation.plans is None:
         return [first, "no differential privacy"]
-    noise = range_text([plan.release.noise_multiplier for plan in federation.plans], digits=3)
+    noise = range_text([plan.noise_multiplier for plan in federation.plans], digits=3)
     delta = delta_text(max(plan.delta for plan in federation.plans))
     target = experiment.privacy.target_epsilon if experiment.privacy else None
     goal = f"target ε = {target:g}" if target is not None else "given noise"
+    return [first, f"{_mechanism(federation)}: {goal} at δ = {delta}, noise multiplier {noise}"]
+
+
+def _mechanism(federation: Federation) -> str:
+    experiment = federation.experiment
     what = "DP-SGD in every client" if experiment.clips_examples else "whole updates of clients"
-    return [first, f"{what}: {goal} at δ = {delta}, noise multiplier {noise}"]
+    privacy = experiment.privacy
+    if privacy is None or privacy.trust == "local":
+        return what
+    return f"{what}, {privacy.trust} trust"
 
 
 def _sizes(federation: Federation) -> str:
@@ -167,24 +176,20 @@ def _figures(row: Mapping[str, Any]) -> str:
 
 
 def _privacy_table(contents: RunContents) -> Table:
-    clients = contents.clients
+    clients, trust = contents.clients, contents.facts.trust
+    plain = is_plain(contents.facts)
+    names = [SHORT_NAMES[one] for one in trust.observers]
+    second = len(names) > 1
+    epsilon = "ε" if plain or not names else f"ε ({names[0]})"
     one_delta = len({spend["delta"] for spend in clients}) == 1
     budgets = any(spend["target_epsilon"] is not None for spend in clients)
     left = any(spend.get("withdrawn_round") is not None for spend in clients)
-    has_sizes = all(spend["examples"] is not None for spend in clients)
     sizes = "declared" if contents.privacy["adjacency"] == "add_remove" else "examples"
+    sized = all(spend["examples"] is not None for spend in clients)
     table = figure_table(
         "Privacy spent by each client",
-        [
-            "client",
-            *[sizes] * has_sizes,
-            "z",
-            "rounds",
-            "steps",
-            *["δ"] * (not one_delta),
-            "ε",
-            "ε (RDP)",
-        ]
+        ["client", *[sizes] * sized, "z", "rounds", "steps", *["δ"] * (not one_delta)]
+        + [epsilon, *[f"ε ({name})" for name in names[1:]], "ε (RDP)"]
         + ["budget"] * budgets
         + ["left"] * left,
     )
@@ -193,17 +198,23 @@ def _privacy_table(contents: RunContents) -> Table:
     for spend in shown:
         table.add_row(
             str(spend["client"]),
-            *[str(spend["examples"])] * has_sizes,
+            *[str(spend["examples"])] * sized,
             f"{spend['noise_multiplier']:.4g}",
             str(spend["rounds"]),
             str(spend["steps"]),
             *[delta_text(spend["delta"])] * (not one_delta),
             epsilon_text(spend["epsilon"]),
+            *[epsilon_text(spend.get("epsilon_against_server"))] * second,
             epsilon_text(spend["epsilon_rdp"]),
             *[_or_dash(spend["target_epsilon"])] * budgets,
             *[_or_dash(spend.get("withdrawn_round"))] * left,
         )
     notes = ["z: noise multiplier"]
+    if not plain:
+        notes += [
+            f"ε ({SHORT_NAMES[one]}): against {OBSERVER_NAMES[one]}" for one in trust.observers
+        ]
+        notes.append(f"each ε is for {unit_text(contents.facts)}")
     if one_delta:
         notes.append(f"δ = {delta_text(clients[0]['delta'])} for all")
     if left:
@@ -263,19 +274,6 @@ def _personal_line(contents: RunContents) -> list[str]:
         "personal models: none was made or scored here; each client makes its own, on its own "
         "machine, with fedsim.personalize and the final global model"
     ]
-
-
-def guarantee_words(facts: Facts) -> str:
-    """Return the guarantee of a run in a few words, or the reason why there is none."""
-    if not facts.is_private:
-        return "no differential privacy"
-    if facts.unbounded_clients:
-        return f"no guarantee for the federation: ε = ∞ for {clients_text(facts.unbounded_clients)}"
-    if facts.objections:
-        return f"no guarantee: {facts.objections[0]}"
-    if not facts.has_charges:
-        return "no update was released, and no privacy was spent"
-    return f"every client within ε = {epsilon_text(facts.epsilon)} at δ = {delta_text(facts.delta)}"
 
 
 def _number(epsilon: float | None) -> float:

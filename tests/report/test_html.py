@@ -325,7 +325,7 @@ def test_the_data_of_the_script_cannot_end_it(make_run, field):
     attack = "</script><script>alert(1)</script><!--"
     facts = read_contents(make_run()).facts
     row: tuple[str | int, ...] = (attack,) * len(COLUMNS)
-    table = ClientTable(rows=(row,), shown=1, sorted_by=field, notes=())
+    table = ClientTable(columns=COLUMNS, rows=(row,), shown=1, sorted_by=field, notes=())
     text = str(table.to_json())
     assert "<" not in text
     assert ">" not in text
