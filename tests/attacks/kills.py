@@ -1,5 +1,9 @@
 """Kills runs at operations on files, by a count: `python tests/attacks/kills.py 100 DIRECTORY`.
 
+A third argument is the seed of the trials, a fourth `distributed`: then a helper opens sums, and
+clients drop out down to `min_clients` and below. No round may have two sums, in all processes
+together.
+
 A run changes the disk by writes, fsyncs, renames and removals. They are counted in one whole run;
 each trial then picks one of them by a seeded draw, and the process kills itself there, in the
 middle of a write too. Of ten trials, four are resumed, two are resumed by two processes at once,
@@ -34,6 +38,7 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
 from fedsim.runs.run_lock import LOCK
 from fedsim.runs.verification import verify_run
+from fedsim.server.secure.helper import Helper
 
 EXPERIMENT: dict[str, Any] = {
     "name": "kills",
@@ -51,6 +56,25 @@ EXPERIMENT: dict[str, Any] = {
         "clients": {"1": {"target_epsilon": 0.9}},
     },
     "faults": [{"kind": "dropout_after", "clients": [2], "rounds": [2, 4]}],
+}
+DISTRIBUTED: dict[str, Any] = {
+    **EXPERIMENT,
+    "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 5}},
+    "federation": {"rounds": 5},
+    "local": {"steps": 1, "batch_size": 32},
+    "privacy": {
+        "target_epsilon": 9.0,
+        "delta": 1e-3,
+        "max_grad_norm": 0.5,
+        "trust": "distributed",
+        "colluding_clients": 1,
+    },
+    "secure_aggregation": {"min_clients": 3, "on_abort": "skip_round"},
+    "faults": [
+        {"kind": "dropout_after", "clients": [1], "rounds": [2]},
+        {"kind": "dropout_after", "clients": [2, 4], "rounds": [3]},
+        {"kind": "dropout_after", "clients": [0, 1, 3], "rounds": [4]},  # below min_clients
+    ],
 }
 SAME = ("model.safetensors", "privacy.json", "clients.csv", "ledger.jsonl", "experiment.yaml")
 KINDS = ("kill",) * 4 + ("two processes",) * 2 + ("full disk",) * 2 + ("damage",) * 2
@@ -153,14 +177,36 @@ class Waiting:
     def ended(self) -> None: ...
 
 
-def run_once(run: Path, said: Path, *, disk: Disk | None = None, observer: Any = None) -> None:
+def witness_sums(path: Path) -> None:
+    """Write round and clients of each sum that a helper releases from now on to a file."""
+    release = Helper._release  # pyright: ignore[reportPrivateUsage]
+
+    def witnessed(helper: Helper, request: Any, seeds: Any) -> Any:
+        line = json.dumps([request.server_round, sorted(request.clients)]) + "\n"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(descriptor, line.encode())
+        os.close(descriptor)
+        return release(helper, request, seeds)
+
+    Helper._release = witnessed  # pyright: ignore[reportPrivateUsage]
+
+
+def run_once(
+    run: Path,
+    said: Path,
+    *,
+    experiment: Mapping[str, Any] = EXPERIMENT,
+    disk: Disk | None = None,
+    observer: Any = None,
+) -> None:
     """Start or resume a run in this process and end the process; what it says is in `said`."""
     code, text = 0, ""
+    witness_sums(run.with_name(f"{run.name}.sums"))
     resume = (run / "experiment.yaml").exists()
     try:
         if disk is not None:
             disk.install()
-        fedsim.run(EXPERIMENT, out=run, resume=resume, observer=observer)
+        fedsim.run(experiment, out=run, resume=resume, observer=observer)
         if disk is None:
             problems = verify_run(RunDirectory.open(run)).problems
             code, text = (NOT_SOUND, "\n".join(problems)) if problems else (0, "")
@@ -176,17 +222,20 @@ def run_once(run: Path, said: Path, *, disk: Disk | None = None, observer: Any =
 class Trials:
     """The trials in one directory, and their figures."""
 
-    def __init__(self, directory: Path, seed: int) -> None:
+    def __init__(
+        self, directory: Path, seed: int, experiment: Mapping[str, Any] = EXPERIMENT
+    ) -> None:
         self._directory, self._draw = directory, random.Random(seed)
+        self._experiment = experiment
         self._said = directory / "said"
         self.figures: Counter[str] = Counter()
         self.faults: list[str] = []
         torch.set_num_threads(1)
         fedsim.report.run.write_report = blank_page
         self._whole = directory / "whole"
-        self._child(lambda: run_once(self._whole, self._said))
+        self._child(lambda: self._once(self._whole, self._said))
         counted = Disk(directory / "counted", lasting=False)
-        self._child(lambda: run_once(directory / "counted", self._said, disk=counted))
+        self._child(lambda: self._once(directory / "counted", self._said, disk=counted))
         self.operations = int(self._said.read_text().splitlines()[0])
 
     def run(self, count: int) -> None:
@@ -219,10 +268,10 @@ class Trials:
         other = self._directory / "said-first"
         first = os.fork()
         if first == 0:
-            run_once(run, other, observer=Waiting(say_ready, go))
+            self._once(run, other, observer=Waiting(say_ready, go))
         os.read(ready, 1)
         before = _files(run)
-        code = self._child(lambda: run_once(run, self._said))
+        code = self._child(lambda: self._once(run, self._said))
         text = self._said.read_text()
         if code != 1 or f"in use by process {first} on" not in text or "\n" in text:
             self.faults.append(f"the second process ended with {code}: {text}")
@@ -238,7 +287,7 @@ class Trials:
         lasting = self._draw.random() < 0.5
         at = min(at, self.operations - 1)  # the last one removes the lock, which may fail
         disk = Disk(run, at=at, act=fill, lasting=lasting)
-        code = self._child(lambda: run_once(run, self._said, disk=disk))
+        code = self._child(lambda: self._once(run, self._said, disk=disk))
         text = self._said.read_text().partition("\n")[2]
         if code != 1 or "No space left on device" not in text or "\n" in text:
             self.faults.append(f"a full disk ended with {code}: {text}")
@@ -254,7 +303,7 @@ class Trials:
         name = self._draw.choice(names)
         how = self._damaged(run / name)
         before = _files(run)
-        code = self._child(lambda: run_once(run, self._said))
+        code = self._child(lambda: self._once(run, self._said))
         text = self._said.read_text()
         if code in (1, 2) and "\n" not in text:
             self.figures["damage refused"] += 1
@@ -286,14 +335,14 @@ class Trials:
     def _killed(self, run: Path, at: int) -> set[tuple[int, int]]:
         """Run until the operation at which the process kills itself; return what was spent."""
         disk = Disk(run, at=at, act=kill, lasting=False)
-        code = self._child(lambda: run_once(run, self._said, disk=disk))
+        code = self._child(lambda: self._once(run, self._said, disk=disk))
         if code != -signal.SIGKILL:
             self.faults.append(f"was not killed: {code} {self._said.read_text()}")
         self.figures["kills"] += 1
         return _spent(run)
 
     def _resumed(self, run: Path, spent: set[tuple[int, int]]) -> None:
-        code = self._child(lambda: run_once(run, self._said))
+        code = self._child(lambda: self._once(run, self._said))
         self._check(run, code, self._said.read_text(), spent)
 
     def _check(self, run: Path, code: int, text: str, spent: set[tuple[int, int]]) -> None:
@@ -305,7 +354,20 @@ class Trials:
         for name in SAME:
             if (run / name).read_bytes() != (self._whole / name).read_bytes():
                 self.faults.append(f"{name} differs from that of the uninterrupted run")
+        self._check_sums(run)
         self.figures["ended as the uninterrupted run"] += 1
+
+    def _check_sums(self, run: Path) -> None:
+        """Compare the released sums of all processes of a run with those of the whole run."""
+        least = self._experiment.get("secure_aggregation", {}).get("min_clients", 0)
+        sums = _sums(run)
+        if any(len(clients) < least for _, clients in sums):
+            self.faults.append(f"a sum of fewer than {least} clients was opened: {sums}")
+        if sums != _sums(self._whole):
+            self.faults.append(f"other sums were opened than without the interruption: {sums}")
+
+    def _once(self, run: Path, said: Path, **options: Any) -> None:
+        run_once(run, said, experiment=self._experiment, **options)
 
     def _child(self, call: Callable[[], None]) -> int:
         """Call a function in a forked process and return its exit code."""
@@ -336,11 +398,21 @@ def _spent(run: Path) -> set[tuple[int, int]]:
         return set()
 
 
+def _sums(run: Path) -> set[tuple[int, tuple[int, ...]]]:
+    """Return round and clients of each sum that a helper of the run released, in any process."""
+    path = run.with_name(f"{run.name}.sums")
+    if not path.exists():
+        return set()
+    rows = map(json.loads, path.read_text().splitlines())
+    return {(number, tuple(clients)) for number, clients in rows}
+
+
 def main() -> None:
     """Run the trials of the command line."""
     count, directory = int(sys.argv[1]), Path(sys.argv[2])
     directory.mkdir(parents=True, exist_ok=True)
-    trials = Trials(directory, seed=int(sys.argv[3]) if len(sys.argv) > 3 else 19)
+    seed = int(sys.argv[3]) if len(sys.argv) > 3 else 19
+    trials = Trials(directory, seed, DISTRIBUTED if "distributed" in sys.argv[4:] else EXPERIMENT)
     trials.run(count)
     found = {"operations": trials.operations, **trials.figures, "faults": trials.faults}
     sys.stdout.write(json.dumps(found, indent=2) + "\n")

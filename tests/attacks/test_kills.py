@@ -13,8 +13,8 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked pr
 PROGRAM = Path(__file__).parent / "kills.py"
 
 
-def kills(count: int, directory: Path) -> dict[str, Any]:
-    command = [sys.executable, str(PROGRAM), str(count), str(directory)]
+def kills(count: int, directory: Path, *more: str) -> dict[str, Any]:
+    command = [sys.executable, str(PROGRAM), str(count), str(directory), *more]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
@@ -31,6 +31,19 @@ def test_no_run_is_damaged_or_unspent_by_twenty_kills(tmp_path: Path) -> None:
         4,
     ]
     assert found["kills"] == 16
+
+
+@pytest.mark.slow
+def test_no_sum_is_opened_twice_or_below_its_minimum_by_twenty_kills(tmp_path: Path) -> None:
+    """Distributed trust, dropouts down to `min_clients` and, in one round, below."""
+    found = kills(20, tmp_path, "19", "distributed")
+    assert found["faults"] == []
+    assert found["kills"] == 16
+    rounds = map(json.loads, (tmp_path / "whole" / "rounds.jsonl").read_text().splitlines())
+    survivors = [row["secure_aggregation"]["survivors"] for row in rounds]
+    assert survivors == [5, 4, 3, 0, 5]
+    spent = json.loads((tmp_path / "whole" / "privacy.json").read_text())["clients"]
+    assert {one["rounds"] for one in spent} == {5}, "a round that is given up stays charged"
 
 
 @pytest.mark.long
