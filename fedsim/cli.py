@@ -328,6 +328,15 @@ def deploy(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> No
             "seed and can subtract the noise; where data need protection, set privacy.noise=secure",
             err=True,
         )
+    secure = loaded.experiment.secure_aggregation
+    if privacy is not None and privacy.trust == "distributed" and secure is not None:
+        for key in ("helper_key_fingerprints", "client_key_fingerprints"):
+            if not getattr(secure, key):
+                click.echo(
+                    f"warning: secure_aggregation.{key} is empty: nothing keeps the server to the "
+                    "protocol, so the statement will claim the ε against the server alone",
+                    err=True,
+                )
     if as_json:
         _print_json(
             {

@@ -13,19 +13,13 @@ from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.statement.facts import Facts
 from fedsim.statement.privacy_file import Certificate
 from fedsim.statement.sentence import Sentence, count_text
+from fedsim.statement.trust_facts import UNMET_CONDITIONS, unmet_conditions
 from fedsim.statement.views import core_text
 
 OBSERVER_NAMES: Mapping[Observer, str] = {
     "server": "a server that sees every update",
     "sums": "an observer of sums",
     "models": "an observer of global models",
-}
-
-_CONDITIONS = {
-    "pinned_keys": "the keys of helpers and clients are not pinned, so parties can be made up",
-    "opened_once": "no helper keeps an upload from two sums, or its noise can be repeated",
-    "agreed_plan": "uploads are not bound to a plan of the noise that each client checks",
-    "fixed_set": "the client set of a sum may depend on values of uploads",
 }
 
 
@@ -178,15 +172,13 @@ class ActiveServerSentence(Sentence):
         return (
             "The guarantee against an observer of sums is for a server that follows the protocol. "
             "Against one that departs from it, the guarantee against the server holds alone: "
-            f"{'; '.join(_CONDITIONS[name] for name in unmet)}."
+            f"{'; '.join(UNMET_CONDITIONS[name] for name in unmet)}."
         )
 
     @property
     def values(self) -> Mapping[str, Any]:
         """The conditions that are not met."""
-        trust = (self.facts.secure_aggregation or {}).get("trust")
-        met = trust.get("conditions", {}) if isinstance(trust, Mapping) else {}
-        return {"unmet": [name for name in _CONDITIONS if met.get(name) is not True]}
+        return {"unmet": unmet_conditions(self.facts.secure_aggregation)}
 
 
 class SizesExcludedSentence(Sentence):

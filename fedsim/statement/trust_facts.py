@@ -8,6 +8,14 @@ from fedsim.accountant.trust.certificates import OBSERVERS, Observer
 
 UNITS = ("example", "client")
 HIDING_PROTOCOLS = ("additive", "secagg", "secagg_plus")
+UNMET_CONDITIONS: Mapping[str, str] = {
+    "pinned_keys": "the keys of helpers and clients are not pinned, so parties can be made up",
+    "opened_once": "no helper keeps an upload from two sums, or its noise can be repeated",
+    "agreed_plan": "uploads are not bound to a plan of the noise that each client checks",
+    "fixed_set": "the client set of a sum may depend on values of uploads",
+}
+"""Conditions of a guarantee against a server that departs from the protocol, and what fails."""
+
 _LINEAR_CLIPPINGS = {"example": ("flat", "automatic"), "client": ("flat", "adaptive")}
 
 
@@ -106,10 +114,27 @@ def trust_objections(
             yield "the parties of secure aggregation know which clients were drawn"
 
 
+def unmet_conditions(secure: Mapping[str, Any] | None) -> list[str]:
+    """Return the names of `UNMET_CONDITIONS` that a run does not meet, by its own record.
+
+    Args:
+        secure: what is recorded of the protocol; None without one.
+    """
+    trust = (secure or {}).get("trust")
+    met = trust.get("conditions", {}) if isinstance(trust, Mapping) else {}
+    return [name for name in UNMET_CONDITIONS if met.get(name) is not True]
+
+
 def _objections_to_sums(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield what speaks against hiding each client's part behind the noise of the others."""
     if (secure or {}).get("protocol") not in HIDING_PROTOCOLS:
         yield "its updates were not summed by a protocol that hides them"
+    unmet = unmet_conditions(secure)
+    if unmet and (secure or {}).get("simulated_non_collusion") is False:
+        yield (
+            "its parties were real, and nothing kept its server to the protocol: "
+            f"{'; '.join(UNMET_CONDITIONS[name] for name in unmet)}"
+        )
     if (secure or {}).get("clipped", 0) != 0:
         yield "values were clipped after their noise was added"
     if trust.honest_clients < 1:

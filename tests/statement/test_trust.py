@@ -265,6 +265,25 @@ def test_an_active_server_is_covered_under_four_conditions(met: int) -> None:
     assert ("holds alone" in words) == (met < 4)
 
 
+@pytest.mark.parametrize("met", [3, 4])
+def test_a_deployment_without_a_condition_has_the_fallback_guarantee_alone(met: int) -> None:
+    """In a simulation all parties stand for real ones that follow the protocol."""
+    names = ("agreed_plan", "opened_once", "fixed_set", "pinned_keys")
+    conditions = {name: place < met for place, name in enumerate(names)}
+    secure = {**SECURE, "trust": {"privacy_requires": "x", "conditions": conditions}}
+    secure["simulated_non_collusion"] = False
+    content = privacy("distributed", "example", secure_aggregation=secure)
+    found, words = certificates(content), said(content)
+    assert found["server"] is not None
+    assert "against_server" in words
+    assert (found["sums"] is None) == (met == 3)
+    objected = [
+        text for text in words.values() if "nothing kept its server to the protocol" in text
+    ]
+    assert len(objected) == (met == 3)
+    assert ("guarantee" in words) == (met == 4)
+
+
 @pytest.mark.parametrize(("trust", "unit"), CELLS)
 def test_seeded_noise_is_said_to_be_simulated(trust: str, unit: str) -> None:
     words = said(privacy(trust, unit, noise="seeded"))
