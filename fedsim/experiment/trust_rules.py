@@ -12,7 +12,9 @@ from fedsim.experiment.text import KeyPath
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import FederationSettings
 
-BUILT = frozenset({("local", "example"), ("local", "client")})  # (trust, unit)
+BUILT = frozenset(
+    {("local", "example"), ("local", "client"), ("distributed", "example")}
+)  # (trust, unit)
 
 # Of secure aggregation: the grid of the noise takes their place in a noisy sum.
 _GRID_KEYS = (

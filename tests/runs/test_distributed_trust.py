@@ -62,7 +62,7 @@ def test_fewer_survivors_than_planned_open_no_sum_and_stay_charged(tmp_path: Pat
         run_experiment({**EXPERIMENT, "faults": faults}, out=tmp_path / "raises")
 
 
-@pytest.mark.parametrize("after", [1, 2])
+@pytest.mark.parametrize("after", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_interrupted_run_ends_as_the_whole_one(
     tmp_path: Path, stop_after: Callable[[int], Any], after: int
 ) -> None:
