@@ -99,12 +99,14 @@ class ClientRound:
         """The client as a member of its block."""
         task, spend = self.task, self.spend
         key = StreamKey(task.seed, task.client, self.asked.request.round_number)
-        if task.privacy is None or spend is None:
+        if task.privacy is None:
             return BlockMember(*task.data(), key, range(task.local.steps))
         plan, step = task.privacy, task.step(self.asked.request)
         if isinstance(step, UpdateMechanism):  # one release, whatever is trained for it
             steps = range(task.local.steps if task.size else 0)
             return BlockMember(*task.data(), key, steps, None, plan.secure_noise, plan.part, step)
+        if spend is None:
+            raise ValueError("a step of DP-SGD needs a charge")
         steps = range(spend.steps - spend.round_steps, spend.steps)
         return BlockMember(*task.data(), key, steps, step, plan.secure_noise, plan.part)
 
@@ -212,7 +214,7 @@ def _propose(asked: ClientRequest) -> ClientRound:
     task.step(request)
     task.check_block(asked.block)
     client_round = ClientRound(asked, fault, task.shared_model.load(request.arrays))
-    if task.privacy is None:
+    if task.privacy is None or not task.privacy.charges_itself:
         return client_round
     client_round.account = PrivacyAccount.restore(
         asked.context.state, task.privacy, client=task.client, journal=task.journal

@@ -35,6 +35,7 @@ from fedsim.server.round_report import Failure, RoundReport, SecureRoundReport
 from fedsim.server.secure.aggregator import SecureAggregator
 from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.server.settings import FederationSettings
+from fedsim.server.shared_bound import SharedBound
 from fedsim.server.state import ServerState
 from fedsim.server.timeline import Timeline
 from fedsim.server.train_round import ChargeRound, TrainRound, TrainSetup
@@ -129,6 +130,7 @@ def make_server_app(
     upload_tags: UploadTags | None = None,
     weights: ClientWeights | None = None,
     noisy_sum: NoisySumSetup | None = None,
+    shared_bound: SharedBound | None = None,
 ) -> ServerApp:
     """Return the ServerApp that runs the whole federation.
 
@@ -150,6 +152,7 @@ def make_server_app(
         upload_tags: makes the tags of uploads; None: they are not recorded.
         weights: the weights of all clients; None: equal ones.
         noisy_sum: the noisy sums that clients send parts of; None: they send models.
+        shared_bound: learns the bound of whole updates; None: it is fixed, or clients learn it.
 
     The app raises FederationError when a node is missing, and RoundError when clients of a round
     failed and fewer than `settings.min_participants` updates came, when a client would reuse noise,
@@ -185,6 +188,7 @@ def make_server_app(
                 upload_tags,
                 planned,
                 None if noisy_sum is None else noisy_sum.charge_round,
+                shared_bound,
             ),
             evaluate=evaluate,
             evaluation=evaluation,

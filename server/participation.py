@@ -78,6 +78,11 @@ class Participation:
         """The probability k / N with which a client takes part in a round."""
         return min(1.0, self.clients_per_round / self.num_clients)
 
+    @property
+    def secret_rate(self) -> float | None:
+        """The rate of a secret draw; None where participation is public."""
+        return self.rate if self.is_secret else None
+
     def draw(self, round_number: int) -> tuple[int, ...]:
         """Return the clients that take part in a round, in ascending order.
 

@@ -33,6 +33,7 @@ from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.iterate_average import next_average
 from fedsim.server.participation import Participation
 from fedsim.server.round_report import Failure
+from fedsim.server.shared_bound import SharedBound
 from fedsim.server.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class TrainSetup:
         weights: the weights of all clients, which requests announce; None: they announce none.
         charge_round: charges every client for a round before it begins, where participation is
             secret; None: clients charge themselves.
+        shared_bound: learns the bound of whole updates; None: it is fixed, or clients learn it.
     """
 
     participation: Participation
@@ -67,6 +69,7 @@ class TrainSetup:
     upload_tags: UploadTags | None = None
     weights: ClientWeights | None = None
     charge_round: ChargeRound | None = None
+    shared_bound: SharedBound | None = None
 
     @cached_property
     def nodes(self) -> Mapping[int, int]:
@@ -99,6 +102,8 @@ class TrainRound:
         self.round_number = state.round_number + 1
         self._asked: tuple[int, ...] = ()
         self._adapted_clip_norms: dict[int, float] = {}
+        self._clip_counts: dict[int, float] = {}
+        self._clip_sum: int | None = None
         self._end_of_run: str | None = None  # the reason of the first client that ends the run
         self.participants: list[int] = []
         self.failed: list[Failure] = []
@@ -110,6 +115,12 @@ class TrainRound:
     @property
     def clip_norms(self) -> dict[int, float]:
         """Adapted clipping bounds after the round; a client outside the aggregate keeps its own."""
+        shared = self._setup.shared_bound
+        if shared is not None:
+            bound, came = shared.of(self._state.clip_norms), self.participants
+            if shared.unit is not None:
+                return shared.after_sum(bound, self._clip_sum, len(came))
+            return shared.after_bits(bound, [self._clip_counts[client] for client in came])
         adapted = {
             client: self._adapted_clip_norms[client]
             for client in self.participants
@@ -125,6 +136,8 @@ class TrainRound:
         """
         state, setup = self._state, self._setup
         self._charge_all()
+        if setup.shared_bound is not None:
+            setup.aggregator.scale(setup.shared_bound.of(state.clip_norms))
         drawn = setup.participation.draw(self.round_number)
         asked = tuple(client for client in drawn if client not in state.withdrawn)
         try:
@@ -162,6 +175,7 @@ class TrainRound:
         for client in sorted(silent):
             self._skip(client, NO_REPLY.reason)
         result = self._finish()
+        self._clip_sum = result.clip_count
         for client, reason in result.lost.items():
             self.participants.remove(client)
             self.shortened.pop(client, None)
@@ -220,6 +234,7 @@ class TrainRound:
             if isinstance(answer, TrainReply) and self._setup.upload_tags is not None:
                 tag = self._setup.upload_tags.of(client, self.round_number, answer)
                 self.uploads[client] = tag
+            self._take_count(client, answer)
             self._record_privacy(client, answer)
         except ProtocolError as error:
             self._skip(client, str(error))
@@ -240,6 +255,15 @@ class TrainRound:
         taken = None if answer.spend is None else answer.spend.round_steps
         if taken is not None and planned is not None and taken < planned:
             self.shortened[client] = taken
+
+    def _take_count(self, client: int, answer: ClientAnswer) -> None:
+        """Note the noisy bit of a reply where the server learns the bound from replies."""
+        shared = self._setup.shared_bound
+        if shared is None or shared.unit is not None:
+            return
+        if not isinstance(answer, TrainReply) or answer.clip_count is None:
+            raise ProtocolError("the reply lacks the noisy bit that the bound is learnt from")
+        self._clip_counts[client] = answer.clip_count
 
     def _finish(self) -> AggregationResult:
         """Return the aggregator's result; the updates of an aborted round are lost."""

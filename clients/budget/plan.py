@@ -52,6 +52,8 @@ class PrivacyPlan:
         part: the client's part of noisy sums, with distributed or central trust; None: the client
             alone adds the noise of its claim.
         round_steps: releases of a round, where the budget affords all of them.
+        charges_itself: whether the client charges its rounds; else the server charges every client
+            for every round, as who takes part is secret.
     """
 
     release: Mechanism
@@ -63,6 +65,7 @@ class PrivacyPlan:
     secure_noise: bool = False
     part: SumPart | None = None
     round_steps: int = 1
+    charges_itself: bool = True
 
     def charges(self, first_step: int, steps: int) -> Charges:
         """Return (event, count) for steps, in the view that the client's ε is claimed for.
@@ -145,6 +148,7 @@ def plan_privacy(
     examples: int,
     planned_rounds: int,
     parameters: FlatParameters | None = None,
+    drawn: float | None = None,
 ) -> PrivacyPlan:
     """Return the plan of a client with `examples` examples that takes part in `planned_rounds`.
 
@@ -158,13 +162,15 @@ def plan_privacy(
         examples: the client's number of examples.
         planned_rounds: rounds that the client is scheduled for.
         parameters: the model's; with them, the ledger records each group of parameters.
+        drawn: probability with which the client is in each of the rounds, where the unit is the
+            client and nobody but the server learns who is; None: it is in all of them.
 
     Raises:
         PrivacyPlanError: no noise reaches the target ε, the accountant has no rule for the
             sampling under this adjacency, or the clipping does not fit the model or the noise.
     """
     if privacy.unit == "client":
-        return _plan_of_updates(privacy, planned_rounds, parameters)
+        return _plan_of_updates(privacy, planned_rounds, parameters, drawn)
     public_size = privacy.declared_examples or examples
     sampling, expected_lot = _sampling(privacy, local, max(1, public_size))
     delta = delta_of(privacy, public_size)
@@ -212,17 +218,26 @@ def plan_privacy(
 
 
 def _plan_of_updates(
-    privacy: PrivacySettings, rounds: int, parameters: FlatParameters | None
+    privacy: PrivacySettings,
+    rounds: int,
+    parameters: FlatParameters | None,
+    drawn: float | None,
 ) -> PrivacyPlan:
     """Return the plan of a client that releases its whole update in each of its rounds.
 
     Raises:
         PrivacyPlanError: as `plan_privacy`.
     """
-    delta, sampling = delta_of(privacy, 1), PoissonSampling(1.0)
+    rate = 1.0 if drawn is None else drawn
+    delta, sampling = delta_of(privacy, 1), PoissonSampling(rate)
     noise = _noise_multiplier(privacy, delta, sampling, max(rounds, 1), 1)
     try:
-        update = UpdateMechanism(privacy.clip_norm, noise, count_noise=privacy.clip_count_noise)
+        update = UpdateMechanism(
+            privacy.clip_norm,
+            noise,
+            count_noise=privacy.clip_count_noise,
+            participation_rate=rate,
+        )
         if parameters is not None:
             _check_draws(rounds * (parameters.size + 1))
             update = update.for_model(parameters.size, parameters.tensors[0].dtype)
@@ -238,6 +253,7 @@ def _plan_of_updates(
         planned_steps=rounds,
         affordable_steps=_affordable(privacy, delta, update, rounds),
         secure_noise=privacy.noise == "secure",
+        charges_itself=drawn is None,
     )
 
 

@@ -182,6 +182,7 @@ def _plans(
             examples=examples,
             planned_rounds=planned_rounds,
             parameters=parameters,
+            drawn=participation.secret_rate,
         )
         for own, examples, planned_rounds in zip(
             client_privacy, data.clients.sizes, participation.planned_rounds(), strict=True
@@ -203,9 +204,7 @@ def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
     """
     experiment, data = loaded.experiment, federation.data
     shared_model = federation.shared_model
-    participation = Participation.of(
-        experiment.federation, num_clients=len(data.clients), seed=experiment.seed
-    )
+    participation = participation_of(experiment, len(data.clients))
     client_privacy = _client_privacy(loaded, len(data.clients))
     if client_privacy is None:
         raise ValueError("there is nothing to plan without privacy")

@@ -38,6 +38,7 @@ from fedsim.federation.server_strategy import strategy_of
 from fedsim.federation.train_metrics import TrainMetrics
 from fedsim.models.errors import ModelError
 from fedsim.models.metrics import Task, evaluate
+from fedsim.protocol.clip_bound import BoundRule
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.server.aggregation.noisy_sum import ServerNoise
@@ -50,6 +51,7 @@ from fedsim.server.evaluation import ClientEvaluation
 from fedsim.server.participation import Participation
 from fedsim.server.round_report import RoundReport
 from fedsim.server.secure.opened_sums import NO_OPENED_SUMS, OpenedSums
+from fedsim.server.shared_bound import SharedBound
 from fedsim.server.state import ServerState
 from fedsim.server.train_round import ChargeRound
 
@@ -311,6 +313,21 @@ class Federation:
             upload_tags=tags,
             weights=self.weights,
             noisy_sum=self._noisy_sum(opened_sums),
+            shared_bound=self._shared_bound(),
+        )
+
+    def _shared_bound(self) -> SharedBound | None:
+        """Return what learns the bound of whole updates; None where no server learns one."""
+        privacy, sums = self.experiment.privacy, self.sums
+        if privacy is None or privacy.unit == "example" or privacy.clipping != "adaptive":
+            return None
+        given = {"quantile": privacy.clip_quantile, "learning_rate": privacy.clip_learning_rate}
+        return SharedBound(
+            privacy.clip_norm,
+            BoundRule(**{name: value for name, value in given.items() if value is not None}),
+            self.num_clients,
+            None if sums is None else sums.count_unit,
+            None if sums is None else sums.divisor,
         )
 
     def _noisy_sum(self, opened_sums: OpenedSums) -> NoisySumSetup | None:

@@ -18,6 +18,7 @@ from fedsim.clients.budget.sum_part import SumPart
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.experiment import Experiment
+from fedsim.federation.schedule import participation_of
 from fedsim.noise.grid import DEVIATION, MAX_DRAW
 from fedsim.protocol.noisy_sums import CLIP_COUNT, SumPlan
 from fedsim.server.aggregation.weights import ClientWeights
@@ -97,9 +98,16 @@ def share_noise(
             bound=max(map(_largest_integer, parts)) + (MAX_DRAW if distributed else 0),
             shapes=shapes,
             server_noise=not distributed,
+            divisor=_public_divisor(experiment, weights),
         ),
         update,
     )
+
+
+def _public_divisor(experiment: Experiment, weights: ClientWeights) -> float | None:
+    """Return the expected sum of weights of a round, where nobody may learn who takes part."""
+    rate = participation_of(experiment, len(weights.values)).secret_rate
+    return None if rate is None else rate * sum(weights.values)
 
 
 def _needed_noise(plan: PrivacyPlan) -> float:

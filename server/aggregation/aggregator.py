@@ -99,6 +99,13 @@ class Aggregator(ABC, Generic[A]):
             RoundAbortedError: no aggregate is possible, so no client is asked.
         """
 
+    def scale(self, clip_norm: float | None) -> None:
+        """Set the learnt bound of the next round's updates.
+
+        Args:
+            clip_norm: S; None: it is fixed.
+        """
+
     @abstractmethod
     def add(self, client: int, answer: A) -> None:
         """Add the update of a client.

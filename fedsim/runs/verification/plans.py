@@ -65,8 +65,15 @@ def _plans(
     """Return the plan of every client, with its part of the noise of a sum where there are sums."""
     experiment, settings = files.experiment, files.experiment.privacy
     sizes = [row["examples"] or 0 for row in files.rows]
+    drawn = participation_of(experiment).secret_rate
     plans = tuple(
-        plan_privacy(own.privacy, experiment.local, examples=size, planned_rounds=planned_rounds)
+        plan_privacy(
+            own.privacy,
+            experiment.local,
+            examples=size,
+            planned_rounds=planned_rounds,
+            drawn=drawn,
+        )
         for own, size, planned_rounds in zip(terms, sizes, rounds, strict=True)
     )
     if settings is None or settings.trust == "local":
