@@ -13,8 +13,15 @@ from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import FederationSettings
 
 BUILT = frozenset(
-    {("local", "example"), ("local", "client"), ("distributed", "example")}
-)  # (trust, unit)
+    {
+        ("local", "example"),
+        ("local", "client"),
+        ("distributed", "example"),
+        ("distributed", "client"),
+        ("central", "client"),
+    }
+)
+"""Cells (trust, unit) that run whole."""
 
 # Of secure aggregation: the grid of the noise takes their place in a noisy sum.
 _GRID_KEYS = (
