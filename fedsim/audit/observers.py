@@ -8,7 +8,6 @@
 | central     | models   | the client's integers with the server's noise                        |
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -24,9 +23,8 @@ from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
-from fedsim.federation.charged_noise import honest_draws, step_length_of
+from fedsim.federation.charged_noise import honest_draws, server_draw, step_length_of
 from fedsim.federation.federation import Federation
-from fedsim.noise.sources import NoiseSource
 
 Against = Literal["server", "sums", "models"]
 
@@ -39,13 +37,13 @@ class SumView:
         part: the client's part of the sum.
         step_length: length of a step of the grid, in what one unit of the client moves at most.
         others: the other honest clients of the sum.
-        server_noise: source of the server's noise in a round; None where clients add theirs.
+        has_server_noise: whether the server adds the noise.
     """
 
     part: SumPart
     step_length: float
     others: tuple[int, ...]
-    server_noise: Callable[[int], NoiseSource] | None
+    has_server_noise: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,9 @@ def observers_of(federation: Federation, client: int) -> list[Observer]:
     claimed = _epsilon(federation, plan, against_server=False)
     if plan.part is None or step_length is None:
         return [Observer("server", claimed)]
-    alone = SumView(plan.part, step_length, (), None)
+    alone = SumView(plan.part, step_length, ())
+    if not plan.part.adds_noise:
+        return [Observer("models", claimed, view=replace(alone, has_server_noise=True))]
     others = [k for k, other in enumerate(plans) if other.part is not None and k != client]
     honest = replace(alone, others=tuple(others[: honest_draws(federation.experiment) - 1]))
     return [
@@ -125,7 +125,7 @@ class OtherNoise:
         targets: Tensor,
     ) -> None:
         self.part, self.step_length = view.part, view.step_length
-        self._view, self._gradients = view, gradients
+        self._federation, self._view, self._gradients = federation, view, gradients
         self._shared_model = SharedModel(gradients.model, parameters=gradients.parameters)
         self._targets = targets[:0]
         self._index = torch.arange(0, device=targets.device)
@@ -142,9 +142,9 @@ class OtherNoise:
         """
         size = self._gradients.parameters.size
         total = torch.zeros(size, dtype=torch.float64, device=self._index.device)
-        server = self._view.server_noise
-        if server is not None:
-            total += server(number).fill_(torch.empty_like(total))
+        if self._view.has_server_noise:
+            seed = None if secure else self._seed
+            total += server_draw(self._federation, size, seed=seed, number=number)
         for block in self._blocks():
             members = [self._member(client, number, secure=secure) for client in block]
             result = train_block(

@@ -4,15 +4,18 @@ import math
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.accountant import Gaussian, JointGaussian
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
 from fedsim.federation.noise_shares import sum_scale
+from fedsim.server.aggregation.noisy_sum import ServerNoise, add_noise
 
 
 @dataclass(frozen=True)
@@ -120,9 +123,39 @@ def step_length_of(federation: Federation, client: int) -> float | None:
     plans, terms, sums = federation.plans, federation.client_privacy, federation.sums
     if plans is None or terms is None or sums is None:
         return None
-    rate = federation.experiment.local.optimizer.lr
-    weight = federation.weights.values[client]
-    return abs(sums.unit) / sum_scale(terms[client], plans[client], weight, rate)
+    plan, rate = plans[client], federation.experiment.local.optimizer.lr
+    scale = sum_scale(terms[client], plan, federation.weights.values[client], rate)
+    adapts = plan.update is not None and plan.update.count_noise is not None
+    return abs(sums.unit) * (terms[client].privacy.clip_norm if adapts else 1.0) / scale
+
+
+def server_draw(federation: Federation, size: int, *, seed: int | None, number: int) -> Tensor:
+    """Return the noise that the server adds to a sum of zeros, integers in float64 (size,).
+
+    Args:
+        federation: with central trust.
+        size: number of values.
+        seed: of the noise's stream; None: noise from the operating system.
+        number: the round.
+    """
+    zeros = {"values": np.zeros(size, dtype=np.int64)}
+    drawn = add_noise(zeros, ServerNoise(seed).source(number))["values"]
+    return torch.from_numpy(drawn).to(federation.device, torch.float64)
+
+
+def factor_of_charge(federation: Federation, client: int) -> float:
+    """Return the noise that a client's charge counts on, over what the settings allow it; >= 1.
+
+    Above 1, the plan counts on more honest clients than the smallest sum has.
+
+    Args:
+        federation: assembled, with plans.
+        client: the client.
+    """
+    part = (federation.plans or ())[client].part
+    if part is None:
+        return 1.0
+    return max(1.0, part.noise_factor / math.sqrt(honest_draws(federation.experiment)))
 
 
 def honest_draws(experiment: Experiment) -> int:
@@ -154,8 +187,8 @@ class Contribution:
     rounding: float
 
 
-def charged_multipliers(step: DpSgdMechanism) -> tuple[float, ...]:
-    """Return the charged noise multipliers of a step; with adaptive clipping, the count's is last.
+def charged_multipliers(step: DpSgdMechanism | UpdateMechanism) -> tuple[float, ...]:
+    """Return the charged noise multipliers of a release; with adaptive clipping, the count's last.
 
     Raises:
         TypeError: the charged event is not Gaussian noise.

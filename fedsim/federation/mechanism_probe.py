@@ -10,7 +10,6 @@ the clipped sum alone. All examples of a probe, and all views of an example, are
 that contributions add up.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from copy import copy
 
@@ -28,7 +27,12 @@ from fedsim.clients.training.streams import StreamKey
 from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.streams import Purpose, stream_key
-from fedsim.federation.charged_noise import ChargedNoise, honest_draws, step_length_of
+from fedsim.federation.charged_noise import (
+    ChargedNoise,
+    factor_of_charge,
+    server_draw,
+    step_length_of,
+)
 from fedsim.federation.federation import Federation
 from fedsim.federation.initial_model import public_examples, to_tensors
 from fedsim.federation.probe_evidence import NoiseEvidence
@@ -184,14 +188,11 @@ class _BlockProbe:
         return self._charged_for(client, plans[client].step)
 
     def _charged_for(self, client: int, step: DpSgdMechanism) -> ChargedNoise:
-        federation = self._federation
-        length, part = step_length_of(federation, client), (federation.plans or ())[client].part
-        honest = honest_draws(federation.experiment)
         return ChargedNoise.of(
             step,
             self._gradients.parameters,
-            step_length=length,
-            factor=1.0 if part is None else max(1.0, part.noise_factor / math.sqrt(honest)),
+            step_length=step_length_of(self._federation, client),
+            factor=factor_of_charge(self._federation, client),
         )
 
     def check_clipping(self, evidence: NoiseEvidence) -> None:
@@ -206,7 +207,8 @@ class _BlockProbe:
                 evidence.add_contribution(
                     client, found.norm, limit=1.0 + _CONTRIBUTION_TOLERANCE + found.rounding
                 )
-                _add(evidence, client, charged, ("clipping", m), noise[k])
+                if not self._server_adds_noise:
+                    _add(evidence, client, charged, ("clipping", m), noise[k])
 
     def measure_noise(self, evidence: NoiseEvidence) -> None:
         """Measure the noise of several steps."""
@@ -221,21 +223,59 @@ class _BlockProbe:
                 n: int = number,
             ) -> None:
                 nonlocal done
-                for k, (client, step) in enumerate(zip(self._block, used, strict=True)):
-                    if step is None:
-                        continue
-                    charged = self._charged_for(client, step)
-                    noise = fresh[k].of(released[k], step)
-                    for m in range(len(charged.bounds)):
-                        _add(evidence, client, charged, ("noise", m), noise)
-                    evidence.add_row(client, (n, done), charged.start(noise, _ROW_VALUES))
+                for k, step in enumerate(used):
+                    if step is not None:
+                        noise = fresh[k].of(released[k], step)
+                        self._note_noise(evidence, self._block[k], step, (n, done), noise)
                 done += 1
 
             self._train(number, steps, gradient_scale=0.0, on_step=record, secure=True)
 
+    def _note_noise(
+        self,
+        evidence: NoiseEvidence,
+        client: int,
+        step: DpSgdMechanism,
+        when: tuple[int, int],
+        noise: Tensor,
+    ) -> None:
+        """Note a release without gradients, with the server's noise where it adds it.
+
+        Args:
+            evidence: of the probe.
+            client: the client.
+            step: its mechanism.
+            when: round and step.
+            noise: its release (size,).
+        """
+        charged, server = self._charged_for(client, step), self._server_noise(when[0])
+        if server is not None:
+            evidence.add_silence(client, noise)
+            noise = noise + server
+        # One draw of the server is for all clients: it is tested for each, and its rows once.
+        kind = "noise" if server is None else f"noise of the server for client {client}"
+        for m in range(len(charged.bounds)):
+            _add(evidence, client, charged, (kind, m), noise)
+        if server is None or client == next(_private_clients(self._federation)):
+            evidence.add_row(client, when, charged.start(noise, _ROW_VALUES))
+
+    @property
+    def _server_adds_noise(self) -> bool:
+        sums = self._federation.sums
+        return sums is not None and sums.server_noise
+
+    def _server_noise(self, number: int) -> Tensor | None:
+        """Return the server's noise of a round (size,); None where clients add theirs."""
+        privacy, size = self._federation.experiment.privacy, self._gradients.parameters.size
+        if privacy is None or not self._server_adds_noise:
+            return None
+        seed = self._seed if privacy.noise == "seeded" else None
+        return server_draw(self._federation, size, seed=seed, number=number)
+
     def _noise_schedule(self) -> Iterator[tuple[int, range]]:
         """Yield rounds and their steps: two rounds of several steps, or rounds of one step."""
         present = sum(charged is not None for charged in self._charged)
+        present = 1 if self._server_adds_noise else present
         values = present * self._gradients.parameters.size * len(_NOISE_ROUNDS)
         steps = min(-(-NUM_NOISE_VALUES // max(1, values)), MAX_NOISE_STEPS)
         if self._federation.sums is not None:  # a part of a sum is one step

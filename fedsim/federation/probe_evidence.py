@@ -54,6 +54,19 @@ class NoiseEvidence:
                 "sum, and at most 1 is charged"
             )
 
+    def add_silence(self, client: int, released: Tensor) -> None:
+        """Note a release that must carry no noise: the server adds it.
+
+        Args:
+            client: its client.
+            released: without examples (size,).
+        """
+        if bool(released.any()):
+            self._excess.append(
+                f"client {client}: the client adds noise of its own, and the server adds that of "
+                "the sum"
+            )
+
     def add_noise(
         self, client: int, kind: Hashable, squares: tuple[float, int], *, charged: float
     ) -> None:
