@@ -83,14 +83,20 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
 
     Raises:
         DeploymentError: `out` is not empty, a plug-in is not in the experiment's directory, or the
-            experiment scores personal models.
+            experiment scores personal models or draws private clients in secret.
     """
-    personal = loaded.experiment.personalization
+    personal, privacy = loaded.experiment.personalization, loaded.experiment.privacy
     if personal is not None and personal.public_data:
         raise DeploymentError(
             "personalization.public_data: scores of personal models are for simulations, and a "
             "node's examples are its own; deploy with personalization.public_data=false: each node "
             "calls fedsim.personalize with the final global model"
+        )
+    if privacy is not None and loaded.experiment.federation.participation.scheme == "poisson":
+        raise DeploymentError(
+            "federation.participation.scheme: poisson draws private clients in secret, and a "
+            "node's ledger would show when it was drawn; deploy with "
+            "federation.participation.scheme=uniform, or simulate with fedsim run"
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DeploymentError(f"{out} exists and is not empty; choose another --out")

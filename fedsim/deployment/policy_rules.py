@@ -110,6 +110,11 @@ def _settings_rules(policy: NodePolicy, experiment: Experiment) -> Iterator[str]
 
 def _trust_rules(policy: NodePolicy, trust: Trust, experiment: Experiment) -> Iterator[str]:
     """Yield what an experiment lacks for the trust that the policy gives."""
+    if experiment.federation.participation.scheme == "poisson":
+        yield (
+            "the server charges all clients where it draws them in secret, and this node records "
+            "its charges itself: set federation.participation.scheme to uniform"
+        )
     if trust == "central" and not suffices(policy.trust, trust):
         yield (
             f"trust is {policy.trust}, and with privacy.trust: central the server gets sums of "

@@ -20,6 +20,7 @@ from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.deployment.client_app import NodeClient
 from fedsim.deployment.data_budget import count_affordable
 from fedsim.deployment.data_ledger import DataCharge, open_data_ledger
+from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.flower_app import write_app
 from fedsim.deployment.policy import NodePolicy
 from fedsim.deployment.policy_rules import PolicyRefusalError, check_experiment
@@ -539,6 +540,23 @@ def test_central_trust_needs_a_node_that_trusts_the_server(attacker: Attacker) -
         with pytest.raises(PolicyRefusalError, match=f"trust is {trust}, and .* without noise"):
             check_experiment(policy, asked)
     check_experiment(NodePolicy(trust="central"), asked)
+
+
+def test_a_node_answers_nobody_who_charges_in_its_place(attacker: Attacker) -> None:
+    """Drawn in secret, clients charge nothing themselves: no budget of the node would hold."""
+    changes = {
+        "privacy": {
+            **{"trust": "central", "unit": "client", "max_update_norm": 1.0},
+            **{"noise_multiplier": 1.0, "delta": 1e-5, "on_exhausted": "refuse"},
+        },
+        "federation.participation": {"scheme": "poisson"},
+        "federation.clients_per_round": 1,
+    }
+    attacker.policy(trust="central")
+    assert "set federation.participation.scheme to uniform" in reason(attacker.asks(1, **changes))
+    loaded = load_experiment(EXPERIMENT, changes, base=attacker.home)
+    with pytest.raises(DeploymentError, match="scheme: poisson draws private clients in secret"):
+        write_app(loaded, attacker.home / "poisson")
 
 
 def test_distributed_trust_needs_known_helpers_a_known_plan_and_secret_noise() -> None:
