@@ -125,17 +125,33 @@ def plan_cells(loaded: LoadedExperiment, federation: Federation) -> tuple[Planne
     return tuple(
         _planned(federation, is_own=True)
         if (trust, unit) == (privacy.trust, privacy.unit)
-        else _other(loaded, federation, trust, unit)
+        else plan_cell(loaded, federation, trust, unit)
         for trust, unit in CELLS
     )
 
 
-def _other(loaded: LoadedExperiment, federation: Federation, trust: str, unit: str) -> PlannedCell:
-    """Return a cell that the file does not name; the first refusal is its reason."""
+def plan_cell(
+    loaded: LoadedExperiment,
+    federation: Federation,
+    trust: str,
+    unit: str,
+    *,
+    also: Mapping[str, Any] | None = None,
+) -> PlannedCell:
+    """Return a cell that the file does not name; the first refusal is its reason.
+
+    Args:
+        loaded: the experiment, with privacy.
+        federation: its assembled federation.
+        trust: local, distributed or central.
+        unit: example or client.
+        also: other settings to change, `{"key.path": value}`.
+    """
     experiment = loaded.experiment
     content = experiment.model_dump(mode="json", exclude_unset=True)
     changes = {} if experiment.privacy is None else _changes(experiment.privacy, trust, unit)
     try:
+        changes = {**(also or {}), **changes}
         cell = load_experiment(content, changes, base=loaded.base)
         planned = with_plans(federation, cell)
         refuse_overspending(planned)

@@ -109,6 +109,13 @@ def advise_experiment(loaded: LoadedExperiment) -> Advice:
     """
     if loaded.experiment.privacy is None:
         raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
+    privacy = loaded.experiment.privacy
+    if (privacy.trust, privacy.unit) != ("local", "example"):
+        raise PrivacyPlanError(
+            f"the advice compares schedules of trust local with unit example, got {privacy.trust} "
+            f"with unit {privacy.unit}; call it with privacy.trust=local and privacy.unit=example, "
+            "and fedsim plan without --advise for this trust model"
+        )
     federation = assemble(loaded, ledger=None)
     facts = public_facts(federation)
     ranking = Ranking(federation, facts)

@@ -1,9 +1,16 @@
 """Notes of the advice: what the candidates leave open, in words."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
+
+from fedsim.core.formatting import epsilon_text
+from fedsim.experiment import LoadedExperiment
 from fedsim.federation.federation import Federation
 from fedsim.planning.advice.ranking import PROPOSAL, Ranked, Ranking
+from fedsim.planning.advice.yaml_lines import yaml_lines
+from fedsim.planning.cells import plan_cell
 
 _WORTH_SAYING = 0.9  # of the proposal's predicted error
 
@@ -20,7 +27,7 @@ def notes_of(federation: Federation, ranking: Ranking, rows: Sequence[Ranked]) -
     if best.rates == (1.0, 1.0):
         yield "sampling: at a sampling rate of 1 every privacy.sampling gives the same lots"
     yield from _fewer_values(ranking, best)
-    yield _trust(federation)
+    yield from _trust(federation, ranking, rows, best)
 
 
 def _fewer_values(ranking: Ranking, best: Ranked) -> Iterator[str]:
@@ -38,13 +45,39 @@ def _fewer_values(ranking: Ranking, best: Ranked) -> Iterator[str]:
         )
 
 
-def _trust(federation: Federation) -> str:
-    if federation.experiment.secure_aggregation is None:
-        return (
-            "trust: every candidate protects each upload by its own noise (local); "
-            "secure_aggregation would hide single uploads, and lowers no noise"
+def _trust(
+    federation: Federation, ranking: Ranking, rows: Sequence[Ranked], best: Ranked
+) -> Iterator[str]:
+    """Yield the gain of distributed trust at the schedule of a candidate with one local step."""
+    yield "trust: every candidate protects each upload by its own noise (local)"
+    one_step = [row for row in rows if row.candidate.steps == 1]
+    row = best if best in one_step else min(one_step, key=lambda one: one.error, default=best)
+    also = {**row.changes, **_sums(federation)}
+    loaded = LoadedExperiment(federation.experiment, None, federation.base)
+    cell = plan_cell(loaded, federation, "distributed", "example", also=also)
+    if cell.reason is not None:
+        yield f"distributed trust cannot run here: {cell.reason.partition(';')[0]}"
+        return
+    shares = {one.client: one.noise_multiplier for one in cell.clients}
+    noise = np.array([shares[int(client)] for client in ranking.facts.members])
+    ratio = ranking.with_noise(row, noise) / row.error
+    limits = [cell.epsilon(observer) for observer in ("sums", "server")]
+    sums, server = ("infinite" if one is None else epsilon_text(one) for one in limits)
+    lines = yaml_lines({"privacy.trust": "distributed", **_sums(federation)}).splitlines()
+    if ratio < _WORTH_SAYING:
+        yield (
+            f"distributed trust, with the schedule {row.name!r}: × {ratio:.2g} of its predicted "
+            f"noise-to-signal ratio, for ε = {sums} against who sees sums, and {server} against a "
+            f"server that breaks secure aggregation: set {'; '.join(lines)}"
         )
-    return (
-        "trust: secure_aggregation hides single uploads, and the report's aggregate view states "
-        "what that is worth; noise is planned for each upload alone, so no candidate has less of it"
-    )
+
+
+def _sums(federation: Federation) -> dict[str, Any]:
+    """Return the settings of sums that distributed trust needs and the file lacks."""
+    secure = federation.experiment.secure_aggregation
+    per_round = federation.participation.clients_per_round
+    if secure is None:
+        return {"secure_aggregation": {"aggregators": 2, "min_clients": per_round}}
+    if "min_clients" not in secure.model_fields_set:
+        return {"secure_aggregation.min_clients": per_round}
+    return {}

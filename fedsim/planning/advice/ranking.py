@@ -132,6 +132,16 @@ class Ranking:
         schedules = schedules_of([row.candidate], row.all_noise[None, :], facts)
         return float(mean_errors(predicted_errors(schedules, self._tasks))[0])
 
+    def with_noise(self, row: Ranked, noise: Floats) -> float:
+        """Return the predicted error of a candidate with other noise.
+
+        Args:
+            row: the candidate.
+            noise: noise multiplier of each client, (K,).
+        """
+        errors = self._errors([row.candidate], noise[None, :])
+        return float(mean_errors(errors)[0])
+
     def _finalist(self, name: str, candidate: Candidate) -> list[Ranked]:
         """Return a finalist with the noise of a run; nothing if a run would refuse it."""
         experiment = self._load(changes_of(candidate, self._experiment, self.facts))
