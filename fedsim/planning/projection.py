@@ -231,7 +231,11 @@ def _variations(
     for change, other_local, other_privacy, other_rounds in _changes(local, privacy, rounds):
         try:
             plan = plan_privacy(
-                other_privacy, other_local, examples=examples, planned_rounds=other_rounds
+                other_privacy,
+                other_local,
+                examples=examples,
+                planned_rounds=other_rounds,
+                drawn=federation.participation.secret_rate,
             )
         except PrivacyPlanError:
             continue  # this combination has no guarantee, so there is nothing to compare
@@ -243,6 +247,17 @@ def _changes(
     local: LocalSettings, privacy: PrivacySettings, rounds: int
 ) -> Iterator[tuple[str, LocalSettings, PrivacySettings, int]]:
     yield "as planned", local, privacy, rounds
+    if privacy.unit == "example":
+        yield from _lots(local, privacy, rounds)
+    for factor, name in ((0.5, "half"), (2, "double")):
+        yield f"{name} the rounds", local, privacy, max(1, round(rounds * factor))
+    if privacy.unit == "example":
+        yield from _samplings(local, privacy, rounds)
+
+
+def _lots(
+    local: LocalSettings, privacy: PrivacySettings, rounds: int
+) -> Iterator[tuple[str, LocalSettings, PrivacySettings, int]]:
     for factor, name in ((0.5, "half"), (2, "double")):
         if privacy.sampling_rate is not None:
             rate = min(1.0, privacy.sampling_rate * factor)
@@ -258,8 +273,11 @@ def _changes(
         batch = max(1, round(local.batch_size * factor))
         changed = local.model_copy(update={"batch_size": batch})
         yield f"{name} the batch: local.batch_size={batch}", changed, privacy, rounds
-    for factor, name in ((0.5, "half"), (2, "double")):
-        yield f"{name} the rounds", local, privacy, max(1, round(rounds * factor))
+
+
+def _samplings(
+    local: LocalSettings, privacy: PrivacySettings, rounds: int
+) -> Iterator[tuple[str, LocalSettings, PrivacySettings, int]]:
     for sampling in sorted(SAMPLING_SCHEMES):
         if sampling != privacy.sampling and not SAMPLING_SCHEMES[sampling].is_cyclic:
             other = privacy.model_copy(update={"sampling": sampling})
