@@ -6,6 +6,7 @@ from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.trust.certificates import Trust
 from fedsim.clients.settings import OptimizerSettings
 from fedsim.experiment import Experiment
+from fedsim.federation.schedule import participation_of
 from fedsim.protocol.client_spend import ClientSpend
 
 TRUST_TERMS = ("sums", "participation", "weighting")
@@ -23,6 +24,9 @@ def trust_terms(experiment: Experiment) -> dict[str, Any]:
     terms: dict[str, Any] = {}
     if privacy.trust != "local":
         terms["sums"] = _sums(experiment)
+    participation = participation_of(experiment)
+    if participation.is_secret and participation.rate < 1.0:
+        terms["participation"] = {"scheme": participation.scheme, "rate": participation.rate}
     if privacy.unit == "client":
         terms["weighting"] = experiment.federation.weights.name
     return terms

@@ -78,31 +78,42 @@ class AgainstServerSentence(Sentence):
 
 
 class NoServerGuaranteeSentence(Sentence):
-    """A run whose server has no certificate against it."""
+    """Shares of distributed trust that support no certificate against the server."""
 
     point, kind, title = "guarantee", "warning", "No guarantee against the server"
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Whether clients were charged, and no ε against the server is supported."""
-        if not facts.is_private or not facts.has_charges:
-            return False
-        if facts.trust.trust == "central":
-            return True
-        return _is_shared(facts) and supported_epsilon(facts.against_server) is None
+        """Whether clients were charged for shares, and these support no ε against the server."""
+        charged = _is_shared(facts) and facts.has_charges
+        return charged and supported_epsilon(facts.against_server) is None
 
     @property
     def text(self) -> str:
         """The sentence in words."""
-        if self.facts.trust.trust == "central":
-            seen = "single updates" if self.facts.secure_aggregation is None else "sums of updates"
-            return (
-                f"The server is trusted: it sees {seen} without noise, and no ε of this run covers "
-                "what it learns or what anyone learns who can read its memory."
-            )
         return (
             "No ε is stated against a server that sees single updates: the recorded shares of the "
             "noise support none. `fedsim verify` checks the run against its ledger."
+        )
+
+
+class TrustedServerSentence(Sentence):
+    """The server of central trust, against which there is no certificate."""
+
+    point, kind, title = "limit", "limit", "No guarantee against the server"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Whether clients were charged in central trust."""
+        return facts.is_private and facts.has_charges and facts.trust.trust == "central"
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        seen = "single updates" if self.facts.secure_aggregation is None else "sums of updates"
+        return (
+            f"The server is trusted: it sees {seen} without noise. No ε of this run covers what "
+            "the server learns, or a party that can read its memory."
         )
 
 
@@ -204,6 +215,7 @@ class SizesExcludedSentence(Sentence):
 
 CLAIMS: tuple[type[Sentence], ...] = (AgainstServerSentence, NoServerGuaranteeSentence)
 LIMITS: tuple[type[Sentence], ...] = (
+    TrustedServerSentence,
     CollusionSentence,
     ActiveServerSentence,
     SizesExcludedSentence,

@@ -67,11 +67,13 @@ class ReleasedSentence(Sentence):
         adaptive = mechanism is not None and mechanism.clipping in COUNTING_CLIPPINGS
         bound = ", its adapted clipping bound" if adaptive else ""
         local = self.facts.trust.trust == "local"
+        drawn = self.facts.trust.participation_rate is not None
+        rounds = "takes part in" if drawn else "is charged for"
         mask, source = "", "these models" if local else "these integers"
         if hides_updates(self.facts):
             mask, source = " (masked, so that only sums can be opened)", "these sums"
         return (
-            f"A client sends {self._upload} after every round that it is charged for{mask}{bound}, "
+            f"A client sends {self._upload} after every round that it {rounds}{mask}{bound}, "
             f"its settings and its ledger. The server computes the global models from {source} "
             "alone. Per-example gradients, training losses and lot sizes stay on the client. "
             "If a client fails, its error message leaves it too."

@@ -94,13 +94,22 @@ class FloatingPointSentence(Sentence):
                 "The proof assumes exact Gaussian noise; a computer rounds it (Mironov 2012). "
                 "Timing is not hidden."
             )
+        sums, examples = "", ""
+        if self.facts.trust.trust == "distributed":
+            sums = (
+                "Integers of one grid add up exactly, so a sum has the noise of all its clients. "
+            )
+        if not self.facts.protects_clients:
+            examples = (
+                "The proof assumes that what an example adds depends on the model and the example "
+                "alone, which a test before the first round checks. "
+            )
         simulated = "" if mechanism.noise != "seeded" else ", which seeded noise simulates,"
         return (
             "Every release is made of integers: sums rounded to a public grid, and noise on it. "
             "The cost of the grid is in the noise multipliers of the ledger; that of the sampler"
-            f"{simulated} is in ε: {slack.epsilon:.2g} at most. The proof "
-            "(docs/finite_precision.md) assumes that what an example adds depends on the model and "
-            "the example alone, which a test before the first round checks. Timing is not hidden."
+            f"{simulated} is in ε: {slack.epsilon:.2g} at most (docs/finite_precision.md). "
+            f"{sums}{examples}Timing is not hidden."
         )
 
     @property

@@ -109,10 +109,11 @@ def test_each_cell_names_its_observer_and_its_unit(trust: str, unit: str) -> Non
     assert certificates(content)[views[0]] == content["clients"][0]["epsilon"]
     assert ("unit" in words, "client_unit" in words) == (unit == "example", unit == "client")
     assert ("against_server" in words) == (trust == "distributed")
-    assert ("no_server_guarantee" in words) == (trust == "central")
+    assert ("trusted_server" in words) == (trust == "central")
     assert ("collusion" in words) == (trust == "distributed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trust", "unit"), CELLS)
 def test_no_sentence_of_one_unit_speaks_of_the_other(trust: str, unit: str) -> None:
     text = " ".join(said(privacy(trust, unit)).values())
@@ -255,6 +256,7 @@ def test_a_learnt_bound_of_updates_is_one_event() -> None:
     assert "Update and count are one" in words["client_update"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("met", [0, 3, 4])
 def test_an_active_server_is_covered_under_four_conditions(met: int) -> None:
     names = ("pinned_keys", "opened_once", "agreed_plan", "fixed_set")
@@ -284,6 +286,7 @@ def test_a_deployment_without_a_condition_has_the_fallback_guarantee_alone(met: 
     assert ("guarantee" in words) == (met == 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trust", "unit"), CELLS)
 def test_seeded_noise_is_said_to_be_simulated(trust: str, unit: str) -> None:
     words = said(privacy(trust, unit, noise="seeded"))
