@@ -146,7 +146,8 @@ class RoundReport:
     def without_participants(self) -> Self:
         """Return the report for everybody but the server, where participation is secret.
 
-        It names no client, and has no times: they grow with the number of participants.
+        It names no client, and has no times: they grow with the number of participants. A learnt
+        bound stays: it is one for all clients, and a function of charged releases.
         """
         return replace(
             self,
@@ -155,7 +156,6 @@ class RoundReport:
             withdrawn=(),
             shortened={},
             uploads={},
-            clip_norms={},
             seconds=0.0,
             timeline={},
         )

@@ -39,6 +39,8 @@ from fedsim.models.losses import resolve_loss
 from fedsim.models.metrics import task_for
 from fedsim.models.preflight import preflight
 from fedsim.personalization.personalize import check_personalization
+from fedsim.protocol.noisy_sums import SumPlan
+from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.participation import Participation
 
 
@@ -117,6 +119,7 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
         plans, sums = share_noise(
             experiment, client_privacy, plans, weights, shared_model.trained_shapes
         )
+        sums = _with_public_divisor(sums, participation, weights)
     digest = plan_digest(experiment, plans, weights, sums)
     secure = secure_channel(
         experiment,
@@ -149,6 +152,15 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
         sums=sums,
         plan_digest=digest,
     )
+
+
+def _with_public_divisor(
+    sums: SumPlan, participation: Participation, weights: ClientWeights
+) -> SumPlan:
+    """Return the plan of sums that are divided by a public number where participation is secret."""
+    if not participation.is_secret:
+        return sums
+    return replace(sums, divisor=participation.rate * sum(weights.values))
 
 
 def _has_noisy_sums(experiment: Experiment) -> bool:
@@ -218,6 +230,7 @@ def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
         plans, sums = share_noise(
             experiment, client_privacy, plans, weights, shared_model.trained_shapes
         )
+        sums = _with_public_divisor(sums, participation, weights)
     return replace(
         federation,
         experiment=experiment,

@@ -1,0 +1,183 @@
+"""Central trust: the server's noise on exact sums, in clear, in secure sums, and after a crash."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedsim
+from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
+from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.experiment import trust_rules
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.replay.replay import replay_run
+from fedsim.server.aggregation import noisy_sum
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "central",
+    "seed": 5,
+    "data": {
+        "dataset": "digits",
+        "partition": {"scheme": "dirichlet", "num_clients": 4, "alpha": 1.0, "min_examples": 20},
+    },
+    "model": {"name": "logistic"},
+    "federation": {"rounds": 3},
+    "local": {"steps": 1, "batch_size": 20, "optimizer": {"name": "sgd", "lr": 0.5}},
+    "privacy": {"target_epsilon": 4.0, "delta": 1e-3, "max_grad_norm": 1.0, "trust": "central"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _built(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = trust_rules.BUILT | {("central", "example"), ("central", "client")}
+    monkeypatch.setattr(trust_rules, "BUILT", cells)
+
+
+def run(out: Path, *, resume: bool = False, **overrides: Any) -> Any:
+    return fedsim.run(EXPERIMENT, overrides=overrides, out=out, resume=resume)
+
+
+def model_of(result: Any) -> bytes:
+    return b"".join(value.numpy().tobytes() for value in result.model().state_dict().values())
+
+
+def test_plain_and_secure_sums_give_the_same_bits(tmp_path: Path) -> None:
+    plain = run(tmp_path / "plain")
+    secure = {"protocol": "additive", "aggregators": 2, "min_clients": 3}
+    sealed = run(tmp_path / "secure", secure_aggregation=secure)
+    assert model_of(plain) == model_of(sealed)
+    assert plain.privacy.system_epsilon == sealed.privacy.system_epsilon <= 4.0
+
+
+def test_each_client_is_charged_for_the_noise_of_the_sum(tmp_path: Path) -> None:
+    run(tmp_path / "r")
+    journal = FileJournal(tmp_path / "r" / "ledger.jsonl")
+    for client in range(4):
+        charges = journal.history(client)
+        assert [charge.round_number for charge in charges] == [1, 2, 3]
+        ((event, count),) = charges[-1].ledger.entries
+        assert count == 1
+        assert isinstance(event, PoissonSampled)
+        assert isinstance(event.event, Gaussian)
+        accountant = PldAccountant()
+        accountant.compose(event, count=3)
+        assert accountant.get_epsilon(delta=1e-3) <= 4.0
+
+
+def test_no_record_has_a_tag_of_an_upload(tmp_path: Path) -> None:
+    run(tmp_path / "r")
+    lines = (tmp_path / "r" / "releases.jsonl").read_text().splitlines()
+    assert [json.loads(line)["uploads"] for line in lines] == [{}] * 3
+    opening = json.loads((tmp_path / "r" / "checkpoint" / "opening.json").read_text())
+    assert opening["round"] == 3
+    assert opening["clients"] == [0, 1, 2, 3]
+
+
+def test_a_run_is_computed_again_from_its_seed(tmp_path: Path) -> None:
+    run(tmp_path / "r")
+    found = replay_run(RunDirectory.open(tmp_path / "r"))
+    assert not found.problems
+    assert found.rounds == 3
+
+
+class _KilledError(Exception):
+    """The process ended here."""
+
+
+def killed_in_round(monkeypatch: pytest.MonkeyPatch, number: int, *, after_noise: bool) -> None:
+    """Let the run die in a round, before or after the noise was drawn."""
+    add_noise = noisy_sum.add_noise
+    rounds: list[int] = []
+
+    def dying(sums: Any, source: Any) -> Any:
+        rounds.append(1)
+        if len(rounds) == number and not after_noise:
+            raise _KilledError
+        drawn = add_noise(sums, source)
+        if len(rounds) == number:
+            raise _KilledError
+        return drawn
+
+    monkeypatch.setattr(noisy_sum, "add_noise", dying)
+
+
+@pytest.mark.parametrize("after_noise", [False, True])
+def test_a_killed_run_resumes_to_the_same_bits_and_charges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_noise: bool
+) -> None:
+    whole = run(tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        killed_in_round(patched, 2, after_noise=after_noise)
+        with pytest.raises(_KilledError):
+            run(tmp_path / "r")
+    resumed = run(tmp_path / "r", resume=True)
+    assert model_of(resumed) == model_of(whole)
+    assert (tmp_path / "r" / "ledger.jsonl").read_bytes() == (
+        tmp_path / "whole" / "ledger.jsonl"
+    ).read_bytes()
+
+
+def test_another_client_set_of_a_round_that_had_noise_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        killed_in_round(patched, 2, after_noise=True)
+        with pytest.raises(_KilledError):
+            run(tmp_path / "r")
+    opening = RunDirectory(tmp_path / "r").read_opening()
+    assert opening is not None
+    assert (opening.round_number, opening.clients) == (2, (0, 1, 2, 3))
+    assert opening.digest
+    add = noisy_sum.NoisySum.add
+
+    def without_client_0(self: Any, client: int, answer: Any) -> None:
+        if client == 0 and self._round_number == 2:
+            raise noisy_sum.InvalidUpdateError("it broke down")
+        add(self, client, answer)
+
+    monkeypatch.setattr(noisy_sum.NoisySum, "add", without_client_0)
+    resumed = run(tmp_path / "r", resume=True)
+    assert resumed.rounds[1]["participants"] == []
+    assert "so the round is given up" in resumed.rounds[1]["failed"][1]["reason"]
+    assert resumed.rounds[2]["participants"] == [0, 1, 2, 3]
+
+
+def test_noise_of_the_operating_system_charges_a_repeated_round_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secure = {"privacy.noise": "secure", "privacy.target_epsilon": None}
+    secure["privacy.noise_multiplier"] = 1.0
+    with monkeypatch.context() as patched:
+        killed_in_round(patched, 2, after_noise=True)
+        with pytest.raises(_KilledError):
+            run(tmp_path / "r", **secure)
+    run(tmp_path / "r", resume=True, **secure)
+    journal = FileJournal(tmp_path / "r" / "ledger.jsonl")
+    assert [charge.round_number for charge in journal.history(0)] == [1, 2, 2, 3]
+
+
+def test_a_strategy_that_looks_at_single_updates_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from fedsim.server.aggregation.strategies import FedAvg\n"
+        "class Own(FedAvg):\n"
+        "    def aggregator(self, weights):\n"
+        "        return super().aggregator(weights)\n"
+    )
+    own = {**EXPERIMENT, "federation": {"rounds": 1, "strategy": "./own.py:Own"}}
+    with pytest.raises(ValueError, match="only the sum of the updates may be used"):
+        fedsim.run(own, base=tmp_path, out=tmp_path / "r")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ray", "flower"])
+def test_every_engine_gives_the_same_ledger(tmp_path: Path, engine: str) -> None:
+    pytest.importorskip("ray")
+    here = run(tmp_path / "local")
+    there = run(tmp_path / engine, runtime={"engine": engine, "workers": 2})
+    assert here.privacy.system_epsilon == there.privacy.system_epsilon
+    for one, other in zip(
+        here.model().state_dict().values(), there.model().state_dict().values(), strict=True
+    ):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
