@@ -18,6 +18,7 @@ BUILT = frozenset(
         ("local", "client"),
         ("distributed", "example"),
         ("distributed", "client"),
+        ("central", "example"),
         ("central", "client"),
     }
 )

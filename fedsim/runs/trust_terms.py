@@ -29,6 +29,9 @@ def trust_terms(experiment: Experiment) -> dict[str, Any]:
         terms["participation"] = {"scheme": participation.scheme, "rate": participation.rate}
     if privacy.unit == "client":
         terms["weighting"] = experiment.federation.weights.name
+    participation = participation_of(experiment)
+    if participation.is_secret:
+        terms["participation"] = {"scheme": participation.scheme, "rate": participation.rate}
     return terms
 
 

@@ -51,6 +51,7 @@ def test_plain_and_secure_sums_give_the_same_bits(tmp_path: Path) -> None:
     assert plain.privacy.system_epsilon == sealed.privacy.system_epsilon <= 4.0
 
 
+@pytest.mark.slow
 def test_each_client_is_charged_for_the_noise_of_the_sum(tmp_path: Path) -> None:
     run(tmp_path / "r")
     journal = FileJournal(tmp_path / "r" / "ledger.jsonl")
@@ -66,6 +67,7 @@ def test_each_client_is_charged_for_the_noise_of_the_sum(tmp_path: Path) -> None
         assert accountant.get_epsilon(delta=1e-3) <= 4.0
 
 
+@pytest.mark.slow
 def test_no_record_has_a_tag_of_an_upload(tmp_path: Path) -> None:
     run(tmp_path / "r")
     lines = (tmp_path / "r" / "releases.jsonl").read_text().splitlines()
@@ -75,6 +77,7 @@ def test_no_record_has_a_tag_of_an_upload(tmp_path: Path) -> None:
     assert opening["clients"] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_run_is_computed_again_from_its_seed(tmp_path: Path) -> None:
     run(tmp_path / "r")
     found = replay_run(RunDirectory.open(tmp_path / "r"))
@@ -103,6 +106,7 @@ def killed_in_round(monkeypatch: pytest.MonkeyPatch, number: int, *, after_noise
     monkeypatch.setattr(noisy_sum, "add_noise", dying)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after_noise", [False, True])
 def test_a_killed_run_resumes_to_the_same_bits_and_charges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_noise: bool
@@ -144,6 +148,7 @@ def test_another_client_set_of_a_round_that_had_noise_is_given_up(
     assert resumed.rounds[2]["participants"] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_noise_of_the_operating_system_charges_a_repeated_round_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
