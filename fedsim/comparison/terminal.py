@@ -119,14 +119,14 @@ def _table(results: Results, *, unit: bool) -> Table:
     """Return the table of one unit's variants, with its name where there are two."""
     table = Table(
         box=box.SIMPLE_HEAD,
-        collapse_padding=True,
-        pad_edge=False,
         title=f"{results.name}: {metric_words(results.metric)}, {len(results.seeds)} seeds, "
         f"baseline {results.baseline}" + (f", unit {results.groups[0].unit}" if unit else ""),
         title_justify="left",
     )
     all_finished = all(one.is_finished for one in results.outcomes)
     trusts = any(one.trust not in (None, "local") for one in results.variants)
+    table.collapse_padding = trusts  # two more columns fit into 80 characters
+    table.pad_edge = not trusts
     headings = ["trust", "guarantee, against"] if trusts else ["guarantee"]
     headings += ["mean", "minus baseline", "p"] + ([] if trusts else ["time"])
     headings += [] if all_finished else ["seeds"]
