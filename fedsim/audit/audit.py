@@ -22,15 +22,19 @@ from fedsim.audit.findings import NUM_INTERVAL_ENDS, Claim, measure_leakage, noi
 from fedsim.audit.observation import charged_noise, num_spares, observe
 from fedsim.audit.observers import Observer, OtherNoise, observers_of
 from fedsim.audit.results import Audit, ClientAudit
+from fedsim.audit.updates import UpdateRounds
 from fedsim.clients.app import one_thread
 from fedsim.clients.budget.plan import PrivacyPlanError
 from fedsim.clients.dp_sgd.model_checks.safety import preserve_state
 from fedsim.clients.dp_sgd.per_example.choice import gradients_for
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
+from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.streams import Purpose, stream
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
+from fedsim.federation.charged_noise import charged_multipliers
 from fedsim.federation.federation import Federation
 from fedsim.federation.initial_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
 
@@ -80,7 +84,7 @@ def _audit(
                 audited.append(_audit_client(federation, client, observer, steps=steps, miss=miss))
             on_client(done, len(chosen))
     audited.sort(key=lambda one: one.client)  # stable: the claimed view of a client is first
-    if federation.sums is None:
+    if federation.sums is None and federation.experiment.clips_examples:
         views = views_of(federation, {one.client: one.findings.uploads for one in audited})
         audited = [replace(one, views=views.get(one.client)) for one in audited]
     return Audit(
@@ -107,7 +111,7 @@ def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[O
     claims = [
         (client, observers_of(federation, client))
         for client, plan in enumerate(federation.plans)
-        if plan.step.noise_multiplier > 0.0 and federation.data.clients.size(client)
+        if plan.release.noise_multiplier > 0.0 and federation.data.clients.size(client)
     ]
     if not claims:
         raise PrivacyPlanError(
@@ -123,6 +127,8 @@ def _audit_client(
     if plans is None or terms is None or experiment.privacy is None:
         raise ValueError("an audit needs plans")
     plan, size = plans[client], federation.data.clients.size(client)
+    if plan.update is not None:
+        return _audit_updates(federation, client, observer, steps=steps, miss=miss)
     has_canary = _choose_canaries(experiment.seed, client, size)
     gradients, targets = _canary_gradients(
         federation,
@@ -143,7 +149,16 @@ def _audit_client(
         client=client,
         steps=steps,
         secure=plan.secure_noise,
-        others=None if view is None else OtherNoise(federation, view, gradients, targets),
+        others=None
+        if view is None
+        else OtherNoise(
+            federation,
+            view,
+            gradients,
+            targets,
+            model=SharedModel(gradients.model, parameters=gradients.parameters),
+            loss=gradients.loss,
+        ),
     )
     claim = Claim(
         epsilon=observer.epsilon,
@@ -156,6 +171,29 @@ def _audit_client(
         is_fixed=step.clipping.adapted_clip_norm is None,
     )
     findings = measure_leakage(seen, claim, round_steps=experiment.local.steps, miss=miss)
+    return ClientAudit(client, size, claim, findings, against=observer.against)
+
+
+def _audit_updates(
+    federation: Federation, client: int, observer: Observer, *, steps: int, miss: float
+) -> ClientAudit:
+    """Audit a client that releases whole updates: all that it has is one canary."""
+    experiment, plan = federation.experiment, (federation.plans or ())[client]
+    if experiment.privacy is None:
+        raise ValueError("an audit needs plans")
+    rounds = UpdateRounds(federation, client, observer.view)
+    claim = Claim(
+        epsilon=observer.epsilon,
+        delta=plan.delta,
+        noise=observer.noise_factor * charged_multipliers(rounds.update)[0],
+        sampling=PoissonSampling(plan.release.sampling_rate),
+        steps=plan.steps_to_take,
+        accountant=experiment.privacy.accountant,
+        adjacency=experiment.privacy.adjacency,
+        is_fixed=False,
+    )
+    findings = measure_leakage(rounds.observe(steps), claim, round_steps=1, miss=miss)
+    size = federation.data.clients.size(client)
     return ClientAudit(client, size, claim, findings, against=observer.against)
 
 

@@ -19,10 +19,11 @@ from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.budget.sum_part import SumPart
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.federation.charged_noise import honest_draws, server_draw, step_length_of
 from fedsim.federation.federation import Federation
 
@@ -109,8 +110,10 @@ class OtherNoise:
     Args:
         federation: assembled, with plans.
         view: who else adds noise.
-        gradients: of the model that the audited client trains.
+        gradients: of the model that the audited client trains; None: whole updates are released.
         targets: of the audited client (n, ...); the others have no examples here.
+        model: the model that the audited client trains.
+        loss: its loss.
 
     Attributes:
         part: the audited client's part of the sum.
@@ -121,17 +124,18 @@ class OtherNoise:
         self,
         federation: Federation,
         view: SumView,
-        gradients: PerExampleGradients,
+        gradients: PerExampleGradients | None,
         targets: Tensor,
+        *,
+        model: SharedModel,
+        loss: PerExampleLoss,
     ) -> None:
         self.part, self.step_length = view.part, view.step_length
         self._federation, self._view, self._gradients = federation, view, gradients
-        self._shared_model = SharedModel(gradients.model, parameters=gradients.parameters)
-        self._targets = targets[:0]
+        self._model, self._loss, self._targets = model, loss, targets[:0]
         self._index = torch.arange(0, device=targets.device)
-        self._local, self._seed = federation.experiment.local, federation.experiment.seed
         plans = federation.plans or ()
-        self._steps = {client: _for_model(plans[client], gradients) for client in view.others}
+        self._releases = {client: _for_model(plans[client], model) for client in view.others}
 
     def of_round(self, number: int, *, secure: bool) -> Tensor:
         """Return the noise of a round, integers in float64 (size,).
@@ -140,31 +144,35 @@ class OtherNoise:
             number: the round.
             secure: whether noise comes from the operating system's random source.
         """
-        size = self._gradients.parameters.size
+        size, local = self._model.parameters.size, self._federation.experiment.local
         total = torch.zeros(size, dtype=torch.float64, device=self._index.device)
         if self._view.has_server_noise:
-            seed = None if secure else self._seed
+            seed = None if secure else self._federation.experiment.seed
             total += server_draw(self._federation, size, seed=seed, number=number)
         for block in self._blocks():
             members = [self._member(client, number, secure=secure) for client in block]
-            result = train_block(
-                self._shared_model, self._gradients.loss, self._gradients, self._local, members
-            )
+            result = train_block(self._model, self._loss, self._gradients, local, members)
             total += result.values.double().sum(0)
         return total
 
     def _blocks(self) -> list[tuple[int, ...]]:
         others = self._view.others
-        if self._gradients.stacks:
+        if self._gradients is not None and self._gradients.stacks:
             return [others] if others else []
         return [(client,) for client in others]
 
     def _member(self, client: int, number: int, *, secure: bool) -> BlockMember:
-        key = StreamKey(self._seed, client, number)
-        step, part = self._steps[client], self._view.part
-        return BlockMember(self._index, self._targets, key, range(1), step, secure, part)
+        release = self._releases[client]
+        key = StreamKey(self._federation.experiment.seed, client, number)
+        none = (self._index, self._targets, key)
+        if isinstance(release, UpdateMechanism):
+            return BlockMember(*none, range(0), secure=secure, part=self.part, update=release)
+        return BlockMember(*none, range(1), release, secure, self.part)
 
 
-def _for_model(plan: PrivacyPlan, gradients: PerExampleGradients) -> DpSgdMechanism:
+def _for_model(plan: PrivacyPlan, model: SharedModel) -> DpSgdMechanism | UpdateMechanism:
     """Return a client's mechanism for the model of an audit."""
-    return replace(plan.step, bound_groups=None).for_model(gradients.parameters)
+    parameters = model.parameters
+    if plan.update is not None:
+        return plan.update.for_model(parameters.size, parameters.tensors[0].dtype)
+    return replace(plan.step, bound_groups=None).for_model(parameters)

@@ -36,6 +36,7 @@ from fedsim.federation.charged_noise import (
 from fedsim.federation.federation import Federation
 from fedsim.federation.initial_model import public_examples, to_tensors
 from fedsim.federation.probe_evidence import NoiseEvidence
+from fedsim.federation.update_probe import UpdateProbe
 
 MAX_BLOCKS = 8
 MIN_BLOCKS = 2  # of clients that train alone, two show whether they share noise
@@ -69,18 +70,37 @@ def probe_mechanisms(federation: Federation) -> None:
         MechanismMismatchError: less noise than charged, repeated noise, or an example that
             contributes more than its clipping bound; the message names both numbers.
     """
-    if federation.gradients is None or not federation.experiment.clips_examples:
+    if federation.plans is None:
         return
     evidence = NoiseEvidence()
     mixed = not federation.experiment.plugins
     with one_thread(), plugin_calls("a plug-in failed before the first round", mixed=mixed):
         for block in _blocks_to_probe(federation):
-            probe = _BlockProbe(federation, federation.gradients, block)
-            probe.check_clipping(evidence)
-            probe.measure_noise(evidence)
+            if not federation.experiment.clips_examples:
+                _probe_updates(federation, block, evidence)
+            elif federation.gradients is not None:
+                probe = _BlockProbe(federation, federation.gradients, block)
+                probe.check_clipping(evidence)
+                probe.measure_noise(evidence)
     federation.shared_model.restart()
     for mismatch in evidence.mismatches():
         raise MechanismMismatchError(_message(mismatch))
+
+
+def _probe_updates(federation: Federation, block: tuple[int, ...], evidence: NoiseEvidence) -> None:
+    """Probe the whole updates of a block, in as many rounds as the noise needs."""
+    probe = UpdateProbe(federation, block, _probe_seed(federation))
+    probe.check_clipping(evidence, number=_CLIPPING_ROUND)
+    size = federation.shared_model.parameters.size
+    rounds = min(max(2, -(-NUM_NOISE_VALUES // size)), 2 * MAX_NOISE_STEPS)
+    first, rows_of = _CLIPPING_ROUND + 1, next(_private_clients(federation))
+    probe.measure_noise(evidence, range(first, first + rounds), rows_of=rows_of)
+
+
+def _probe_seed(federation: Federation) -> int:
+    """Return the seed of the probe's streams, which no run uses."""
+    key = stream_key(federation.experiment.seed, Purpose.PROBE)
+    return int.from_bytes(key[:8], "little")
 
 
 def _message(mismatch: str) -> str:
@@ -112,7 +132,8 @@ def _blocks_to_probe(federation: Federation) -> list[tuple[int, ...]]:
 def _private_clients(federation: Federation) -> Iterator[int]:
     """Yield the clients that will train with noise."""
     for client, plan in enumerate(federation.plans or ()):
-        if plan.steps_to_take and plan.examples and plan.step.noise_multiplier > 0.0:
+        has_unit = plan.update is not None or plan.examples
+        if plan.steps_to_take and has_unit and plan.release.noise_multiplier > 0.0:
             yield client
 
 
@@ -168,8 +189,7 @@ class _BlockProbe:
         self._gradients = gradients
         self._block = block
         self._rows = federation.tile_rows(block)
-        key = stream_key(federation.experiment.seed, Purpose.PROBE)
-        self._seed = int.from_bytes(key[:8], "little")
+        self._seed = _probe_seed(federation)
         private = set(_private_clients(federation))
         self._charged = [
             self._charged_noise(client) if client in private else None for client in block
