@@ -45,6 +45,12 @@ class SharedModel:
         self.start_values: Tensor = self.parameters.data.clone()
         self.noise_states = NoiseStates()
         self._fixed_values: list[tuple[Tensor, Tensor]] = []
+        # A module may put another tensor in a buffer's place, or have buffers outside its state.
+        self._buffers = [
+            (module, name, tensor, tensor.clone())
+            for module in model.modules()
+            for name, tensor in module.named_buffers(recurse=False)
+        ]
 
     @property
     def tied_names(self) -> dict[str, str]:
@@ -65,6 +71,7 @@ class SharedModel:
         if self._loaded is not None and _is_same(self._loaded[0], arrays):
             return self._loaded[1]
         self._loaded = None
+        self._put_buffers_back()
         state = {name: torch.from_numpy(np.array(a.numpy())) for name, a in arrays.items()}
         self.model.load_state_dict(state)
         self.start_values.copy_(self.parameters.data)
@@ -73,10 +80,15 @@ class SharedModel:
         return self._loaded[1]
 
     def restart(self) -> None:
-        """Reset the model to the global model."""
+        """Reset the model to the global model: nothing stays of a client that trained before."""
         self.parameters.data.copy_(self.start_values)
+        self._put_buffers_back()
         for tensor, value in self._fixed_values:
             tensor.copy_(value)
+
+    def _put_buffers_back(self) -> None:
+        for module, name, tensor, first in self._buffers:
+            setattr(module, name, tensor.copy_(first))
 
     @property
     def trained_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -1,0 +1,158 @@
+"""Promise: with `unit: client`, everything of a client reaches others through its release alone.
+
+The attacker is the server, which sees every upload. If one bit of another client's update changed
+with the data of client 3, its noise would hide nothing: the server knows the other clients' data.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsim.clients.app import one_thread
+from fedsim.clients.dp_sgd.model_checks.member_isolation import MemberIsolation
+from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
+from fedsim.clients.dp_sgd.per_example.interface import Tile
+from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.settings import LocalSettings
+from fedsim.clients.training.block import BlockMember, BlockResult, train_block
+from fedsim.clients.training.shared_model import SharedModel
+from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.updates.mechanism import UpdateMechanism
+from fedsim.data.client_examples import ClientExamples
+from fedsim.data.examples import Examples
+from fedsim.experiment import load_experiment
+from fedsim.federation.assembly import assemble
+from fedsim.federation.federation import Federation
+from fedsim.models.losses import cross_entropy
+from fedsim.protocol.arrays import to_arrays
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "hidden",
+    "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 30}},
+    "model": {"name": "mlp", "args": {"hidden": [16]}},
+    "federation": {"rounds": 1},
+    "local": {"steps": 3, "batch_size": 20, "optimizer": {"name": "sgd", "lr": 0.5}},
+    "privacy": {"unit": "client", "noise_multiplier": 1.0, "delta": 0.01, "max_update_norm": 0.5},
+}
+ATTACKED = 3
+
+
+def with_data(federation: Federation, examples: Examples) -> Federation:
+    """Return a federation in which one client has other examples."""
+    clients = federation.data.clients
+    own = [examples if k == ATTACKED else clients[k] for k in range(len(clients))]
+    ends = np.cumsum([0, *(len(each) for each in own)])
+    source = Examples(
+        np.concatenate([each.features for each in own]),
+        np.concatenate([each.targets for each in own]),
+    )
+    rows = {k: np.arange(ends[k], ends[k + 1]) for k in range(len(own))}
+    return replace(federation, data=replace(federation.data, clients=ClientExamples(source, rows)))
+
+
+def other_data(federation: Federation) -> dict[str, Examples]:
+    own = federation.data.clients[ATTACKED]
+    return {
+        "none": Examples(own.features[:0], own.targets[:0]),
+        "one": Examples(own.features[:1], own.targets[:1]),
+        "three times": Examples(np.tile(own.features, (3, 1, 1, 1)), np.tile(own.targets, 3)),
+        "large": Examples(own.features * 1e30, own.targets),
+    }
+
+
+def train(federation: Federation, block: tuple[int, ...]) -> BlockResult:
+    members: list[BlockMember | None] = []
+    for client in block:
+        task = federation.client_task(client)
+        assert task.privacy is not None
+        steps = range(task.local.steps if task.size else 0)
+        members.append(
+            BlockMember(*task.data(), StreamKey(0, client, 1), steps, update=task.privacy.update)
+        )
+    with one_thread():
+        return train_block(
+            federation.shared_model,
+            federation.loss,
+            federation.gradients,
+            federation.experiment.local,
+            members,
+            rows=federation.tile_rows(block),
+        )
+
+
+@pytest.mark.parametrize("batch_size", [20, 200])
+def test_no_bit_of_another_client_depends_on_its_data(batch_size: int) -> None:
+    loaded = load_experiment(EXPERIMENT, overrides={"local.batch_size": batch_size})
+    federation = assemble(loaded, ledger=None)
+    federation.shared_model.load(federation.initial_arrays())
+    block = federation.block_plan.block_of(1, ATTACKED)
+    assert len(block) > 1
+    place = block.index(ATTACKED)
+    others = [k for k in range(len(block)) if k != place]
+    expected = train(federation, block).values
+    for name, examples in other_data(federation).items():
+        changed = with_data(federation, examples)
+        assert changed.block_plan.blocks(1) == federation.block_plan.blocks(1), name
+        found = train(changed, block).values
+        assert not torch.equal(found[place], expected[place]), name
+        assert torch.equal(found[others], expected[others]), name
+        assert bool(found.isfinite().all()), name
+
+
+class Remembers(nn.Module):
+    """Keeps a sum of its inputs in buffers that are no part of its state."""
+
+    total: Tensor
+    replaced: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("total", torch.zeros(4), persistent=False)
+        self.register_buffer("replaced", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total += x.detach().sum(0)
+        self.replaced = self.replaced + x.detach().sum(0)
+        return self.layer(x + self.total + self.replaced)
+
+
+def test_nothing_stays_in_a_model_that_clients_share() -> None:
+    torch.manual_seed(0)
+    shared, local = SharedModel(Remembers()), LocalSettings(steps=2, batch_size=4)
+    shared.load(to_arrays({k: v.numpy() for k, v in shared.model.state_dict().items()}))
+    x, y = torch.randn(8, 4), torch.randint(0, 2, (8,))
+
+    def update_of(features: Tensor, client: int) -> Tensor:
+        update = UpdateMechanism(1.0, 1.0).for_model(shared.parameters.size, torch.float32)
+        member = BlockMember(features, y, StreamKey(0, client, 1), range(2), update=update)
+        return train_block(shared, cross_entropy, None, local, [member]).values
+
+    found = []
+    for scale in (1.0, 3.0):
+        update_of(scale * x, ATTACKED)
+        found.append(update_of(x, 4))
+    assert torch.equal(*found)
+
+
+class Coupled(RuleGradients):
+    """Gradients that add a little of all clients to each."""
+
+    def add_sums(self, values: Tensor, tile: Tile, into: Tensor) -> None:
+        super().add_sums(values, tile, into)
+        into += 1e-9 * into.nan_to_num().sum()
+
+
+def test_blocks_that_couple_clients_are_refused() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    x, y = torch.randn(6, 8), torch.randint(0, 3, (6,))
+    MemberIsolation(RuleGradients(model, cross_entropy, stacks=True), x, y).check(4, 8)
+    coupled = MemberIsolation(Coupled(model, cross_entropy, stacks=True), x, y)
+    coupled.check(1, 8)  # a client alone
+    with pytest.raises(UnsafeModelError, match=r"local\.cohort: off"):
+        coupled.check(4, 8)
