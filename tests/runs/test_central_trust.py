@@ -10,7 +10,6 @@ import pytest
 import fedsim
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.experiment import trust_rules
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.replay.replay import replay_run
 from fedsim.server.aggregation import noisy_sum
@@ -27,12 +26,6 @@ EXPERIMENT: dict[str, Any] = {
     "local": {"steps": 1, "batch_size": 20, "optimizer": {"name": "sgd", "lr": 0.5}},
     "privacy": {"target_epsilon": 4.0, "delta": 1e-3, "max_grad_norm": 1.0, "trust": "central"},
 }
-
-
-@pytest.fixture(autouse=True)
-def _built(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = trust_rules.BUILT | {("central", "example"), ("central", "client")}
-    monkeypatch.setattr(trust_rules, "BUILT", cells)
 
 
 def run(out: Path, *, resume: bool = False, **overrides: Any) -> Any:
