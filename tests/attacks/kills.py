@@ -359,7 +359,7 @@ class Trials:
 
     def _check_sums(self, run: Path) -> None:
         """Compare the released sums of all processes of a run with those of the whole run."""
-        least = self._experiment.get("secure_aggregation", {}).get("min_clients", 0)
+        least = (self._experiment.get("secure_aggregation") or {}).get("min_clients", 0)
         sums = _sums(run)
         if any(len(clients) < least for _, clients in sums):
             self.faults.append(f"a sum of fewer than {least} clients was opened: {sums}")
