@@ -28,7 +28,7 @@ def pair_digests(federation: "Federation") -> dict[str, str]:
     return {
         "data": _digest(array for one in examples for array in (one.features, one.targets)),
         "initial_model": _digest(value.cpu().numpy() for value in state.values()),
-        "participants": _digest(np.array(schedule.in_round(number)) for number in rounds),
+        "participants": _digest(np.array(schedule.on_record(number)) for number in rounds),
     }
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedsim.comparison.pairs import SHARED_PARTS, check_pairs, pair_digests
@@ -56,3 +57,36 @@ def test_nothing_to_pair_is_not_called_paired() -> None:
     found = check_pairs({"base": {0: SAME}, "dp": {1: SAME}}, PAIRS)
     assert not found.is_paired
     assert found.statement.startswith("No seed finished both")
+
+
+def test_secret_draws_of_clients_are_not_on_record() -> None:
+    from dataclasses import replace
+    from types import SimpleNamespace
+
+    from fedsim.comparison.pairs import _digest
+    from fedsim.experiment import load_experiment
+    from fedsim.federation.assembly import assemble
+
+    experiment = {
+        "name": "secret",
+        "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 5}},
+        "model": {"name": "logistic"},
+        "federation": {
+            "rounds": 3,
+            "clients_per_round": 2,
+            "participation": {"scheme": "poisson"},
+        },
+        "local": {"steps": 1, "batch_size": 8},
+        "privacy": {
+            "trust": "central",
+            "unit": "client",
+            "noise_multiplier": 1.0,
+            "delta": 1e-3,
+            "max_update_norm": 1.0,
+        },
+    }
+    federation = assemble(load_experiment(experiment), ledger=None)
+    nobody = SimpleNamespace(on_record=lambda number: ())
+    hidden = replace(federation, participation=nobody)  # type: ignore[arg-type]
+    assert pair_digests(federation)["participants"] == pair_digests(hidden)["participants"]
+    assert pair_digests(federation)["participants"] == _digest(np.array(()) for _ in range(3))
