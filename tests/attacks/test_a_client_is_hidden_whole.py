@@ -97,6 +97,7 @@ def test_no_bit_of_another_client_depends_on_its_data(batch_size: int) -> None:
     for name, examples in other_data(federation).items():
         changed = with_data(federation, examples)
         assert changed.block_plan.blocks(1) == federation.block_plan.blocks(1), name
+        assert changed.tile_rows(block) == federation.tile_rows(block), name
         found = train(changed, block).values
         assert not torch.equal(found[place], expected[place]), name
         assert torch.equal(found[others], expected[others]), name
