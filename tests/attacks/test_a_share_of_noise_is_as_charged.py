@@ -15,7 +15,7 @@ from fedsim.audit.audit import audit_experiment
 from fedsim.audit.results import Audit, ClientAudit
 from fedsim.clients.budget.sum_part import SumPart
 from fedsim.clients.training.streams import StreamKey
-from fedsim.experiment import LoadedExperiment, load_experiment, trust_rules
+from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
@@ -23,12 +23,6 @@ from fedsim.noise import release
 
 CONFIDENCE = 1 - 1e-6  # the false-alarm rate of an audit with another seed; the seed is fixed
 Mutation = Callable[[pytest.MonkeyPatch], None]
-
-
-@pytest.fixture(autouse=True)
-def _every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = frozenset((t, u) for t in ("local", "distributed", "central") for u in ("example",))
-    monkeypatch.setattr(trust_rules, "BUILT", cells)
 
 
 def experiment(**sections: Any) -> LoadedExperiment:

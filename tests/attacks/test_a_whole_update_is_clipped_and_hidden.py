@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsim.audit.audit import audit_experiment
 from fedsim.clients.updates import release as updates
-from fedsim.experiment import LoadedExperiment, load_experiment, trust_rules
+from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.federation import charged_noise
 from fedsim.federation.assembly import assemble
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
@@ -22,11 +22,6 @@ CONFIDENCE = 1 - 1e-6  # the false-alarm rate of an audit with another seed; the
 TRUST = ["local", "distributed", "central"]
 Mutation = Callable[[pytest.MonkeyPatch], None]
 slow = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust_rules, "BUILT", frozenset((trust, "client") for trust in TRUST))
 
 
 def experiment(trust: str, *, poisson: bool = False, **privacy: Any) -> LoadedExperiment:

@@ -12,7 +12,7 @@ import pytest
 
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.streams import StreamKey
-from fedsim.experiment import load_experiment, trust_rules
+from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.noise.grid import MAX_DRAW
@@ -45,12 +45,6 @@ VALUES: dict[str, str] = {
     "not a number": "[np.nan, 1.0, 1.0, 1.0]",
     "zero": "[0.0, 0.0, 0.0, 0.0]",
 }
-
-
-@pytest.fixture(autouse=True)
-def _every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = frozenset((t, "example") for t in ("local", "distributed", "central"))
-    monkeypatch.setattr(trust_rules, "BUILT", cells)
 
 
 def federation(base: Path, trust: str, values: str, noise: float) -> Federation:

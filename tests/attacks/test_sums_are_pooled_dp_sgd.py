@@ -21,7 +21,7 @@ from fedsim.accountant import Gaussian, PoissonSampled
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.streams import StreamKey
-from fedsim.experiment import load_experiment, trust_rules
+from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.noise import release
@@ -48,12 +48,6 @@ def build():
 def loss(outputs, targets):
     return outputs[:, 0]
 """
-
-
-@pytest.fixture(autouse=True)
-def _every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = frozenset((t, "example") for t in ("local", "distributed", "central"))
-    monkeypatch.setattr(trust_rules, "BUILT", cells)
 
 
 def federation(base: Path, *, trust: str, clients: int, **privacy: Any) -> Federation:

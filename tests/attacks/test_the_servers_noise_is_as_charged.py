@@ -8,7 +8,7 @@ import pytest
 
 from fedsim.audit.audit import audit_experiment
 from fedsim.clients.training import block
-from fedsim.experiment import LoadedExperiment, load_experiment, trust_rules
+from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.federation import charged_noise
 from fedsim.federation.assembly import assemble
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
@@ -16,12 +16,6 @@ from fedsim.noise.sources import SeededNoise
 
 CONFIDENCE = 1 - 1e-6  # the false-alarm rate of an audit with another seed; the seed is fixed
 Mutation = Callable[[pytest.MonkeyPatch], None]
-
-
-@pytest.fixture(autouse=True)
-def _every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = frozenset((t, u) for t in ("local", "distributed", "central") for u in ("example",))
-    monkeypatch.setattr(trust_rules, "BUILT", cells)
 
 
 def experiment(**privacy: Any) -> LoadedExperiment:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedsim.experiment import load_experiment, trust_rules
+from fedsim.experiment import load_experiment
 from fedsim.experiment.errors import ExperimentError
 
 LOCAL: dict[str, Any] = {
@@ -29,7 +29,21 @@ DISTRIBUTED = {
     "secure_aggregation": SECURE,
 }
 CENTRAL = {**LOCAL, "privacy": {**LOCAL["privacy"], "trust": "central"}}
-CELLS = {"local": LOCAL, "distributed": DISTRIBUTED, "central": CENTRAL}
+CLIENT = {"target_epsilon": 8.0, "delta": 1e-2, "max_update_norm": 0.5, "unit": "client"}
+CLIENTS_LOCAL = {**LOCAL, "privacy": {**CLIENT, "trust": "local"}}
+CLIENTS_DISTRIBUTED = {**DISTRIBUTED, "privacy": {**CLIENT, "trust": "distributed"}}
+CLIENTS_CENTRAL = {**LOCAL, "privacy": {**CLIENT, "trust": "central"}}
+POISSON = {"rounds": 3, "clients_per_round": 5, "participation": {"scheme": "poisson"}}
+CLIENTS_DRAWN = {**CLIENTS_CENTRAL, "federation": POISSON}
+CELLS = {
+    "local": LOCAL,
+    "distributed": DISTRIBUTED,
+    "central": CENTRAL,
+    "clients, local": CLIENTS_LOCAL,
+    "clients, distributed": CLIENTS_DISTRIBUTED,
+    "clients, central": CLIENTS_CENTRAL,
+    "clients, drawn in secret": CLIENTS_DRAWN,
+}
 MOMENTUM = {"name": "sgd", "lr": 0.5, "momentum": 0.9}
 
 # Cell, key, wrong value, key of the message, words of its fix.
@@ -123,13 +137,90 @@ CASES: dict[str, tuple[str, str, Any, str, str]] = {
         "privacy.adjacency",
         "use zero_out or replace_one",
     ),
+    "sampling of examples": (
+        "clients, local", "privacy.sampling", "shuffle", "privacy.sampling", "remove sampling",
+    ),
+    "lots of examples": (
+        "clients, central",
+        "privacy.sampling_rate",
+        0.1,
+        "privacy.sampling_rate",
+        "remove sampling_rate",
+    ),
+    "weights by size": (
+        "clients, local",
+        "federation.weighting",
+        "examples",
+        "federation.weighting",
+        "use weighting: uniform",
+    ),
+    "clients that are not there": (
+        "clients, local",
+        "privacy.adjacency",
+        "add_remove",
+        "privacy.adjacency",
+        "use zero_out or replace_one",
+    ),
+    "clients that are not there, by schedule": (
+        "clients, central",
+        "privacy.adjacency",
+        "add_remove",
+        "privacy.adjacency",
+        "scheme: poisson",
+    ),
+    "a secret draw of examples": (
+        "central",
+        "federation",
+        POISSON,
+        "federation.participation.scheme",
+        "use trust: central with unit: client",
+    ),
+    "a secret draw in local trust": (
+        "clients, local",
+        "federation",
+        POISSON,
+        "federation.participation.scheme",
+        "use trust: central with unit: client",
+    ),
+    "a secret draw beside helpers": (
+        "clients, drawn in secret",
+        "secure_aggregation",
+        {**SECURE, "min_clients": 2},
+        "federation.participation.scheme",
+        "remove secure_aggregation",
+    ),
+    "a draw that ends a run by its number": (
+        "clients, drawn in secret",
+        "federation.min_participants",
+        3,
+        "federation.min_participants",
+        "remove min_participants",
+    ),
+    "a draw with a deadline": (
+        "clients, drawn in secret",
+        "federation.deadline",
+        5.0,
+        "federation.deadline",
+        "remove deadline",
+    ),
+    "metrics of examples": (
+        "distributed",
+        "secure_aggregation.metrics",
+        {"train_loss": 10.0},
+        "secure_aggregation.metrics",
+        "",
+    ),
+    "scores of clients": (
+        "clients, central",
+        "evaluation",
+        {"holdout": 0.2},
+        "evaluation",
+        "",
+    ),
+    "scores of clients beside sums": (
+        "distributed", "evaluation", {"holdout": 0.2}, "evaluation", "",
+    ),
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = frozenset((t, u) for t in CELLS for u in ("example", "client"))
-    monkeypatch.setattr(trust_rules, "BUILT", cells)
 
 
 def changed(cell: str, key: str, value: Any) -> dict[str, Any]:
@@ -142,7 +233,7 @@ def changed(cell: str, key: str, value: Any) -> dict[str, Any]:
         del section[last]
     else:
         section[last] = value
-    if value == "add_remove":
+    if value == "add_remove" and not cell.startswith("clients"):
         content["privacy"]["declared_examples"] = 100
     return content
 

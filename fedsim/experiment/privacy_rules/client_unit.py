@@ -47,6 +47,13 @@ def check_client_unit(
             f"with trust: {privacy.trust} the server sees who takes part, so no client can be "
             "added or removed unseen; use zero_out or replace_one, or trust: central",
         )
+    elif privacy.adjacency == "add_remove" and _is_scheduled(federation):
+        yield (
+            ("privacy", "adjacency"),
+            "add_remove hides whether a client is there, and a uniform schedule names the clients "
+            "of a round; use zero_out or replace_one, or federation.participation: {scheme: "
+            "poisson}",
+        )
     if privacy.clipping == "adaptive" and privacy.fallback_epsilon is not None:
         yield (
             ("privacy", "fallback_epsilon"),
@@ -55,6 +62,10 @@ def check_client_unit(
         )
     if federation is not None:
         yield from _check_weights(privacy, federation)
+
+
+def _is_scheduled(federation: FederationSettings | None) -> bool:
+    return federation is not None and federation.participation.scheme != "poisson"
 
 
 def _check_weights(
