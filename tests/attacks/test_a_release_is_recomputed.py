@@ -193,8 +193,8 @@ def test_an_engine_that_charges_less_is_found_by_both(tmp_path: Path) -> None:
     charges = plan.DpSgdMechanism.charges
 
     def attack(patch: pytest.MonkeyPatch) -> None:
-        def patched(self: Any, first: int, steps: int) -> Any:
-            return charges(replace(self, noise_multiplier=3.0), first, steps)
+        def patched(self: Any, first: int, steps: int, **factor: float) -> Any:
+            return charges(replace(self, noise_multiplier=3.0), first, steps, **factor)
 
         patch.setattr(plan.DpSgdMechanism, "charges", patched)
 
