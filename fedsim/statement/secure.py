@@ -137,8 +137,10 @@ class RealisedNoiseSentence(Sentence):
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Whether a version before trust models recorded a view of the sums."""
-        return facts.is_private and "aggregate_view" in (facts.secure_aggregation or {})
+        """Whether a version before trust models recorded an ε of the sums."""
+        view = (facts.secure_aggregation or {}).get("aggregate_view")
+        epsilon = view.get("epsilon") if isinstance(view, Mapping) else None
+        return facts.is_private and isinstance(epsilon, int | float)
 
     @property
     def text(self) -> str:

@@ -304,3 +304,5 @@ def test_a_file_of_an_older_version_is_of_local_trust() -> None:
     assert list(certificates(content)) == ["server"]
     assert "It is no guarantee and is not repeated" in words["realised_noise"]
     assert "0.1" not in words["realised_noise"]
+    content["secure_aggregation"] = {**SECURE, "aggregate_view": {"epsilon": "not_claimed"}}
+    assert "realised_noise" not in said(content)
