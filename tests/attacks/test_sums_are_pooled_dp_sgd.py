@@ -14,9 +14,11 @@ import dp_accounting
 import numpy as np
 import pytest
 import torch
+import yaml
 from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
+import fedsim
 from fedsim.accountant import Gaussian, PoissonSampled
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
 from fedsim.clients.training.block import BlockMember, train_block
@@ -50,9 +52,9 @@ def loss(outputs, targets):
 """
 
 
-def federation(base: Path, *, trust: str, clients: int, **privacy: Any) -> Federation:
+def experiment(base: Path, *, trust: str, clients: int, **privacy: Any) -> dict[str, Any]:
     (base / "p.py").write_text(PLUGIN)
-    content = {
+    content: dict[str, Any] = {
         "name": "pooled",
         "data": {"dataset": "./p.py:load", "partition": {"scheme": "iid", "num_clients": clients}},
         "model": {"name": "./p.py:build", "loss": "./p.py:loss"},
@@ -73,7 +75,12 @@ def federation(base: Path, *, trust: str, clients: int, **privacy: Any) -> Feder
     }
     if trust == "distributed":
         content["secure_aggregation"] = {"min_clients": clients}
-    return assemble(load_experiment(content, base=base), ledger=None, in_process=True)
+    return content
+
+
+def federation(base: Path, **kinds: Any) -> Federation:
+    loaded = load_experiment(experiment(base, **kinds), base=base)
+    return assemble(loaded, ledger=None, in_process=True)
 
 
 def released(whole: Federation, number: int) -> np.ndarray:
@@ -207,3 +214,23 @@ def test_both_events_with_dp_accounting(clients: int, colluding: int, tmp_path: 
         assert found[0] == pytest.approx(found[1], rel=1e-4)
         assert found[0] >= found[1] * (1 - 1e-6)  # the grid costs, and gives nothing
     assert sampler_slack(1.0, 1e-3).delta <= 1e-3 * SHARE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("trust", "clients"), [("distributed", 5), ("central", 5), ("local", 1)])
+def test_whole_runs_have_one_law(trust: str, clients: int, tmp_path: Path) -> None:
+    """The final model's 399 rows of noise alone are sums over all rounds, each of deviation z."""
+    content = experiment(tmp_path, trust=trust, clients=clients)
+    file = tmp_path / "e.yaml"
+    file.write_text(yaml.safe_dump(content))
+    start = federation(tmp_path, trust=trust, clients=clients).model.state_dict()
+    final = fedsim.run(file, out=tmp_path / "run").model().state_dict()
+    (before,), (after,) = start.values(), final.values()
+    moved = (after.double() - before.double()).numpy() * -(LOT * CLIENTS) / ETA
+    noise = moved[1:].ravel() / (Z * ROUNDS**0.5)
+    spread = stats.chi2(noise.size).cdf(float(noise @ noise))
+    assert FALSE_ALARM / 2 < spread < 1 - FALSE_ALARM / 2
+    assert stats.kstest(noise, "norm").pvalue > FALSE_ALARM
+    lots = moved[0, :KINDS].sum()  # 200 examples in 40 rounds, a fifth of them drawn
+    deviation = (200 * ROUNDS * RATE * (1 - RATE) + KINDS * ROUNDS * Z**2) ** 0.5
+    assert abs(lots - 200 * ROUNDS * RATE) < 6.2 * deviation  # both ends: 6e-10
