@@ -83,6 +83,7 @@ def test_no_record_tells_who_was_drawn_or_how_many(
     assert everybody["rows"][0]["seconds"] == 0.0
 
 
+@pytest.mark.slow
 def test_every_client_is_charged_for_every_round_as_a_poisson_sample(tmp_path: Path) -> None:
     fedsim.run(EXPERIMENT, out=tmp_path / "r")
     journal = FileJournal(tmp_path / "r" / "ledger.jsonl")
@@ -98,6 +99,7 @@ def test_every_client_is_charged_for_every_round_as_a_poisson_sample(tmp_path: P
             assert event.event.noise_multiplier == pytest.approx(1.0, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_round_without_clients_releases_noise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def model_of(result: Any) -> bytes:
     return b"".join(value.numpy().tobytes() for value in result.model().state_dict().values())
 
 
+@pytest.mark.slow
 def test_plain_and_secure_sums_give_the_same_bits(tmp_path: Path) -> None:
     plain = run(tmp_path / "plain")
     secure = {"protocol": "additive", "aggregators": 2, "min_clients": 3}
