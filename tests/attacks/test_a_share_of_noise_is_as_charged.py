@@ -82,7 +82,14 @@ MUTATIONS: dict[str, tuple[Mutation, str]] = {
 }
 
 
-@pytest.mark.parametrize(("mutation", "message"), MUTATIONS.values(), ids=MUTATIONS)
+QUICK = ("a share 3 % too small", "a charge that trusts a colluder")
+CASES = [
+    pytest.param(*case, id=name, marks=() if name in QUICK else pytest.mark.slow)
+    for name, case in MUTATIONS.items()
+]
+
+
+@pytest.mark.parametrize(("mutation", "message"), CASES)
 def test_a_wrong_share_never_starts(
     mutation: Mutation, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +98,7 @@ def test_a_wrong_share_never_starts(
         probe_mechanisms(federation(privacy={"target_epsilon": 4.0}, local={"cohort": "off"}))
 
 
-@pytest.mark.parametrize("factor", [0.97, 1.03])
+@pytest.mark.parametrize("factor", [pytest.param(0.97, marks=pytest.mark.slow), 1.03])
 def test_a_grid_that_is_not_the_one_of_the_sum_never_starts(factor: float) -> None:
     """Shorter steps make the noise small, longer ones the contribution large."""
     whole = federation()
@@ -103,6 +110,7 @@ def test_a_grid_that_is_not_the_one_of_the_sum_never_starts(factor: float) -> No
         probe_mechanisms(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sections",
     [

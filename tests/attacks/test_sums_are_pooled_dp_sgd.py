@@ -186,9 +186,8 @@ def test_one_honest_client_is_local_trust_to_the_bit(tmp_path: Path) -> None:
         assert np.abs(released(local, number) / length - integers).max() <= 8 + 1
 
 
-@pytest.mark.parametrize(
-    ("clients", "colluding"), [pytest.param(2, 1, marks=pytest.mark.slow), (5, 1)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("clients", "colluding"), [(2, 1), (5, 1)])
 def test_both_events_with_dp_accounting(clients: int, colluding: int, tmp_path: Path) -> None:
     """From the settings alone: q = 1/5, z of a claim that each client would have alone."""
     whole = federation(tmp_path, trust="distributed", clients=clients, colluding_clients=colluding)

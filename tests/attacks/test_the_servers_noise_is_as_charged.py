@@ -70,7 +70,14 @@ MUTATIONS: dict[str, tuple[Mutation, str]] = {
 }
 
 
-@pytest.mark.parametrize(("mutation", "message"), MUTATIONS.values(), ids=MUTATIONS)
+QUICK = ("noise 3 % too small", "clients add noise, too")
+CASES = [
+    pytest.param(*case, id=name, marks=() if name in QUICK else pytest.mark.slow)
+    for name, case in MUTATIONS.items()
+]
+
+
+@pytest.mark.parametrize(("mutation", "message"), CASES)
 def test_a_wrong_server_never_starts(
     mutation: Mutation, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
