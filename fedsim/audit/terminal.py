@@ -117,7 +117,10 @@ def _mechanism_table(audit: Audit) -> Table:
 
 def _bound_text(epsilon: float) -> str:
     """Return a lower bound rounded down, in as many characters as any other."""
-    return f"{float(least_epsilon_text(epsilon)):#.4g}" if epsilon else "0"
+    if not epsilon:
+        return "0"
+    text = least_epsilon_text(epsilon)
+    return text if text == "∞" else f"{float(text):#.4g}"
 
 
 def _estimate_text(epsilon: float) -> str:
