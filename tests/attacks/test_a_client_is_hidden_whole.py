@@ -47,8 +47,8 @@ def with_data(federation: Federation, examples: Examples) -> Federation:
     own = [examples if k == ATTACKED else clients[k] for k in range(len(clients))]
     ends = np.cumsum([0, *(len(each) for each in own)])
     source = Examples(
-        np.concatenate([each.features for each in own]),
-        np.concatenate([each.targets for each in own]),
+        np.concatenate([np.asarray(each.features, np.float32) for each in own]),
+        np.concatenate([np.asarray(each.targets, np.int64) for each in own]),
     )
     rows = {k: np.arange(ends[k], ends[k + 1]) for k in range(len(own))}
     return replace(federation, data=replace(federation.data, clients=ClientExamples(source, rows)))
@@ -56,11 +56,12 @@ def with_data(federation: Federation, examples: Examples) -> Federation:
 
 def other_data(federation: Federation) -> dict[str, Examples]:
     own = federation.data.clients[ATTACKED]
+    x, y = np.asarray(own.features, np.float32), np.asarray(own.targets, np.int64)
     return {
-        "none": Examples(own.features[:0], own.targets[:0]),
-        "one": Examples(own.features[:1], own.targets[:1]),
-        "three times": Examples(np.tile(own.features, (3, 1, 1, 1)), np.tile(own.targets, 3)),
-        "large": Examples(own.features * 1e30, own.targets),
+        "none": Examples(x[:0], y[:0]),
+        "one": Examples(x[:1], y[:1]),
+        "three times": Examples(np.concatenate([x] * 3), np.concatenate([y] * 3)),
+        "large": Examples(x * np.float32(1e30), y),
     }
 
 

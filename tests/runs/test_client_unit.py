@@ -38,8 +38,8 @@ EXPERIMENT: dict[str, Any] = {
 }
 
 
-def federation_of(ledger: Path | None = None, **overrides: Any) -> Federation:
-    return assemble(load_experiment(EXPERIMENT, overrides=overrides), ledger=ledger)
+def federation_of(**overrides: Any) -> Federation:
+    return assemble(load_experiment(EXPERIMENT, overrides=overrides), ledger=None)
 
 
 def run(path: Path, **options: Any) -> Path:
