@@ -194,4 +194,5 @@ def _valid_sections(raw: object, failed: set[object]) -> Sections:
         evaluation=section("evaluation", EvaluationSettings),
         personalization=_personalization(raw, failed),
         faults=_faults(raw, failed),
+        mistaken=frozenset(failed),
     )

@@ -35,6 +35,7 @@ class Sections:
     """The valid sections of a file; None for a section with mistakes.
 
     Those with a default of None are also None if the file has no such section, and so is `privacy`.
+    `mistaken` names the sections with mistakes.
     """
 
     data: DataSettings | None
@@ -46,6 +47,7 @@ class Sections:
     secure_aggregation: SecureAggregationSettings | None = None
     evaluation: EvaluationSettings | None = None
     personalization: PersonalizationSettings | None = None
+    mistaken: frozenset[object] = frozenset()
 
 
 def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
@@ -76,9 +78,10 @@ def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
     yield from _check_personalization(sections)
     yield from _check_views(sections)
     if sections.privacy is not None:
-        yield from check_trust(
-            sections.privacy, sections.local, sections.federation, sections.secure_aggregation
-        )
+        if "secure_aggregation" not in sections.mistaken:
+            yield from check_trust(
+                sections.privacy, sections.local, sections.federation, sections.secure_aggregation
+            )
         yield from _check_budget_files(sections.privacy, base)
 
 

@@ -251,7 +251,7 @@ def _changes(
         yield from _lots(local, privacy, rounds)
     for factor, name in ((0.5, "half"), (2, "double")):
         yield f"{name} the rounds", local, privacy, max(1, round(rounds * factor))
-    if privacy.unit == "example":
+    if privacy.unit == "example" and privacy.trust == "local":  # others have one sampling
         yield from _samplings(local, privacy, rounds)
 
 
