@@ -81,6 +81,7 @@ def composed_delta(kinds: _Kinds, epsilon: float) -> float:
         epsilon: >= 0, finite.
     """
     losses, log_p = _losses(kinds)
+    losses = losses + _LAST_DIGITS * losses[0]  # the largest; a computed loss may be rounded down
     above = losses > epsilon
     rest = float((np.exp(log_p[above]) * -np.expm1(epsilon - losses[above])).sum())
     leaked = leak(kinds)
