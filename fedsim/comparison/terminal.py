@@ -125,10 +125,12 @@ def _table(results: Results, *, unit: bool) -> Table:
     )
     all_finished = all(one.is_finished for one in results.outcomes)
     trusts = any(one.trust not in (None, "local") for one in results.variants)
-    table.collapse_padding = trusts  # two more columns fit into 80 characters
+    table.collapse_padding = trusts  # long names fit into 80 characters
     table.pad_edge = not trusts
-    headings = ["trust", "guarantee, against"] if trusts else ["guarantee"]
-    headings += ["mean", "minus baseline", "p"] + ([] if trusts else ["time"])
+    # The observer tells the trust model: a server, sums, or models.
+    headings = ["guarantee, against" if trusts else "guarantee", "mean", "minus baseline", "p"] + (
+        [] if trusts else ["time"]
+    )
     headings += [] if all_finished else ["seeds"]
     table.add_column("variant", overflow="fold")
     for heading in headings:
@@ -146,7 +148,7 @@ def _row(variant: VariantResult, metric: str, *, trusts: bool) -> list[str]:
     observed = f"{guarantee}, {variant.observer}" if variant.observer else guarantee
     return [
         variant.name,
-        *([variant.trust or "–", observed] if trusts else [guarantee]),
+        observed if trusts else guarantee,
         "–" if estimate is None else interval_text(metric, estimate),
         "–" if difference is None else difference_text(metric, difference.paired.estimate),
         "–" if difference is None else p_text(difference.holm_p),
