@@ -106,7 +106,9 @@ def test_secure_aggregation_is_a_statement_and_promises_no_less_noise() -> None:
     secure = {"secure_aggregation": {"protocol": "additive", "aggregators": 2}}
     plain, summed = advised(), advised({**SMALL, **secure})
     assert [row.noise for row in plain.rows[:2]] == [row.noise for row in summed.rows[:2]]
-    assert any("no candidate has less of it" in note for note in summed.notes)
+    local = "trust: every candidate protects each upload by its own noise (local)"
+    assert local in plain.notes
+    assert local in summed.notes
 
 
 def test_equal_sizes_give_the_same_bytes_whatever_the_values() -> None:
