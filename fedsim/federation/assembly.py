@@ -40,6 +40,7 @@ from fedsim.models.metrics import task_for
 from fedsim.models.preflight import preflight
 from fedsim.personalization.personalize import check_personalization
 from fedsim.protocol.noisy_sums import SumPlan
+from fedsim.server.aggregation.strategies import Strategy
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.participation import Participation
 
@@ -105,21 +106,10 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
     shared_model = SharedModel(
         model, parameters=None if gradients is None else gradients.parameters
     )
-    plans = (
-        None
-        if client_privacy is None
-        else _plans(client_privacy, experiment, data, participation, shared_model.parameters)
-    )
     strategy = checked_strategy(experiment, model, loaded.base)
-    weights = client_weights(
-        experiment, data.clients.sizes, plans, takes_weights=strategy.takes_weights
+    plans, weights, sums = _planned(
+        experiment, client_privacy, data, participation, shared_model, strategy
     )
-    sums = None
-    if client_privacy is not None and plans is not None and _has_noisy_sums(experiment):
-        plans, sums = share_noise(
-            experiment, client_privacy, plans, weights, shared_model.trained_shapes
-        )
-        sums = _with_public_divisor(sums, participation, weights)
     digest = plan_digest(experiment, plans, weights, sums)
     secure = secure_channel(
         experiment,
@@ -152,6 +142,33 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
         sums=sums,
         plan_digest=digest,
     )
+
+
+def _planned(
+    experiment: Experiment,
+    client_privacy: tuple[ClientPrivacy, ...] | None,
+    data: FederatedData,
+    participation: Participation,
+    shared_model: SharedModel,
+    strategy: Strategy,
+) -> tuple[tuple[PrivacyPlan, ...] | None, ClientWeights, SumPlan | None]:
+    """Return the plans and weights of all clients, and the plan of noisy sums where there are any.
+
+    Weights follow from the plans of clients that add all of their noise alone, and shares of the
+    noise from both.
+    """
+    plans = None
+    if client_privacy is not None:
+        plans = _plans(client_privacy, experiment, data, participation, shared_model.parameters)
+    weights = client_weights(
+        experiment, data.clients.sizes, plans, takes_weights=strategy.takes_weights
+    )
+    if client_privacy is None or plans is None or not _has_noisy_sums(experiment):
+        return plans, weights, None
+    plans, sums = share_noise(
+        experiment, client_privacy, plans, weights, shared_model.trained_shapes
+    )
+    return plans, weights, _with_public_divisor(sums, participation, weights)
 
 
 def _with_public_divisor(
@@ -215,22 +232,14 @@ def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
         ValueError: no noise meets the settings; the message names the setting and the fix.
     """
     experiment, data = loaded.experiment, federation.data
-    shared_model = federation.shared_model
     participation = participation_of(experiment, len(data.clients))
     client_privacy = _client_privacy(loaded, len(data.clients))
     if client_privacy is None:
         raise ValueError("there is nothing to plan without privacy")
-    plans = _plans(client_privacy, experiment, data, participation, shared_model.parameters)
     strategy = checked_strategy(experiment, federation.model, loaded.base)
-    weights = client_weights(
-        experiment, data.clients.sizes, plans, takes_weights=strategy.takes_weights
+    plans, weights, sums = _planned(
+        experiment, client_privacy, data, participation, federation.shared_model, strategy
     )
-    sums = None
-    if _has_noisy_sums(experiment):
-        plans, sums = share_noise(
-            experiment, client_privacy, plans, weights, shared_model.trained_shapes
-        )
-        sums = _with_public_divisor(sums, participation, weights)
     return replace(
         federation,
         experiment=experiment,

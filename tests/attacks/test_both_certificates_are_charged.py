@@ -6,14 +6,13 @@ A forger computes chains, ε, words and the manifest anew. A reader needs ledger
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fedsim.experiment import trust_rules
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
@@ -45,10 +44,8 @@ EXPERIMENT: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trust_rules, "BUILT", trust_rules.BUILT | {("distributed", "example")})
-        yield run_experiment(EXPERIMENT, out=tmp_path_factory.mktemp("both") / "r").path
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_experiment(EXPERIMENT, out=tmp_path_factory.mktemp("both") / "r").path
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from fedsim.accountant import Gaussian, PldAccountant
 from fedsim.accountant.sampler_slack import epsilon_with_slack
-from fedsim.experiment import load_experiment, trust_rules
+from fedsim.experiment import load_experiment
 from fedsim.planning.cells import CELLS, PlannedCell
 from fedsim.planning.projection import Plan, plan_experiment
 
@@ -24,13 +24,6 @@ EXPERIMENT: dict[str, Any] = {
     "secure_aggregation": {"protocol": "additive", "min_clients": 4},
 }
 STRICT = {"privacy.clients": {"2": {"target_epsilon": 1.0}}}
-
-
-@pytest.fixture(autouse=True)
-def all_cells_of_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plan the cells of examples, also while `fedsim run` refuses them."""
-    examples = {(trust, unit) for trust, unit in CELLS if unit == "example"}
-    monkeypatch.setattr(trust_rules, "BUILT", trust_rules.BUILT | examples)
 
 
 def planned(**overrides: Any) -> Plan:
