@@ -12,10 +12,17 @@ _LARGEST_TOKEN = np.iinfo(np.int32).max  # embeddings index rows with int32
 
 
 class Dataset(NamedTuple):
-    """A dataset before it is divided; `test` is the dataset's own test set, if it has one."""
+    """A dataset before it is divided.
+
+    Attributes:
+        train: the training examples, or all examples of a dataset without a test set.
+        test: the dataset's own test set, if it has one.
+        class_names: name of each class, if the targets were text or the source names its classes.
+    """
 
     train: Examples
     test: Examples | None = None
+    class_names: tuple[str, ...] | None = None
 
 
 def to_dataset(
@@ -43,14 +50,15 @@ def to_dataset(
         DataError: values are not numeric or do not have these shapes.
     """
     if x_test is None and y_test is None:
-        return Dataset(Examples(_features(x, "x", tokens), _targets(_array(y, "y"), "y")))
+        classes, names = _encode(_array(y, "y"))
+        return Dataset(Examples(_features(x, "x", tokens), _targets(classes, "y")), None, names)
     if x_test is None or y_test is None:
         raise DataError("a test set must have both features and targets, got only one of them")
-    classes, test_classes = _encode_together(_array(y, "y"), _array(y_test, "y_test"))
+    classes, test_classes, names = _encode_together(_array(y, "y"), _array(y_test, "y_test"))
     train = Examples(_features(x, "x", tokens), _targets(classes, "y"))
     test = Examples(_features(x_test, "x_test", tokens), _targets(test_classes, "y_test"))
     _check_same_form(train, test)
-    return Dataset(train, test)
+    return Dataset(train, test, names)
 
 
 def _array(value: Any, what: str) -> NDArray[Any]:
@@ -91,8 +99,6 @@ def _tokens(array: NDArray[Any], what: str) -> NDArray[np.int64]:
 
 
 def _targets(array: NDArray[Any], what: str) -> NDArray[np.int64] | NDArray[np.float32]:
-    if _is_text(array):
-        return _encode(array)
     if array.dtype.kind == "f":
         return _float32(array)
     if array.dtype.kind not in "biu":
@@ -119,17 +125,24 @@ def _is_text(array: NDArray[Any]) -> bool:
     return array.dtype.kind in "UST" and array.ndim == 1
 
 
-def _encode(names: NDArray[Any]) -> NDArray[np.int64]:
-    return np.unique(names, return_inverse=True)[1].astype(np.int64)
+def _encode(targets: NDArray[Any]) -> tuple[NDArray[Any], tuple[str, ...] | None]:
+    """Return text as class numbers with the names of the classes; numbers as they are."""
+    if not _is_text(targets):
+        return targets, None
+    names, codes = np.unique(targets, return_inverse=True)
+    texts = (one.decode(errors="replace") if isinstance(one, bytes) else str(one) for one in names)
+    return codes.astype(np.int64), tuple(texts)
 
 
-def _encode_together(y: NDArray[Any], y_test: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _encode_together(
+    y: NDArray[Any], y_test: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...] | None]:
     if _is_text(y) != _is_text(y_test):
         raise DataError("training and test targets must be both text or both numbers")
     if not _is_text(y):
-        return y, y_test
-    codes = _encode(np.concatenate([y, y_test]))
-    return codes[: len(y)], codes[len(y) :]
+        return y, y_test, None
+    codes, names = _encode(np.concatenate([y, y_test]))
+    return codes[: len(y)], codes[len(y) :], names
 
 
 def _check_same_form(train: Examples, test: Examples) -> None:

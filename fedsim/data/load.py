@@ -25,6 +25,7 @@ class FederatedData:
         input_shape: shape of one example's features, as the model gets them.
         raw_input_shape: shape of one example in the dataset, before transforms.
         held_out: examples of every client that it never trains on; None without a holdout.
+        class_names: name of each class, assumed to be public; None if the data do not name them.
     """
 
     clients: ClientExamples
@@ -33,6 +34,7 @@ class FederatedData:
     input_shape: tuple[int, ...]
     raw_input_shape: tuple[int, ...]
     held_out: ClientExamples | None = None
+    class_names: tuple[str, ...] | None = None
 
     @property
     def train_examples(self) -> int:
@@ -87,6 +89,7 @@ def load_federated_data(
         num_classes=_num_classes(dataset.train, test),
         input_shape=shape,
         raw_input_shape=raw_shape,
+        class_names=dataset.class_names,
     )
 
 

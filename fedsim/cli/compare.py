@@ -1,10 +1,11 @@
 """The `fedsim compare` command. Nothing heavy is imported before it is called."""
 
-import json
 import sys
 
 import click
 
+from fedsim.cli.options import json_option
+from fedsim.cli.output import print_json
 from fedsim.core.errors import ExitCode
 
 
@@ -26,7 +27,7 @@ from fedsim.core.errors import ExitCode
     help="Perform the charged search of FILE: keep one model, destroy all other runs.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Print only the result, no progress.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 def compare_command(
     file: str, out: str | None, workers: int | None, select: bool, quiet: bool, as_json: bool
 ) -> None:
@@ -54,7 +55,7 @@ def compare_command(
         sys.exit(ExitCode.FAILED)
     if as_json:
         content = {**result.to_json(), "path": str(result.path)}
-        click.echo(json.dumps(content, indent=2, ensure_ascii=False))
+        print_json(content)
     else:
         print_comparison(result)
     for run in result.failed:
@@ -79,6 +80,6 @@ def _search(file: str, out: str | None, workers: int | None, *, quiet: bool, as_
         raise
     if as_json:
         content = {**result.account, "path": str(result.path), "folder": str(result.selected)}
-        click.echo(json.dumps(content, indent=2, ensure_ascii=False))
+        print_json(content)
     else:
         print_search(result)

@@ -1,17 +1,18 @@
 """The `fedsim audit` command. Slow imports wait until the command runs."""
 
-import json
 import sys
 
 import click
 
+from fedsim.cli.options import json_option, overrides_argument
+from fedsim.cli.output import print_json
 from fedsim.core.errors import ExitCode
 from fedsim.core.limits import MAX_AUDITED_STEPS, MAX_CLIENTS
 
 
-@click.command()
+@click.command("audit")
 @click.argument("file", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
+@overrides_argument
 @click.option(
     "--clients",
     type=click.IntRange(min=1, max=MAX_CLIENTS),
@@ -34,8 +35,8 @@ from fedsim.core.limits import MAX_AUDITED_STEPS, MAX_CLIENTS
     help="Probability that a correct federation passes.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Print only the result, no progress.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def audit(
+@json_option
+def audit_command(
     file: str,
     overrides: tuple[str, ...],
     clients: int,
@@ -65,7 +66,7 @@ def audit(
         on_client=print_progress,
     )
     if as_json:
-        click.echo(json.dumps(result.to_json(), indent=2, ensure_ascii=False))
+        print_json(result.to_json())
     else:
         print_audit(result)
     for violation in result.violations:

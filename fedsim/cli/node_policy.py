@@ -9,7 +9,7 @@ import click
 @click.argument("file", type=click.Path())
 @click.option("--check", is_flag=True, help="Check FILE and print what it allows.")
 @click.option("--plan", metavar="EXPERIMENT", help="Check an experiment against FILE.")
-def node_policy(file: str, check: bool, plan: str | None) -> None:
+def node_policy_command(file: str, check: bool, plan: str | None) -> None:
     """Write a commented policy for a SuperNode to FILE, or check the one in FILE.
 
     The policy limits what a server can ask of the node. docs/deployment.md describes it. --plan

@@ -1,0 +1,85 @@
+"""The command line: its commands, its exit codes, and the messages of errors."""
+
+import os
+import sys
+
+import click
+
+import fedsim
+from fedsim.cli.audit import audit_command
+from fedsim.cli.compare import compare_command
+from fedsim.cli.deploy import deploy_command
+from fedsim.cli.groups import GroupedCommands
+from fedsim.cli.keys import client_key_command, helper_key_command
+from fedsim.cli.names import list_command, schema_command
+from fedsim.cli.node_policy import node_policy_command
+from fedsim.cli.plan import plan_command
+from fedsim.cli.report import report_command
+from fedsim.cli.run import run_command
+from fedsim.cli.validate import validate_command
+from fedsim.cli.verify import verify_command
+from fedsim.core.errors import ExitCode, FedsimError
+from fedsim.core.file_errors import describe_os_error
+from fedsim.core.interruption import Interruption
+
+EXIT_CODES = {
+    ExitCode.DONE: "done",
+    ExitCode.FAILED: "failed: a run, a run of a comparison, or a check of `verify` or `audit`",
+    ExitCode.WRONG_INPUT: "the command or the file is wrong; nothing was run",
+    ExitCode.BUDGET_FORBIDS: "a privacy budget forbids it",
+    ExitCode.INTERRUPTED: "interrupted; to continue, repeat `compare`, or `run` with `--resume`",
+    ExitCode.TERMINATED: "terminated by SIGTERM; to continue, as after 130",
+}
+
+
+@click.group(cls=GroupedCommands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(fedsim.__version__, prog_name="fedsim")
+def cli() -> None:
+    """Federated learning with local differential privacy, simulated from one YAML file."""
+
+
+cli.add_section("Experiments", validate_command, plan_command, run_command, compare_command)
+cli.add_section("Results", report_command, verify_command)
+cli.add_section("Attack", audit_command)
+cli.add_section(
+    "Deployment", deploy_command, node_policy_command, client_key_command, helper_key_command
+)
+cli.add_section("Reference", list_command, schema_command)
+
+
+def main() -> None:
+    """Entry point of the `fedsim` command: each user error becomes one clear message."""
+    interruption = Interruption()
+    with interruption.handling():
+        code = _exit_code(interruption)
+        try:
+            sys.stdout.flush()
+        except OSError as error:  # a full disk, or a reader that left
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  Python flushes it again at its end
+            click.echo(f"standard output: {describe_os_error(error)}", err=True)
+            code = code or ExitCode.FAILED
+    if interruption.received is not None:
+        code = interruption.exit_code
+    if code:
+        sys.exit(code)
+
+
+def _exit_code(interruption: Interruption) -> int:
+    """Run the command of the command line and return its exit code."""
+    try:
+        cli.main(standalone_mode=False, obj=interruption)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo(interruption.reason, err=True)
+        return ExitCode.INTERRUPTED
+    except FedsimError as error:
+        click.echo(str(error), err=True)
+        return error.exit_code
+    except OSError as error:
+        click.echo(describe_os_error(error), err=True)
+        return ExitCode.FAILED
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return ExitCode.DONE

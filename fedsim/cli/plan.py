@@ -1,0 +1,64 @@
+"""The command `plan`."""
+
+from pathlib import Path
+
+import click
+
+from fedsim.cli.options import json_option, overrides_argument
+from fedsim.cli.output import fail, print_json
+from fedsim.core.errors import ExitCode
+
+
+@click.command("plan", short_help="Show the privacy spend and noise of FILE, without training.")
+@click.argument("file", type=click.Path())
+@overrides_argument
+@click.option("--plot", type=click.Path(), help="Write ε over the rounds to a .svg or .png file.")
+@click.option(
+    "--advise",
+    is_flag=True,
+    help="Compare other sampling rates, steps, rounds and weights at the same ε; print the lines "
+    "to change.",
+)
+@json_option
+def plan_command(
+    file: str, overrides: tuple[str, ...], plot: str | None, advise: bool, as_json: bool
+) -> None:
+    """Show the privacy spend and the noise of FILE, without training.
+
+    Exit code 3 if a privacy budget forbids the run.
+    """
+    from fedsim.experiment import load_experiment
+
+    if advise:
+        if plot is not None:
+            raise click.UsageError("--plot draws the plan of FILE; call it without --advise")
+        _advise(file, overrides, as_json=as_json)
+        return
+    from fedsim.planning.projection import plan_experiment
+    from fedsim.report.terminal import print_plan
+
+    planned = plan_experiment(load_experiment(file, overrides))
+    if plot is not None:
+        from fedsim.report.plan_plot import write_plan_plot
+
+        write_plan_plot(planned, Path(plot))
+    if as_json:
+        print_json(planned.to_json())
+    else:
+        print_plan(planned)
+    if planned.refusal is not None:
+        fail(planned.refusal, ExitCode.BUDGET_FORBIDS)
+
+
+def _advise(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
+    from fedsim.experiment import load_experiment
+    from fedsim.planning.advice.advice import advise_experiment
+    from fedsim.report.advice_table import print_advice
+
+    advice = advise_experiment(load_experiment(file, overrides))
+    if as_json:
+        print_json(advice.to_json())
+    else:
+        print_advice(advice)
+    if advice.refusal is not None:
+        fail(advice.refusal, ExitCode.BUDGET_FORBIDS)

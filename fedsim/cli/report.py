@@ -1,0 +1,52 @@
+"""The command `report`."""
+
+from pathlib import Path
+
+import click
+
+import fedsim
+from fedsim.cli.options import json_option
+from fedsim.cli.output import fail, print_json
+from fedsim.core.errors import ExitCode
+
+
+@click.command("report", short_help="Print the result of RUN and rewrite its report.html.")
+@click.argument("directory", metavar="RUN", type=click.Path())
+@json_option
+def report_command(directory: str, as_json: bool) -> None:
+    """Print the result of the run directory RUN and rewrite its report.html.
+
+    A run that `fedsim verify` does not find sound gets no page: exit code 1, one line per mismatch.
+    The report of an older run has the wording of this version of fedsim.
+    """
+    from fedsim.report.html import write_report
+    from fedsim.report.terminal import print_result
+    from fedsim.runs.directory import RunDirectory
+    from fedsim.runs.run_lock import hold_run
+    from fedsim.runs.verification import verify_run
+
+    run_directory = RunDirectory.open(Path(directory))
+    with hold_run(run_directory.path):
+        problems = verify_run(run_directory, pages=False).problems
+        if not problems:
+            write_report(run_directory)
+    if problems:
+        found = "\n".join(f"{directory}: {problem}" for problem in problems)
+        fail(f"{found}\n{directory}: not sound, so report.html was not written", ExitCode.FAILED)
+    origin = run_directory.origin
+    if not origin.is_this_version:
+        click.echo(
+            f"{directory}: written by fedsim {origin.version} (run schema {origin.schema}); the "
+            f"privacy statement in report.html has the wording of fedsim {fedsim.__version__}; "
+            "`fedsim verify` shows what can be checked",
+            err=True,
+        )
+    if as_json:
+        print_json(
+            {
+                "summary": run_directory.read_json("summary.json"),
+                "privacy": run_directory.read_json("privacy.json"),
+            }
+        )
+    else:
+        print_result(run_directory)

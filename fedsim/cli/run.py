@@ -1,0 +1,70 @@
+"""The command `run`."""
+
+from pathlib import Path
+
+import click
+
+from fedsim.cli.options import json_option, overrides_argument
+from fedsim.cli.output import fail, print_json
+from fedsim.core.errors import ExitCode
+from fedsim.core.interruption import Interruption
+
+
+@click.command("run")
+@click.argument("file", type=click.Path())
+@overrides_argument
+@click.option(
+    "--out", type=click.Path(), help="Run directory, new or empty. Default: runs/NAME-TIME."
+)
+@click.option("--resume", is_flag=True, help="Continue the run in --out after its last round.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the result, no progress.")
+@click.option(
+    "--profile", type=click.Path(), help="Write a time profile for speedscope.app (JSON)."
+)
+@json_option
+@click.pass_obj
+def run_command(
+    interruption: Interruption | None,
+    file: str,
+    overrides: tuple[str, ...],
+    out: str | None,
+    resume: bool,
+    quiet: bool,
+    profile: str | None,
+    as_json: bool,
+) -> None:
+    """Run the experiment in FILE and write its run directory.
+
+    KEY.PATH=VALUE replaces a key of the file: fedsim run exp.yaml federation.rounds=5 privacy=null
+    """
+    from fedsim.api import run
+    from fedsim.profiling import profile_to
+    from fedsim.report.terminal import ProgressObserver, print_result
+    from fedsim.runs.directory import RunDirectory
+    from fedsim.runs.manifest import root_of
+    from fedsim.runs.resume import resume_command
+    from fedsim.runs.runner import RunFailedError
+    from fedsim.tracking.observer import CheckingObserver
+
+    observer = None if quiet else ProgressObserver()
+    if interruption is not None:
+        observer = CheckingObserver(interruption.raise_again, observer)
+    try:
+        with profile_to(None if profile is None else Path(profile), name=file):
+            result = run(file, overrides=overrides, out=out, resume=resume, observer=observer)
+    except RunFailedError as error:
+        go_on = resume_command(file, overrides, error.result.path)
+        fail(f"{error}\nfiles of the run: {error.result.path}; to go on: {go_on}", ExitCode.FAILED)
+    except KeyboardInterrupt:
+        if resume and out is not None:
+            click.echo(f"to go on: {resume_command(file, overrides, Path(out))}", err=True)
+        raise
+    if as_json:
+        directory = RunDirectory(result.path)
+        summary = directory.read_json("summary.json")
+        print_json({**summary, "path": str(result.path), "root": root_of(directory)})
+    else:
+        print_result(RunDirectory(result.path))
+    if result.status == "interrupted":
+        go_on = resume_command(file, overrides, result.path)
+        fail(f"{result.reason}; to go on: {go_on}", ExitCode.INTERRUPTED)

@@ -1,0 +1,133 @@
+"""The command `verify`."""
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedsim.cli.options import json_option
+from fedsim.cli.output import print_json
+from fedsim.core.errors import ExitCode
+
+if TYPE_CHECKING:
+    from fedsim.runs.replay import Replay
+    from fedsim.runs.verification import Verification
+
+
+@click.command("verify", short_help="Check every file of RUN; recompute every ε.")
+@click.argument("directory", metavar="RUN", type=click.Path())
+@click.option(
+    "--root", help="Root of manifest.json, as `fedsim run` printed it and you kept it elsewhere."
+)
+@click.option(
+    "--replay",
+    is_flag=True,
+    help="Run the federation again and compare all that left its clients; imports its plug-ins.",
+)
+@click.option(
+    "--base",
+    type=click.Path(exists=True, file_okay=False),
+    help="With --replay: directory of the experiment's relative paths. Default: the current one.",
+)
+@json_option
+def verify_command(
+    directory: str, root: str | None, replay: bool, base: str | None, as_json: bool
+) -> None:
+    """Check every file of the run directory RUN and recompute every ε from its ledger.
+
+    The files are compared with manifest.json and with each other. Only --root finds a forger who
+    rewrote all of them consistently. Folders of trackers are not covered. Exit code 1 and one line
+    per mismatch if a check fails, also for a run that has not ended.
+
+    --replay takes as long as the run. It needs seeded noise, the run's data and plug-ins, its
+    version of fedsim, torch and numpy, and its kind of processor: otherwise exit code 2.
+
+    RUN may be the directory of a search (`fedsim compare FILE --select`): both of its figures are
+    recomputed from its ledger, and --root is the hash of the last record there.
+    """
+    from fedsim.comparison.search.verify import is_search
+    from fedsim.runs.directory import RunDirectory
+    from fedsim.runs.run_lock import refuse_in_use
+    from fedsim.runs.verification import verify_run
+
+    if root is not None and not re.fullmatch("[0-9a-fA-F]{64}", root):
+        raise click.BadParameter(
+            f"must be 64 hexadecimal digits, got {root!r}", param_hint="--root"
+        )
+    if is_search(Path(directory)):
+        if replay:
+            raise click.BadParameter("the runs of a search are destroyed", param_hint="--replay")
+        _verify_search(directory, root, as_json=as_json)
+        return
+    run_directory = RunDirectory.open(Path(directory))
+    refuse_in_use(run_directory.path)
+    found = verify_run(run_directory, root=root)
+    replayed = None
+    if replay and not found.problems:
+        from fedsim.runs.replay import replay_run
+
+        replayed = replay_run(run_directory, base=None if base is None else Path(base))
+        found = replace(found, problems=replayed.problems)
+    if as_json:
+        print_json(
+            {
+                "sound": not found.problems,
+                "problems": list(found.problems),
+                "unchecked": list(found.unchecked),
+                "root": found.root,
+                **({} if replayed is None else {"replayed": _replayed_numbers(replayed)}),
+            }
+        )
+    elif not found.problems:
+        click.echo(f"{directory}: sound ({_spend_in_words(found)})")
+        if found.root is not None:
+            click.echo(f"root: {found.root}")
+        if replayed is not None:
+            numbers = ", ".join(f"{n} {what}" for what, n in _replayed_numbers(replayed).items())
+            click.echo(f"replayed: {numbers}, all as recorded")
+    else:
+        click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
+    for item in found.unchecked:
+        click.echo(f"{directory}: not checked: {item}", err=True)
+    if found.problems:
+        sys.exit(ExitCode.FAILED)
+
+
+def _verify_search(directory: str, root: str | None, *, as_json: bool) -> None:
+    from fedsim.comparison.search.verify import verify_search
+
+    found = verify_search(Path(directory), root=root)
+    if as_json:
+        content = {name: value for name, value in vars(found).items() if name != "problems"}
+        print_json({"sound": not found.problems, "problems": list(found.problems), **content})
+    elif found.problems:
+        click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
+    else:
+        click.echo(f"{directory}: sound")
+        click.echo("\n".join(found.statement))
+        click.echo(f"root: {found.root}")
+    for item in found.unchecked:
+        click.echo(f"{directory}: not checked: {item}", err=True)
+    if found.problems:
+        sys.exit(ExitCode.FAILED)
+
+
+def _replayed_numbers(replayed: "Replay") -> dict[str, int]:
+    return {
+        "rounds": replayed.rounds,
+        "uploads": replayed.uploads,
+        "charges": replayed.charges,
+    }
+
+
+def _spend_in_words(found: "Verification") -> str:
+    from fedsim.core.formatting import epsilon_text
+
+    largest = max((client.recomputed for client in found.clients), default=None)
+    text = "no privacy was claimed"
+    if largest is not None:
+        text = f"largest ε = {epsilon_text(largest)}"
+    return f"{len(found.clients)} clients recomputed, {text}"
