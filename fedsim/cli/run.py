@@ -39,7 +39,8 @@ def run_command(
     """
     from fedsim.api import run
     from fedsim.profiling import profile_to
-    from fedsim.report.terminal import ProgressObserver, print_result
+    from fedsim.report.progress import ProgressObserver
+    from fedsim.report.terminal import print_result
     from fedsim.runs.directory import RunDirectory
     from fedsim.runs.manifest import root_of
     from fedsim.runs.resume import resume_command

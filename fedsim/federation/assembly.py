@@ -13,6 +13,7 @@ from fedsim.clients.dp_sgd.per_example.choice import training_gradients
 from fedsim.clients.dp_sgd.views import check_views
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
+from fedsim.core.phases import Phases
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data import DataError, FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
@@ -46,7 +47,11 @@ from fedsim.server.participation import Participation
 
 
 def assemble(
-    loaded: LoadedExperiment, *, ledger: Path | None, in_process: bool = False
+    loaded: LoadedExperiment,
+    *,
+    ledger: Path | None,
+    in_process: bool = False,
+    phases: Phases | None = None,
 ) -> Federation:
     """Return the federation of an experiment, checked to be able to train.
 
@@ -54,6 +59,7 @@ def assemble(
         loaded: the experiment and the directory that its paths are relative to.
         ledger: file of the durable ledger; None: accounts live in the clients' state only.
         in_process: whether all clients train in this process; their examples may then be reordered.
+        phases: the phases of the caller; the last phase of the assembly stays open.
 
     Raises:
         ValueError: data, model, loss or privacy do not fit; the message names the setting and the
@@ -62,11 +68,14 @@ def assemble(
     # A result of a plug-in may break fedsim's own lines, so every error counts as the plug-in's.
     mixed = not loaded.experiment.plugins
     with plugin_calls("a plug-in failed before the first round", mixed=mixed):
-        return _assemble(loaded, ledger, in_process=in_process)
+        return _assemble(loaded, ledger, phases or Phases(), in_process=in_process)
 
 
-def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool) -> Federation:
+def _assemble(
+    loaded: LoadedExperiment, ledger: Path | None, phases: Phases, *, in_process: bool
+) -> Federation:
     experiment = loaded.experiment
+    phases.begin("loading the data")
     sources = plugin_sources(experiment, loaded.base)
     data = load_federated_data(
         experiment.data,
@@ -87,6 +96,7 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
     loss = resolve_loss(experiment.model.loss, base=loaded.base)
     task = task_for(experiment.model.loss, data.test.targets, num_classes=data.num_classes)
     device = choose_device(experiment.runtime.device)
+    phases.begin("checking the model")
     model = initial_model(experiment, data, task, base=loaded.base)
     preflight(model, loss, task, data.test)
     check_views(experiment.local.views or (), data.input_shape)
@@ -107,6 +117,8 @@ def _assemble(loaded: LoadedExperiment, ledger: Path | None, *, in_process: bool
         model, parameters=None if gradients is None else gradients.parameters
     )
     strategy = checked_strategy(experiment, model, loaded.base)
+    if client_privacy is not None:
+        phases.begin("calibrating noise")
     plans, weights, sums = _planned(
         experiment, client_privacy, data, participation, shared_model, strategy
     )

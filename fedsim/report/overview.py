@@ -42,7 +42,7 @@ class Incident:
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of every round: its name, its time over the whole run, and its share of it."""
+    """A phase of the set-up, or a part of all rounds: its name, its time, its share of the run."""
 
     name: str
     time: str
@@ -64,7 +64,7 @@ def cards(contents: RunContents) -> list[Card]:
         *_guarantee_cards(contents),
         Card("Clients", f"{len(contents.clients):,}", _examples(contents)),
         Card("Rounds", f"{contents.summary['rounds']:,}", _planned(contents)),
-        Card("Time", duration_text(contents.summary["seconds"]), "wall clock"),
+        _time_card(contents),
     ]
 
 
@@ -80,6 +80,17 @@ def environment_rows(contents: RunContents) -> list[tuple[str, str]]:
     pairs = [(name, environment.get(name)) for name in first]
     pairs += environment.get("packages", {}).items()
     return [(name, "unknown" if value is None else str(value)) for name, value in pairs]
+
+
+def _time_card(contents: RunContents) -> Card:
+    seconds, setup = contents.summary["seconds"], sum(_setup(contents).values())
+    detail = f"wall clock, {duration_text(setup)} of it set-up" if setup else "wall clock"
+    return Card("Time", duration_text(seconds + setup), detail)
+
+
+def _setup(contents: RunContents) -> dict[str, float]:
+    """Return the seconds of each phase before the rounds, for runs that recorded them."""
+    return contents.summary.get("setup", {})
 
 
 def _metric_card(contents: RunContents) -> Card:
@@ -177,11 +188,12 @@ def lost_updates(contents: RunContents) -> Counter[int]:
 
 
 def phases(contents: RunContents) -> list[Phase]:
-    """Return the time of each part of the rounds, for runs that recorded it."""
-    totals: Counter[str] = Counter()
+    """Return the time of each phase of the set-up and part of the rounds, where recorded."""
+    setup = _setup(contents)
+    totals: Counter[str] = Counter(setup)
     for row in contents.rounds:
         totals.update(row.get("timeline", {}))
-    whole = max(sum(totals.values()), contents.summary["seconds"])
+    whole = max(sum(totals.values()), contents.summary["seconds"] + sum(setup.values()))
     if whole <= 0:
         return []
     rest = whole - sum(totals.values())

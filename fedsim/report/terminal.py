@@ -1,25 +1,11 @@
-"""Terminal output: progress on stderr, the result on stdout."""
+"""Terminal output on stdout: the result of a run, and a plan."""
 
 import math
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
-from fedsim.federation.batch_sizes import full_batch_note
-from fedsim.federation.client_weights import ignored_weighting
-from fedsim.federation.federation import Federation
 from fedsim.planning.projection import Plan, PlannedClient
 from fedsim.report.cells_table import print_cells
 from fedsim.report.certificate_words import SHORT_NAMES, guarantee_words, is_plain, unit_text
@@ -29,64 +15,9 @@ from fedsim.report.tables import figure_table, print_table
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import root_of
 from fedsim.statement.certificates import OBSERVER_NAMES
-from fedsim.statement.sentence import count_text, range_text
+from fedsim.statement.sentence import count_text
 
 _MAX_TABLE_CLIENTS = 25
-
-
-class ProgressObserver:
-    """A progress bar with the current metric and the largest ε; without a terminal, lines."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-        )
-        self._task: TaskID | None = None
-        self._rounds = 0
-
-    def started(self, federation: Federation, path: Path) -> None:
-        """Print a headline and warnings, and start the bar."""
-        experiment = federation.experiment
-        self._rounds = experiment.federation.rounds
-        for line in _headline(federation):
-            print_sentence(self._console, line)
-        for note in (
-            full_batch_note(experiment, federation.data.clients.sizes),
-            ignored_weighting(experiment, federation.weights),
-        ):
-            if note is not None:
-                print_sentence(self._console, f"note: {note}")
-        for warning in _warnings(federation):
-            print_sentence(self._console, f"warning: {warning}", style="yellow")
-        if self._console.is_terminal:
-            self._task = self._progress.add_task("round", total=self._rounds, figures="")
-            self._progress.start()
-
-    def round_finished(self, row: Mapping[str, Any]) -> None:
-        """Advance the bar, or print a line."""
-        figures = _figures(row)
-        for word, key in (("failed", "failed"), ("withdrew", "withdrawn")):
-            for one in row[key]:
-                text = f"round {row['round']}: client {one['client']} {word}: {one['reason']}"
-                print_sentence(self._console, text, style="yellow")
-        for one in (row.get("evaluated") or {"failed": ()})["failed"]:
-            text = f"round {row['round']}: client {one['client']} did not evaluate: {one['reason']}"
-            print_sentence(self._console, text, style="yellow")
-        if self._task is not None:
-            self._progress.update(self._task, completed=row["round"], figures=figures)
-        else:
-            self._console.print(f"round {row['round']}/{self._rounds}  {figures}", highlight=False)
-
-    def ended(self) -> None:
-        """Stop the bar."""
-        if self._task is not None:
-            self._progress.stop()
 
 
 def print_result(directory: RunDirectory, console: Console | None = None) -> None:
@@ -105,74 +36,6 @@ def print_result(directory: RunDirectory, console: Console | None = None) -> Non
         lines.append(f"root: {root}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _headline(federation: Federation) -> list[str]:
-    """Return the headline of a run, from public figures: private client sizes are left out."""
-    experiment = federation.experiment
-    first = (
-        f"{experiment.name}: {count_text(federation.num_clients, 'client')} with "
-        f"{_sizes(federation)}, {len(federation.data.test):,} test examples, "
-        f"{count_text(experiment.federation.rounds, 'round')} of "
-        f"{count_text(experiment.local.steps, 'step')}"
-    )
-    if federation.plans is None:
-        return [first, "no differential privacy"]
-    noise = range_text([plan.noise_multiplier for plan in federation.plans], digits=3)
-    delta = delta_text(max(plan.delta for plan in federation.plans))
-    target = experiment.privacy.target_epsilon if experiment.privacy else None
-    goal = f"target ε = {target:g}" if target is not None else "given noise"
-    return [first, f"{_mechanism(federation)}: {goal} at δ = {delta}, noise multiplier {noise}"]
-
-
-def _mechanism(federation: Federation) -> str:
-    experiment = federation.experiment
-    what = "DP-SGD in every client" if experiment.clips_examples else "whole updates of clients"
-    privacy = experiment.privacy
-    if privacy is None or privacy.trust == "local":
-        return what
-    return f"{what}, {privacy.trust} trust"
-
-
-def _sizes(federation: Federation) -> str:
-    privacy = federation.experiment.privacy
-    if privacy is not None and privacy.adjacency == "add_remove":
-        return f"{privacy.declared_examples:,} declared examples each"
-    if privacy is not None and privacy.unit == "client":
-        return "private numbers of examples"
-    return f"{range_text(federation.data.clients.sizes)} examples"
-
-
-def _warnings(federation: Federation) -> list[str]:
-    if federation.plans is None:
-        return []
-    loose = [
-        str(client)
-        for client, plan in enumerate(federation.plans)
-        if plan.delta * plan.examples >= 1
-    ]
-    if not loose:
-        return []
-    return [
-        f"δ is not below 1 / examples for the clients {', '.join(loose[:10])}: such a δ allows "
-        "publishing a whole example; choose a smaller privacy.delta"
-    ]
-
-
-def _figures(row: Mapping[str, Any]) -> str:
-    parts = [
-        f"{name.removeprefix('test_')} {metric_text(name, value)}"
-        for name, value in row.items()
-        if name.startswith("test_") and name != "test_loss"
-    ]
-    parts += [
-        f"{name.replace('_', ' ')} {metric_text(name, value)}"
-        for name, value in row.items()
-        if name.startswith("clients_") and name != "clients_loss"
-    ]
-    if row["epsilon_max"] is not None:
-        parts.append(f"ε ≤ {epsilon_text(row['epsilon_max'])}")
-    return "  ".join(parts)
 
 
 def _privacy_table(contents: RunContents) -> Table:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from torch import nn
 
 from fedsim.core.errors import FedsimError
 from fedsim.core.file_errors import StorageError, describe_os_error
+from fedsim.core.phases import Phases
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.budget_check import refuse_overspending
@@ -39,7 +40,7 @@ from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.server.state import ServerState
 from fedsim.simulation.engine import Engine
 from fedsim.simulation.engines import LocalEngine, engine_for
-from fedsim.tracking.observer import RunObserver, add_trackers
+from fedsim.tracking.observer import RunObserver, add_trackers, phases_of
 
 Status = Literal["completed", "stopped", "interrupted", "failed"]
 
@@ -82,6 +83,8 @@ class RunResult:
         return load_model(self.path, base=self.base)
 
 
+_CHECKING = "checking noise and clipping"
+
 AddPages = Callable[[RunDirectory], None]
 
 
@@ -93,11 +96,13 @@ class RunParts:
         engine: executes the federation.
         observer: receives every round.
         add_pages: writes the pages of a run at its end.
+        phases: what is done before and after the rounds.
     """
 
     engine: Engine
     observer: RunObserver | None = None
     add_pages: AddPages | None = None
+    phases: Phases = field(default_factory=Phases)
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ def run_experiment(
     loaded = load_experiment(source, overrides, base=base)
     observer = add_trackers(loaded.experiment.runtime.trackers, observer)
     engine = engine or engine_for(loaded.experiment.runtime)
-    parts = RunParts(engine, observer, add_pages)
+    parts = RunParts(engine, observer, add_pages, phases_of(observer))
     if resume and out is None:
         raise RunDirectoryError("to resume, name the run directory with --out")
     path = Path(out) if out is not None else _default_path(loaded)
@@ -136,17 +141,21 @@ def run_experiment(
         return _resume(loaded, path, parts) if resume else _start(loaded, path, parts)
     except OSError as error:
         raise _storage_error(error, path, resume_command(source, overrides, path)) from error
+    finally:
+        parts.phases.end()
 
 
 def _start(loaded: LoadedExperiment, path: Path, parts: RunParts) -> RunResult:
     """Begin a run in a new directory."""
     directory = RunDirectory(path)
     directory.refuse_overwriting()
-    federation = _federation_of(loaded, directory, parts.engine)
+    federation = _federation_of(loaded, directory, parts)
     refuse_overspending(federation)
+    parts.phases.begin(_CHECKING)
     if isinstance(parts.engine, LocalEngine):
         federation.check_tiles(1)
     probe_mechanisms(federation)
+    parts.phases.end()
     return _Recorder(federation, directory, parts).run(
         lambda: directory.create(
             experiment=dump_experiment(loaded.experiment),
@@ -174,15 +183,18 @@ def _resume(loaded: LoadedExperiment, path: Path, parts: RunParts) -> RunResult:
     directory.refuse_other_version()
     directory.lock()
     try:
+        parts.phases.begin("checking the finished rounds")
         before = directory.read_experiment(base=loaded.base)
         refuse_changes(before, loaded.experiment)
         inputs = directory.read_inputs()
         refuse_contradictions(directory, before, ledger_lags=not parts.engine.writes_ledger)
         refuse_changed_records(directory)
-        federation = _federation_of(loaded, directory, parts.engine)
+        federation = _federation_of(loaded, directory, parts)
         refuse_other_inputs(inputs, federation)
         refuse_overspending(federation)
+        parts.phases.begin(_CHECKING)
         probe_mechanisms(federation)
+        parts.phases.end()
         recorder = _Recorder(federation, directory, parts)
         recorder.restore()
         return recorder.run(lambda: recorder.begin_again(dump_experiment(loaded.experiment)))
@@ -190,9 +202,11 @@ def _resume(loaded: LoadedExperiment, path: Path, parts: RunParts) -> RunResult:
         directory.unlock()
 
 
-def _federation_of(loaded: LoadedExperiment, directory: RunDirectory, engine: Engine) -> Federation:
-    here = isinstance(engine, LocalEngine)
-    return assemble(loaded, ledger=directory.ledger, in_process=here)
+def _federation_of(
+    loaded: LoadedExperiment, directory: RunDirectory, parts: RunParts
+) -> Federation:
+    here = isinstance(parts.engine, LocalEngine)
+    return assemble(loaded, ledger=directory.ledger, in_process=here, phases=parts.phases)
 
 
 def one_line(error: Exception) -> str:
@@ -335,10 +349,14 @@ class _Recorder:
     def _conclude(self, outcome: _Outcome) -> RunResult:
         """Write the result files, their manifest and pages, and return the result."""
         remove_manifest(self._directory)  # an interrupt may end the run a second time
+        phases = self._parts.phases
+        phases.begin("computing the results")
         result = self._finish(outcome.status, outcome.reason)
         write_manifest(self._directory)
         if self._parts.add_pages is not None:
+            phases.begin("writing the report")
             self._parts.add_pages(self._directory)
+        phases.end()
         return result
 
     def _finish(self, status: Status, reason: str | None) -> RunResult:
@@ -375,6 +393,7 @@ class _Recorder:
             "epsilon": privacy.epsilon_statistics if privacy else None,
             "delta": max(spend.delta for spend in privacy.clients) if privacy else None,
             "seconds": round(seconds, 3),
+            "setup": self._setup,
         }
         directory.write_json("summary.json", summary)
         return RunResult(
@@ -387,6 +406,13 @@ class _Recorder:
             seconds=seconds,
             base=self._federation.base,
         )
+
+    @property
+    def _setup(self) -> dict[str, float]:
+        """Seconds of each phase before the rounds; none where participation hides all times."""
+        if self._federation.participation.is_secret:
+            return {}
+        return {name: round(value, 3) for name, value in self._parts.phases.seconds.items()}
 
     def _personal_models(self, status: Status) -> dict[str, Any]:
         """Write the scores of personal models, and return the entry of `summary.json`."""

@@ -3,11 +3,13 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedsim.core.errors import ExitCode, FedsimError
+from fedsim.core.phases import Phases
 from fedsim.tracking.mlflow import MlflowTracker
 from fedsim.tracking.protocol import TrackedRun, Tracker
 from fedsim.tracking.tensorboard import TensorBoardTracker
@@ -33,7 +35,12 @@ class TrackerError(FedsimError, RuntimeError):
 
 
 class RunObserver(Protocol):
-    """Callbacks of a run, such as the terminal's."""
+    """Callbacks of a run, such as the terminal's.
+
+    An observer may also have a method `phase(name)`. It is called at the start of each phase
+    outside of the rounds ("checking the model", "writing the report"), and with "" after the last
+    of several.
+    """
 
     def started(self, federation: "Federation", path: Path) -> None:
         """Called before the first round.
@@ -51,6 +58,17 @@ class RunObserver(Protocol):
     def ended(self) -> None:
         """Called once, after the last round."""
         ...
+
+
+def phases_of(observer: RunObserver | None) -> Phases:
+    """Return phases that are announced to an observer, if it has a method for them."""
+    return Phases(partial(_tell_phase, observer))
+
+
+def _tell_phase(observer: RunObserver | None, name: str) -> None:
+    method = getattr(observer, "phase", None)
+    if method is not None:
+        method(name)
 
 
 def add_trackers(names: Sequence[str], observer: RunObserver | None) -> RunObserver | None:
@@ -86,6 +104,10 @@ class CheckingObserver:
         self._check = check
         self._observer = observer
 
+    def phase(self, name: str) -> None:
+        """Tell the other observer."""
+        _tell_phase(self._observer, name)
+
     def started(self, federation: "Federation", path: Path) -> None:
         """Tell the other observer."""
         if self._observer is not None:
@@ -109,6 +131,10 @@ class _TrackingObserver:
     def __init__(self, trackers: dict[str, Tracker], observer: RunObserver | None) -> None:
         self._trackers = trackers
         self._observer = observer
+
+    def phase(self, name: str) -> None:
+        """Tell the other observer."""
+        _tell_phase(self._observer, name)
 
     def started(self, federation: "Federation", path: Path) -> None:
         """Start the trackers."""

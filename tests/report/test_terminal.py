@@ -13,7 +13,8 @@ from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.planning.projection import plan_experiment
 from fedsim.report.lines import wrap_text
-from fedsim.report.terminal import ProgressObserver, print_plan, print_result
+from fedsim.report.progress import ProgressObserver
+from fedsim.report.terminal import print_plan, print_result
 
 
 def terminal() -> Console:

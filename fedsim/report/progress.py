@@ -1,0 +1,212 @@
+"""Progress of a run on stderr: its phases, its headline and warnings, and its rounds."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Timer
+from time import monotonic
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from fedsim.core.formatting import delta_text, epsilon_text, metric_text
+from fedsim.federation.batch_sizes import full_batch_note
+from fedsim.federation.client_weights import ignored_weighting
+from fedsim.federation.federation import Federation
+from fedsim.report.lines import print_sentence
+from fedsim.statement.sentence import count_text, range_text
+
+_PATIENCE_SECONDS = 5.0  # without a terminal, a phase that lasts longer gets a line
+
+
+class PhaseDisplay:
+    """The current phase: a spinner with its time; without a terminal, a line if it lasts.
+
+    Args:
+        console: where to print.
+        patience: seconds before a phase gets a line where there is no terminal.
+    """
+
+    def __init__(self, console: Console, *, patience: float = _PATIENCE_SECONDS) -> None:
+        self._console, self._patience = console, patience
+        self._progress: Progress | None = None
+        self._timer: Timer | None = None
+
+    def show(self, name: str) -> None:
+        """Show a phase in place of the one before; "" shows none."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._progress is not None:
+            self._progress.stop()
+        self._timer = self._progress = None
+        if not name:
+            return
+        if self._console.is_terminal:
+            self._progress = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                TimeElapsedColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._progress.add_task(name, total=None)
+            self._progress.start()
+        else:
+            self._timer = Timer(self._patience, print_sentence, (self._console, f"{name} ..."))
+            self._timer.daemon = True
+            self._timer.start()
+
+
+class ProgressObserver:
+    """A progress bar with the current metric and the largest ε; without a terminal, lines."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._phase = PhaseDisplay(self._console)
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+        )
+        self._task: TaskID | None = None
+        self._rounds = 0
+        self._pace = _Pace()
+
+    def phase(self, name: str) -> None:
+        """Show a phase outside of the rounds; "" shows none."""
+        self._phase.show(name)
+
+    def started(self, federation: Federation, path: Path) -> None:
+        """Print a headline and warnings, and start the bar."""
+        experiment = federation.experiment
+        self._rounds = experiment.federation.rounds
+        for line in _headline(federation):
+            print_sentence(self._console, line)
+        for note in (
+            full_batch_note(experiment, federation.data.clients.sizes),
+            ignored_weighting(experiment, federation.weights),
+        ):
+            if note is not None:
+                print_sentence(self._console, f"note: {note}")
+        for warning in _warnings(federation):
+            print_sentence(self._console, f"warning: {warning}", style="yellow")
+        self._pace = _Pace()
+        if self._console.is_terminal:
+            self._task = self._progress.add_task("round", total=self._rounds, figures="")
+            self._progress.start()
+
+    def round_finished(self, row: Mapping[str, Any]) -> None:
+        """Advance the bar, or print a line."""
+        figures = _figures(row)
+        for word, key in (("failed", "failed"), ("withdrew", "withdrawn")):
+            for one in row[key]:
+                text = f"round {row['round']}: client {one['client']} {word}: {one['reason']}"
+                print_sentence(self._console, text, style="yellow")
+        for one in (row.get("evaluated") or {"failed": ()})["failed"]:
+            text = f"round {row['round']}: client {one['client']} did not evaluate: {one['reason']}"
+            print_sentence(self._console, text, style="yellow")
+        done = int(row["round"])
+        left = self._pace.left(self._rounds - done)
+        if self._task is not None:
+            text = f"round {done} of {self._rounds}{left}"
+            self._progress.update(self._task, completed=done, description=text, figures=figures)
+        else:
+            self._console.print(f"round {done}/{self._rounds}{left}  {figures}", highlight=False)
+
+    def ended(self) -> None:
+        """Stop the bar."""
+        if self._task is not None:
+            self._progress.stop()
+
+
+class _Pace:
+    """Time of the rounds of this process, to say how much is left."""
+
+    def __init__(self) -> None:
+        self._start, self._rounds = monotonic(), 0
+
+    def left(self, rounds: int) -> str:
+        """Return the time that is left after one more round, as ", 12 s left"; "" below 1 s.
+
+        Args:
+            rounds: that are left.
+        """
+        self._rounds += 1
+        seconds = round((monotonic() - self._start) / self._rounds * rounds)
+        if seconds < 1:
+            return ""
+        minutes, rest = divmod(seconds, 60)
+        hours, minutes_rest = divmod(minutes, 60)
+        if hours:
+            return f", {hours} h {minutes_rest} min left"
+        return f", {minutes} min {rest} s left" if minutes else f", {seconds} s left"
+
+
+def _headline(federation: Federation) -> list[str]:
+    """Return the headline of a run, from public figures: private client sizes are left out."""
+    experiment = federation.experiment
+    first = (
+        f"{experiment.name}: {count_text(federation.num_clients, 'client')} with "
+        f"{_sizes(federation)}, {len(federation.data.test):,} test examples, "
+        f"{count_text(experiment.federation.rounds, 'round')} of "
+        f"{count_text(experiment.local.steps, 'step')}"
+    )
+    if federation.plans is None:
+        return [first, "no differential privacy"]
+    noise = range_text([plan.noise_multiplier for plan in federation.plans], digits=3)
+    delta = delta_text(max(plan.delta for plan in federation.plans))
+    target = experiment.privacy.target_epsilon if experiment.privacy else None
+    goal = f"target ε = {target:g}" if target is not None else "given noise"
+    return [first, f"{_mechanism(federation)}: {goal} at δ = {delta}, noise multiplier {noise}"]
+
+
+def _mechanism(federation: Federation) -> str:
+    experiment = federation.experiment
+    what = "DP-SGD in every client" if experiment.clips_examples else "whole updates of clients"
+    privacy = experiment.privacy
+    if privacy is None or privacy.trust == "local":
+        return what
+    return f"{what}, {privacy.trust} trust"
+
+
+def _sizes(federation: Federation) -> str:
+    privacy = federation.experiment.privacy
+    if privacy is not None and privacy.adjacency == "add_remove":
+        return f"{privacy.declared_examples:,} declared examples each"
+    if privacy is not None and privacy.unit == "client":
+        return "private numbers of examples"
+    return f"{range_text(federation.data.clients.sizes)} examples"
+
+
+def _warnings(federation: Federation) -> list[str]:
+    if federation.plans is None:
+        return []
+    loose = [
+        str(client)
+        for client, plan in enumerate(federation.plans)
+        if plan.delta * plan.examples >= 1
+    ]
+    if not loose:
+        return []
+    return [
+        f"δ is not below 1 / examples for the clients {', '.join(loose[:10])}: such a δ allows "
+        "publishing a whole example; choose a smaller privacy.delta"
+    ]
+
+
+def _figures(row: Mapping[str, Any]) -> str:
+    parts = [
+        f"{name.removeprefix('test_')} {metric_text(name, value)}"
+        for name, value in row.items()
+        if name.startswith("test_") and name != "test_loss"
+    ]
+    parts += [
+        f"{name.replace('_', ' ')} {metric_text(name, value)}"
+        for name, value in row.items()
+        if name.startswith("clients_") and name != "clients_loss"
+    ]
+    if row["epsilon_max"] is not None:
+        parts.append(f"ε ≤ {epsilon_text(row['epsilon_max'])}")
+    return "  ".join(parts)

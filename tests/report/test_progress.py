@@ -1,0 +1,85 @@
+"""Progress of a run: phases and rounds in a terminal and without one."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+import fedsim
+from fedsim.report.progress import PhaseDisplay, ProgressObserver
+from fedsim.runs.directory import RunDirectory
+
+EXPERIMENT = {
+    "name": "phases",
+    "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 2}},
+    "model": {"name": "logistic"},
+    "federation": {"rounds": 2},
+    "local": {"steps": 1, "batch_size": 8},
+    "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5},
+}
+
+
+class Listener(ProgressObserver):
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self.heard: list[str] = []
+
+    def phase(self, name: str) -> None:
+        self.heard.append(name)
+        super().phase(name)
+
+    def started(self, federation, path) -> None:
+        self.heard.append("started")
+        super().started(federation, path)
+
+    def ended(self) -> None:
+        self.heard.append("ended")
+        super().ended()
+
+
+def console(*, terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=100)
+
+
+def shown(one: Console) -> str:
+    assert isinstance(one.file, io.StringIO)
+    return one.file.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_run_tells_its_phases_and_records_the_setup(tmp_path, terminal):
+    observer = Listener(console(terminal=terminal))
+    fedsim.run(EXPERIMENT, out=tmp_path / "run", observer=observer)
+    setup = ["loading the data", "checking the model", "calibrating noise"]
+    setup += ["checking noise and clipping"]
+    after = ["computing the results", "writing the report"]
+    assert observer.heard == [*setup, "", "started", "ended", *after, ""]
+    summary = RunDirectory(tmp_path / "run").read_json("summary.json")
+    assert list(summary["setup"]) == setup
+    text = shown(observer._console)
+    assert ("checking the model" in text) == terminal
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "of it set-up" in page
+    assert ">checking the model<" in page
+
+
+def test_a_phase_that_fails_is_closed(tmp_path):
+    observer = Listener(console(terminal=True))
+    wrong = {**EXPERIMENT, "local": {"steps": 1, "batch_size": 10**6}}
+    with pytest.raises(ValueError, match="batch_size"):
+        fedsim.run(wrong, out=tmp_path / "run", observer=observer)
+    assert observer.heard == ["loading the data", ""]
+
+
+def test_without_a_terminal_only_a_long_phase_gets_a_line():
+    patient, hasty = console(terminal=False), console(terminal=False)
+    display = PhaseDisplay(patient, patience=3600.0)
+    display.show("checking the model")
+    display.show("")
+    assert shown(patient) == ""
+    display = PhaseDisplay(hasty, patience=0.0)
+    display.show("checking the model")
+    timer = display._timer
+    assert timer is not None
+    timer.join()
+    assert shown(hasty) == "checking the model ...\n"
