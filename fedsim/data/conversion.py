@@ -1,11 +1,14 @@
 """Conversion of users' arrays, tensors and lists into `Examples`."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data.examples import DataError, Examples
+from fedsim.data.images import as_images
+from fedsim.data.settings import ImageSettings
 
 _INT64_MAX = np.iinfo(np.int64).max
 _LARGEST_TOKEN = np.iinfo(np.int32).max  # embeddings index rows with int32
@@ -26,11 +29,18 @@ class Dataset(NamedTuple):
 
 
 def to_dataset(
-    x: Any, y: Any, x_test: Any = None, y_test: Any = None, *, tokens: bool = False
+    x: Any,
+    y: Any,
+    x_test: Any = None,
+    y_test: Any = None,
+    *,
+    tokens: bool = False,
+    images: ImageSettings | None = None,
 ) -> Dataset:
     """Return a dataset from numpy arrays, torch tensors or nested lists.
 
-    Features become float32 and are not rescaled. Targets become:
+    Features become float32; images of bytes are divided by 255 and get their channels first (see
+    `as_images`), others are not rescaled. Targets become:
 
     | targets                     | become                                                        |
     |-----------------------------|---------------------------------------------------------------|
@@ -45,18 +55,20 @@ def to_dataset(
         x_test: features of the dataset's own test set, or None.
         y_test: targets of that test set, or None.
         tokens: whether features are whole numbers from 0 for an embedding, which become int64.
+        images: `data.images` of the experiment.
 
     Raises:
         DataError: values are not numeric or do not have these shapes.
     """
+    features = partial(_features, tokens=tokens, images=images)
     if x_test is None and y_test is None:
         classes, names = _encode(_array(y, "y"))
-        return Dataset(Examples(_features(x, "x", tokens), _targets(classes, "y")), None, names)
+        return Dataset(Examples(features(x, "x"), _targets(classes, "y")), None, names)
     if x_test is None or y_test is None:
         raise DataError("a test set must have both features and targets, got only one of them")
     classes, test_classes, names = _encode_together(_array(y, "y"), _array(y_test, "y_test"))
-    train = Examples(_features(x, "x", tokens), _targets(classes, "y"))
-    test = Examples(_features(x_test, "x_test", tokens), _targets(test_classes, "y_test"))
+    train = Examples(features(x, "x"), _targets(classes, "y"))
+    test = Examples(features(x_test, "x_test"), _targets(test_classes, "y_test"))
     _check_same_form(train, test)
     return Dataset(train, test, names)
 
@@ -75,14 +87,16 @@ def _array(value: Any, what: str) -> NDArray[Any]:
         ) from error
 
 
-def _features(value: Any, what: str, tokens: bool) -> NDArray[np.float32] | NDArray[np.int64]:
+def _features(
+    value: Any, what: str, *, tokens: bool, images: ImageSettings | None
+) -> NDArray[np.float32] | NDArray[np.int64]:
     array = _array(value, what)
     if array.dtype.kind not in "biuf":
         raise DataError(
             f"{what} must be numeric, got {array.dtype} of shape {array.shape}; "
             "encode text and categories as numbers"
         )
-    return _tokens(array, what) if tokens else _float32(array)
+    return _tokens(array, what) if tokens else _float32(as_images(array, images, what))
 
 
 def _tokens(array: NDArray[Any], what: str) -> NDArray[np.int64]:

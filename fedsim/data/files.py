@@ -4,6 +4,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,23 +15,27 @@ from fedsim.data.examples import DataError
 from fedsim.data.names import unknown_name
 from fedsim.data.npz_file import read_npz
 from fedsim.data.parquet_file import read_parquet
+from fedsim.data.settings import ImageSettings
 
 _WHOLE = re.compile(r"\d+", re.ASCII)
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-def read_file(path: Path, target: str, *, tokens: bool = False) -> Dataset:
+def read_file(
+    path: Path, target: str, *, tokens: bool = False, images: ImageSettings | None = None
+) -> Dataset:
     """Return the dataset in a file.
 
     Args:
         path: a .npz, .csv or .parquet file.
         target: the array or column to predict.
         tokens: whether features are tokens (see `to_dataset`).
+        images: `data.images` of the experiment, for .npz.
 
     Raises:
         DataError: the file is missing, of another kind, or its content cannot be used.
     """
-    readers = {".npz": read_npz, ".csv": read_csv, ".parquet": read_parquet}
+    readers = {".npz": partial(read_npz, images=images), ".csv": read_csv, ".parquet": read_parquet}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise DataError(f"data.dataset: {path} must be a .npz, .csv or .parquet file")

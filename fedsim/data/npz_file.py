@@ -15,23 +15,32 @@ from fedsim.core.limits import machine_bytes
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
 from fedsim.data.names import quoted, unknown_name
+from fedsim.data.settings import ImageSettings
 
 _FEATURE_NAMES = ("x", "features")
+_SPLIT_FEATURE_NAMES = ("x", "X", "features", "images", "data")
+_SPLIT_FORMS = ("{name}_{split}", "{split}_{name}")
 
 
-def read_npz(path: Path, target: str, *, tokens: bool = False) -> Dataset:
+def read_npz(
+    path: Path, target: str, *, tokens: bool = False, images: ImageSettings | None = None
+) -> Dataset:
     """Return the dataset in an archive of `numpy.savez`.
 
     The features are the only array beside the target, or the array `x` or `features`. Arrays
-    `x_test` and `<target>_test` are the dataset's own test set. Pickled objects are never loaded.
+    `x_test` and `<target>_test` are the dataset's own test set. Names of the two parts as Keras
+    and MedMNIST have them work likewise: with the target `y` the arrays `x_train`, `y_train`,
+    `x_test`, `y_test`, and with `labels` the arrays `train_images`, `train_labels` and so on.
+    Pickled objects are never loaded.
 
     Guarantee: only these arrays are read. Memory is taken for them only if the archive holds as
     many bytes as their headers say and this machine has room for all of them.
 
     Args:
         path: the file.
-        target: name of the array of targets.
+        target: name of the array of targets, without the name of the part.
         tokens: whether features are tokens (see `to_dataset`).
+        images: `data.images` of the experiment.
 
     Raises:
         DataError: the archive is damaged, a name is missing or ambiguous, or an array cannot be
@@ -50,7 +59,7 @@ def read_npz(path: Path, target: str, *, tokens: bool = False) -> Dataset:
     except (RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
         raise _unreadable(path, error) from error
     try:
-        return to_dataset(*arrays, tokens=tokens)
+        return to_dataset(*arrays, tokens=tokens, images=images)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
@@ -64,6 +73,10 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 def _choose_arrays(path: Path, target: str, names: list[str]) -> list[str | None]:
     """Return the names of features, targets, test features and test targets."""
+    for form in _SPLIT_FORMS:
+        target_of = _strip_split(form, target)
+        if form.format(name=target_of, split="train") in names:
+            return _choose_splits(path, form, target_of, names)
     tests = ("x_test", f"{target}_test")
     if len(set(tests) & set(names)) == 1:
         raise DataError(f"{path}: a test set needs both of {quoted(set(tests))}; add the other")
@@ -73,6 +86,29 @@ def _choose_arrays(path: Path, target: str, names: list[str]) -> list[str | None
     left = [name for name in left if name != target]
     test = [name if name in names else None for name in tests]
     return [_feature_array(path, left), target, *test]
+
+
+def _strip_split(form: str, name: str) -> str:
+    """Return `y` for `y_train` or `train_y`; other names as they are."""
+    before, after = form.format(name="|", split="train").split("|")
+    if len(name) > len(before) + len(after) and name.startswith(before) and name.endswith(after):
+        return name[len(before) : len(name) - len(after)]
+    return name
+
+
+def _choose_splits(path: Path, form: str, target: str, names: list[str]) -> list[str | None]:
+    """Return the names of the arrays of an archive whose names say training or test."""
+    features = [
+        name for name in _SPLIT_FEATURE_NAMES if form.format(name=name, split="train") in names
+    ]
+    if len(features) != 1:
+        wanted = quoted(form.format(name=name, split="train") for name in _SPLIT_FEATURE_NAMES)
+        raise DataError(f"{path}: the features must be one of {wanted}; got {quoted(names[:10])}")
+    tests = [form.format(name=name, split="test") for name in (features[0], target)]
+    if len(set(tests) & set(names)) == 1:
+        raise DataError(f"{path}: a test set needs both of {quoted(tests)}; add the other")
+    train = [form.format(name=name, split="train") for name in (features[0], target)]
+    return [*train, *(name if name in names else None for name in tests)]
 
 
 def _feature_array(path: Path, names: list[str]) -> str:

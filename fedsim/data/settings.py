@@ -17,6 +17,22 @@ class FileDataset(Settings):
     target: str = Field(description="column (csv, parquet) or array (npz) to predict")
 
 
+class ImageSettings(Settings):
+    """`data.images`: layout and range of images; without it both follow from type and shape."""
+
+    channels: Literal["first", "last", "none"] | None = Field(
+        default=None,
+        description="place of the channels in an array of images: first is kept, last is moved to "
+        "the front, none adds the axis of a single channel; null: recognised for uint8",
+    )
+    scale: float | None = Field(
+        default=None,
+        ge=1e-9,
+        le=1e9,
+        description="public constant that features are divided by; null: 255 for images of uint8",
+    )
+
+
 class _Partition(Settings):
     num_clients: int = Field(ge=1, le=MAX_CLIENTS, description="number of clients")
     min_examples: int = Field(
@@ -71,6 +87,11 @@ class DataSettings(Settings):
         default="numbers",
         description="numbers: float32; tokens: whole numbers from 0 as int64, for a model of your "
         "own that begins with an embedding",
+    )
+    images: ImageSettings | None = Field(
+        default=None,
+        description="layout and range of images in an .npz file or from a dataset function; null: "
+        "as their type and shape say",
     )
     test_fraction: Probability | None = Field(
         default=None,

@@ -32,14 +32,15 @@ def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
     """
     dataset, tokens = settings.dataset, settings.features == "tokens"
     if isinstance(dataset, str) and ":" in dataset:
-        return _call(dataset, {"seed": seed, **settings.args}, base, tokens=tokens)
+        return _call(dataset, {"seed": seed, **settings.args}, base, settings)
     if settings.args:
         raise DataError(
             f"data.args are for dataset functions; {_name(dataset)} takes none, "
             f"got {', '.join(settings.args)}; remove them"
         )
     if isinstance(dataset, FileDataset):
-        return read_file(base / Path(dataset.path).expanduser(), dataset.target, tokens=tokens)
+        path = base / Path(dataset.path).expanduser()
+        return read_file(path, dataset.target, tokens=tokens, images=settings.images)
     if tokens:
         raise DataError(f"data.features: {dataset} has numbers, no tokens; remove data.features")
     return _built_in(dataset)()
@@ -83,7 +84,7 @@ def _built_in(name: str) -> Callable[[], Dataset]:
     return loaders[name]
 
 
-def _call(reference: str, args: dict[str, Any], base: Path, *, tokens: bool) -> Dataset:
+def _call(reference: str, args: dict[str, Any], base: Path, settings: DataSettings) -> Dataset:
     what = "data.dataset"
     try:
         load = resolve(reference, base=base, what=what)
@@ -98,7 +99,8 @@ def _call(reference: str, args: dict[str, Any], base: Path, *, tokens: bool) -> 
         raise DataError(f"{where}: must return {_RETURNS}, got {got}")
     try:
         with plugin_calls("its arrays failed", raises=DataError, fix=f"return {_RETURNS}"):
-            return to_dataset(*parts, tokens=tokens)
+            tokens = settings.features == "tokens"
+            return to_dataset(*parts, tokens=tokens, images=settings.images)
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
 
