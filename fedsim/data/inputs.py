@@ -54,5 +54,6 @@ def read_inputs(
     """
     del base, columns, class_names
     target = settings.dataset.target if isinstance(settings.dataset, FileDataset) else "y"
-    dataset = read_file(path, target, tokens=settings.features == "tokens")
+    tokens = settings.features == "tokens"
+    dataset = read_file(path, target, tokens=tokens, images=settings.images)
     return Inputs(dataset.train.features, dataset.train.targets)
