@@ -16,7 +16,7 @@ import click
 
 import fedsim
 from fedsim.cli import EXIT_CODES, cli
-from fedsim.comparison.settings import ComparisonSettings
+from fedsim.comparison.file.settings import ComparisonSettings
 from fedsim.deployment.policy import NodePolicy
 from fedsim.experiment import Experiment
 from fedsim.models.catalog import MODELS

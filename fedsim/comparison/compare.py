@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedsim.comparison.comparison_result import ComparisonResult
+from fedsim.comparison.execution.jobs import MARKER, Job, check_directory, lock_directory, plan_jobs
+from fedsim.comparison.execution.workers import default_workers, execute
+from fedsim.comparison.file.load import LoadedComparison, load_comparison
 from fedsim.comparison.files import write_comparison, write_settings
-from fedsim.comparison.jobs import MARKER, Job, check_directory, lock_directory, plan_jobs
-from fedsim.comparison.load import LoadedComparison, load_comparison
 from fedsim.comparison.outcomes import read_outcome
 from fedsim.comparison.page import write_page
 from fedsim.comparison.results import summarise
 from fedsim.comparison.tuning import tuning_cost
-from fedsim.comparison.workers import default_workers, execute
 
 
 class ComparisonObserver(Protocol):

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from fedsim.comparison.comparison_result import ComparisonResult
-from fedsim.comparison.load import LoadedComparison
+from fedsim.comparison.file.load import LoadedComparison
 from fedsim.comparison.results import Results
 from fedsim.runs.directory import RunDirectory
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsim.comparison.client_metrics import FILE as CLIENT_METRICS
-from fedsim.comparison.jobs import FINISHED, Job
+from fedsim.comparison.execution.client_metrics import FILE as CLIENT_METRICS
+from fedsim.comparison.execution.jobs import FINISHED, Job
+from fedsim.comparison.execution.worker import RECORD
 from fedsim.comparison.units import OBSERVER_OF
-from fedsim.comparison.worker import RECORD
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.personal_scores import personal_metrics
 

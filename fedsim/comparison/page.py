@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 import fedsim
-from fedsim.comparison.client_metrics import WARNING
 from fedsim.comparison.comparison_result import ComparisonResult
-from fedsim.comparison.jobs import MARKER
+from fedsim.comparison.execution.client_metrics import WARNING
+from fedsim.comparison.execution.jobs import MARKER
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import CONFIDENCE
 from fedsim.comparison.text import (

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedsim.comparison.load import LoadedComparison
+from fedsim.comparison.file.load import LoadedComparison
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.pairs import PairCheck, check_pairs
 from fedsim.comparison.statistics import (

@@ -16,8 +16,8 @@ from rich.progress import (
 from rich.table import Table
 
 from fedsim.comparison.comparison_result import ComparisonResult
-from fedsim.comparison.jobs import Job
-from fedsim.comparison.load import LoadedComparison
+from fedsim.comparison.execution.jobs import Job
+from fedsim.comparison.file.load import LoadedComparison
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.text import (
     difference_text,

@@ -14,10 +14,10 @@ import pytest
 from scipy import stats
 
 import fedsim
-from fedsim.comparison.client_metrics import WARNING
 from fedsim.comparison.comparison_result import ComparisonResult
-from fedsim.comparison.jobs import plan_jobs
-from fedsim.comparison.load import load_comparison
+from fedsim.comparison.execution.client_metrics import WARNING
+from fedsim.comparison.execution.jobs import plan_jobs
+from fedsim.comparison.file.load import load_comparison
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
@@ -292,7 +292,7 @@ def test_a_wrong_file_is_one_message_and_exit_code_2(directory: Path) -> None:
 
 
 def test_two_comparisons_do_not_share_a_directory(directory: Path) -> None:
-    from fedsim.comparison.jobs import lock_directory
+    from fedsim.comparison.execution.jobs import lock_directory
 
     out = directory / "out"
     out.mkdir()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.comparison.client_metrics import WARNING
 from fedsim.comparison.comparison_result import ComparisonResult
+from fedsim.comparison.execution.client_metrics import WARNING
 from fedsim.comparison.page import render_comparison
 from fedsim.comparison.pictures import draw_fairness, draw_tradeoff, series_of
 from fedsim.comparison.statistics import t_interval

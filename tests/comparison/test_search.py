@@ -12,7 +12,7 @@ import fedsim
 from fedsim.accountant import PldAccountant
 from fedsim.accountant.sampler_slack import MAX_DRAWS, epsilon_with_slack
 from fedsim.cli import cli
-from fedsim.comparison.load import LoadedComparison, load_comparison
+from fedsim.comparison.file.load import LoadedComparison, load_comparison
 from fedsim.comparison.search.ledger import SearchLedger
 from fedsim.comparison.search.plan import SearchError, SearchPlan, plan_search
 from fedsim.comparison.search.verify import verify_search

@@ -139,7 +139,7 @@ def test_json_and_table_name_unit_trust_and_observer(mixed: ComparisonResult) ->
 
 
 def test_the_file_takes_a_baseline_for_each_unit_and_names_a_missing_one(directory: Path) -> None:
-    from fedsim.comparison.load import load_comparison
+    from fedsim.comparison.file.load import load_comparison
     from fedsim.experiment import ExperimentError
 
     source = directory / "compare.yaml"

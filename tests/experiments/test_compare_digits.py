@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fedsim
-from fedsim.comparison.load import load_comparison
+from fedsim.comparison.file.load import load_comparison
 from fedsim.data import load_federated_data
 from fedsim.experiment import load_experiment
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.comparison.load import load_comparison
+from fedsim.comparison.file.load import load_comparison
 from fedsim.experiment import load_experiment
 
 EXPERIMENTS = Path(__file__).parent.parent.parent / "experiments"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from fedsim.comparison.load import LoadedComparison
+from fedsim.comparison.file.load import LoadedComparison
 from fedsim.comparison.search.ledger import PATH
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import sync_directory

@@ -22,8 +22,10 @@ from typing import Any, Protocol
 import fedsim
 from fedsim.accountant.ledger.journal import FileJournal, total_of
 from fedsim.accountant.rdp.run_law import RunLaw
-from fedsim.comparison.jobs import FINISHED, lock_directory
-from fedsim.comparison.load import LoadedComparison, load_comparison
+from fedsim.comparison.execution.jobs import FINISHED, lock_directory
+from fedsim.comparison.execution.workers import default_workers, execute
+from fedsim.comparison.file.load import LoadedComparison, load_comparison
+from fedsim.comparison.file.settings import SMALLER_IS_BETTER, SearchSettings, SelectSettings
 from fedsim.comparison.search.layout import (
     MARKER,
     check_search_directory,
@@ -36,8 +38,6 @@ from fedsim.comparison.search.ledger import SearchLedger
 from fedsim.comparison.search.outputs import account_json, digests_of, write_account, write_selected
 from fedsim.comparison.search.plan import SearchError, SearchPlan, is_within, plan_search
 from fedsim.comparison.search.records import Begun, Done, Drawn, Search, Selected, Withdrawn
-from fedsim.comparison.settings import SMALLER_IS_BETTER, SearchSettings, SelectSettings
-from fedsim.comparison.workers import default_workers, execute
 from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.manifest import changed_files, read_manifest

@@ -14,11 +14,11 @@ from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.events import to_dict
 from fedsim.accountant.rdp.run_law import RunLaw
 from fedsim.accountant.sampler_slack import MAX_DRAWS
-from fedsim.comparison.fingerprint import run_fingerprint
-from fedsim.comparison.load import LoadedComparison
+from fedsim.comparison.execution.fingerprint import run_fingerprint
+from fedsim.comparison.file.load import LoadedComparison
+from fedsim.comparison.file.settings import SearchSettings, SelectSettings
 from fedsim.comparison.pairs import pair_digests
 from fedsim.comparison.search.records import ClientCharge
-from fedsim.comparison.settings import SearchSettings, SelectSettings
 from fedsim.core.errors import InputError
 from fedsim.federation.assembly import assemble
 from fedsim.federation.budget_check import refuse_overspending

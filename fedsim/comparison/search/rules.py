@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from fedsim.comparison.settings import ComparisonSettings
+from fedsim.comparison.file.settings import ComparisonSettings
 from fedsim.experiment import Experiment
 from fedsim.experiment.messages import PathMessage
 

@@ -1,8 +1,8 @@
 """A process that runs experiments: jobs on stdin, messages on stdout, both as lines of JSON.
 
 A process of its own starts with one thread for numerics, frees its memory at the end, and takes
-only its own run with it when it crashes. It is `python -m fedsim.comparison.worker`, not a fork of
-the caller: a script that calls `fedsim.compare` needs no `if __name__ == "__main__"` guard.
+only its own run with it when it crashes. It is `python -m fedsim.comparison.execution.worker`, not
+a fork of the caller: a script that calls `fedsim.compare` needs no `if __name__ == "__main__"`.
 """
 
 import json
@@ -57,7 +57,7 @@ def _execute(job: Mapping[str, Any], send: SendMessage) -> str:
     """Run a job and return the status of its run."""
     import torch
 
-    from fedsim.comparison.client_metrics import write_client_metrics
+    from fedsim.comparison.execution.client_metrics import write_client_metrics
     from fedsim.experiment import load_experiment
     from fedsim.federation.assembly import assemble
     from fedsim.report.run import run_with_report

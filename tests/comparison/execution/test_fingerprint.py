@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.comparison.fingerprint import run_fingerprint
+from fedsim.comparison.execution.fingerprint import run_fingerprint
 from fedsim.experiment import load_experiment
 
 PLUGIN = "import numpy as np\n\ndef load(seed=0):\n    return np.zeros((9, 2)), np.arange(9) % 2\n"

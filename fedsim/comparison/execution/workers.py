@@ -41,7 +41,7 @@ def execute(
     """Run every job in one of `workers` single-threaded processes.
 
     Args:
-        jobs: messages for `fedsim.comparison.worker`.
+        jobs: messages for `fedsim.comparison.execution.worker`.
         workers: number of parallel processes.
         log: file that receives all output of the workers.
         on_message: called in this thread with the index of a job and each message of its worker.
@@ -147,7 +147,7 @@ class _WorkerPool:
             if self._stopping:
                 return None
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "fedsim.comparison.worker"],
+                [sys.executable, "-P", "-m", "fedsim.comparison.execution.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from fedsim.comparison.file.settings import ComparisonSettings
+from fedsim.comparison.file.variants import Variant, expand_variants
 from fedsim.comparison.search.rules import candidate_problems, file_problems, required_problems
-from fedsim.comparison.settings import ComparisonSettings
 from fedsim.comparison.units import Baseline, unit_problems
-from fedsim.comparison.variants import Variant, expand_variants
 from fedsim.core.limits import MAX_COMPARED_RUNS
 from fedsim.experiment import ExperimentError, LoadedExperiment, Problem, load_experiment
 from fedsim.experiment.load import read_yaml

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedsim.comparison.client_metrics import FILE as CLIENT_METRICS
-from fedsim.comparison.fingerprint import run_fingerprint
-from fedsim.comparison.load import LoadedComparison
-from fedsim.comparison.worker import RECORD
+from fedsim.comparison.execution.client_metrics import FILE as CLIENT_METRICS
+from fedsim.comparison.execution.fingerprint import run_fingerprint
+from fedsim.comparison.execution.worker import RECORD
+from fedsim.comparison.file.load import LoadedComparison
 from fedsim.experiment import LoadedExperiment
 from fedsim.runs.directory import RunDirectoryError
 from fedsim.runs.schema import COMPARISON_SCHEMA, RUN_SCHEMA, Origin, refuse_newer_schema

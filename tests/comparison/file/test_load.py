@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.comparison.load import LoadedComparison, load_comparison
+from fedsim.comparison.file.load import LoadedComparison, load_comparison
 from fedsim.experiment import ExperimentError
 
 

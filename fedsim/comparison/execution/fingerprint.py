@@ -17,7 +17,7 @@ _WITHOUT_EFFECT = ("name", "runtime")
 _PACKAGES = ("torch", "numpy", "scipy", "flwr", "scikit-learn")
 _ROOMS = ("fedsim.accountant", "fedsim.clients", "fedsim.server")
 # Parts of fedsim/ that compute no run.
-_PRESENTATION_ONLY = ("cli.py", "comparison", "report", "tracking")
+_PRESENTATION_ONLY = ("cli", "comparison", "report", "tracking")
 
 
 def run_fingerprint(loaded: LoadedExperiment) -> str:
