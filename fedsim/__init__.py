@@ -27,47 +27,72 @@ _import_module("fedsim.core.moved_names").install()
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from fedsim import accountant as accountant
+    from fedsim import clients as clients
+    from fedsim import testing as testing
     from fedsim.api import compare as compare
     from fedsim.api import run as run
     from fedsim.api import search as search
     from fedsim.comparison.comparison_result import ComparisonResult as ComparisonResult
     from fedsim.comparison.search.perform import SearchResult as SearchResult
+    from fedsim.core.errors import FedsimError as FedsimError
     from fedsim.experiment import ExperimentError as ExperimentError
     from fedsim.personalization.personalize import personalize as personalize
-    from fedsim.runs.runner import RunResult as RunResult
+    from fedsim.runs.run_result import RunFailedError as RunFailedError
+    from fedsim.runs.run_result import RunResult as RunResult
     from fedsim.runs.saved_model import load_model as load_model
+    from fedsim.tracking.observer import RunObserver as RunObserver
+    from fedsim.tracking.protocol import TrackedRun as TrackedRun
+    from fedsim.tracking.protocol import Tracker as Tracker
 
 # Loaded when first used: `fedsim --help` answers without importing torch or Flower.
 _public = {
     "ComparisonResult": "fedsim.comparison.comparison_result",
     "ExperimentError": "fedsim.experiment",
-    "RunResult": "fedsim.runs.runner",
+    "FedsimError": "fedsim.core.errors",
+    "RunFailedError": "fedsim.runs.run_result",
+    "RunObserver": "fedsim.tracking.observer",
+    "RunResult": "fedsim.runs.run_result",
     "SearchResult": "fedsim.comparison.search.perform",
+    "TrackedRun": "fedsim.tracking.protocol",
+    "Tracker": "fedsim.tracking.protocol",
     "compare": "fedsim.api",
     "load_model": "fedsim.runs.saved_model",
     "personalize": "fedsim.personalization.personalize",
     "run": "fedsim.api",
     "search": "fedsim.api",
 }
+_modules = ("accountant", "clients", "testing")
 __all__ = [
     "ComparisonResult",
     "ExperimentError",
+    "FedsimError",
+    "RunFailedError",
+    "RunObserver",
     "RunResult",
     "SearchResult",
+    "TrackedRun",
+    "Tracker",
     "__version__",
+    "accountant",
+    "clients",
     "compare",
     "load_model",
     "personalize",
     "run",
     "search",
+    "testing",
 ]
 
 
 def __getattr__(name: str) -> object:
     if name in _public:
         return getattr(_import_module(_public[name]), name)
+    if name in _modules:
+        return _import_module(f"fedsim.{name}")
     raise AttributeError(f"module 'fedsim' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Return the public names and Python's own: what is below is found by `import`."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

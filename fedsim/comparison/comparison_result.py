@@ -1,15 +1,17 @@
 """The result of a comparison."""
 
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from fedsim.comparison.outcomes import RunOutcome
-from fedsim.comparison.results import Results
+from fedsim.comparison.results import Results, VariantResult
+from fedsim.comparison.text import difference_text, guarantee_text, interval_text, metric_words
 from fedsim.comparison.tuning import Tuning
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ComparisonResult:
     """The result of a comparison.
 
@@ -33,3 +35,40 @@ class ComparisonResult:
     def to_json(self) -> dict[str, Any]:
         """Return the content of `comparison.json`."""
         return {**self.results.to_json(), "tuning": self.tuning.to_json()}
+
+    def __repr__(self) -> str:
+        results = self.results
+        means = [f"{one.name} {self._mean(one)}" for one in results.variants]
+        seeds = f"{len(results.seeds)} seeds"
+        return (
+            f"ComparisonResult({str(self.path)!r}: {metric_words(results.metric)}, {seeds}: "
+            f"{', '.join(means)})"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the table of the variants, for notebooks."""
+        results = self.results
+        head = ("variant", "guarantee", metric_words(results.metric), "minus baseline")
+        rows = [
+            (one.name, guarantee_text(one), self._mean(one), self._difference(one))
+            for one in results.variants
+        ]
+        cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+        )
+        page = f"<code>{escape(str(self.path / 'comparison.html'))}</code>"
+        return (
+            f"<p><b>{escape(results.name)}</b>: {len(results.seeds)} seeds; the whole report: "
+            f"{page}</p><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
+        )
+
+    def _mean(self, variant: VariantResult) -> str:
+        estimate = variant.metrics.get(self.results.metric)
+        return "–" if estimate is None else interval_text(self.results.metric, estimate)
+
+    def _difference(self, variant: VariantResult) -> str:
+        difference = variant.difference
+        if difference is None:
+            return "–"
+        return difference_text(self.results.metric, difference.paired.estimate)

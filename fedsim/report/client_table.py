@@ -10,8 +10,8 @@ from typing import Any
 from markupsafe import Markup
 
 from fedsim.core.formatting import delta_text, epsilon_text
-from fedsim.report.certificate_words import SHORT_NAMES
 from fedsim.statement import ClientFacts, Facts
+from fedsim.statement.certificate_words import SHORT_NAMES
 
 MAX_CLIENTS = 200
 SHOWN_CLIENTS = 100

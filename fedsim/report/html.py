@@ -17,7 +17,6 @@ from markupsafe import Markup, escape
 from fedsim.core.formatting import delta_text, epsilon_text, metric_text, percent_text
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.report import overview
-from fedsim.report.certificate_words import is_plain
 from fedsim.report.client_table import MAX_BARS, client_table, table_columns
 from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.points import guarantees, limits, points, warnings
@@ -25,6 +24,7 @@ from fedsim.report.recompute import recipe
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
 from fedsim.statement import AttackBoundSentence, Facts, clients_text, statement_of
+from fedsim.statement.certificate_words import is_plain
 from fedsim.statement.certificates import OBSERVER_NAMES, certificates_of
 from fedsim.statement.views import question_of, view_of
 
@@ -47,6 +47,13 @@ def write_report(directory: RunDirectory) -> None:
 
 def render_report(contents: RunContents) -> str:
     """Return the report as HTML; all text from files is escaped."""
+    page = page_templates().get_template("report.html.jinja").render(_context(contents))
+    # Error messages may hold lone surrogates, from undecodable file names for example.
+    return page.encode(errors="replace").decode()
+
+
+def page_templates() -> jinja2.Environment:
+    """Return the templates of this directory, with escaping and the filter `typeset`."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE, encoding="utf-8"),
         autoescape=True,
@@ -55,9 +62,7 @@ def render_report(contents: RunContents) -> str:
         lstrip_blocks=True,
     )
     environment.filters["typeset"] = typeset
-    page = environment.get_template("report.html.jinja").render(_context(contents))
-    # Error messages may hold lone surrogates, from undecodable file names for example.
-    return page.encode(errors="replace").decode()
+    return environment
 
 
 def _context(contents: RunContents) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
-from fedsim.report.certificate_words import is_plain, stated_certificates, unit_text
 from fedsim.report.contents import RunContents
 from fedsim.server.round_report import RoundRow
+from fedsim.statement.certificate_words import is_plain, stated_certificates, unit_text
 from fedsim.statement.certificates import OBSERVER_NAMES
 from fedsim.statement.sentence import count_text
 

@@ -1,9 +1,11 @@
 """A run together with its report."""
 
+from dataclasses import replace
 from typing import Any
 
+from fedsim.report.head import render_head
 from fedsim.report.html import write_report
-from fedsim.runs.runner import RunResult, run_experiment
+from fedsim.runs.runner import RunFailedError, RunResult, run_experiment
 
 
 def run_with_report(*arguments: Any, **options: Any) -> RunResult:
@@ -11,4 +13,9 @@ def run_with_report(*arguments: Any, **options: Any) -> RunResult:
 
     Args and errors: as `run_experiment`.
     """
-    return run_experiment(*arguments, add_pages=lambda run: write_report(run), **options)
+    try:
+        result = run_experiment(*arguments, add_pages=lambda run: write_report(run), **options)
+    except RunFailedError as error:
+        error.result = replace(error.result, render_head=render_head)
+        raise
+    return replace(result, render_head=render_head)

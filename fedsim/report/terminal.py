@@ -8,12 +8,12 @@ from rich.table import Table
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.planning.projection import Plan, PlannedClient
 from fedsim.report.cells_table import print_cells
-from fedsim.report.certificate_words import SHORT_NAMES, guarantee_words, is_plain, unit_text
 from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.lines import print_sentence
 from fedsim.report.tables import figure_table, print_table
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import root_of
+from fedsim.statement.certificate_words import SHORT_NAMES, guarantee_words, is_plain, unit_text
 from fedsim.statement.certificates import OBSERVER_NAMES
 from fedsim.statement.sentence import count_text
 

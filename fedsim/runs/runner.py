@@ -5,11 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from torch import nn
-
-from fedsim.core.errors import FedsimError
 from fedsim.core.file_errors import StorageError, describe_os_error
 from fedsim.core.phases import Phases
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
@@ -27,11 +24,14 @@ from fedsim.runs.inputs import fingerprint, refuse_other_inputs
 from fedsim.runs.manifest import refuse_changed_records, remove_manifest, write_manifest
 from fedsim.runs.personal_scores import ENDED, personal_metrics, score_personal_models, summary_of
 from fedsim.runs.personal_scores import FILE as PERSONALIZATION
-from fedsim.runs.privacy_summary import PrivacySummary, not_private, summarise_privacy
+from fedsim.runs.privacy_summary import not_private, summarise_privacy
 from fedsim.runs.releases_file import Releases, ReleasesFile
 from fedsim.runs.resume import refuse_changes, resume_command
 from fedsim.runs.rounds_file import RoundsFile
-from fedsim.runs.saved_model import ModelForm, load_model
+from fedsim.runs.run_result import RunFailedError as RunFailedError
+from fedsim.runs.run_result import RunResult as RunResult
+from fedsim.runs.run_result import Status
+from fedsim.runs.saved_model import ModelForm
 from fedsim.runs.secure_summary import secure_summary
 from fedsim.server.app import RoundError
 from fedsim.server.errors import FederationError
@@ -41,47 +41,6 @@ from fedsim.server.state import ServerState
 from fedsim.simulation.engine import Engine
 from fedsim.simulation.engines import LocalEngine, engine_for
 from fedsim.tracking.observer import RunObserver, add_trackers, phases_of
-
-Status = Literal["completed", "stopped", "interrupted", "failed"]
-
-
-class RunFailedError(FedsimError, RuntimeError):
-    """A failed run; `result` holds its rounds so far."""
-
-    def __init__(self, message: str, result: "RunResult") -> None:
-        super().__init__(message)
-        self.result = result
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """Result of a run.
-
-    Attributes:
-        path: the run directory.
-        status: completed; stopped because privacy budgets are spent; interrupted by the user.
-        reason: why the run ended early; None for a completed run.
-        metrics: final metrics of the global model, on the test set (such as `test_accuracy`) and,
-            with `evaluation:`, on the clients' held-out examples (`clients_accuracy`).
-        privacy: spend of every client; None in a federation without privacy.
-        rounds: one mapping for each finished round, as in `rounds.jsonl`.
-        seconds: wall-clock time of the rounds.
-        base: the directory in which the experiment's relative paths start.
-    """
-
-    path: Path
-    status: Status
-    reason: str | None
-    metrics: Mapping[str, float]
-    privacy: PrivacySummary | None
-    rounds: tuple[Mapping[str, Any], ...]
-    seconds: float
-    base: Path = Path()
-
-    def model(self) -> nn.Module:
-        """Return the final global model, as `fedsim.load_model` does; it takes raw inputs."""
-        return load_model(self.path, base=self.base)
-
 
 _CHECKING = "checking noise and clipping"
 

@@ -12,6 +12,7 @@ from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.core.phases import Phases
 from fedsim.tracking.mlflow import MlflowTracker
 from fedsim.tracking.protocol import TrackedRun, Tracker
+from fedsim.tracking.row_numbers import row_numbers
 from fedsim.tracking.tensorboard import TensorBoardTracker
 from fedsim.tracking.wandb import WandbTracker
 
@@ -169,14 +170,9 @@ class _TrackingObserver:
 
 
 def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers of a line of `rounds.jsonl`; a list counts by its length."""
-    metrics: dict[str, float] = {}
-    for name, value in row.items():
-        if isinstance(value, list):
-            metrics[name] = float(len(value))
-        elif name != "round" and isinstance(value, int | float) and math.isfinite(value):
-            metrics[name] = float(value)
-    return metrics
+    """Return the finite numbers of a line of `rounds.jsonl`, without its round."""
+    numbers = row_numbers({name: value for name, value in row.items() if name != "round"})
+    return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
 
 
 def _flatten(value: object, path: str = "") -> dict[str, object]:

@@ -1,0 +1,136 @@
+"""The result of a run, as Python code and notebooks get it."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import nn
+
+from fedsim.core.errors import ExitCode, FedsimError
+from fedsim.core.formatting import metric_text
+from fedsim.runs.directory import CLIENT_COLUMNS, RunDirectory
+from fedsim.runs.privacy_summary import PrivacySummary
+from fedsim.runs.saved_model import load_model
+from fedsim.statement import read_facts
+from fedsim.statement.certificate_words import guarantee_words
+from fedsim.statement.sentence import count_text
+from fedsim.tracking.row_numbers import row_numbers
+
+if TYPE_CHECKING:
+    import pandas
+
+Status = Literal["completed", "stopped", "interrupted", "failed"]
+
+_TEXT_COLUMNS = ("name", "group", "against")
+
+
+class MissingPandasError(FedsimError, ImportError):
+    """A table was requested, and pandas is not installed."""
+
+    exit_code = ExitCode.WRONG_INPUT
+
+
+class RunFailedError(FedsimError, RuntimeError):
+    """A failed run; `result` holds its rounds so far."""
+
+    def __init__(self, message: str, result: "RunResult") -> None:
+        super().__init__(message)
+        self.result = result
+
+
+@dataclass(frozen=True, repr=False)
+class RunResult:
+    """Result of a run.
+
+    Attributes:
+        path: the run directory.
+        status: completed; stopped because privacy budgets are spent; interrupted by the user.
+        reason: why the run ended early; None for a completed run.
+        metrics: final metrics of the global model, on the test set (such as `test_accuracy`) and,
+            with `evaluation:`, on the clients' held-out examples (`clients_accuracy`).
+        privacy: spend of every client; None in a federation without privacy.
+        rounds: one mapping for each finished round, as in `rounds.jsonl`.
+        seconds: wall-clock time of the rounds.
+        base: the directory in which the experiment's relative paths start.
+        render_head: returns the head of the report of a run directory as HTML, for notebooks; None:
+            notebooks show `repr`.
+    """
+
+    path: Path
+    status: Status
+    reason: str | None
+    metrics: Mapping[str, float]
+    privacy: PrivacySummary | None
+    rounds: tuple[Mapping[str, Any], ...]
+    seconds: float
+    base: Path = Path()
+    render_head: Callable[[Path], str] | None = field(default=None, compare=False)
+
+    def model(self) -> nn.Module:
+        """Return the final global model, as `fedsim.load_model` does; it takes raw inputs."""
+        return load_model(self.path, base=self.base)
+
+    def rounds_frame(self) -> "pandas.DataFrame":
+        """Return the numbers of every round as a table: `round` is its index (extra `pandas`).
+
+        Columns are the keys of `rounds.jsonl`. Lists of clients are counted; `timeline.train` is a
+        part of a round in seconds.
+
+        Raises:
+            MissingPandasError: pandas is not installed.
+        """
+        numbers = [row_numbers(row) for row in self.rounds]
+        names = dict.fromkeys(name for row in numbers for name in row)
+        table = _pandas().DataFrame(numbers, columns=[*names] or ["round"])
+        return table.set_index("round")
+
+    def clients_frame(self) -> "pandas.DataFrame":
+        """Return one row for each client, as in `clients.csv`: `client` is its index.
+
+        Empty cells are NaN. In a federation with privacy an ε without a bound is ∞.
+
+        Raises:
+            MissingPandasError: pandas is not installed.
+            RunDirectoryError: the run directory is gone.
+        """
+        rows = RunDirectory.open(self.path).read_json("privacy.json")["clients"]
+        columns = {name: [row.get(name) for row in rows] for name in CLIENT_COLUMNS}
+        for name in CLIENT_COLUMNS:
+            if name not in _TEXT_COLUMNS:
+                empty = math.inf if name == "epsilon" and self.privacy is not None else math.nan
+                columns[name] = [empty if value is None else value for value in columns[name]]
+        return _pandas().DataFrame(columns).set_index("client")
+
+    def __repr__(self) -> str:
+        figures = (f"{name} {metric_text(name, value)}" for name, value in self.metrics.items())
+        ended = f"{self.status} after {count_text(len(self.rounds), 'round')}"
+        return f"RunResult({str(self.path)!r}: {', '.join((ended, *figures, self._guarantee))})"
+
+    @cached_property
+    def _guarantee(self) -> str:
+        """Return the guarantee in a few words, as the run's statement supports it."""
+        if self.privacy is None:
+            return "no differential privacy"
+        return guarantee_words(read_facts(self.privacy.to_json()))
+
+    def _repr_html_(self) -> str:
+        """Return the head of the report, for notebooks."""
+        if self.render_head is not None and (self.path / "summary.json").is_file():
+            return self.render_head(self.path)
+        return f"<code>{escape(repr(self))}</code>"
+
+
+def _pandas() -> Any:
+    """Return pandas, which only tables need."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingPandasError(
+            "tables need pandas, which is not installed: pip install pandas, or read "
+            "rounds.jsonl and clients.csv in the run directory"
+        ) from error
+    return pandas
