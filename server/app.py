@@ -40,7 +40,7 @@ from fedsim.server.state import ServerState
 from fedsim.server.timeline import Timeline
 from fedsim.server.train_round import ChargeRound, TrainRound, TrainSetup
 
-Metrics = Mapping[str, float]
+Metrics = Mapping[str, float | list[float]]
 
 logger = logging.getLogger(__name__)
 

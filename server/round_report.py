@@ -109,7 +109,8 @@ class RoundReport:
 
     Attributes:
         round_number: the round, from 1.
-        metrics: metrics of the new global model on the server's test set.
+        metrics: metrics of the new global model on the server's test set; a list has one number
+            for each class.
         participants: clients in the aggregate, ascending.
         failed: clients that dropped out of the round, ascending, and why.
         withdrawn: clients that left the federation in this round.
@@ -127,7 +128,7 @@ class RoundReport:
     """
 
     round_number: int
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float | list[float]]
     participants: tuple[int, ...]
     failed: tuple[Failure, ...]
     withdrawn: tuple[Withdrawal, ...]
@@ -163,9 +164,7 @@ class RoundReport:
     def to_json(self) -> RoundRow:
         """Return the round's line of `rounds.jsonl`; infinite and NaN values are None."""
         epsilon = self.epsilon_max
-        metrics: dict[str, Any] = {
-            name: finite_or_none(value) for name, value in self.metrics.items()
-        }
+        metrics = {name: _as_json(value) for name, value in self.metrics.items()}
         row = RoundRow(
             round=self.round_number,
             **metrics,
@@ -220,6 +219,27 @@ class RoundReport:
 def withdrawal_rounds(rows: Iterable[RoundRow]) -> dict[int, int]:
     """Return the round in which each withdrawn client left, from lines of `rounds.jsonl`."""
     return {one["client"]: row["round"] for row in rows for one in row["withdrawn"]}
+
+
+def numbers_of(row: Mapping[str, Any], prefixes: tuple[str, ...]) -> dict[str, float | None]:
+    """Return the metrics of a row that are one number; lists have one for each class.
+
+    Args:
+        row: a line of `rounds.jsonl`, or `summary.json`.
+        prefixes: beginnings of their names, such as `test_`.
+    """
+    return {
+        name: value
+        for name, value in row.items()
+        if name.startswith(prefixes) and not isinstance(value, list)
+    }
+
+
+def _as_json(value: float | list[float]) -> Any:
+    """Return a metric with null for every number that is not finite."""
+    if isinstance(value, list):
+        return [finite_or_none(each) for each in value]
+    return finite_or_none(value)
 
 
 def _spread(values: Iterable[float]) -> Spread | None:

@@ -139,17 +139,25 @@ class FederationSettings(Settings):
 
 
 class EvaluationSettings(Settings):
-    """`evaluation:` in an experiment file: the global model on examples that clients hold out."""
+    """`evaluation:` in an experiment file: metrics on the public test set, and clients' scores."""
 
-    holdout: Probability = Field(
-        default=0.2,
-        description="share of each client's examples that it never trains on",
+    metrics: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description="metrics of the global model on the public test set, the main one first: "
+        "built-in names (see `fedsim list`), package.module:function or ./file.py:function; null: "
+        "accuracy, or mse and r2",
+    )
+    holdout: Probability | None = Field(
+        default=None,
+        description="share of each client's examples that it never trains on and evaluates the "
+        "global model on, only without differential privacy; null: clients do not evaluate",
     )
     every: int = Field(
         default=1,
         ge=1,
         le=MAX_ROUNDS,
-        description="rounds between evaluations; the last is always evaluated",
+        description="rounds between evaluations by clients; the last is always evaluated",
     )
     clients: int | None = Field(
         default=None,
@@ -157,3 +165,13 @@ class EvaluationSettings(Settings):
         le=MAX_CLIENTS,
         description="clients that evaluate, chosen by the seed each time; null: all of them",
     )
+
+    @model_validator(mode="after")
+    def _keys_of_clients(self) -> Self:
+        given = [name for name, value in (("every", self.every > 1), ("clients", self.clients)) if value]
+        if self.holdout is None and given:
+            raise ValueError(
+                f"{given[0]} is for evaluation on clients, which needs holdout, the share of its "
+                f"examples that a client evaluates on; add holdout: 0.2, or remove {given[0]}"
+            )
+        return self

@@ -23,6 +23,7 @@ from fedsim.experiment.text import KeyPath, value_text
 from fedsim.experiment.trust_rules import check_trust
 from fedsim.models.catalog import LOSSES, MODELS, TRAIN_METRICS
 from fedsim.models.features.shapes import FeatureShapeError, shape_after
+from fedsim.models.scores.catalog import LOSS, METRICS, TASK_OF_LOSS, metric_key, wrong_task
 from fedsim.models.settings import ModelSettings
 from fedsim.personalization.settings import LabelPriorSettings, PersonalizationSettings
 from fedsim.secagg.settings import SecureAggregationSettings
@@ -74,6 +75,7 @@ def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
     yield from _check_budgets(sections)
     yield from _check_faults(sections)
     yield from _check_secure_aggregation(sections)
+    yield from _check_test_metrics(sections, base)
     yield from _check_evaluation(sections)
     yield from _check_personalization(sections)
     yield from _check_views(sections)
@@ -324,28 +326,48 @@ def _check_metrics(metrics: Mapping[str, float], *, private: bool) -> Iterator[P
             yield (*section, name), f"no such metric; choose from {known}"
 
 
-def _check_evaluation(sections: Sections) -> Iterator[PathMessage]:
+def _check_test_metrics(sections: Sections, base: Path) -> Iterator[PathMessage]:
+    """Yield the mistakes in `evaluation.metrics` that show without data and plug-ins."""
     if sections.evaluation is None:
         return
-    section: KeyPath = ("evaluation",)
+    keys = {LOSS: "loss, which is always computed"}
+    task = None if sections.model is None else TASK_OF_LOSS.get(sections.model.loss)
+    for index, name in enumerate(sections.evaluation.metrics or ()):
+        path: KeyPath = ("evaluation", "metrics", index)
+        if (problem := check_name(name, "metric", METRICS, base)) is not None:
+            yield path, problem
+            continue
+        key = metric_key(name)
+        if key in keys or (":" in name and key in METRICS):
+            other = keys.get(key, f"the built-in metric {key}")
+            yield path, f"{name} has the name of {other}; remove or rename one"
+        elif ":" not in name and task is not None:
+            yield from _at(path, wrong_task(name, task))
+        keys.setdefault(key, name)
+
+
+def _check_evaluation(sections: Sections) -> Iterator[PathMessage]:
+    if sections.evaluation is None or sections.evaluation.holdout is None:
+        return
+    section: KeyPath = ("evaluation", "holdout")
     if sections.privacy is not None:
         yield (
             section,
             "a client's score on its own examples is a release that no ε of this experiment "
-            "covers; remove evaluation (evaluation=null): scores on the server's public test set "
-            "cost nothing",
+            "covers; remove holdout (evaluation.holdout=null): scores on the server's public test "
+            "set cost nothing",
         )
     if sections.secure_aggregation is not None:
         yield (
             section,
             "clients send their scores in clear, beside updates that secure_aggregation hides; "
-            "remove one of the two sections",
+            "remove holdout, or the section secure_aggregation",
         )
     evaluated = sections.evaluation.clients
     clients = None if sections.data is None else sections.data.partition.num_clients
     if evaluated is not None and clients is not None and evaluated > clients:
         rule = f"must be <= data.partition.num_clients ({value_text(clients)})"
-        yield (*section, "clients"), f"{rule}, got {value_text(evaluated)}"
+        yield ("evaluation", "clients"), f"{rule}, got {value_text(evaluated)}"
 
 
 def _check_personalization(sections: Sections) -> Iterator[PathMessage]:
@@ -363,7 +385,7 @@ def _check_personalization(sections: Sections) -> Iterator[PathMessage]:
     if personal.holdout is None:
         return
     evaluation = sections.evaluation
-    if evaluation is not None and evaluation.holdout != personal.holdout:
+    if evaluation is not None and evaluation.holdout not in (None, personal.holdout):
         yield (
             (*section, "holdout"),
             f"a client holds out its examples once: got {value_text(personal.holdout)}, and "

@@ -45,8 +45,8 @@ class Experiment(Settings):
     )
     evaluation: EvaluationSettings | None = Field(
         default=None,
-        description="evaluation on examples that clients hold out, only without differential "
-        "privacy; null: on the server's test set alone",
+        description="metrics on the server's public test set; without differential privacy also "
+        "on examples that clients hold out; null: the metrics of the task",
     )
     personalization: PersonalizationSettings | None = Field(
         default=None,
@@ -67,8 +67,20 @@ class Experiment(Settings):
         dataset = self.data.dataset
         data = dataset if isinstance(dataset, str) else ""
         strategy = self.federation.strategy_settings.name
-        named = (data, self.model.name, self.model.loss, strategy)
+        named = (data, self.model.name, self.model.loss, strategy, *(self.metrics or ()))
         return tuple(reference for reference in named if ":" in reference)
+
+    @property
+    def metrics(self) -> tuple[str, ...] | None:
+        """Metrics on the public test set; None: those of the task."""
+        chosen = None if self.evaluation is None else self.evaluation.metrics
+        return None if chosen is None else tuple(chosen)
+
+    @property
+    def client_evaluation(self) -> EvaluationSettings | None:
+        """How clients evaluate the global model on their own examples; None: they do not."""
+        evaluation = self.evaluation
+        return None if evaluation is None or evaluation.holdout is None else evaluation
 
     @property
     def clips_examples(self) -> bool:

@@ -133,8 +133,7 @@ def _assemble(
     )
     if secure is not None:
         check_train_metrics(secure.settings.metrics, model, loss, task, public)
-    refuse_edited_plugins(sources, experiment, loaded.base)
-    return Federation(
+    federation = Federation(
         experiment=experiment,
         base=loaded.base,
         data=data,
@@ -154,6 +153,9 @@ def _assemble(
         sums=sums,
         plan_digest=digest,
     )
+    federation.public_scores.check()
+    refuse_edited_plugins(sources, experiment, loaded.base)
+    return federation
 
 
 def _planned(

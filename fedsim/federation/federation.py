@@ -23,7 +23,6 @@ from fedsim.clients.faults.injection import FaultPlan
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.task import ClientTask, Evaluate
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.plugin_sources import PluginSources
 from fedsim.data import FederatedData
 from fedsim.experiment import Experiment
@@ -32,12 +31,13 @@ from fedsim.federation.block_size import block_size
 from fedsim.federation.client_tensors import ClientTensors
 from fedsim.federation.conditions import digest_conditions
 from fedsim.federation.initial_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
+from fedsim.federation.public_scores import PublicScores
 from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.federation.server_charges import ServerCharges
 from fedsim.federation.server_strategy import strategy_of
 from fedsim.federation.train_metrics import TrainMetrics
-from fedsim.models.errors import ModelError
 from fedsim.models.metrics import Task, evaluate
+from fedsim.models.scores.metrics import MetricValue, choose_metrics
 from fedsim.protocol.clip_bound import BoundRule
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.protocol.upload_tags import UploadTags
@@ -46,7 +46,6 @@ from fedsim.server.aggregation.strategies import Strategy
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.app import NoisySumSetup, SecureAggregationSetup, make_server_app
 from fedsim.server.client_ledgers import ClientLedgers
-from fedsim.server.errors import FederationError
 from fedsim.server.evaluation import ClientEvaluation
 from fedsim.server.participation import Participation
 from fedsim.server.round_report import RoundReport
@@ -210,11 +209,11 @@ class Federation:
         return TrainMetrics(tuple(declared), self.loss, self.task, examples)
 
     def _evaluate(self, client: int) -> Evaluate | None:
-        """Return how a client scores a model for the server; None unless `evaluation:` asks for it.
+        """Return how a client scores a model for the server; None without `evaluation.holdout`.
 
         Examples that are held out for personal models are for the client alone.
         """
-        asked = self.experiment.evaluation is not None and self.data.held_out is not None
+        asked = self.experiment.client_evaluation is not None and self.data.held_out is not None
         return partial(self._held_out, client) if asked else None
 
     def _held_out(self, client: int, arrays: ArrayRecord) -> tuple[int, dict[str, float]]:
@@ -245,21 +244,27 @@ class Federation:
             ledgers.look_up(client)
         return ledgers
 
-    def test_metrics(self, arrays: ArrayRecord) -> dict[str, float]:
+    @cached_property
+    def public_scores(self) -> PublicScores:
+        """How the server scores a global model on its public test set.
+
+        Raises:
+            MetricError: a metric of `evaluation.metrics` cannot score the task.
+            PluginError: a function of `evaluation.metrics` cannot be found or loaded.
+        """
+        names, data = self.experiment.metrics, self.data
+        chosen = None if names is None else choose_metrics(names, self.task, base=self.base)
+        parts = (self.model, self.loss, self.task, data.test, self.device)
+        return PublicScores(*parts, chosen, data.class_names)
+
+    def test_metrics(self, arrays: ArrayRecord) -> dict[str, MetricValue]:
         """Return the metrics of a global model on the server's test set, as `test_...`.
 
         Raises:
-            FederationError: the model or the loss fails.
+            FederationError: the model, the loss or a metric fails.
         """
-        try:
-            with plugin_calls("the global model failed on the test set", raises=FederationError):
-                self.model.load_state_dict(arrays.to_torch_state_dict())
-                metrics = evaluate(
-                    self.model, self.loss, self.task, self.data.test, device=self.device
-                )
-        except ModelError as error:
-            raise FederationError(f"the global model does not fit the test set: {error}") from error
-        return {f"test_{name}": value for name, value in metrics.items()}
+        found = self.public_scores.metrics(arrays)
+        return {f"test_{name}": value for name, value in found.items()}
 
     def strategy(self) -> Strategy:
         """Return a new object of the experiment's strategy.
@@ -354,10 +359,10 @@ class Federation:
 
     def _evaluation(self) -> ClientEvaluation | None:
         experiment = self.experiment
-        if experiment.evaluation is None:
+        if experiment.client_evaluation is None:
             return None
         return ClientEvaluation(
-            experiment.evaluation,
+            experiment.client_evaluation,
             experiment.seed,
             experiment.federation.rounds,
             experiment.federation.deadline,

@@ -1,7 +1,7 @@
 """Tasks (classification, labels, regression): checks of outputs and targets, and metrics."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -11,12 +11,18 @@ from torch import Tensor
 from fedsim.models.catalog import LOSSES
 from fedsim.models.errors import ModelError
 from fedsim.models.losses import to_columns
+from fedsim.models.scores.catalog import TaskName
 
 Targets = NDArray[np.int64] | NDArray[np.float32]
 
 
 class Task(Protocol):
     """Meaning of a model's outputs, and their metrics."""
+
+    @property
+    def name(self) -> TaskName:
+        """Name of the task."""
+        ...
 
     @property
     def num_outputs(self) -> int:
@@ -55,6 +61,7 @@ class Classification:
     """One class per example, predicted by the largest score; the metric is accuracy."""
 
     num_outputs: int
+    name: ClassVar[TaskName] = "classification"
 
     def check(self, targets: Targets) -> None:
         """Raise ModelError unless targets are classes 0, ..., num_outputs - 1."""
@@ -92,6 +99,7 @@ class Labels:
     """Binary labels, predicted by logit > 0; the metric is accuracy over all labels."""
 
     num_outputs: int
+    name: ClassVar[TaskName] = "labels"
 
     def check(self, targets: Targets) -> None:
         """Raise ModelError unless every target is 0 or 1."""
@@ -121,6 +129,7 @@ class Regression:
     """Real targets; the metrics are mean squared error and coefficient of determination R²."""
 
     num_outputs: int
+    name: ClassVar[TaskName] = "regression"
 
     def check(self, targets: Targets) -> None:
         """Accept any numbers."""

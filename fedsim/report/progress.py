@@ -197,15 +197,16 @@ def _warnings(federation: Federation) -> list[str]:
 
 
 def _figures(row: Mapping[str, Any]) -> str:
+    test, clients = numbers_of(row, ("test_",)), numbers_of(row, ("clients_",))
     parts = [
         f"{name.removeprefix('test_')} {metric_text(name, value)}"
-        for name, value in row.items()
-        if name.startswith("test_") and name != "test_loss"
-    ]
+        for name, value in test.items()
+        if name != "test_loss"
+    ][:_MAX_METRICS]
     parts += [
         f"{name.replace('_', ' ')} {metric_text(name, value)}"
-        for name, value in row.items()
-        if name.startswith("clients_") and name != "clients_loss"
+        for name, value in clients.items()
+        if name != "clients_loss"
     ]
     if row["epsilon_max"] is not None:
         parts.append(f"ε ≤ {epsilon_text(row['epsilon_max'])}")

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedsim.core.file_errors import StorageError, describe_os_error
 from fedsim.core.phases import Phases
@@ -20,6 +20,8 @@ from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.consistency import refuse_contradictions
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.environment import describe_environment
+from fedsim.runs.final_scores import FILE as SCORES
+from fedsim.runs.final_scores import scores_content, public_metrics
 from fedsim.runs.inputs import fingerprint, refuse_other_inputs
 from fedsim.runs.manifest import refuse_changed_records, remove_manifest, write_manifest
 from fedsim.runs.personal_scores import ENDED, personal_metrics, score_personal_models, summary_of
@@ -35,7 +37,7 @@ from fedsim.runs.saved_model import ModelForm
 from fedsim.runs.secure_summary import secure_summary
 from fedsim.server.app import RoundError
 from fedsim.server.errors import FederationError
-from fedsim.server.round_report import RoundReport, withdrawal_rounds
+from fedsim.server.round_report import RoundReport, numbers_of, withdrawal_rounds
 from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.server.state import ServerState
 from fedsim.simulation.engine import Engine
@@ -334,9 +336,7 @@ class _Recorder:
         personal_models = self._federation.experiment.personal_models
         content = privacy.to_json() if privacy else not_private(sizes, secure, personal_models)
         last: dict[str, Any] = {**rows[-1]} if rows else {}
-        metrics: dict[str, float] = {
-            name: value for name, value in last.items() if name.startswith(("test_", "clients_"))
-        }
+        metrics: dict[str, Any] = numbers_of(last, ("test_", "clients_"))
         directory = self._directory
         form = ModelForm(self._federation.data.input_shape, self._federation.task.num_outputs)
         directory.write_model(to_numpy(self._state.model), form.to_metadata())
@@ -354,6 +354,7 @@ class _Recorder:
             "seconds": round(seconds, 3),
             "setup": self._setup,
         }
+        self._write_scores(status)
         directory.write_json("summary.json", summary)
         return RunResult(
             path=directory.path,
@@ -372,6 +373,17 @@ class _Recorder:
         if self._federation.participation.is_secret:
             return {}
         return {name: round(value, 3) for name, value in self._parts.phases.seconds.items()}
+
+    def _write_scores(self, status: Status) -> None:
+        """Write the scores of the final model by class; a failed run has none."""
+        self._directory.remove(SCORES)  # of an earlier end
+        if status == "failed" or not self._state.round_number:
+            return
+        # A round that was interrupted has its line, and its model is not the final one.
+        row = self._rounds.rows[self._state.round_number - 1]
+        scores = self._federation.public_scores
+        found = scores.by_class(self._state.model, public_metrics(cast(dict[str, Any], row)))
+        self._directory.write_json(SCORES, scores_content(found))
 
     def _personal_models(self, status: Status) -> dict[str, Any]:
         """Write the scores of personal models, and return the entry of `summary.json`."""

@@ -8,12 +8,15 @@ from typing import Any, cast
 import fedsim
 from fedsim.clients.settings import recorded_correlation
 from fedsim.runs.directory import CLIENT_COLUMNS, clients_table
+from fedsim.runs.final_scores import FILE as SCORES
+from fedsim.runs.final_scores import score_contradictions
 from fedsim.runs.personal_scores import FILE as PERSONALIZATION
 from fedsim.runs.personal_scores import contradictions
 from fedsim.runs.schema import TRUST_SINCE
 from fedsim.runs.trust_terms import TRUST_TERMS, trust_terms
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.runs.verification.spend import number, same_number
+from fedsim.server.round_report import numbers_of
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.recorded_facts import ledger_digest
 
@@ -123,6 +126,15 @@ def personal_problems(files: RunFiles) -> Iterator[str]:
     yield from contradictions(files.experiment.personalization, files.summary, content)
 
 
+def score_problems(files: RunFiles) -> Iterator[str]:
+    """Yield what `scores.json` says and does not agree with the last round or with itself."""
+    directory = files.directory
+    if not files.rounds or not (directory.path / SCORES).exists():
+        return  # a failed run, or one of an older version
+    row = cast(dict[str, Any], files.rounds[files.summary["rounds"] - 1])
+    yield from score_contradictions(directory.read_json(SCORES), row)
+
+
 def summary_problems(files: RunFiles) -> Iterator[str]:
     """Yield the figures of `summary.json` that are not those of the rounds."""
     summary, rows, planned = files.summary, files.rounds, files.experiment.federation.rounds
@@ -139,7 +151,8 @@ def summary_problems(files: RunFiles) -> Iterator[str]:
     possible = {rounds, rounds + 1} if status in ("failed", "interrupted") else {rounds}
     if len(rows) not in possible:
         yield f"summary.json has {rounds} rounds, rounds.jsonl {len(rows)}"
-    if _metrics(summary) != (_metrics(rows[-1]) if rows else {}):
+    last = numbers_of(cast(dict[str, Any], rows[-1]), _METRICS) if rows else {}
+    if numbers_of(summary, _METRICS) != last:
         yield "the metrics of summary.json are not those of the last round"
     if summary["seconds"] != round(sum(row["seconds"] for row in rows), 3):
         yield "the seconds of summary.json are not those of its rounds"
@@ -161,10 +174,6 @@ def _epsilon_of_rounds(files: RunFiles) -> Iterator[str]:
             yield f"round {row['round']}: the largest ε of rounds.jsonl cannot be {now:.6g}"
             return
         before = now
-
-
-def _metrics(row: Any) -> dict[str, float]:
-    return {name: value for name, value in row.items() if name.startswith(_METRICS)}
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -17,6 +17,7 @@ from fedsim.runs.schema import CHECKPOINT_SINCE_MANIFEST, MANIFEST_SINCE
 from fedsim.runs.verification.figures import (
     environment_problems,
     personal_problems,
+    score_problems,
     spend_figure_problems,
     statement_problems,
     summary_problems,
@@ -57,6 +58,7 @@ _SINCE_MANIFEST: tuple[tuple[str, Check], ...] = (
     ("rounds.jsonl and ledger.jsonl", charge_problems),
     ("checkpoint/model.safetensors and rounds.jsonl", checkpoint_problems),
     ("summary.json and rounds.jsonl", summary_problems),
+    ("scores.json and rounds.jsonl", score_problems),
     ("personalization.json, summary.json and experiment.yaml", personal_problems),
 )
 _OF_THIS_VERSION: tuple[tuple[str, Check], ...] = (

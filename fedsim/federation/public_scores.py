@@ -1,0 +1,100 @@
+"""Scores of the global model on the server's public test set: every round, and at the end."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord
+from torch import Tensor, nn
+
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss
+from fedsim.core.plugin_errors import plugin_calls
+from fedsim.data import Examples
+from fedsim.models.errors import MetricError, ModelError
+from fedsim.models.metrics import Task, evaluate, evaluate_with_outputs
+from fedsim.models.scores.catalog import LOSS
+from fedsim.models.scores.metrics import ChosenMetrics, MetricValue
+from fedsim.models.scores.predictions import predictions_of
+from fedsim.models.scores.summary import summarise_scores
+from fedsim.server.errors import FederationError
+
+
+@dataclass(frozen=True, eq=False)
+class PublicScores:
+    """How the server scores a global model.
+
+    Attributes:
+        model: takes the values of each scored model.
+        loss: one value per example.
+        task: targets and metrics of the loss.
+        test: the public test set.
+        device: where the model runs.
+        chosen: the metrics of `evaluation.metrics`; None: those of the task.
+        class_names: names of the classes; None where the data do not name them.
+    """
+
+    model: nn.Module
+    loss: PerExampleLoss
+    task: Task
+    test: Examples
+    device: torch.device
+    chosen: ChosenMetrics | None
+    class_names: Sequence[str] | None
+
+    def metrics(self, arrays: ArrayRecord) -> dict[str, MetricValue]:
+        """Return the loss and the metrics of a global model by name.
+
+        Raises:
+            FederationError: the model, the loss or a metric fails.
+        """
+        with self._running(arrays):
+            if self.chosen is None:
+                return {**evaluate(*self._parts, device=self.device)}
+            known, outputs = evaluate_with_outputs(*self._parts, device=self.device)
+            return {LOSS: known[LOSS], **self.chosen(known, outputs, self._targets)}
+
+    def by_class(self, arrays: ArrayRecord, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the scores of a global model class by class, as in `scores.json`.
+
+        Args:
+            arrays: the global model.
+            metrics: its metrics by name, for the result.
+
+        Raises:
+            FederationError: the model or the loss fails.
+        """
+        with self._running(arrays):
+            _, outputs = evaluate_with_outputs(*self._parts, device=self.device)
+            found = predictions_of(self.task, outputs, self._targets)
+        return summarise_scores(found, self.class_names, metrics)
+
+    def check(self) -> None:
+        """Score the initial model by the chosen metrics, so that no run ends at a wrong one.
+
+        Raises:
+            MetricError: a metric does not fit the targets, or fails.
+        """
+        if self.chosen is not None:
+            self.chosen(*evaluate_with_outputs(*self._parts, device=self.device), self._targets)
+
+    @property
+    def _parts(self) -> tuple[nn.Module, PerExampleLoss, Task, Examples]:
+        return self.model, self.loss, self.task, self.test
+
+    @property
+    def _targets(self) -> Tensor:
+        return torch.from_numpy(self.test.targets)
+
+    @contextmanager
+    def _running(self, arrays: ArrayRecord) -> Iterator[None]:
+        """Context with the values of a global model, in which errors are of the federation."""
+        try:
+            with plugin_calls("the global model failed on the test set", raises=FederationError):
+                self.model.load_state_dict(arrays.to_torch_state_dict())
+                yield
+        except MetricError as error:
+            raise FederationError(str(error)) from error
+        except ModelError as error:
+            raise FederationError(f"the global model does not fit the test set: {error}") from error

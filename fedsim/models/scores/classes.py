@@ -1,0 +1,181 @@
+"""Metrics of classes and labels, by the definitions of scikit-learn.
+
+They are computed here because importing scikit-learn takes longer than a round; the tests compare
+each with the function of scikit-learn that its entry in the catalogue names.
+
+Where scikit-learn has no value, there is none here: recall of a class without examples and F1 of a
+class that is neither in the test set nor predicted are not a number in a list, and areas are
+means over the classes that have examples and others.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.models.scores.predictions import (
+    Array,
+    ClassPredictions,
+    Counts,
+    LabelPredictions,
+)
+
+Counted = ClassPredictions | LabelPredictions
+_NONE = float("nan")
+_SMALLEST = np.finfo(np.float64).eps  # probabilities below count as this, as in log_loss
+
+
+def accuracy(found: ClassPredictions) -> float:
+    """Return the share of correct predictions."""
+    return float(found.hits.sum() / len(found.targets))
+
+
+def balanced_accuracy(found: ClassPredictions) -> float:
+    """Return the mean recall of the classes that the test set has."""
+    there = found.examples > 0
+    return float((found.hits[there] / found.examples[there]).mean())
+
+
+def recall_per_class(found: Counted) -> list[float]:
+    """Return the recall of each class: its share of examples that are predicted as such."""
+    return _ratio(found.hits, found.examples, empty=_NONE).tolist()
+
+
+def precision_per_class(found: Counted) -> list[float]:
+    """Return the precision of each class: its share of predictions that are correct."""
+    return _ratio(found.hits, found.predictions, empty=_NONE).tolist()
+
+
+def f1_per_class(found: Counted) -> list[float]:
+    """Return the harmonic mean of precision and recall of each class."""
+    return _f1(found, empty=_NONE).tolist()
+
+
+def recall(found: Counted) -> float:
+    """Return the recall of class 1, or the mean of all classes."""
+    return _class_1_or_mean(found, _ratio(found.hits, found.examples))
+
+
+def precision(found: Counted) -> float:
+    """Return the precision of class 1, or the mean of all classes."""
+    return _class_1_or_mean(found, _ratio(found.hits, found.predictions))
+
+
+def f1(found: Counted) -> float:
+    """Return F1 of class 1, or the mean of all classes."""
+    return _class_1_or_mean(found, _f1(found))
+
+
+def f1_macro(found: Counted) -> float:
+    """Return the mean F1 of all classes that occur or are predicted."""
+    return _mean(found, _f1(found))
+
+
+def f1_weighted(found: Counted) -> float:
+    """Return the mean F1 of all classes, weighted by their examples."""
+    total = found.examples.sum()
+    return float((_f1(found) * found.examples).sum() / total) if total else 0.0
+
+
+def auc(found: Counted) -> float:
+    """Return the area under the ROC curve; of several classes, the mean of one against the rest."""
+    return _one_against_rest(found, _area_under_roc)
+
+
+def average_precision(found: Counted) -> float:
+    """Return the average precision; of several classes, the mean of one against the rest."""
+    return _one_against_rest(found, _average_precision)
+
+
+def log_loss(found: ClassPredictions) -> float:
+    """Return the mean of -ln of the true class's probability."""
+    if found.probabilities is None:
+        return _NONE
+    true = found.probabilities[np.arange(len(found.targets)), found.targets]
+    return float(-np.log(np.maximum(true, _SMALLEST)).mean())
+
+
+def matthews(found: ClassPredictions) -> float:
+    """Return the Matthews correlation coefficient; 0 where one class is all there is."""
+    n, correct = len(found.targets), float(found.hits.sum())
+    true, chosen = found.examples.astype(float), found.predictions.astype(float)
+    covariance = correct * n - true @ chosen
+    spread = (n**2 - chosen @ chosen) * (n**2 - true @ true)
+    return float(covariance / np.sqrt(spread)) if spread > 0 else 0.0
+
+
+def kappa(found: ClassPredictions) -> float:
+    """Return Cohen's kappa of targets and predictions; none where both are always one class."""
+    n = len(found.targets)
+    by_chance = found.examples.astype(float) @ found.predictions / n**2
+    return float((accuracy(found) - by_chance) / (1 - by_chance)) if by_chance < 1 else _NONE
+
+
+def top_accuracy(k: int) -> Callable[[ClassPredictions], float]:
+    """Return the metric: the share of targets among the k classes with the largest scores."""
+
+    def top_k(found: ClassPredictions) -> float:
+        if not np.isfinite(found.scores).all():
+            return _NONE
+        best = np.argsort(found.scores, axis=1, kind="stable")[:, ::-1][:, :k]
+        return float((best == found.targets[:, None]).any(axis=1).mean())
+
+    return top_k
+
+
+def _ratio(parts: Counts, wholes: Counts, *, empty: float = 0.0) -> Array:
+    result = np.full(len(wholes), empty)
+    return np.divide(parts, wholes, out=result, where=wholes > 0)
+
+
+def _f1(found: Counted, *, empty: float = 0.0) -> Array:
+    return _ratio(2 * found.hits, found.examples + found.predictions, empty=empty)
+
+
+def _class_1_or_mean(found: Counted, values: Array) -> float:
+    if isinstance(found, ClassPredictions) and found.num_classes == 2:
+        return float(values[1])
+    return _mean(found, values)
+
+
+def _mean(found: Counted, values: Array) -> float:
+    """Return the mean over all labels, or over the classes that occur or are predicted."""
+    if isinstance(found, LabelPredictions):
+        return float(values.mean())
+    return float(values[(found.examples > 0) | (found.predictions > 0)].mean())
+
+
+def _one_against_rest(
+    found: Counted, area: Callable[[NDArray[np.bool_], Array], float]
+) -> float:
+    if isinstance(found, LabelPredictions):
+        pairs = list(zip(found.targets.T, found.scores.T, strict=True))
+        if not np.isfinite(found.scores).all():
+            return _NONE
+    elif found.probabilities is None:
+        return _NONE
+    elif found.num_classes == 2:
+        pairs = [(found.targets == 1, found.scores[:, 1] - found.scores[:, 0])]
+    else:
+        columns = found.probabilities.T
+        pairs = [(found.targets == each, column) for each, column in enumerate(columns)]
+    areas = [area(true, scores) for true, scores in pairs if true.any() and not true.all()]
+    return float(np.mean(areas)) if areas else _NONE
+
+
+def _area_under_roc(true: NDArray[np.bool_], scores: Array) -> float:
+    """Return the share of pairs (positive, negative) in the right order; a tie counts half."""
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # the mean rank of a tie
+    positives = int(true.sum())
+    wins = ranks[true].sum() - positives * (positives + 1) / 2
+    return float(wins / (positives * (len(true) - positives)))
+
+
+def _average_precision(true: NDArray[np.bool_], scores: Array) -> float:
+    """Return the sum of precisions at each threshold, weighted by the increase of recall."""
+    order = np.argsort(-scores, kind="stable")
+    last = np.append(np.diff(scores[order]) != 0, True)  # of each tie
+    found = np.cumsum(true[order])[last]
+    precisions = found / (np.flatnonzero(last) + 1)
+    return float((np.diff(found, prepend=0) * precisions).sum() / true.sum())

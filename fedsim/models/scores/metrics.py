@@ -1,0 +1,132 @@
+"""The metrics that an experiment chooses, computed from the outputs on the whole test set."""
+
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedsim.core.plugins import plugin_calls, resolve
+from fedsim.models.errors import MetricError
+from fedsim.models.scores import classes
+from fedsim.models.scores import numbers as of_numbers
+from fedsim.models.scores.catalog import METRICS, metric_key, wrong_task
+from fedsim.models.scores.predictions import LabelPredictions, Predictions, predictions_of
+from fedsim.models.tasks import Task
+
+MetricValue = float | list[float]
+OwnMetric = Callable[[Tensor, Tensor], Any]
+
+# Those that `Task.metrics` computes batch by batch are not here: accuracy, mse and r2.
+_FUNCTIONS: dict[str, Callable[[Any], MetricValue]] = {
+    "balanced_accuracy": classes.balanced_accuracy,
+    "f1": classes.f1,
+    "precision": classes.precision,
+    "recall": classes.recall,
+    "f1_macro": classes.f1_macro,
+    "f1_weighted": classes.f1_weighted,
+    "auc": classes.auc,
+    "average_precision": classes.average_precision,
+    "log_loss": classes.log_loss,
+    "mcc": classes.matthews,
+    "kappa": classes.kappa,
+    "top_3_accuracy": classes.top_accuracy(3),
+    "top_5_accuracy": classes.top_accuracy(5),
+    "recall_per_class": classes.recall_per_class,
+    "precision_per_class": classes.precision_per_class,
+    "f1_per_class": classes.f1_per_class,
+    "rmse": of_numbers.rmse,
+    "mae": of_numbers.mae,
+    "median_absolute_error": of_numbers.median_absolute_error,
+    "max_error": of_numbers.max_error,
+    "explained_variance": of_numbers.explained_variance,
+}
+
+
+@dataclass(frozen=True)
+class ChosenMetrics:
+    """The metrics of `evaluation.metrics`.
+
+    Attributes:
+        names: the metrics, in the order of the file.
+        own: the functions of the user's own metrics, by name.
+        task: the meaning of the model's outputs.
+    """
+
+    names: tuple[str, ...]
+    own: Mapping[str, OwnMetric]
+    task: Task
+
+    def __call__(
+        self, known: Mapping[str, float], outputs: Tensor, targets: Tensor
+    ) -> dict[str, MetricValue]:
+        """Return the metrics by their names in files, in the order of `names`.
+
+        Args:
+            known: metrics of the task that are computed already (`Task.metrics`).
+            outputs: outputs on the whole test set (n, ...), on the CPU.
+            targets: its targets (n,) or (n, k).
+
+        Raises:
+            MetricError: a metric of the user's own fails, or does not fit the targets.
+        """
+        predictions = predictions_of(self.task, outputs, targets)
+        found: dict[str, MetricValue] = {}
+        for name in self.names:
+            if name in self.own:
+                found[metric_key(name)] = _own_value(name, self.own[name], outputs, targets)
+            elif name in known:
+                found[name] = known[name]
+            else:
+                found[name] = _built_in_value(name, predictions)
+        return found
+
+
+def choose_metrics(names: Sequence[str], task: Task, *, base: Path) -> ChosenMetrics:
+    """Return the metrics of an experiment.
+
+    Args:
+        names: `evaluation.metrics`: built-in names, `package.module:function`,
+            `./file.py:function`.
+        task: the meaning of the model's outputs.
+        base: the directory of the experiment file.
+
+    Raises:
+        MetricError: a metric cannot score the task.
+        PluginError: a function cannot be found or loaded.
+    """
+    own = {}
+    for name in names:
+        if ":" in name:
+            own[name] = resolve(name, base=base, what="evaluation.metrics")
+        elif (problem := wrong_task(name, task.name)) is not None:
+            raise MetricError(f"evaluation.metrics: {problem}")
+    return ChosenMetrics(tuple(names), own, task)
+
+
+def _built_in_value(name: str, predictions: Predictions) -> MetricValue:
+    if isinstance(predictions, LabelPredictions) and not METRICS[name].several_labels:
+        possible = ", ".join(each for each, entry in METRICS.items() if entry.several_labels)
+        raise MetricError(
+            f"evaluation.metrics: {name} scores one label, and an example has "
+            f"{predictions.targets.shape[1]}; choose from {possible}, or a function of your own"
+        )
+    return _FUNCTIONS[name](predictions)
+
+
+def _own_value(name: str, function: OwnMetric, outputs: Tensor, targets: Tensor) -> float:
+    where = f"evaluation.metrics {name!r}"
+    fix = (
+        f"it is called with outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} of "
+        "the whole public test set, and must return one number"
+    )
+    with plugin_calls(f"{where}: failed", raises=MetricError, fix=fix):
+        value = function(outputs.clone(), targets.clone())
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = value.item()
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
+            return float(value)
+    shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+    raise MetricError(f"{where}: must return one number, got {type(value).__name__}{shape}")

@@ -1,0 +1,146 @@
+"""Predictions of a model on a test set, in the form that metrics read.
+
+One label 0 or 1 is a matter of two classes: the logit z of label 1 is the score of class 1, and the
+score of class 0 is 0. Softmax of the two is the sigmoid of z.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.models.losses import to_columns
+from fedsim.models.tasks import Task
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class ClassPredictions:
+    """Predicted classes.
+
+    Attributes:
+        scores: score of each class, float64 (n, classes).
+        predicted: class with the largest score (n,).
+        targets: true classes (n,).
+    """
+
+    scores: Array
+    predicted: Counts
+    targets: Counts
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes that the model scores."""
+        return self.scores.shape[1]
+
+    @cached_property
+    def hits(self) -> Counts:
+        """Correct predictions of each class."""
+        return self._count(self.targets[self.predicted == self.targets])
+
+    @cached_property
+    def examples(self) -> Counts:
+        """Examples of each class."""
+        return self._count(self.targets)
+
+    @cached_property
+    def predictions(self) -> Counts:
+        """Predictions of each class."""
+        return self._count(self.predicted)
+
+    @cached_property
+    def probabilities(self) -> Array | None:
+        """Softmax of the scores (n, classes); None where a score is not finite."""
+        if not np.isfinite(self.scores).all():
+            return None
+        shifted = np.exp(self.scores - self.scores.max(axis=1, keepdims=True))
+        return shifted / shifted.sum(axis=1, keepdims=True)
+
+    def confusion(self) -> Counts:
+        """Return the confusion matrix: rows are true classes, columns predictions."""
+        size = self.num_classes
+        pairs = np.bincount(self.targets * size + self.predicted, minlength=size * size)
+        return pairs.reshape(size, size)
+
+    def _count(self, classes: Counts) -> Counts:
+        return np.bincount(classes, minlength=self.num_classes)
+
+
+@dataclass(frozen=True, eq=False)
+class LabelPredictions:
+    """Predicted labels, several for each example.
+
+    Attributes:
+        scores: logit of each label, float64 (n, labels).
+        predicted: whether the logit is above 0 (n, labels).
+        targets: whether the label is 1 (n, labels).
+    """
+
+    scores: Array
+    predicted: NDArray[np.bool_]
+    targets: NDArray[np.bool_]
+
+    @cached_property
+    def hits(self) -> Counts:
+        """Examples of each label that are predicted."""
+        return (self.predicted & self.targets).sum(axis=0)
+
+    @cached_property
+    def examples(self) -> Counts:
+        """Examples with each label."""
+        return self.targets.sum(axis=0)
+
+    @cached_property
+    def predictions(self) -> Counts:
+        """Predictions of each label."""
+        return self.predicted.sum(axis=0)
+
+
+@dataclass(frozen=True, eq=False)
+class NumberPredictions:
+    """Predicted numbers.
+
+    Attributes:
+        predicted: float64 (n, k).
+        targets: float64 (n, k).
+    """
+
+    predicted: Array
+    targets: Array
+
+
+Predictions = ClassPredictions | LabelPredictions | NumberPredictions
+
+
+def predictions_of(task: Task, outputs: Tensor, targets: Tensor) -> Predictions:
+    """Return the predictions of a task.
+
+    Args:
+        task: the meaning of the outputs.
+        outputs: outputs of the model (n, ...), on the CPU.
+        targets: targets (n,) or (n, k).
+    """
+    if task.name == "classification":
+        return ClassPredictions(
+            outputs.double().numpy(), outputs.argmax(dim=1).numpy(), targets.long().numpy()
+        )
+    columns, actual = to_columns(outputs, targets, "metrics")
+    if task.name == "regression":
+        return NumberPredictions(columns.double().numpy(), targets_as_numbers(targets))
+    if columns.shape[1] == 1:
+        scores = torch.cat([torch.zeros_like(columns), columns], dim=1)
+        chosen, true = (columns[:, 0] > 0).long(), (actual[:, 0] > 0.5).long()
+        return ClassPredictions(scores.double().numpy(), chosen.numpy(), true.numpy())
+    return LabelPredictions(
+        columns.double().numpy(), (columns > 0).numpy(), (actual > 0.5).numpy()
+    )
+
+
+def targets_as_numbers(targets: Tensor) -> Array:
+    """Return targets (n,) or (n, k) as float64 (n, k)."""
+    return targets.double().reshape(len(targets), -1).numpy()
