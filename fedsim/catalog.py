@@ -3,6 +3,7 @@
 from fedsim.data.catalog import DATASETS, PARTITIONS
 from fedsim.models.catalog import LOSSES, MODELS
 from fedsim.models.features.settings import FEATURES
+from fedsim.models.scores.catalog import METRICS
 from fedsim.server.aggregation.strategy_settings import STRATEGIES
 
 
@@ -14,5 +15,6 @@ def catalog() -> dict[str, dict[str, str]]:
         "models": {name: entry.description for name, entry in MODELS.items()},
         "features": dict(FEATURES),
         "losses": dict(LOSSES),
+        "metrics": {name: entry.description for name, entry in METRICS.items()},
         "strategies": {name: entry.description for name, entry in STRATEGIES.items()},
     }

@@ -168,7 +168,9 @@ class EvaluationSettings(Settings):
 
     @model_validator(mode="after")
     def _keys_of_clients(self) -> Self:
-        given = [name for name, value in (("every", self.every > 1), ("clients", self.clients)) if value]
+        given = [
+            name for name, value in (("every", self.every > 1), ("clients", self.clients)) if value
+        ]
         if self.holdout is None and given:
             raise ValueError(
                 f"{given[0]} is for evaluation on clients, which needs holdout, the share of its "

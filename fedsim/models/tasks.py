@@ -19,10 +19,7 @@ Targets = NDArray[np.int64] | NDArray[np.float32]
 class Task(Protocol):
     """Meaning of a model's outputs, and their metrics."""
 
-    @property
-    def name(self) -> TaskName:
-        """Name of the task."""
-        ...
+    name: ClassVar[TaskName]
 
     @property
     def num_outputs(self) -> int:

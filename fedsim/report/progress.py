@@ -14,8 +14,10 @@ from fedsim.federation.batch_sizes import full_batch_note
 from fedsim.federation.client_weights import ignored_weighting
 from fedsim.federation.federation import Federation
 from fedsim.report.lines import print_sentence
+from fedsim.server.round_report import numbers_of
 from fedsim.statement.sentence import count_text, range_text
 
+_MAX_METRICS = 3  # in the line of a round
 _PATIENCE_SECONDS = 5.0  # without a terminal, a phase that lasts longer gets a line
 
 

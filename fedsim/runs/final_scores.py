@@ -20,9 +20,7 @@ def scores_content(found: Mapping[str, Any]) -> dict[str, Any]:
 def public_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics on the test set in a line of `rounds.jsonl`, by name without `test_`."""
     return {
-        name.removeprefix("test_"): value
-        for name, value in row.items()
-        if name.startswith("test_")
+        name.removeprefix("test_"): value for name, value in row.items() if name.startswith("test_")
     }
 
 
@@ -35,8 +33,10 @@ def score_contradictions(content: Mapping[str, Any], row: Mapping[str, Any]) -> 
     """
     if content["metrics"] != public_metrics(row):
         yield f"the metrics of {FILE} are not those of the last round"
-    matrix, rows = content["confusion"], content["by_class"]
-    for index, one in enumerate(rows if matrix is not None else ()):
+    matrix = content["confusion"]
+    if matrix is None:
+        return
+    for index, one in enumerate(content["by_class"]):
         hits = matrix[index][index]
         if sum(matrix[index]) != one["examples"]:
             yield f"{FILE}: class {one['class']} has not the examples of its row in confusion"
@@ -46,8 +46,7 @@ def score_contradictions(content: Mapping[str, Any], row: Mapping[str, Any]) -> 
             yield f"{FILE}: the recall of class {one['class']} is not that of confusion"
         elif not _is_ratio(one["precision"], hits, one["predicted"]):
             yield f"{FILE}: the precision of class {one['class']} is not that of confusion"
-    if matrix is not None:
-        yield from _totals(content, matrix)
+    yield from _totals(content, matrix)
 
 
 def _totals(content: Mapping[str, Any], matrix: list[list[int]]) -> Iterator[str]:

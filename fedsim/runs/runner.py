@@ -21,7 +21,7 @@ from fedsim.runs.consistency import refuse_contradictions
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.environment import describe_environment
 from fedsim.runs.final_scores import FILE as SCORES
-from fedsim.runs.final_scores import scores_content, public_metrics
+from fedsim.runs.final_scores import public_metrics, scores_content
 from fedsim.runs.inputs import fingerprint, refuse_other_inputs
 from fedsim.runs.manifest import refuse_changed_records, remove_manifest, write_manifest
 from fedsim.runs.personal_scores import ENDED, personal_metrics, score_personal_models, summary_of

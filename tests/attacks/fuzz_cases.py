@@ -155,6 +155,7 @@ TUNES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("secure_aggregation.on_abort", ("skip_round",)),
     ("evaluation.holdout", (1e-300, 0.5, 0.999)),
     ("evaluation.clients", (1, 2)),
+    ("evaluation.metrics", (["f1", "auc"], ["recall_per_class"], ["r2"])),
     ("runtime.device", ("cpu", "cuda")),
     ("seed", (2**63 - 1, 2**63)),
 )

@@ -214,11 +214,11 @@ CASES: dict[str, tuple[str, str, Any, str, str]] = {
         "clients, central",
         "evaluation",
         {"holdout": 0.2},
-        "evaluation",
+        "evaluation.holdout",
         "",
     ),
     "scores of clients beside sums": (
-        "distributed", "evaluation", {"holdout": 0.2}, "evaluation", "",
+        "distributed", "evaluation", {"holdout": 0.2}, "evaluation.holdout", "",
     ),
 }  # fmt: skip
 

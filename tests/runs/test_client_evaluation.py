@@ -130,9 +130,15 @@ def test_who_is_gone_in_a_round_does_not_evaluate_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "why"),
     [
-        ({"privacy": PRIVATE}, "evaluation: a client's score .* that no ε of this experiment"),
-        ({"secure_aggregation": {}}, "evaluation: clients send their scores in clear"),
-        ({"evaluation": {"clients": 6}}, r"evaluation.clients: must be <= .*\(5\), got 6"),
+        (
+            {"privacy": PRIVATE},
+            "evaluation.holdout: a client's score .* that no ε of this experiment",
+        ),
+        ({"secure_aggregation": {}}, "evaluation.holdout: clients send their scores in clear"),
+        (
+            {"evaluation": {"holdout": 0.2, "clients": 6}},
+            r"evaluation.clients: must be <= .*\(5\), got 6",
+        ),
     ],
 )
 def test_what_would_reveal_more_than_was_promised_is_refused(

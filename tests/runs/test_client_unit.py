@@ -146,7 +146,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"federation.weighting": "noise"}, "size_power: 0"),
     ({"privacy.clients": {"1": {"max_grad_norm": 1.0}}}, "all clients have one max_update_norm"),
     ({"privacy.max_grad_norm": 1.0}, "use max_update_norm"),
-    ({"evaluation": {"holdout": 0.2}}, "remove evaluation"),
+    ({"evaluation": {"holdout": 0.2}}, "remove holdout"),
     (
         {"secure_aggregation": {"protocol": "additive", "aggregators": 2, "metrics": {"loss": 9}}},
         "remove metrics",

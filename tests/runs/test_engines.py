@@ -40,7 +40,7 @@ def experiment(privacy: dict[str, Any] | None) -> dict[str, Any]:
         "local": {"steps": 2, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.5}},
     }
     if privacy is None:
-        return {**sections, "privacy": None, "evaluation": {"clients": 3}}
+        return {**sections, "privacy": None, "evaluation": {"holdout": 0.2, "clients": 3}}
     return {**sections, "privacy": privacy}
 
 

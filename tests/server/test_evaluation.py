@@ -17,7 +17,8 @@ from fedsim.simulation.flower_internals import server_identity
 
 
 def evaluation(rounds: int = 10, deadline: float | None = None, **keys: object) -> ClientEvaluation:
-    return ClientEvaluation(EvaluationSettings.model_validate(keys), 3, rounds, deadline)
+    settings = EvaluationSettings.model_validate({"holdout": 0.2, **keys})
+    return ClientEvaluation(settings, 3, rounds, deadline)
 
 
 def reply(client: int, answer: EvaluateReply | ClientError) -> Message | ClientError:

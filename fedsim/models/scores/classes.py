@@ -13,12 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.models.scores.predictions import (
-    Array,
-    ClassPredictions,
-    Counts,
-    LabelPredictions,
-)
+from fedsim.models.scores.predictions import Array, ClassPredictions, Counts, LabelPredictions
 
 Counted = ClassPredictions | LabelPredictions
 _NONE = float("nan")
@@ -145,9 +140,7 @@ def _mean(found: Counted, values: Array) -> float:
     return float(values[(found.examples > 0) | (found.predictions > 0)].mean())
 
 
-def _one_against_rest(
-    found: Counted, area: Callable[[NDArray[np.bool_], Array], float]
-) -> float:
+def _one_against_rest(found: Counted, area: Callable[[NDArray[np.bool_], Array], float]) -> float:
     if isinstance(found, LabelPredictions):
         pairs = list(zip(found.targets.T, found.scores.T, strict=True))
         if not np.isfinite(found.scores).all():

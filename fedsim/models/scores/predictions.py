@@ -136,9 +136,7 @@ def predictions_of(task: Task, outputs: Tensor, targets: Tensor) -> Predictions:
         scores = torch.cat([torch.zeros_like(columns), columns], dim=1)
         chosen, true = (columns[:, 0] > 0).long(), (actual[:, 0] > 0.5).long()
         return ClassPredictions(scores.double().numpy(), chosen.numpy(), true.numpy())
-    return LabelPredictions(
-        columns.double().numpy(), (columns > 0).numpy(), (actual > 0.5).numpy()
-    )
+    return LabelPredictions(columns.double().numpy(), (columns > 0).numpy(), (actual > 0.5).numpy())
 
 
 def targets_as_numbers(targets: Tensor) -> Array:

@@ -1,4 +1,4 @@
-"""Scores of the final model on the public test set, class by class: the content of `scores.json`."""
+"""Scores of the final model on the public test set by class: the content of `scores.json`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
