@@ -108,6 +108,7 @@ def test_client_metrics_are_the_final_model_on_each_clients_data_and_marked_priv
     assert "client_accuracy" not in (path / "rounds.jsonl").read_text()
 
 
+@pytest.mark.slow  # two more processes
 def test_without_client_metrics_none_are_expected(directory: Path) -> None:
     source = directory / "compare.yaml"
     text = source.read_text()

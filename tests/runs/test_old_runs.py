@@ -184,6 +184,7 @@ def test_an_environment_without_a_version_is_refused(old: Path, content: str) ->
         RunDirectory.open(old / "run")
 
 
+@pytest.mark.slow  # four more processes
 def test_runs_of_an_old_comparison_are_set_aside_and_counted(old: Path) -> None:
     """Their charges stay charged: the cost of tuning covers them."""
     out = old / "comparison"

@@ -106,8 +106,11 @@ def federation(number: int, seed: int) -> list[dict[Any, int]]:
     return [{SampledGaussian(q, z): t} for q, z, t in zip(*columns, strict=True)]
 
 
-def test_guarantee_pld_is_never_below_the_exact_value_and_close_to_the_single_accountant() -> None:
-    compositions = [*federation(60, seed=1), {SampledGaussian(0.9, 1.0): 10}]
+@pytest.mark.parametrize("clients", [16, pytest.param(60, marks=pytest.mark.slow)])
+def test_guarantee_pld_is_never_below_the_exact_value_and_close_to_the_single_accountant(
+    clients: int,
+) -> None:
+    compositions = [*federation(clients, seed=1), {SampledGaussian(0.9, 1.0): 10}]
     compositions.append({SampledGaussian(0.05, 0.8): 30, SampledGaussian(1.0, 5.0): 4})
     compositions.append({**compositions[0], **compositions[1]})
     compared = 0
@@ -123,7 +126,7 @@ def test_guarantee_pld_is_never_below_the_exact_value_and_close_to_the_single_ac
                 continue
             assert exact <= epsilon <= exact + 2e-4
             compared += 1
-    assert compared > 80
+    assert compared > 1.3 * clients
 
 
 def test_the_direction_that_is_left_out_is_the_smaller_one(monkeypatch: Any) -> None:
@@ -139,7 +142,7 @@ def test_the_direction_that_is_left_out_is_the_smaller_one(monkeypatch: Any) -> 
     count=st.integers(1, 5000),
     delta=st.sampled_from([0.3, 1e-2, 1e-5, 1e-9, 1e-14]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_pld_whatever_the_mechanism(rate: float, noise: float, count: int, delta: float) -> None:
     steps_: dict[Any, int] = {SampledGaussian(rate, noise): count}
     expected = pld_epsilon(steps_, delta)

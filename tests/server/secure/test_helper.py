@@ -289,6 +289,7 @@ def test_no_sequence_of_requests_gets_two_sums_of_a_round(secure_parties: Any) -
     Machine.TestCase().runTest()
 
 
+@pytest.mark.slow  # a hundred sequences until it finds one
 def test_the_fuzzer_finds_a_helper_that_forgets(secure_parties: Any) -> None:
     """A negative control: a helper that forgets its answer must break the invariant."""
 
