@@ -14,7 +14,8 @@ from fedsim.data.settings import DataSettings
 from fedsim.experiment.errors import ExperimentError, Problem
 from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.overrides import Overrides, apply_overrides, parse_overrides
-from fedsim.experiment.rules import Sections, check_rules
+from fedsim.experiment.rules.check import check_rules
+from fedsim.experiment.rules.sections import Sections
 from fedsim.experiment.schema import Experiment
 from fedsim.experiment.shapes import field_purpose
 from fedsim.experiment.text import value_text

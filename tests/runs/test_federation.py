@@ -205,6 +205,7 @@ def test_the_run_directory_holds_what_it_promises(tmp_path: Path) -> None:
         "privacy.json",
         "ledger.jsonl",
         "releases.jsonl",
+        "scores.json",
         "clients.csv",
         "summary.json",
         "report.html",

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 
 from fedsim.clients.settings import LocalSettings, PrivacySettings, SgdSettings
 from fedsim.experiment.messages import PathMessage
-from fedsim.experiment.privacy_rules.client_unit import check_client_unit
+from fedsim.experiment.rules.client_unit import check_client_unit
 from fedsim.experiment.text import KeyPath
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import FederationSettings
-
-"""Cells (trust, unit) that run whole."""
 
 # Of secure aggregation: the grid of the noise takes their place in a noisy sum.
 _GRID_KEYS = (

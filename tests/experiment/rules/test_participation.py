@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fedsim.clients.settings import PrivacySettings
-from fedsim.experiment.participation_rules import check_poisson_draws
+from fedsim.experiment.rules.participation import check_poisson_draws
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import FederationSettings
 

@@ -1,1 +1,0 @@
-"""Rules of the `privacy` section that have a page of proofs of their own."""

@@ -1,0 +1,64 @@
+"""Rules that join several sections, or check names outside of the file.
+
+A rule runs if the sections that it reads are valid; the others may have mistakes.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedsim.experiment.messages import PathMessage
+from fedsim.experiment.rules.clients import (
+    check_budget_files,
+    check_budgets,
+    check_faults,
+    check_participation,
+    check_sampling_rate,
+    check_weighting,
+)
+from fedsim.experiment.rules.data import check_data, check_features, check_views
+from fedsim.experiment.rules.model import check_model, check_strategy
+from fedsim.experiment.rules.participation import check_poisson_draws
+from fedsim.experiment.rules.scores import (
+    check_evaluation,
+    check_personalization,
+    check_test_metrics,
+)
+from fedsim.experiment.rules.sections import Sections
+from fedsim.experiment.rules.secure import check_secure_aggregation
+from fedsim.experiment.rules.trust import check_trust
+
+
+def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
+    """Yield (path, message) for every broken rule.
+
+    Args:
+        sections: the valid sections.
+        base: the directory in which relative paths start.
+    """
+    if sections.data is not None:
+        yield from check_data(sections.data, base)
+    if sections.model is not None:
+        yield from check_model(sections.model, base)
+    yield from check_features(sections)
+    if sections.federation is not None:
+        yield from check_strategy(sections.federation, base)
+    yield from check_participation(sections)
+    if sections.federation is not None:
+        yield from check_poisson_draws(
+            sections.federation, sections.privacy, sections.secure_aggregation
+        )
+    yield from check_weighting(sections)
+    yield from check_sampling_rate(sections)
+    yield from check_budgets(sections)
+    yield from check_faults(sections)
+    yield from check_secure_aggregation(sections)
+    yield from check_test_metrics(sections, base)
+    yield from check_evaluation(sections)
+    yield from check_personalization(sections)
+    yield from check_views(sections)
+    if sections.privacy is not None:
+        if "secure_aggregation" not in sections.mistaken:
+            yield from check_trust(
+                sections.privacy, sections.local, sections.federation, sections.secure_aggregation
+            )
+        yield from check_budget_files(sections.privacy, base)

@@ -1,0 +1,88 @@
+"""Rules of `evaluation` and `personalization`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedsim.experiment.messages import PathMessage
+from fedsim.experiment.references import check_name
+from fedsim.experiment.rules.messages import messages_at
+from fedsim.experiment.rules.sections import Sections
+from fedsim.experiment.text import KeyPath, value_text
+from fedsim.models.catalog import LOSSES
+from fedsim.models.scores.catalog import LOSS, METRICS, TASK_OF_LOSS, metric_key, wrong_task
+from fedsim.personalization.settings import LabelPriorSettings
+
+
+def check_test_metrics(sections: Sections, base: Path) -> Iterator[PathMessage]:
+    """Yield the mistakes in `evaluation.metrics` that show without data and plug-ins."""
+    if sections.evaluation is None:
+        return
+    keys = {LOSS: "loss, which is always computed"}
+    task = None if sections.model is None else TASK_OF_LOSS.get(sections.model.loss)
+    for index, name in enumerate(sections.evaluation.metrics or ()):
+        path: KeyPath = ("evaluation", "metrics", index)
+        if (problem := check_name(name, "metric", METRICS, base)) is not None:
+            yield path, problem
+            continue
+        key = metric_key(name)
+        if key in keys or (":" in name and key in METRICS):
+            other = keys.get(key, f"the built-in metric {key}")
+            yield path, f"{name} has the name of {other}; remove or rename one"
+        elif ":" not in name and task is not None:
+            yield from messages_at(path, wrong_task(name, task))
+        keys.setdefault(key, name)
+
+
+def check_evaluation(sections: Sections) -> Iterator[PathMessage]:
+    """Yield the mistakes in the evaluation on clients' held-out examples."""
+    if sections.evaluation is None or sections.evaluation.holdout is None:
+        return
+    section: KeyPath = ("evaluation", "holdout")
+    if sections.privacy is not None:
+        yield (
+            section,
+            "a client's score on its own examples is a release that no ε of this experiment "
+            "covers; remove holdout (evaluation.holdout=null): scores on the server's public test "
+            "set cost nothing",
+        )
+    if sections.secure_aggregation is not None:
+        yield (
+            section,
+            "clients send their scores in clear, beside updates that secure_aggregation hides; "
+            "remove holdout, or the section secure_aggregation",
+        )
+    evaluated = sections.evaluation.clients
+    clients = None if sections.data is None else sections.data.partition.num_clients
+    if evaluated is not None and clients is not None and evaluated > clients:
+        rule = f"must be <= data.partition.num_clients ({value_text(clients)})"
+        yield ("evaluation", "clients"), f"{rule}, got {value_text(evaluated)}"
+
+
+def check_personalization(sections: Sections) -> Iterator[PathMessage]:
+    """Yield the mistakes in `personalization`."""
+    personal = sections.personalization
+    if personal is None:
+        return
+    section: KeyPath = ("personalization",)
+    loss = None if sections.model is None else sections.model.loss
+    if isinstance(personal, LabelPriorSettings) and loss in LOSSES and loss != "cross_entropy":
+        yield (
+            (*section, "method"),
+            f"label_prior shifts the logits of classes, and model.loss {loss} has no classes; use "
+            "method: fine_tune or ditto",
+        )
+    if personal.holdout is None:
+        return
+    evaluation = sections.evaluation
+    if evaluation is not None and evaluation.holdout not in (None, personal.holdout):
+        yield (
+            (*section, "holdout"),
+            f"a client holds out its examples once: got {value_text(personal.holdout)}, and "
+            f"evaluation.holdout is {value_text(evaluation.holdout)}; set both to one number",
+        )
+    if sections.privacy is not None and sections.privacy.adjacency == "add_remove":
+        yield (
+            (*section, "holdout"),
+            "one more example would change which ones a client holds out, and so more than one "
+            "example of its training; remove holdout, or use adjacency: zero_out",
+        )

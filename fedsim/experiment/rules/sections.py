@@ -1,0 +1,31 @@
+"""The sections of an experiment file that its rules read."""
+
+from dataclasses import dataclass
+
+from fedsim.clients.faults.settings import FaultSettings
+from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.data.settings import DataSettings
+from fedsim.models.settings import ModelSettings
+from fedsim.personalization.settings import PersonalizationSettings
+from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.server.settings import EvaluationSettings, FederationSettings
+
+
+@dataclass(frozen=True)
+class Sections:
+    """The valid sections of a file; None for a section with mistakes.
+
+    Those with a default of None are also None if the file has no such section, and so is `privacy`.
+    `mistaken` names the sections with mistakes.
+    """
+
+    data: DataSettings | None
+    model: ModelSettings | None
+    federation: FederationSettings | None
+    privacy: PrivacySettings | None
+    local: LocalSettings | None = None
+    faults: tuple[FaultSettings, ...] = ()
+    secure_aggregation: SecureAggregationSettings | None = None
+    evaluation: EvaluationSettings | None = None
+    personalization: PersonalizationSettings | None = None
+    mistaken: frozenset[object] = frozenset()

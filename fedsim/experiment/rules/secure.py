@@ -1,0 +1,75 @@
+"""Rules of `secure_aggregation`."""
+
+from collections.abc import Iterator, Mapping
+
+from fedsim.experiment.messages import PathMessage
+from fedsim.experiment.rules.sections import Sections
+from fedsim.experiment.text import KeyPath
+from fedsim.models.catalog import TRAIN_METRICS
+from fedsim.secagg.settings import SecureAggregationSettings
+
+
+def check_secure_aggregation(sections: Sections) -> Iterator[PathMessage]:
+    """Yield the mistakes in `secure_aggregation`."""
+    secure = sections.secure_aggregation
+    if secure is None or sections.federation is None or sections.data is None:
+        return
+    section: KeyPath = ("secure_aggregation",)
+    clients = sections.federation.clients_per_round or sections.data.partition.num_clients
+    if secure.min_clients > clients:
+        yield (
+            (*section, "min_clients"),
+            f"must be at most {clients}, the clients of a round, got {secure.min_clients}; lower "
+            "it, or raise federation.clients_per_round",
+        )
+    if secure.threshold != "auto" and not clients // 2 < secure.threshold <= clients:
+        yield (
+            (*section, "threshold"),
+            f"must be above half of the {clients} clients of a round and at most all of them, got "
+            f"{secure.threshold}; use auto",
+        )
+    privacy = sections.privacy
+    if privacy is not None and privacy.clipping == "adaptive" and not privacy.counts_in_sums:
+        yield (
+            ("privacy", "clipping"),
+            "adaptive sends each client's adapted bound to the server in clear, beside updates "
+            "that secure_aggregation hides; use clipping: flat, or remove secure_aggregation",
+        )
+    yield from _check_client_keys(secure, sections.data.partition.num_clients)
+    yield from _check_metrics(secure.metrics, private=sections.privacy is not None)
+    # Imported here: numpy is slow to import, and most files do not need it.
+    from fedsim.secagg.encoding import FixedPointEncoder
+    from fedsim.secagg.errors import CapacityError
+    from fedsim.secagg.metrics import MetricGrids
+
+    weighted = not sections.federation.weights.is_uniform
+    try:
+        encoder = FixedPointEncoder.from_settings(secure, num_clients=clients, weighted=weighted)
+        MetricGrids.from_bounds(secure.metrics, encoder)
+    except CapacityError as error:
+        yield section, f"the sum does not fit into the ring: {error}"
+
+
+def _check_client_keys(secure: SecureAggregationSettings, clients: int) -> Iterator[PathMessage]:
+    for name in ("client_key_fingerprints", "client_key_files"):
+        if len(getattr(secure, name)) not in (0, clients):
+            yield (
+                ("secure_aggregation", name),
+                f"names {len(getattr(secure, name))} keys for {clients} clients "
+                "(data.partition.num_clients); name one for each client, in their order, or none",
+            )
+
+
+def _check_metrics(metrics: Mapping[str, float], *, private: bool) -> Iterator[PathMessage]:
+    section: KeyPath = ("secure_aggregation", "metrics")
+    if metrics and private:
+        yield (
+            section,
+            "means over private examples have no noise, and no ε covers them or their sum; remove "
+            "metrics, or set privacy: null",
+        )
+        return
+    for name in metrics:
+        if name not in TRAIN_METRICS:
+            known = ", ".join(TRAIN_METRICS)
+            yield (*section, name), f"no such metric; choose from {known}"
