@@ -3,13 +3,17 @@
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+from torch import nn
+
 from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.clients.app import one_thread
 from fedsim.clients.budget.client_privacy import ClientPrivacy, resolve_client_privacy
 from fedsim.clients.budget.plan import PrivacyPlan, plan_privacy
-from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
 from fedsim.clients.dp_sgd.model_checks.safety import check_private_model
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.choice import training_gradients
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.dp_sgd.views import check_views
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
@@ -37,7 +41,7 @@ from fedsim.federation.server_strategy import checked_strategy
 from fedsim.federation.train_metrics import check_train_metrics
 from fedsim.models.features.pipeline import FeaturePipeline
 from fedsim.models.losses import resolve_loss
-from fedsim.models.metrics import task_for
+from fedsim.models.metrics import Task, task_for
 from fedsim.models.preflight import preflight
 from fedsim.personalization.personalize import check_personalization
 from fedsim.protocol.noisy_sums import SumPlan
@@ -96,23 +100,11 @@ def _assemble(
     loss = resolve_loss(experiment.model.loss, base=loaded.base)
     task = task_for(experiment.model.loss, data.test.targets, num_classes=data.num_classes)
     device = choose_device(experiment.runtime.device)
-    phases.begin("checking the model")
-    model = initial_model(experiment, data, task, base=loaded.base)
-    preflight(model, loss, task, data.test)
     check_views(experiment.local.views or (), data.input_shape)
     participation = participation_of(experiment, len(data.clients))
     client_privacy = _client_privacy(loaded, len(data.clients))
-    model = model.to(device)
-    public = public_examples(data, NUM_CHECK_EXAMPLES)
-    features, targets = to_tensors(public, device)
-    if experiment.clips_examples:
-        check_private_model(model, features)
-        check_isolation(model, loss, features, targets)
-    if experiment.personalization is not None:
-        check_personalization(experiment.personalization, model, loss, features, targets)
-    gradients = training_gradients(
-        model, loss, features, targets, private=experiment.clips_examples
-    )
+    phases.begin("checking the model")
+    model, gradients = _checked_model(loaded, data, loss, task, device)
     shared_model = SharedModel(
         model, parameters=None if gradients is None else gradients.parameters
     )
@@ -132,6 +124,7 @@ def _assemble(
         plan=digest,
     )
     if secure is not None:
+        public = public_examples(data, NUM_CHECK_EXAMPLES)
         check_train_metrics(secure.settings.metrics, model, loss, task, public)
     federation = Federation(
         experiment=experiment,
@@ -156,6 +149,34 @@ def _assemble(
     federation.public_scores.check()
     refuse_edited_plugins(sources, experiment, loaded.base)
     return federation
+
+
+def _checked_model(
+    loaded: LoadedExperiment,
+    data: FederatedData,
+    loss: PerExampleLoss,
+    task: Task,
+    device: torch.device,
+) -> tuple[nn.Module, PerExampleGradients | None]:
+    """Return the initial model and its gradients; a model that cannot train is refused.
+
+    The checks run on one thread, as training does: their lots are so small that threads would cost
+    more than they gain, up to 30 times as much where processors are busy.
+    """
+    experiment = loaded.experiment
+    with one_thread():
+        model = initial_model(experiment, data, task, base=loaded.base)
+        preflight(model, loss, task, data.test)
+        model = model.to(device)
+        features, targets = to_tensors(public_examples(data, NUM_CHECK_EXAMPLES), device)
+        if experiment.clips_examples:
+            check_private_model(model, features)
+        if experiment.personalization is not None:
+            check_personalization(experiment.personalization, model, loss, features, targets)
+        gradients = training_gradients(
+            model, loss, features, targets, private=experiment.clips_examples
+        )
+    return model, gradients
 
 
 def _planned(

@@ -10,7 +10,7 @@ from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
 from fedsim.accountant.ledger.journal import Journal
-from fedsim.clients.app import BatchClientApp
+from fedsim.clients.app import BatchClientApp, one_thread
 from fedsim.clients.client_round import BlockOf
 from fedsim.clients.dp_sgd.per_example.choice import training_gradients
 from fedsim.clients.task import ClientTask
@@ -176,10 +176,11 @@ class _FederationShard:
         experiment, base = self.rest["experiment"], self.rest["base"]
         device = choose_device(experiment.runtime.device)
         loss = resolve_loss(experiment.model.loss, base=base)
-        model = initial_model(experiment, self.data, self.rest["task"], base=base).to(device)
-        examples = to_tensors(public_examples(self.data, NUM_CHECK_EXAMPLES), device)
-        private = experiment.privacy is not None
-        gradients = training_gradients(model, loss, *examples, private=private)
+        with one_thread():  # as the checks of the whole federation
+            model = initial_model(experiment, self.data, self.rest["task"], base=base).to(device)
+            examples = to_tensors(public_examples(self.data, NUM_CHECK_EXAMPLES), device)
+            private = experiment.clips_examples
+            gradients = training_gradients(model, loss, *examples, private=private)
         refuse_edited_plugins(self.rest["sources"], experiment, base)
         # A copy: arrays that Ray delivers are shared and read-only.
         federation = self.federation_class(

@@ -62,7 +62,7 @@ def check_isolation(model: nn.Module, loss: Loss, features: Tensor, targets: Ten
 def _check(probe: Probe, lot: ProbeLot) -> None:
     if not probe.is_repeatable(lot):
         # The model draws random numbers from elsewhere; eval mode may draw none.
-        probe.model.eval()
+        probe.use_eval_mode()
         if not probe.is_repeatable(lot):
             raise UnsafeModelError(
                 "the model gives other gradients for the same examples and the same torch seed, "
@@ -71,9 +71,9 @@ def _check(probe: Probe, lot: ProbeLot) -> None:
             )
     _check_replaced(probe, lot)
     if probe.is_random(lot):
-        probe.model.eval()
+        probe.use_eval_mode()
     _check_alone(probe, lot)
-    probe.model.train()
+    probe.use_train_mode()
 
 
 def _check_replaced(probe: Probe, lot: ProbeLot) -> None:

@@ -55,8 +55,21 @@ def lots_to_compare(lot: ProbeLot) -> Iterator[tuple[int, ProbeLot]]:
             yield j, lot.replaced(j, (noise - 3.0) * x.abs().mean().clamp(min=1e-3), y[j])
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What a lot gave: outputs with one row per example, and its gradients."""
+
+    lot: ProbeLot
+    outputs: list[Tensor]
+    gradients: list[Tensor]
+
+
 class Probe:
     """Runs a model on lots, with the same random numbers each time.
+
+    Passes are few: a loop over examples has a backward pass for each, and a check runs it on every
+    model before training. So one pass gives outputs and gradients, and the passes of the unchanged
+    lot are kept until the mode or the parameters change.
 
     Args:
         model: the model.
@@ -70,7 +83,17 @@ class Probe:
         # Lots of one shape run the same kernels, so rows that are not coupled hardly change (7e-5
         # in float32). Lots of other sizes round differently, more so in deep models (2e-3).
         self._tolerance_same_shape, self.tolerance_other_shape = eps**0.6, 30 * eps**0.6
-        self._known: tuple[ProbeLot, list[Tensor]] | None = None
+        self._seen: _Seen | None = None
+
+    def use_eval_mode(self) -> None:
+        """Put the model in eval mode."""
+        self.model.eval()
+        self._seen = None
+
+    def use_train_mode(self) -> None:
+        """Put the model in train mode."""
+        self.model.train()
+        self._seen = None
 
     def outputs(self, lot: ProbeLot, seed: int = _SEED) -> Any:
         """Return the model's outputs."""
@@ -80,7 +103,10 @@ class Probe:
 
     def losses(self, lot: ProbeLot, seed: int = _SEED) -> Tensor:
         """Return one loss per example (n,), or one in all ()."""
-        values = self.loss(self.outputs(lot, seed), lot.targets)
+        return self._losses_of(self.outputs(lot, seed), lot)
+
+    def _losses_of(self, outputs: Any, lot: ProbeLot) -> Tensor:
+        values = self.loss(outputs, lot.targets)
         if not isinstance(values, Tensor):
             kind = type(values).__name__
             raise UnsafeModelError(f"the loss must return a tensor at every call, got {kind}")
@@ -101,8 +127,8 @@ class Probe:
 
     def is_repeatable(self, lot: ProbeLot) -> bool:
         """Whether the same lot and seed give the same gradients twice."""
-        first, second = self.gradients(lot), self.gradients(lot)
-        self._known = (lot, first)
+        self._seen = None
+        first, second = self._see(lot).gradients, self.gradients(lot)
         if not any(bool(g.isfinite().all()) for g in first):
             raise UnsafeModelError(
                 "the gradients of the examples are not finite, so it cannot be checked that "
@@ -112,26 +138,25 @@ class Probe:
 
     def is_random(self, lot: ProbeLot) -> bool:
         """Whether the gradients depend on random numbers."""
-        return any(map(self._is_far, self.gradients(lot), self.gradients(lot, _SEED + 1)))
+        return any(map(self._is_far, self._see(lot).gradients, self.gradients(lot, _SEED + 1)))
 
     def first_moved_example(self, lot: ProbeLot, other: ProbeLot, j: int) -> int | None:
         """Return the first example but j whose outputs or gradient differ between two lots."""
-        with torch.no_grad():
-            one, two = (rows(self.outputs(given), len(lot)) for given in (lot, other))
+        seen, outputs = self._see(lot), self.outputs(other)
         others = [i for i in range(len(lot)) if i != j]
+        pairs = list(zip(seen.outputs, rows(outputs, len(lot)), strict=False))
         for i in others:
-            if any(self._is_far(a[i], b[i]) for a, b in zip(one, two, strict=False)):
+            if any(self._is_far(one[i], two.detach()[i]) for one, two in pairs):
                 return i
-        before, after = self._known_gradients(lot), self.gradients(other)
-        for i in others:
-            apart = (
-                self._not_additive(lot, other, i, before[0], after[0])
-                if len(before) == 1
-                else self._is_far(before[i], after[i])
+        losses = self._losses_of(outputs, other)
+        if losses.ndim:
+            gradients = ((i, self._gradient(losses[i])) for i in others)
+            return next(
+                (i for i, found in gradients if self._is_far(seen.gradients[i], found)), None
             )
-            if apart:
-                return i
-        return None
+        before, after = seen.gradients[0], self._gradient(losses)
+        changed = (i for i in others if self._not_additive(lot, other, i, before, after))
+        return next(changed, None)
 
     def _not_additive(
         self, lot: ProbeLot, other: ProbeLot, i: int, before: Tensor, after: Tensor
@@ -147,7 +172,7 @@ class Probe:
 
     def first_different_alone(self, lot: ProbeLot) -> int | None:
         """Return the first example whose gradient alone differs from that in the lot."""
-        together = self.gradients(lot)
+        together = self._see(lot).gradients
         alone = [self._gradient_alone(lot, i) for i in range(len(lot))]
         if len(together) > 1 or len(lot) == 1:
             most = max(float(g.norm()) for g in together)
@@ -172,10 +197,15 @@ class Probe:
                 "any size; keep the first dimension for the examples, whatever their number"
             ) from error
 
-    def _known_gradients(self, lot: ProbeLot) -> list[Tensor]:
-        if self._known is None or self._known[0] is not lot:
-            self._known = (lot, self.gradients(lot))
-        return self._known[1]
+    def _see(self, lot: ProbeLot) -> _Seen:
+        """Return what a lot gives in the present mode, with the parameters of the last check."""
+        if self._seen is None or self._seen.lot is not lot:
+            outputs = self.outputs(lot)
+            kept = [value.detach().clone() for value in rows(outputs, len(lot))]
+            losses = self._losses_of(outputs, lot)
+            gradients = [self._gradient(value) for value in (losses if losses.ndim else [losses])]
+            self._seen = _Seen(lot, kept, gradients)
+        return self._seen
 
     def _gradient(self, value: Tensor) -> Tensor:
         if not value.requires_grad:

@@ -46,6 +46,7 @@ def gradients_for(
     targets: Tensor,
     *,
     mode: GradientMode = "auto",
+    is_isolated: bool = False,
 ) -> PerExampleGradients:
     """Return gradients by layer rules where they are right, else one example at a time.
 
@@ -61,6 +62,7 @@ def gradients_for(
             is chosen must not depend on private data.
         targets: their targets.
         mode: the way to take; "auto" chooses.
+        is_isolated: whether these examples have passed `check_isolation` already.
 
     Guarantee:
         the model's values, buffers and modes and the global random generators are unchanged.
@@ -74,7 +76,8 @@ def gradients_for(
     x, y = _several(features, targets)
     with preserve_state(model):
         try:
-            check_isolation(model, loss, x, y)
+            if not is_isolated:
+                check_isolation(model, loss, x, y)
             model.eval()  # dropout would draw different masks for a lot and for one example
             return _Trial(exact, x, y).rules()
         except (UnsafeModelError, BackendError) as error:
@@ -92,15 +95,22 @@ def training_gradients(
     Without privacy, rules are taken where they cover the whole model and several clients can train
     in one tile; a model whose buffers may change trains by torch.
 
+    With privacy, a model in which examples are coupled is refused.
+
     Args:
         model: its trainable parameters become views of one flat tensor.
         loss: one value per example.
         features: a few public examples (n ≥ 1, ...).
         targets: their targets.
         private: whether gradients are clipped.
+
+    Raises:
+        UnsafeModelError: gradients are clipped, and examples are coupled; the message names them.
     """
     if private:
-        return gradients_for(model, loss, features, targets)
+        x, y = _several(features, targets)
+        check_isolation(model, loss, x, y)
+        return gradients_for(model, loss, x, y, is_isolated=True)
     if next(model.buffers(), None) is not None:
         return None
     found = gradients_for(model, loss, features, targets)
