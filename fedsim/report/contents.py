@@ -1,11 +1,14 @@
 """The content of the report: the files of a run directory, read once."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import yaml
 
+from fedsim.models.scores.catalog import metric_key
+from fedsim.report.scores import Scores, read_scores
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.personal_scores import FILE as PERSONALIZATION
 from fedsim.server.round_report import RoundRow
@@ -23,6 +26,7 @@ class RunContents:
         environment: `environment.json`.
         experiment: the text of `experiment.yaml`.
         personal: `personalization.json`; None in a run without scores of personal models.
+        scores: `scores.json`; None in a failed run, or one of an older version.
     """
 
     summary: dict[str, Any]
@@ -31,6 +35,7 @@ class RunContents:
     environment: dict[str, Any]
     experiment: str
     personal: dict[str, Any] | None = None
+    scores: Scores | None = None
 
     @property
     def is_private(self) -> bool:
@@ -56,16 +61,19 @@ class RunContents:
     @property
     def metrics(self) -> dict[str, float | None]:
         """The final metrics on the test set, the main one first."""
-        return self._metrics("test_")
+        chosen = self._setting("evaluation", "metrics")
+        return self._metrics("test_", chosen if isinstance(chosen, list) else ())
 
     @property
     def client_metrics(self) -> dict[str, float | None]:
         """The final metrics on clients' held-out examples; empty without evaluation by clients."""
         return self._metrics("clients_")
 
-    def _metrics(self, where: str) -> dict[str, float | None]:
+    def _metrics(self, where: str, chosen: Sequence[Any] = ()) -> dict[str, float | None]:
+        """Return the metrics in the order of the file, or else the main one of the task first."""
         found = {name: value for name, value in self.summary.items() if name.startswith(where)}
-        order = [f"{where}{name}" for name in ("accuracy", "r2", "mse")]
+        names = [metric_key(str(name)) for name in chosen] or ["accuracy", "r2", "mse"]
+        order = [f"{where}{name}" for name in names]
         first = [name for name in order if name in found]
         rest = [name for name in found if name not in order]
         return {name: found[name] for name in first + rest}
@@ -73,13 +81,21 @@ class RunContents:
     @property
     def planned_rounds(self) -> int | None:
         """Number of rounds in the experiment; None where its file is unreadable."""
+        rounds = self._setting("federation", "rounds")
+        return rounds if isinstance(rounds, int) else None
+
+    def _setting(self, section: str, key: str) -> object:
+        """Return a setting of the experiment; None where its file is unreadable."""
+        found = self._settings.get(section)
+        return found.get(key) if isinstance(found, dict) else None
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
         try:
             settings = yaml.safe_load(self.experiment)
-        except yaml.YAMLError:  # edited by hand; the report does not need this number
-            return None
-        federation = settings.get("federation") if isinstance(settings, dict) else None
-        rounds = federation.get("rounds") if isinstance(federation, dict) else None
-        return rounds if isinstance(rounds, int) else None
+        except yaml.YAMLError:  # edited by hand; the report does not need these settings
+            return {}
+        return settings if isinstance(settings, dict) else {}
 
 
 def read_contents(directory: RunDirectory) -> RunContents:
@@ -96,4 +112,5 @@ def read_contents(directory: RunDirectory) -> RunContents:
         environment=directory.read_json("environment.json"),
         experiment=(directory.path / "experiment.yaml").read_text(encoding="utf-8"),
         personal=directory.read_json(PERSONALIZATION) if has_scores else None,
+        scores=read_scores(directory),
     )

@@ -21,6 +21,7 @@ from fedsim.report.client_table import MAX_BARS, client_table, table_columns
 from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.points import guarantees, limits, points, warnings
 from fedsim.report.recompute import recipe
+from fedsim.report.scores import scores_context
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
 from fedsim.statement import AttackBoundSentence, Facts, clients_text, statement_of
@@ -86,6 +87,7 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "attack": _attack(facts),
         "curves": _curves(contents),
         "phases": overview.phases(contents),
+        "scores": scores_context(contents.scores),
         "personal": overview.personal_table(contents),
         "personal_note": None if contents.personal is None else contents.personal["note"],
         "spend_plot": _spend_plot(contents),

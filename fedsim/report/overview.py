@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.report.contents import RunContents
+from fedsim.report.scores import baseline_text, quoted, recall_text, warnings_of
 from fedsim.server.round_report import RoundRow
 from fedsim.statement.certificate_words import is_plain, stated_certificates, unit_text
 from fedsim.statement.certificates import OBSERVER_NAMES
@@ -62,6 +63,7 @@ def cards(contents: RunContents) -> list[Card]:
         *_held_out_cards(contents),
         *_personal_cards(contents),
         *_guarantee_cards(contents),
+        *_recall_cards(contents),
         Card("Clients", f"{len(contents.clients):,}", _examples(contents)),
         Card("Rounds", f"{contents.summary['rounds']:,}", _planned(contents)),
         _time_card(contents),
@@ -97,8 +99,24 @@ def _metric_card(contents: RunContents) -> Card:
     if not contents.metrics:
         return Card("Test metrics", "none", "no round was finished")
     (name, value), *others = contents.metrics.items()
-    detail = ", ".join(f"{metric_name(key)} {metric_text(key, other)}" for key, other in others)
-    return Card(f"Test {metric_name(name)}", metric_text(name, value), detail)
+    scores = contents.scores
+    baseline = None if scores is None else baseline_text(scores)
+    details = [f"{metric_name(key)} {metric_text(key, other)}" for key, other in others]
+    if name == "test_accuracy" and baseline is not None:
+        details.insert(0, baseline)
+    kind = "none" if scores is not None and warnings_of(scores) else ""
+    return Card(f"Test {metric_name(name)}", metric_text(name, value), ", ".join(details), kind)
+
+
+def _recall_cards(contents: RunContents) -> list[Card]:
+    """Return the card of the class that the model finds least often; none for numbers."""
+    if contents.scores is None or len(contents.scores.by_recall) < 2:
+        return []
+    one = contents.scores.by_recall[0]
+    what = "label" if contents.scores.has_labels else "class"
+    detail = f"{what} {quoted(one.name)}: {one.hits:,} of {count_text(one.examples, 'example')}"
+    kind = "none" if one.is_missed else ""
+    return [Card("Lowest recall", recall_text(one.recall), detail, kind)]
 
 
 def _held_out_cards(contents: RunContents) -> list[Card]:

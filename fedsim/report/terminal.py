@@ -10,6 +10,7 @@ from fedsim.planning.projection import Plan, PlannedClient
 from fedsim.report.cells_table import print_cells
 from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.lines import print_sentence
+from fedsim.report.scores import baseline_text, recall_line, warnings_of
 from fedsim.report.tables import figure_table, print_table
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import root_of
@@ -31,6 +32,8 @@ def print_result(directory: RunDirectory, console: Console | None = None) -> Non
         print_table(console, _privacy_table(contents))
     for line in _summary(contents):
         print_sentence(console, line)
+    for warning in [] if contents.scores is None else warnings_of(contents.scores):
+        print_sentence(console, f"warning: {warning}", style="yellow")
     lines = [f"report: {directory.report}"]
     if (root := root_of(directory)) is not None:
         lines.append(f"root: {root}")
@@ -97,7 +100,7 @@ def _summary(contents: RunContents) -> list[str]:
     summary, lost = contents.summary, contents.facts.run.lost_updates if contents.facts.run else 0
     reason = f": {summary['reason']}" if summary["status"] == "stopped" else ""
     metrics = ", ".join(
-        f"{name.replace('_', ' ')} {metric_text(name, value)}"
+        f"{name.replace('_', ' ')} {metric_text(name, value)}" + _baseline(contents, name)
         for name, value in contents.metrics.items()
     )
     left = len(contents.facts.withdrawn_clients)
@@ -107,11 +110,23 @@ def _summary(contents: RunContents) -> list[str]:
         f"{summary['name']}: {summary['status']} after {count_text(summary['rounds'], 'round')} in "
         f"{duration_text(summary['seconds'])}{reason}",
         metrics or "no round finished",
+        *_recall_line(contents),
         *_held_out_line(contents),
         *_personal_line(contents),
         *[", ".join(events)] * bool(events),
         guarantee_words(contents.facts),
     ]
+
+
+def _baseline(contents: RunContents, name: str) -> str:
+    """Return the majority baseline behind an accuracy, in brackets; other metrics have none."""
+    text = None if contents.scores is None else baseline_text(contents.scores)
+    return f" ({text})" if name == "test_accuracy" and text is not None else ""
+
+
+def _recall_line(contents: RunContents) -> list[str]:
+    line = None if contents.scores is None else recall_line(contents.scores)
+    return [] if line is None else [line]
 
 
 def _held_out_line(contents: RunContents) -> list[str]:
