@@ -98,6 +98,11 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
             "node's ledger would show when it was drawn; deploy with "
             "federation.participation.scheme=uniform, or simulate with fedsim run"
         )
+    if loaded.experiment.runtime.trackers:
+        raise DeploymentError(
+            "runtime.trackers: trackers watch simulations, and a deployed server calls none; "
+            "deploy with runtime.trackers=[]"
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DeploymentError(f"{out} exists and is not empty; choose another --out")
     plugins = _plugin_files(loaded)

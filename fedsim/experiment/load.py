@@ -25,6 +25,7 @@ from fedsim.models.settings import ModelSettings
 from fedsim.personalization.settings import PersonalizationSettings
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
+from fedsim.simulation.settings import RuntimeSettings
 
 _Section = TypeVar("_Section", bound=BaseModel)
 
@@ -194,6 +195,7 @@ def _valid_sections(raw: object, failed: set[object]) -> Sections:
         secure_aggregation=section("secure_aggregation", SecureAggregationSettings),
         evaluation=section("evaluation", EvaluationSettings),
         personalization=_personalization(raw, failed),
+        runtime=section("runtime", RuntimeSettings),
         faults=_faults(raw, failed),
         mistaken=frozenset(failed),
     )

@@ -63,7 +63,10 @@ class Experiment(Settings):
 
     @property
     def plugins(self) -> tuple[str, ...]:
-        """References of all plug-ins: every place that takes one is listed here."""
+        """References of the plug-ins that a result depends on: every place that takes one.
+
+        Trackers are not among them: they change no result, and no node runs them.
+        """
         dataset = self.data.dataset
         data = dataset if isinstance(dataset, str) else ""
         strategy = self.federation.strategy_settings.name

@@ -42,6 +42,7 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
     code = [name for name in (experiment.model.name, experiment.model.loss) if ":" in name]
     strategy = experiment.federation.strategy_settings.name
     code += [strategy] if ":" in strategy else []
+    code += [name for name in experiment.runtime.trackers if ":" in name]
     named = []
     if isinstance(dataset, FileDataset):
         named.append(dataset.path)

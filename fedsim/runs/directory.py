@@ -57,6 +57,9 @@ CLIENT_COLUMNS = (
     "epsilon_against_server",
 )
 
+# Trackers change no result, and the files of one's own may be gone.
+WITHOUT_TRACKERS = {"runtime.trackers": []}
+
 _RESUME_OR_START_ANEW = "resume it with fedsim {version}, or start a new run with another --out"
 _CHECKPOINT = "checkpoint/model.safetensors"
 _ENVIRONMENT = "environment.json"
@@ -275,7 +278,7 @@ class RunDirectory:
         """
         path = self.path / "experiment.yaml"
         try:
-            return load_experiment(path, base=base).experiment
+            return load_experiment(path, WITHOUT_TRACKERS, base=base).experiment
         except ExperimentError as error:
             first = str(error).splitlines()[0]
             raise DamagedRunError.of(path, f"the file is damaged: {first}") from error

@@ -42,7 +42,8 @@ from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.server.state import ServerState
 from fedsim.simulation.engine import Engine
 from fedsim.simulation.engines import LocalEngine, engine_for
-from fedsim.tracking.observer import RunObserver, add_trackers, phases_of
+from fedsim.tracking.observer import RunObserver, phases_of
+from fedsim.tracking.trackers import add_trackers
 
 _CHECKING = "checking noise and clipping"
 
@@ -92,7 +93,7 @@ def run_experiment(
     the report; it is called at the end, also of a failed or interrupted run.
     """
     loaded = load_experiment(source, overrides, base=base)
-    observer = add_trackers(loaded.experiment.runtime.trackers, observer)
+    observer = add_trackers(loaded.experiment.runtime.trackers, observer, base=loaded.base)
     engine = engine or engine_for(loaded.experiment.runtime)
     parts = RunParts(engine, observer, add_pages, phases_of(observer))
     if resume and out is None:

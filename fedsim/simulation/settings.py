@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from fedsim.core.limits import MAX_WORKERS
 from fedsim.core.settings import Settings
+from fedsim.simulation.catalog import TRACKERS
 
 
 class RuntimeSettings(Settings):
@@ -31,10 +32,11 @@ class RuntimeSettings(Settings):
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="where clients train; auto: CUDA where there is one"
     )
-    trackers: list[Literal["tensorboard", "mlflow", "wandb"]] = Field(
+    trackers: list[str] = Field(
         default=[],
-        description="trackers that get every round beside rounds.jsonl; each is an extra of its "
-        "name",
+        description="trackers that get every round beside rounds.jsonl: "
+        f"{', '.join(TRACKERS)} (each is an extra of its name), package.module:Class or "
+        "./file.py:Class",
     )
 
     @model_validator(mode="after")

@@ -13,10 +13,18 @@ from pathlib import Path
 import pytest
 
 import fedsim
+from fedsim.deployment.errors import DeploymentError
+from fedsim.deployment.flower_app import write_app
+from fedsim.experiment import load_experiment
+from fedsim.planning.footprint import find_footprint
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment
-from fedsim.tracking import observer as observing
-from fedsim.tracking.observer import TrackerError, add_trackers
+from fedsim.runs.verification import verify_run
+from fedsim.simulation import catalog
+from fedsim.tracking import trackers as tracking
 from fedsim.tracking.protocol import TrackedRun, Tracker
+from fedsim.tracking.trackers import TrackerError, add_trackers
 
 EXPERIMENT = {
     "name": "tracked",
@@ -66,8 +74,8 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Recording:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, tracker: Tracker) -> None:
-    monkeypatch.setitem(observing.TRACKERS, "tensorboard", lambda: tracker)
-    monkeypatch.setattr(observing, "find_spec", lambda name: name)
+    monkeypatch.setitem(tracking.TRACKERS, "tensorboard", lambda: tracker)
+    monkeypatch.setattr(tracking, "find_spec", lambda name: name)
 
 
 def test_a_tracker_is_told_every_line_of_rounds_jsonl(tmp_path: Path, record: Recording) -> None:
@@ -93,7 +101,7 @@ def test_a_tracker_that_fails_loses_no_run(
         rows = run(tmp_path / "r", "tensorboard")
     assert len(rows) == 2
     assert (tracker.rounds, tracker.finished) == ({}, 0)
-    assert "tracker tensorboard failed and was removed: disk full" in caplog.text
+    assert "tracker tensorboard failed and was removed: OSError: disk full" in caplog.text
 
 
 def test_trackers_change_no_result(tmp_path: Path, record: Recording) -> None:
@@ -106,23 +114,123 @@ def test_trackers_change_no_result(tmp_path: Path, record: Recording) -> None:
         ).read_bytes()
 
 
-@pytest.mark.parametrize("name", list(observing.TRACKERS))
+@pytest.mark.parametrize("name", list(tracking.TRACKERS))
 def test_one_that_is_not_installed_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(observing, "find_spec", lambda name: None)
+    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     with pytest.raises(TrackerError, match=rf"pip install 'fedsim-dp\[{name}\]', or leave {name}"):
         run(tmp_path / "r", name)
     assert not (tmp_path / "r").exists()
 
 
 def test_no_trackers_leave_the_observer_alone() -> None:
-    assert add_trackers([], None) is None
+    assert add_trackers([], None, base=Path()) is None
 
 
 def test_an_unknown_one_is_a_located_mistake() -> None:
-    with pytest.raises(fedsim.ExperimentError, match=r"must be one of 'tensorboard', 'mlflow'"):
+    with pytest.raises(
+        fedsim.ExperimentError, match=r"'tensorbord'; did you mean 'tensorboard'"
+    ):
         run_experiment(EXPERIMENT, overrides={"runtime.trackers": ["tensorbord"]})
+
+
+OWN = """\
+import json
+from pathlib import Path
+
+class Lines:
+    def start(self, run):
+        self.path = run.path / "lines.txt"
+
+    def log(self, round_number, metrics):
+        with self.path.open("a") as file:
+            print(round_number, metrics["test_accuracy"], file=file)
+
+    def finish(self):
+        pass
+
+class Watcher:
+    def started(self, federation, path):
+        self.path = path / "watched.json"
+        self.rows = []
+
+    def round_finished(self, row):
+        self.rows.append(row)
+
+    def ended(self):
+        self.path.write_text(json.dumps(self.rows))
+
+class Ends(Lines):
+    def log(self, round_number, metrics):
+        raise SystemExit(0)
+
+def needs(argument):
+    return Lines()
+
+class Nothing:
+    pass
+"""
+
+
+def own(folder: Path, *names: str, out: str = "r") -> fedsim.RunResult:
+    (folder / "own.py").write_text(OWN)
+    trackers = [f"./own.py:{name}" for name in names]
+    return fedsim.run(
+        EXPERIMENT, overrides={"runtime.trackers": trackers}, base=folder, out=folder / out
+    )
+
+
+def test_trackers_and_observers_of_ones_own_are_named_by_reference(tmp_path: Path) -> None:
+    run = own(tmp_path, "Lines", "Watcher")
+    accuracies = [f"{row['round']} {row['test_accuracy']}" for row in run.rounds]
+    assert (run.path / "lines.txt").read_text().splitlines() == accuracies
+    assert json.loads((run.path / "watched.json").read_text()) == list(run.rounds)
+    assert verify_run(RunDirectory(run.path)).problems == ()
+    (tmp_path / "own.py").unlink()
+    assert replay_run(RunDirectory(run.path), base=tmp_path).problems == ()
+
+
+def test_a_tracker_of_ones_own_cannot_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert own(tmp_path, "Ends").status == "completed"
+    assert "tracker ./own.py:Ends failed and was removed: PluginExitError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Nothing", r"a Nothing, which is neither a tracker \(methods start, log, finish\)"),
+        ("needs", "calling it without arguments failed with TypeError"),
+        ("Linse", "did you mean Lines"),
+    ],
+)
+def test_what_is_no_tracker_is_refused_before_anything_runs(
+    tmp_path: Path, name: str, hint: str
+) -> None:
+    with pytest.raises(fedsim.FedsimError, match=hint):
+        own(tmp_path, name)
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_missing_file_of_a_tracker_is_a_located_mistake(tmp_path: Path) -> None:
+    with pytest.raises(fedsim.ExperimentError, match=r"runtime\.trackers.*: no such file"):
+        fedsim.run(EXPERIMENT, overrides={"runtime.trackers": ["./no.py:T"]}, base=tmp_path)
+
+
+def test_code_of_trackers_is_listed_before_a_run_and_deployed_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    overrides = {"runtime.trackers": ["./own.py:Lines"]}
+    loaded = load_experiment(EXPERIMENT, overrides, base=tmp_path)
+    assert find_footprint(loaded).code == ("./own.py:Lines",)
+    assert loaded.experiment.plugins == ()
+    with pytest.raises(DeploymentError, match=r"runtime\.trackers=\[\]"):
+        write_app(loaded, tmp_path / "app")
+
+
+def test_the_catalogue_names_every_tracker() -> None:
+    assert catalog.TRACKERS.keys() == tracking.TRACKERS.keys()
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from fedsim.experiment.rules.clients import (
 from fedsim.experiment.rules.data import check_data, check_features, check_views
 from fedsim.experiment.rules.model import check_model, check_strategy
 from fedsim.experiment.rules.participation import check_poisson_draws
+from fedsim.experiment.rules.runtime import check_trackers
 from fedsim.experiment.rules.scores import (
     check_evaluation,
     check_personalization,
@@ -62,3 +63,5 @@ def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
                 sections.privacy, sections.local, sections.federation, sections.secure_aggregation
             )
         yield from check_budget_files(sections.privacy, base)
+    if sections.runtime is not None:
+        yield from check_trackers(sections.runtime, base)

@@ -9,6 +9,7 @@ from fedsim.models.settings import ModelSettings
 from fedsim.personalization.settings import PersonalizationSettings
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
+from fedsim.simulation.settings import RuntimeSettings
 
 
 @dataclass(frozen=True)
@@ -28,4 +29,5 @@ class Sections:
     secure_aggregation: SecureAggregationSettings | None = None
     evaluation: EvaluationSettings | None = None
     personalization: PersonalizationSettings | None = None
+    runtime: RuntimeSettings | None = None
     mistaken: frozenset[object] = frozenset()

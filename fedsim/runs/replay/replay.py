@@ -20,7 +20,7 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import digest
-from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.directory import WITHOUT_TRACKERS, RunDirectory, RunDirectoryError
 from fedsim.runs.inputs import refuse_other_inputs
 from fedsim.runs.replay.channel import MemoryJournal, ReplayGrid
 from fedsim.runs.replay.recorded import RecordedRound, read_recorded
@@ -82,7 +82,7 @@ def _federation(directory: RunDirectory, base: Path | None) -> Federation:
         )
     path = directory.path / "experiment.yaml"
     try:
-        loaded = load_experiment(path, base=base or Path())
+        loaded = load_experiment(path, WITHOUT_TRACKERS, base=base or Path())
         federation = assemble(loaded, ledger=None, in_process=True)
     except InputError as error:
         what = " ".join(str(error).split())

@@ -1,0 +1,161 @@
+"""The trackers that `runtime.trackers` names: built in, or a plug-in `./file.py:Tracker`.
+
+A plug-in is a class or function without arguments. It returns a tracker (`start`, `log`, `finish`)
+or an observer (`started`, `round_finished`, `ended`). One that fails is removed with a warning.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from fedsim.core.errors import ExitCode, FedsimError
+from fedsim.core.plugin_errors import contained_exits, describe_error, plugin_calls
+from fedsim.core.plugins import resolve
+from fedsim.tracking.mlflow import MlflowTracker
+from fedsim.tracking.observer import RunObserver, tell_phase
+from fedsim.tracking.protocol import TrackedRun, Tracker
+from fedsim.tracking.row_numbers import row_numbers
+from fedsim.tracking.tensorboard import TensorBoardTracker
+from fedsim.tracking.wandb import WandbTracker
+
+if TYPE_CHECKING:
+    from fedsim.federation.federation import Federation
+
+_log = logging.getLogger(__name__)
+
+# A key is the name of the package that must be installed, and of the extra that brings it.
+TRACKERS: dict[str, Callable[[], Tracker]] = {
+    "tensorboard": TensorBoardTracker,
+    "mlflow": MlflowTracker,
+    "wandb": WandbTracker,
+}
+_TRACKER = ("start", "log", "finish")
+_OBSERVER = ("started", "round_finished", "ended")
+
+
+class TrackerError(FedsimError, RuntimeError):
+    """A tracker that is not installed, or is no tracker; the message names the fix."""
+
+    exit_code = ExitCode.WRONG_INPUT
+
+
+def add_trackers(
+    names: Sequence[str], observer: RunObserver | None, *, base: Path
+) -> RunObserver | None:
+    """Return an observer that calls the named trackers and then `observer`.
+
+    Args:
+        names: keys of `TRACKERS` and plug-ins; empty: `observer` is returned unchanged.
+        observer: the user's own observer, if any.
+        base: the directory in which relative paths of plug-ins start.
+
+    Raises:
+        TrackerError: a tracker is not installed, or is no tracker; none was started.
+        PluginError: the plug-in of a tracker cannot be loaded.
+    """
+    if not names:
+        return observer
+    for name in names:
+        if name in TRACKERS and find_spec(name) is None:
+            raise TrackerError(
+                f"runtime.trackers: {name} is not installed; install the extra with "
+                f"pip install 'fedsim-dp[{name}]', or leave {name} out"
+            )
+    return _TrackingObserver({name: _watcher(name, base) for name in names}, observer)
+
+
+def _watcher(name: str, base: Path) -> RunObserver:
+    """Return the observer that a name stands for."""
+    if name in TRACKERS:
+        return _TrackerObserver(TRACKERS[name]())
+    make = resolve(name, base=base, what="runtime.trackers")
+    with plugin_calls(f"runtime.trackers {name!r}: calling it without arguments failed"):
+        made = make()
+    if _has(made, _OBSERVER):
+        return cast(RunObserver, made)
+    if _has(made, _TRACKER):
+        return _TrackerObserver(cast(Tracker, made))
+    raise TrackerError(
+        f"runtime.trackers {name!r}: returned a {type(made).__name__}, which is neither a tracker "
+        f"(methods {', '.join(_TRACKER)}) nor an observer ({', '.join(_OBSERVER)})"
+    )
+
+
+def _has(made: object, methods: Sequence[str]) -> bool:
+    return all(callable(getattr(made, method, None)) for method in methods)
+
+
+class _TrackerObserver:
+    """An observer that tells a tracker the settings and numbers of a run."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+
+    def started(self, federation: "Federation", path: Path) -> None:
+        """Start the tracker."""
+        experiment = federation.experiment
+        settings = _flatten(experiment.model_dump(mode="json"))
+        self._tracker.start(TrackedRun(experiment.name, path, settings))
+
+    def round_finished(self, row: Mapping[str, Any]) -> None:
+        """Log the finite numbers of a round."""
+        numbers = row_numbers({name: value for name, value in row.items() if name != "round"})
+        finite = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
+        self._tracker.log(row["round"], finite)
+
+    def ended(self) -> None:
+        """End the tracker."""
+        self._tracker.finish()
+
+
+class _TrackingObserver:
+    """Calls the observers of trackers, then another observer; one that fails is removed."""
+
+    def __init__(self, trackers: dict[str, RunObserver], observer: RunObserver | None) -> None:
+        self._trackers = trackers
+        self._observer = observer
+
+    def phase(self, name: str) -> None:
+        """Announce a phase."""
+        self._call_trackers(lambda tracker: tell_phase(tracker, name))
+        tell_phase(self._observer, name)
+
+    def started(self, federation: "Federation", path: Path) -> None:
+        """Start the trackers."""
+        self._call_trackers(lambda tracker: tracker.started(federation, path))
+        if self._observer is not None:
+            self._observer.started(federation, path)
+
+    def round_finished(self, row: Mapping[str, Any]) -> None:
+        """Tell the line of a round."""
+        self._call_trackers(lambda tracker: tracker.round_finished(row))
+        if self._observer is not None:
+            self._observer.round_finished(row)
+
+    def ended(self) -> None:
+        """End the trackers."""
+        self._call_trackers(lambda tracker: tracker.ended())
+        if self._observer is not None:
+            self._observer.ended()
+
+    def _call_trackers(self, method: Callable[[RunObserver], None]) -> None:
+        for name, tracker in list(self._trackers.items()):
+            try:
+                with contained_exits():
+                    method(tracker)
+            # External code and servers may fail in any way; the run must not fail with them.
+            except Exception as error:  # noqa: BLE001
+                del self._trackers[name]
+                _log.warning("tracker %s failed and was removed: %s", name, describe_error(error))
+
+
+def _flatten(value: object, path: str = "") -> dict[str, object]:
+    if not isinstance(value, dict) or not value:
+        return {path: value}
+    found: dict[str, object] = {}
+    for key, inner in value.items():
+        found |= _flatten(inner, f"{path}.{key}" if path else str(key))
+    return found
