@@ -129,9 +129,7 @@ def test_no_trackers_leave_the_observer_alone() -> None:
 
 
 def test_an_unknown_one_is_a_located_mistake() -> None:
-    with pytest.raises(
-        fedsim.ExperimentError, match=r"'tensorbord'; did you mean 'tensorboard'"
-    ):
+    with pytest.raises(fedsim.ExperimentError, match=r"'tensorbord'; did you mean 'tensorboard'"):
         run_experiment(EXPERIMENT, overrides={"runtime.trackers": ["tensorbord"]})
 
 
