@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fedsim.core.errors import FedsimError as FedsimError
     from fedsim.experiment import ExperimentError as ExperimentError
     from fedsim.personalization.personalize import personalize as personalize
+    from fedsim.report.progress import ProgressObserver as ProgressObserver
     from fedsim.runs.run_result import RunFailedError as RunFailedError
     from fedsim.runs.run_result import RunResult as RunResult
     from fedsim.runs.saved_model import load_model as load_model
@@ -50,6 +51,7 @@ _public = {
     "ComparisonResult": "fedsim.comparison.comparison_result",
     "ExperimentError": "fedsim.experiment",
     "FedsimError": "fedsim.core.errors",
+    "ProgressObserver": "fedsim.report.progress",
     "RunFailedError": "fedsim.runs.run_result",
     "RunObserver": "fedsim.tracking.observer",
     "RunResult": "fedsim.runs.run_result",
@@ -67,6 +69,7 @@ __all__ = [
     "ComparisonResult",
     "ExperimentError",
     "FedsimError",
+    "ProgressObserver",
     "RunFailedError",
     "RunObserver",
     "RunResult",

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedsim.comparison.compare import compare as compare
 from fedsim.comparison.search.perform import search as search
+from fedsim.report.notebook import notebook_progress
 from fedsim.report.run import run_with_report
 from fedsim.runs.runner import RunResult
 from fedsim.simulation.engine import Engine
@@ -31,7 +32,7 @@ def run(
         resume: continue the run in `out` after its last finished round. The result equals that of
             an uninterrupted run to the bit; the charges of an interrupted round remain.
         base: base directory of relative paths in the experiment; see `load_experiment`.
-        observer: receives every round.
+        observer: receives every round; None: a notebook shows the progress, a script nothing.
         engine: executes the federation instead of the engine in `runtime`.
 
     Raises:
@@ -46,6 +47,6 @@ def run(
         out=out,
         resume=resume,
         base=base,
-        observer=observer,
+        observer=observer or notebook_progress(),
         engine=engine,
     )

@@ -12,6 +12,7 @@ from fedsim.comparison.files import write_comparison, write_settings
 from fedsim.comparison.outcomes import read_outcome
 from fedsim.comparison.page import write_page
 from fedsim.comparison.results import summarise
+from fedsim.comparison.terminal import notebook_comparison
 from fedsim.comparison.tuning import tuning_cost
 
 
@@ -48,7 +49,7 @@ def compare(
         out: the output directory; default `runs/<name>`.
         workers: number of parallel worker processes with one thread each; default: one per
             processor, at most 16.
-        observer: receives the progress of every run.
+        observer: receives the progress of every run; None: a notebook shows it.
 
     Raises:
         ExperimentError: the file, its base or a variant is wrong; it lists every mistake.
@@ -61,6 +62,7 @@ def compare(
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     comparison = load_comparison(source)
+    observer = observer or notebook_comparison()
     directory = Path(out) if out is not None else Path("runs") / comparison.name
     check_directory(directory)
     directory.mkdir(parents=True, exist_ok=True)

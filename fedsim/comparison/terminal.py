@@ -28,6 +28,7 @@ from fedsim.comparison.text import (
     seconds_text,
 )
 from fedsim.report.lines import print_sentence
+from fedsim.report.notebook import notebook_console
 
 
 class ComparisonProgress:
@@ -96,6 +97,12 @@ class ComparisonProgress:
             self._progress.remove_task(task)
         if self._all is not None:
             self._progress.update(self._all, completed=self._done)
+
+
+def notebook_comparison() -> ComparisonProgress | None:
+    """Return an observer that shows a comparison in the notebook; None outside of one."""
+    console = notebook_console()
+    return None if console is None else ComparisonProgress(console)
 
 
 def print_comparison(result: ComparisonResult, console: Console | None = None) -> None:
