@@ -17,9 +17,8 @@ from fedsim.report.progress import ProgressObserver
 
 _MAX_LINES = 40
 _WIDTH = 100
-_PASSING = re.compile(
-    r"(round )?\d+/\d+\b.*|.* \.\.\."
-)  # `round 3/20`, `3/9  eps-6`, `writing ...`
+# Lines that count or name a phase: `round 3/20`, `3/9  eps-6, seed 1`, `checking the model ...`.
+_PASSING = re.compile(r"(round )?\d+/\d+\b.*|.* \.\.\.")
 
 
 def notebook_progress() -> ProgressObserver | None:
@@ -38,7 +37,7 @@ def notebook_console() -> Console | None:
     return Console(file=area, width=_WIDTH, force_terminal=False, force_jupyter=False)
 
 
-class NotebookArea(io.TextIOBase):
+class NotebookArea(io.StringIO):
     """A text stream that shows its last lines in one output of a cell.
 
     A line that counts or names a phase is replaced by the next line.
@@ -48,6 +47,7 @@ class NotebookArea(io.TextIOBase):
     """
 
     def __init__(self, display: Any) -> None:
+        super().__init__()
         self._display = display
         self._id = uuid4().hex
         self._shown = False
