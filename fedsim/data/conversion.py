@@ -1,6 +1,8 @@
 """Conversion of users' arrays, tensors and lists into `Examples`."""
 
+from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,11 +23,16 @@ class Dataset(NamedTuple):
         train: the training examples, or all examples of a dataset without a test set.
         test: the dataset's own test set, if it has one.
         class_names: name of each class, if the targets were text or the source names its classes.
+        groups: names of columns that can divide the training examples among clients (`scheme:
+            column`), each with one text per example.
+        columns: the columns of a table that are features, in order; None for other sources.
     """
 
     train: Examples
     test: Examples | None = None
     class_names: tuple[str, ...] | None = None
+    groups: Mapping[str, Sequence[str]] = MappingProxyType({})
+    columns: tuple[str, ...] | None = None
 
 
 def to_dataset(

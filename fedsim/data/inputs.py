@@ -1,16 +1,24 @@
 """Inputs of a trained model from a file: read and transformed as a run reads its data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.files import read_file
+from fedsim.data.conversion import to_dataset
+from fedsim.data.examples import DataError
+from fedsim.data.files import TABLE_SUFFIXES, check_file
+from fedsim.data.names import quoted
+from fedsim.data.npz_file import array_names, read_npz, read_npz_features
 from fedsim.data.settings import DataSettings, FileDataset
+from fedsim.data.sources import data_paths
+from fedsim.data.tables.dataset import feature_columns, open_table, read_part, targets_of
+from fedsim.data.tables.settings import as_text
 
 DEFAULT_TARGET = "y"
+"""Target of a file of inputs where the dataset of the run is no file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,15 +53,75 @@ def read_inputs(
         path: a .npz, .csv or .parquet file.
         base: the directory in which relative paths of the experiment start.
         columns: `FederatedData.columns` of the run: the columns of a table that are features, in
-            the order of the model's inputs; None: as the file of the experiment has them.
+            the order of the model's inputs; None: as the first file of the experiment has them.
         class_names: `FederatedData.class_names` of the run, which number the classes of text
             targets; None: the classes of the file, sorted.
 
     Raises:
         DataError: the file cannot be read, or lacks a column of the model.
     """
-    del base, columns, class_names
-    target = settings.dataset.target if isinstance(settings.dataset, FileDataset) else "y"
+    check_file(path)
     tokens = settings.features == "tokens"
-    dataset = read_file(path, target, tokens=tokens, images=settings.images)
-    return Inputs(dataset.train.features, dataset.train.targets)
+    dataset = settings.dataset
+    if not isinstance(dataset, FileDataset):
+        dataset = FileDataset(target=DEFAULT_TARGET)
+    if path.suffix.lower() not in TABLE_SUFFIXES:
+        target = dataset.target
+        if not {target, f"{target}_train", f"train_{target}"} & set(array_names(path)):
+            features = read_npz_features(path, tokens=tokens, images=settings.images)
+            return Inputs(features, None)
+        data = read_npz(path, target, tokens=tokens, images=settings.images)
+        return Inputs(data.train.features, data.train.targets)
+    return _table_inputs(settings, dataset, path, base, columns, class_names)
+
+
+def _table_inputs(
+    settings: DataSettings,
+    dataset: FileDataset,
+    path: Path,
+    base: Path,
+    columns: Sequence[str] | None,
+    class_names: Sequence[str] | None,
+) -> Inputs:
+    tokens = settings.features == "tokens"
+    table = open_table(path, dataset)
+    if columns is None:
+        columns = _columns_of_run(settings, base)
+    if columns is None:
+        columns = [name for name in table.names if name != dataset.target]
+    kept = [name for name in table.names if name not in {*columns, dataset.target}]
+    part = read_part(table, dataset, columns, texts=kept, tokens=tokens)
+    if not len(part.features):
+        raise DataError(f"{path}: no rows; add the examples to predict")
+    if part.targets is None or not any(as_text(one) for one in part.targets):
+        blank = np.zeros(len(part.features), np.int64)
+        data = to_dataset(part.features, blank, tokens=tokens)
+        return Inputs(data.train.features, None, part.texts)
+    targets, _ = targets_of([part], dataset)
+    if isinstance(targets, list) and class_names is not None:
+        targets = _numbered(targets, class_names, part.where, dataset.target)
+    data = to_dataset(part.features, targets, tokens=tokens)
+    return Inputs(data.train.features, data.train.targets, part.texts)
+
+
+def _columns_of_run(settings: DataSettings, base: Path) -> tuple[str, ...] | None:
+    """Return the feature columns of the experiment's first table; None for data that are none."""
+    paths = list(data_paths(settings, base).values())
+    if not isinstance(settings.dataset, FileDataset) or paths[0].suffix == ".npz":
+        return None
+    check_file(paths[0])
+    return feature_columns(open_table(paths[0], settings.dataset), settings.dataset, None)
+
+
+def _numbered(
+    targets: Sequence[str], names: Sequence[str], where: Callable[[int], str], column: str
+) -> NDArray[np.int64]:
+    """Return text targets as the class numbers of the run."""
+    numbers = {name: number for number, name in enumerate(names)}
+    for row, one in enumerate(targets):
+        if one not in numbers:
+            raise DataError(
+                f"{where(row)}: column {column!r}: {one!r} is no class of the model; it has "
+                f"{quoted(names[:10])}"
+            )
+    return np.array([numbers[one] for one in targets], np.int64)

@@ -26,6 +26,8 @@ class FederatedData:
         raw_input_shape: shape of one example in the dataset, before transforms.
         held_out: examples of every client that it never trains on; None without a holdout.
         class_names: name of each class, assumed to be public; None if the data do not name them.
+        columns: the columns of a table that are features, in the order of the model's inputs (a
+            column with classes has an input for each); None if the data are no table.
     """
 
     clients: ClientExamples
@@ -35,6 +37,7 @@ class FederatedData:
     raw_input_shape: tuple[int, ...]
     held_out: ClientExamples | None = None
     class_names: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None
 
     @property
     def train_examples(self) -> int:
@@ -90,6 +93,7 @@ def load_federated_data(
         input_shape=shape,
         raw_input_shape=raw_shape,
         class_names=dataset.class_names,
+        columns=dataset.columns,
     )
 
 

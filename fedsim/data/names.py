@@ -18,11 +18,22 @@ def unknown_name(path: Path, kind: str, name: str, known: Iterable[str]) -> str:
         known: the names in the file.
     """
     names = list(known)
-    close = get_close_matches(name[:_MAX_CHARS], names[:_MAX_NAMES], n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known: {quoted(names[:10])}"
+    close = closest_name(name, names)
+    hint = f"did you mean {close!r}?" if close is not None else f"known: {quoted(names[:10])}"
     return f"{path}: no {kind} named {name[:_MAX_CHARS]!r}; {hint}"
 
 
 def quoted(names: Iterable[str]) -> str:
     """Return sorted names in quotes, with commas between; long ones are cut."""
     return ", ".join(repr(name[:_MAX_CHARS]) for name in sorted(names))
+
+
+def closest_name(name: str, known: list[str]) -> str | None:
+    """Return the known name that an unknown one resembles most, or None.
+
+    Args:
+        name: the unknown name.
+        known: the known ones.
+    """
+    close = get_close_matches(name[:_MAX_CHARS], known[:_MAX_NAMES], n=1)
+    return close[0] if close else None

@@ -4,6 +4,7 @@ import lzma
 import math
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -46,22 +47,61 @@ def read_npz(
         DataError: the archive is damaged, a name is missing or ambiguous, or an array cannot be
             used.
     """
+    arrays = _read_arrays(path, lambda names: _choose_arrays(path, target, names))
+    try:
+        return to_dataset(*arrays, tokens=tokens, images=images)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def read_npz_features(
+    path: Path, *, tokens: bool = False, images: ImageSettings | None = None
+) -> NDArray[np.float32] | NDArray[np.int64]:
+    """Return the features in an archive without targets, as `read_npz` does.
+
+    Args:
+        path: the file.
+        tokens: whether features are tokens (see `to_dataset`).
+        images: `data.images` of the experiment.
+
+    Raises:
+        DataError: as `read_npz`.
+    """
+    (features,) = _read_arrays(path, lambda names: [_feature_array(path, names)])
+    blank = np.zeros(0 if features is None else len(features), np.int64)
+    try:
+        return to_dataset(features, blank, tokens=tokens, images=images).train.features
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def array_names(path: Path) -> list[str]:
+    """Return the names of the arrays in an archive.
+
+    Raises:
+        DataError: the file is no archive.
+    """
+    found: list[str] = []
+    _read_arrays(path, lambda names: found.extend(names) or [])
+    return found
+
+
+def _read_arrays(
+    path: Path, choose: Callable[[list[str]], list[str | None]]
+) -> list[NDArray[np.generic] | None]:
+    """Return the arrays that `choose` names, given the names in the archive."""
     if not zipfile.is_zipfile(path):  # np.load also accepts a single array
         raise DataError(f"{path}: is not an .npz archive; write one with numpy.savez")
     try:
         with zipfile.ZipFile(path) as archive:
             names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
-            chosen = _choose_arrays(path, target, names)
+            chosen = choose(names)
             _check_sizes(path, archive, chosen)
-            arrays = [None if name is None else _read(archive, name) for name in chosen]
+            return [None if name is None else _read(archive, name) for name in chosen]
     except (ValueError, OSError, EOFError, MemoryError, NotImplementedError) as error:
         raise _unreadable(path, error) from error
     except (RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
         raise _unreadable(path, error) from error
-    try:
-        return to_dataset(*arrays, tokens=tokens, images=images)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:

@@ -1,20 +1,63 @@
 """`data:` of an experiment: the dataset, its test set and its partition among clients."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from fedsim.core.limits import MAX_CLASSES, MAX_CLIENTS, MAX_EXAMPLES
 from fedsim.core.settings import Probability, Settings
+from fedsim.data.tables.settings import Columns, ColumnSettings
+
+FILE_GROUP = "file"
+"""Name of the column of `Dataset.groups` that names the file of each row."""
 
 
 class FileDataset(Settings):
     """A table or archive on disk."""
 
-    path: str = Field(
-        description="file.npz, file.csv or file.parquet, relative to the experiment file"
+    path: str | None = Field(
+        default=None,
+        description="file.npz, file.csv or file.parquet, relative to the experiment file; null "
+        "with the partition scheme files, which names the files",
     )
     target: str = Field(description="column (csv, parquet) or array (npz) to predict")
+    columns: Columns = Field(
+        default={},
+        description="how columns of a table become features: a mapping, or drop; the others are "
+        "numbers as they are",
+    )
+    test: str | None = Field(
+        default=None,
+        description="table of the server's public test set, with the same columns; null: "
+        "test_fraction of the rows",
+    )
+    decimal: Literal[".", ","] = Field(
+        default=".", description="decimal mark of the numbers in a .csv file"
+    )
+    encoding: str = Field(
+        default="utf-8", description="encoding of a .csv file, such as utf-8, cp1252 or utf-16"
+    )
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, name: str) -> str:
+        try:
+            "".encode(name)
+        except LookupError as error:
+            raise ValueError(
+                f"{name!r} is no encoding of text; use utf-8, cp1252 or another of Python's"
+            ) from error
+        return name
+
+    @model_validator(mode="after")
+    def _rule(self) -> Self:
+        own = self.columns.get(self.target)
+        if own is None or (isinstance(own, ColumnSettings) and own.only_classes):
+            return self
+        raise ValueError(
+            f"columns: {self.target!r} is the target, which is no feature; remove it, or list "
+            f"its classes alone: {{{self.target}: {{classes: [...]}}}}"
+        )
 
 
 class ImageSettings(Settings):
@@ -80,7 +123,7 @@ class DataSettings(Settings):
 
     dataset: str | FileDataset = Field(
         description="a built-in name, package.module:function, ./file.py:function, or "
-        "{path: file.npz | file.csv | file.parquet, target: name}"
+        "{path: file.npz | file.csv | file.parquet, target: name, columns: ...}"
     )
     args: dict[str, Any] = Field(default={}, description="passed to a dataset function")
     features: Literal["numbers", "tokens"] = Field(

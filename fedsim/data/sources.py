@@ -12,7 +12,7 @@ from fedsim.core.plugins import PluginError, plugin_calls, resolve
 from fedsim.data.catalog import DATASETS
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError, Examples
-from fedsim.data.files import read_file
+from fedsim.data.files import read_files
 from fedsim.data.settings import DataSettings, FileDataset
 
 _RETURNS = "(x, y) or (x_train, y_train, x_test, y_test)"
@@ -39,11 +39,35 @@ def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
             f"got {', '.join(settings.args)}; remove them"
         )
     if isinstance(dataset, FileDataset):
-        path = base / Path(dataset.path).expanduser()
-        return read_file(path, dataset.target, tokens=tokens, images=settings.images)
+        return read_files(
+            data_paths(settings, base),
+            dataset,
+            test=None if dataset.test is None else base / Path(dataset.test).expanduser(),
+            group=None,
+            tokens=tokens,
+            images=settings.images,
+        )
     if tokens:
         raise DataError(f"data.features: {dataset} has numbers, no tokens; remove data.features")
     return _built_in(dataset)()
+
+
+def data_paths(settings: DataSettings, base: Path) -> dict[str, Path]:
+    """Return the files with the clients' examples, by name in order; empty without any.
+
+    Args:
+        settings: `data:` of the experiment.
+        base: the directory in which relative paths start.
+
+    Raises:
+        DataError: the experiment names no file.
+    """
+    if not isinstance(settings.dataset, FileDataset):
+        return {}
+    if settings.dataset.path is None:
+        raise DataError("data.dataset.path: missing; name the file with the examples")
+    path = base / Path(settings.dataset.path).expanduser()
+    return {path.stem: path}
 
 
 def load_digits() -> Dataset:
@@ -106,4 +130,4 @@ def _call(reference: str, args: dict[str, Any], base: Path, settings: DataSettin
 
 
 def _name(dataset: str | FileDataset) -> str:
-    return dataset.path if isinstance(dataset, FileDataset) else dataset
+    return (dataset.path or "a file") if isinstance(dataset, FileDataset) else dataset

@@ -174,9 +174,13 @@ class _MessageBuilder:
         if isinstance(shape, NumberOrWord) and kind in _NOT_A_NUMBER:
             rule = f"must be a number or {any_of(shape.words)}, got {value_text(given)}"
             return path, rule + did_you_mean(given, shape.words)
-        if isinstance(shape, NameOrMapping) and kind not in ("literal_error", "value_error"):
-            keys = " and ".join(keys_of(shape))
-            return path, f"must be a string or a mapping with {keys}, got {value_text(given)}"
+        if isinstance(shape, NameOrMapping) and self._is_neither(kind, given):
+            *keys, last = keys_of(shape)
+            words = "a string"
+            if kind == "literal_error":
+                words = any_of(re.findall(r"'([^']*)'", str(context["expected"])))
+            keys = f"{', '.join(keys)} and {last}"
+            return path, f"must be {words} or a mapping with {keys}, got {value_text(given)}"
         if kind == "literal_error":
             choices = re.findall(r"'([^']*)'", str(context["expected"]))
             return path, self._choice(path, choices, given)
@@ -186,6 +190,10 @@ class _MessageBuilder:
             name, sign = _LIMITS[kind]
             return path, f"must be {sign} {_number(context[name])}, got {value_text(given)}"
         return path, _general_message(details, given)
+
+    def _is_neither(self, kind: str, given: object) -> bool:
+        """Whether a value is neither the word nor the mapping that its place takes."""
+        return kind != "value_error" and (kind != "literal_error" or not isinstance(given, str))
 
     def _tag_message(self, path: KeyPath, shape: TaggedUnion) -> PathMessage:
         section = _mapping(_get(self._raw, path))

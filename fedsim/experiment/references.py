@@ -39,6 +39,13 @@ def check_data_file(path: str, base: Path) -> str | None:
     return _check_exists(path, base)
 
 
+def check_table_file(path: str, base: Path) -> str | None:
+    """Return the mistake in the path of a table of examples, or None."""
+    if not path.lower().endswith(DATA_SUFFIXES[1:]):
+        return f"must end in {any_of(DATA_SUFFIXES[1:])}, got {shorten(repr(path))}"
+    return _check_exists(path, base)
+
+
 def check_table(path: str, base: Path) -> str | None:
     """Return the mistake in the path of a csv file, or None."""
     if not path.lower().endswith(".csv"):

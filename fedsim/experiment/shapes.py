@@ -36,9 +36,9 @@ class NameOrMapping:
 
 @dataclass(frozen=True)
 class ModelCollection:
-    """A list, or a mapping with free names, whose items are mappings of one class."""
+    """A list, or a mapping with free names, whose items are mappings of one class, or words."""
 
-    each: Model
+    each: "Model | NameOrMapping"
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,15 @@ def shape_of(field: FieldInfo) -> Shape:
         return NumberOrWord(tuple(words))
     if len(options) == 1 and get_origin(options[0]) in (dict, list):
         *_, value = get_args(options[0])
-        return ModelCollection(value) if _is_model(value) else None
+        return _collection(value)
     return None
+
+
+def _collection(value: object) -> ModelCollection | None:
+    models = [option for option in _options(value) if _is_model(option)]
+    if len(models) != 1:
+        return None
+    return ModelCollection(models[0] if value is models[0] else NameOrMapping(models[0]))
 
 
 def locate_error(root: Model, location: tuple[int | str, ...]) -> ErrorPlace:

@@ -104,7 +104,7 @@ def test_csv_number_targets(cells, dtype, tmp_path):
         ("a,a,y\n1,1,0\n", ":1: two columns are named 'a'; rename or remove one"),
         (",a,y\n0,1,0\n", ":1: column 1 has no name"),
         ("y\n1\n", "no column beside the target 'y'; add a feature"),
-        ("a,y\n", "no rows below the header"),
+        ("a,y\n", "the table has no rows"),
         ("", "is empty"),
         ('a,y\n"1,0\n', "cannot be read"),
         ("a,y\n1e300,0\n", "'1e300' is not a finite number"),

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from fedsim.data import parquet_file
 from fedsim.data.examples import DataError
 from fedsim.data.files import read_file
+from fedsim.data.tables import parquet_file
 
 
 def table(folder: Path, **columns: Any) -> Path:
@@ -44,12 +44,15 @@ def test_the_type_of_the_target_decides(targets: Any, dtype: type, tmp_path: Pat
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"a": [1.0, None], "y": [0, 1]}, "column 'a', row 2: the cell is empty"),
-        ({"a": [1.0, 2.0], "y": [None, 1]}, "column 'y', row 1: the cell is empty"),
-        ({"a": [1.0, float("nan")], "y": [0, 1]}, "column 'a', row 2: nan is not a finite number"),
-        ({"a": [1e300, 1.0], "y": [0, 1]}, "column 'a', row 1: 1e[+]300 is not a finite number"),
-        ({"a": ["x", "y"], "y": [0, 1]}, "column 'a' must be numeric, got string"),
-        ({"a": [[1], [2, 3]], "y": [0, 1]}, "column 'a' must be numeric, got list"),
+        ({"a": [1.0, None], "y": [0, 1]}, "row 2: column 'a': the cell is empty"),
+        ({"a": [1.0, 2.0], "y": [None, 1]}, "row 1: column 'y': the cell is empty"),
+        ({"a": [1.0, float("nan")], "y": [0, 1]}, "row 2: column 'a': the cell is empty"),
+        ({"a": [1e300, 1.0], "y": [0, 1]}, "row 1: column 'a': 1e[+]300 is not a finite number"),
+        ({"a": ["x", "y"], "y": [0, 1]}, "row 1: column 'a': 'x' is not a finite number"),
+        (
+            {"a": [[1], [2, 3]], "y": [0, 1]},
+            "column 'a' must be numbers, text, truth",
+        ),
         ({"a": [1], "label": [0]}, "no column named 'y'; known: 'a', 'label'"),
         ({"y": [1]}, "no column beside the target 'y'; add a feature"),
         ({"a": pa.array([], pa.int64()), "y": pa.array([], pa.int64())}, "the table has no rows"),

@@ -101,6 +101,7 @@ data:
   dataset: digits
   args: {}
   features: numbers
+  images: null
   test_fraction: 0.2
   partition:
     num_clients: 10

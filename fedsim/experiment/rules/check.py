@@ -15,7 +15,8 @@ from fedsim.experiment.rules.clients import (
     check_sampling_rate,
     check_weighting,
 )
-from fedsim.experiment.rules.data import check_data, check_features, check_views
+from fedsim.experiment.rules.dataset import check_data
+from fedsim.experiment.rules.features import check_features, check_views
 from fedsim.experiment.rules.model import check_model, check_strategy
 from fedsim.experiment.rules.participation import check_poisson_draws
 from fedsim.experiment.rules.runtime import check_trackers

@@ -1,39 +1,15 @@
-"""Rules of `data`, and of the features that a model gets."""
+"""Rules of the features that a model gets."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from fedsim.data.catalog import DATASETS, SHAPES
-from fedsim.data.settings import DataSettings, FileDataset
+from fedsim.data.settings import DataSettings
 from fedsim.experiment.messages import PathMessage
-from fedsim.experiment.references import check_data_file, check_name
-from fedsim.experiment.rules.messages import finite_messages, messages_at
 from fedsim.experiment.rules.sections import Sections
 from fedsim.experiment.text import KeyPath
 from fedsim.models.catalog import MODELS
 from fedsim.models.features.shapes import FeatureShapeError, shape_after
 from fedsim.models.settings import ModelSettings
-
-
-def check_data(data: DataSettings, base: Path) -> Iterator[PathMessage]:
-    """Yield the mistakes in the dataset.
-
-    Args:
-        data: the `data` section.
-        base: the directory in which relative paths start.
-    """
-    args: KeyPath = ("data", "args")
-    yield from finite_messages(data.args, args)
-    if isinstance(data.dataset, FileDataset):
-        yield from messages_at(
-            ("data", "dataset", "path"), check_data_file(data.dataset.path, base)
-        )
-        if data.args:
-            yield args, "a data file takes no arguments; remove args"
-        return
-    yield from messages_at(("data", "dataset"), check_name(data.dataset, "dataset", DATASETS, base))
-    if data.dataset in DATASETS and data.args:
-        yield args, f"the built-in dataset {data.dataset!r} takes no arguments; remove args"
 
 
 def check_features(sections: Sections) -> Iterator[PathMessage]:

@@ -1,0 +1,222 @@
+"""One column of a table: its cells as numbers, and its numbers as features."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.data.names import closest_name, quoted
+from fedsim.data.tables.settings import ColumnSettings, as_text
+
+_FIX = "fix the cell or remove the row"
+_MAX_KNOWN = 1 << 16  # cells of a column whose numbers are kept
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+_DATE = re.compile(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}")
+_MAX_CHARS = 60  # of a cell in a message
+
+Cells = Sequence[str] | NDArray[Any]
+
+
+class CellError(ValueError):
+    """A cell that cannot be used; `row` counts from 0 in the given cells."""
+
+    def __init__(self, row: int, problem: str) -> None:
+        super().__init__(problem)
+        self.row = row
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column that becomes features.
+
+    Guarantee: the features of a cell are a function of the cell and the settings.
+
+    Attributes:
+        name: name in the table's header.
+        settings: the constants of the experiment.
+        is_listed: whether the experiment lists the column; advice in messages depends on it.
+        decimal: the decimal mark of numbers, `.` or `,`.
+    """
+
+    name: str
+    settings: ColumnSettings
+    is_listed: bool
+    decimal: str = "."
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features: that of the column, or `sex=F` for each class."""
+        if self.settings.classes is None:
+            return (self.name,)
+        return tuple(f"{self.name}={as_text(one)}" for one in self.settings.classes)
+
+    def numbers(self, cells: Cells) -> NDArray[np.float64]:
+        """Return the numbers (n,) of cells: values, years, or class numbers; no NaN.
+
+        Args:
+            cells: n cells as text, or n typed values (numbers with NaN where missing, datetime64).
+
+        Raises:
+            CellError: a cell is missing without `fill`, or has no number.
+        """
+        if isinstance(cells, np.ndarray) and self.settings.classes is None:
+            return self._of_array(cells)
+        texts = [as_text(one) for one in cells.tolist()] if isinstance(cells, np.ndarray) else cells
+        known: dict[str, float] = {}
+        result = np.empty(len(texts))
+        for row, text in enumerate(texts):
+            value = known.get(text)
+            if value is None:
+                value = known[text] = self._number(text, row)
+                if len(known) > _MAX_KNOWN:
+                    known.clear()
+            result[row] = value
+        return result
+
+    def features(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the features (n, k) of the numbers (n,) of n cells."""
+        one = self.settings
+        if one.classes is not None:
+            return np.eye(len(one.classes))[numbers.astype(np.int64)]
+        if one.range is not None:
+            numbers = np.clip(numbers, one.range[0], one.range[1])
+        numbers, bounds = _logged(numbers, one), _logged(np.array(one.range or [0.0, 1.0]), one)
+        if one.range is not None:
+            numbers = (numbers - bounds[0]) / (bounds[1] - bounds[0])
+        return numbers[:, None]
+
+    def _of_array(self, cells: NDArray[Any]) -> NDArray[np.float64]:
+        if cells.dtype.kind == "M":
+            numbers = np.where(np.isnat(cells), np.nan, _years_of_array(cells))
+        else:
+            numbers = cells.astype(np.float64)
+        absent = np.isnan(numbers)
+        for value in self._missing_numbers - {None}:
+            absent |= numbers == value
+        if absent.any():
+            numbers = np.where(absent, self._filled("", int(absent.argmax())), numbers)
+        wrong = np.flatnonzero(~(np.abs(numbers) <= _FLOAT32_MAX))
+        if wrong.size:
+            raise CellError(int(wrong[0]), f"{cells[wrong[0]]} is not a finite number; {_FIX}")
+        return numbers
+
+    def _number(self, cell: str, row: int) -> float:
+        """Return the number of a cell."""
+        classes = self._class_numbers
+        if cell in self._missing:
+            return self._filled(cell, row)
+        if cell in classes:
+            return classes[cell]
+        if cell.lower() in MISSING and (self.is_listed or not cell):
+            return self._filled(cell, row)
+        if classes:
+            return self._other(cell, row)
+        form = self.settings.date
+        value = as_number(cell, self.decimal) if form is None else _as_years(cell, form)
+        if value is None:
+            raise CellError(row, self._problem(cell))
+        return self._filled(cell, row) if value in self._missing_numbers else value
+
+    def _filled(self, cell: str, row: int) -> float:
+        fill, classes = self.settings.fill, self._class_numbers
+        if fill is not None:
+            return classes[as_text(fill)] if classes else float(fill)
+        what = "the cell is empty" if not cell else f"{_shown(cell)} is a missing value"
+        value = "one of its classes" if classes else "0"
+        raise CellError(row, f"{what}; {_FIX}, or set {self._listed(f'fill: {value}')}")
+
+    def _other(self, cell: str, row: int) -> float:
+        if self.settings.other is not None:
+            return self._class_numbers[as_text(self.settings.other)]
+        names = list(self._class_numbers)
+        close = closest_name(cell, names)
+        hint = f"did you mean {close!r}? " if close else ""
+        raise CellError(
+            row,
+            f"{_shown(cell)} is not one of the classes {quoted(names[:10])}; {hint}add it to "
+            f"classes, or set other: {names[-1]}",
+        )
+
+    def _problem(self, cell: str) -> str:
+        form = self.settings.date
+        if form is not None:
+            example = "an ISO date such as 2024-03-31" if form == "iso" else f"a date as {form}"
+            return f"{_shown(cell)} is not {example}; {_FIX}, or change date"
+        problem = f"{_shown(cell)} is not a finite number"
+        if cell.lower() in MISSING:
+            return f"{problem}; {_FIX}, or set {self._listed('fill: 0')}"
+        other = "," if self.decimal == "." else "."
+        if as_number(cell, other) is not None:
+            mark = f"with the decimal mark {self.decimal!r}"
+            return f"{problem} {mark}; set data.dataset.decimal: {other!r}"
+        if _DATE.match(cell) and not self.is_listed:
+            return f"{problem}; {_FIX}, or set {self._listed('date: iso')}, or a format as %d.%m.%Y"
+        if cell[:1].isdigit() or cell[:1] in "+-" or self.is_listed or cell[1:2] == "_":
+            return f"{problem}; {_FIX}"
+        return f"{problem}; {_FIX}, or set {self._listed('classes: [...]')}, or {self.name}: drop"
+
+    @cached_property
+    def _class_numbers(self) -> dict[str, float]:
+        return {as_text(one): float(i) for i, one in enumerate(self.settings.classes or ())}
+
+    @cached_property
+    def _missing(self) -> frozenset[str]:
+        return frozenset(as_text(one) for one in self.settings.missing)
+
+    @cached_property
+    def _missing_numbers(self) -> frozenset[float | None]:
+        return frozenset(as_number(one) for one in self._missing)
+
+    def _listed(self, setting: str) -> str:
+        return f"data.dataset.columns: {{{self.name}: {{{setting}}}}}"
+
+
+def _logged(numbers: NDArray[np.float64], settings: ColumnSettings) -> NDArray[np.float64]:
+    return np.sign(numbers) * np.log1p(np.abs(numbers)) if settings.log else numbers
+
+
+def as_number(cell: str, decimal: str = ".") -> float | None:
+    """Return the number in a cell, or None if it is no float32 number; 1_000 is text.
+
+    Args:
+        cell: the text.
+        decimal: the decimal mark, `.` or `,`.
+    """
+    if decimal != ".":
+        cell = "" if "." in cell else cell.replace(decimal, ".", 1)
+    try:
+        value = float(cell)
+    except ValueError:
+        return None
+    return value if abs(value) <= _FLOAT32_MAX and "_" not in cell else None
+
+
+def _as_years(cell: str, form: str) -> float | None:
+    try:
+        date = datetime.fromisoformat(cell) if form == "iso" else datetime.strptime(cell, form)
+    except ValueError:
+        return None
+    start = datetime(date.year, 1, 1, tzinfo=date.tzinfo)
+    days = (date - start).total_seconds() / 86_400
+    return date.year + days / (366 if _is_leap(date.year) else 365)
+
+
+def _years_of_array(dates: NDArray[Any]) -> NDArray[np.float64]:
+    years = dates.astype("datetime64[Y]")
+    start = years.astype("datetime64[us]")
+    length = (years + 1).astype("datetime64[us]") - start
+    return years.astype(np.int64) + 1970 + (dates.astype("datetime64[us]") - start) / length
+
+
+def _is_leap(year: int) -> bool:
+    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+
+
+def _shown(cell: str) -> str:
+    return repr(cell if len(cell) <= _MAX_CHARS else f"{cell[:_MAX_CHARS]}...")

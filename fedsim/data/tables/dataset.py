@@ -1,0 +1,289 @@
+"""Datasets from tables: one file or several, with the columns that the experiment describes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.data.conversion import Dataset, to_dataset
+from fedsim.data.examples import DataError
+from fedsim.data.names import unknown_name
+from fedsim.data.settings import FILE_GROUP, FileDataset
+from fedsim.data.tables.column import CellError, Cells, Column
+from fedsim.data.tables.csv_file import CsvTable
+from fedsim.data.tables.parquet_file import ParquetTable
+from fedsim.data.tables.settings import ColumnSettings, as_text
+from fedsim.data.tables.table import Block, Table
+from fedsim.data.tables.targets import TargetCells
+
+
+@dataclass(frozen=True, eq=False)
+class TablePart:
+    """The rows of one file.
+
+    Attributes:
+        features: (n, k) float32, or float64 for tokens.
+        texts: cells of other columns, n each.
+        targets: cells of the target, n; None where the file has no such column.
+        where: returns the place of a row in words.
+    """
+
+    features: NDArray[Any]
+    texts: Mapping[str, Sequence[str]]
+    targets: Cells | None
+    where: Callable[[int], str]
+
+
+def open_table(path: Path, settings: FileDataset) -> Table:
+    """Return the table in a file; of a .csv file only the header is read.
+
+    Args:
+        path: the file.
+        settings: `data.dataset`.
+
+    Raises:
+        DataError: the file cannot be read or has no usable header.
+    """
+    if path.suffix.lower() == ".parquet":
+        return ParquetTable.open(path)
+    return CsvTable.open(path, wanted=settings.target, encoding=settings.encoding)
+
+
+def feature_columns(table: Table, settings: FileDataset, group: str | None) -> tuple[str, ...]:
+    """Return the names of the columns that are features, in the order of the table.
+
+    Args:
+        table: the first table of the training data.
+        settings: `data.dataset`.
+        group: the column that divides the rows among clients, or None.
+
+    Raises:
+        DataError: a named column is not in the table, or no feature is left.
+    """
+    names, path = table.names, table.path
+    for wanted in (settings.target, group):
+        if wanted is not None and wanted not in names:
+            raise DataError(unknown_name(path, "column", wanted, names))
+    dropped = {name for name, one in settings.columns.items() if one == "drop"}
+    features = tuple(name for name in names if name not in {settings.target, group, *dropped})
+    if not features:
+        others = f"no column beside the target {settings.target!r}"
+        raise DataError(
+            f"{path}: {others}{' that is a feature' if len(names) > 1 else ''}; add a feature"
+        )
+    return features
+
+
+def read_part(
+    table: Table,
+    settings: FileDataset,
+    features: Sequence[str],
+    *,
+    texts: Sequence[str] = (),
+    tokens: bool = False,
+) -> TablePart:
+    """Return the rows of a table.
+
+    Args:
+        table: the file.
+        settings: `data.dataset`.
+        features: columns that become features, in this order.
+        texts: further columns to keep as text.
+        tokens: whether features are tokens, which stay exact.
+
+    Raises:
+        DataError: a column is missing, or a cell cannot be used; the message names its place.
+    """
+    for name in (*features, *texts):
+        if name not in table.names:
+            raise DataError(unknown_name(table.path, "column", name, table.names))
+    columns = [column_of(name, settings) for name in features]
+    target = [settings.target] if settings.target in table.names else []
+    wanted = [*dict.fromkeys([*features, *texts, *target])]
+    kind = np.float64 if tokens else np.float32
+    rows, places = [np.empty((0, sum(len(c.feature_names) for c in columns)), kind)], list[int]()
+    others: dict[str, list[Cells]] = {name: [] for name in (*texts, *target)}
+    for block in table.blocks(wanted):
+        rows.append(_features(table, block, columns).astype(kind))
+        places.extend(block.places)
+        for name, parts in others.items():
+            parts.append(block.cells[name])
+    return TablePart(
+        features=np.concatenate(rows),
+        texts={name: _texts(others[name]) for name in texts},
+        targets=_joined(others[settings.target]) if target else None,
+        where=lambda row: table.where(places[row]),
+    )
+
+
+def column_of(name: str, settings: FileDataset) -> Column:
+    """Return a column with its constants.
+
+    Args:
+        name: its name.
+        settings: `data.dataset`.
+    """
+    listed = settings.columns.get(name)
+    constants = listed if isinstance(listed, ColumnSettings) else ColumnSettings()
+    return Column(name, constants, is_listed=listed is not None, decimal=settings.decimal)
+
+
+def read_tables(
+    paths: Mapping[str, Path],
+    settings: FileDataset,
+    *,
+    test: Path | None = None,
+    group: str | None = None,
+    tokens: bool = False,
+) -> Dataset:
+    """Return the dataset of one table, or of several with the same columns.
+
+    Args:
+        paths: the files with the training examples by name, in order.
+        settings: `data.dataset`.
+        test: the file of the public test set; None: the dataset has none of its own.
+        group: the column that divides the rows among clients; it is no feature.
+        tokens: whether features are tokens.
+
+    Raises:
+        DataError: a file cannot be used; the message names file, row and column.
+    """
+    tables = [open_table(path, settings) for path in paths.values()]
+    test_table = None if test is None else open_table(test, settings)
+    features = feature_columns(tables[0], settings, group)
+    every = (*tables, *([] if test_table is None else [test_table]))
+    for table in every:
+        _check_same_columns(table, tables[0], settings, group)
+    found = list(dict.fromkeys(name for table in every for name in table.names))
+    for listed in settings.columns:
+        if listed not in found:
+            problem = unknown_name(tables[0].path, "column", listed, found)
+            raise DataError(f"data.dataset.columns: {problem}")
+    texts = () if group is None else (group,)
+    parts = [_filled(table, settings, features, texts=texts, tokens=tokens) for table in tables]
+    groups = {FILE_GROUP: _repeated(list(paths), parts)}
+    if group is not None:
+        groups[group] = _group(group, parts)
+    own_test = None
+    if test_table is not None:
+        own_test = _filled(test_table, settings, features, tokens=tokens)
+    x = np.concatenate([part.features for part in parts])
+    y, names = targets_of([*parts, *([own_test] if own_test else [])], settings)
+    n = len(x)
+    try:
+        data = (
+            to_dataset(x, y, tokens=tokens)
+            if own_test is None
+            else to_dataset(x, y[:n], own_test.features, y[n:], tokens=tokens)
+        )
+    except DataError as error:
+        raise DataError(f"{next(iter(paths.values()))}: {error}") from error
+    return data._replace(class_names=names or data.class_names, groups=groups, columns=features)
+
+
+def targets_of(
+    parts: Sequence[TablePart], settings: FileDataset
+) -> tuple[NDArray[Any] | list[str], tuple[str, ...] | None]:
+    """Return the targets of all rows, and the names of their classes if the experiment lists them.
+
+    Args:
+        parts: the rows; every one has targets.
+        settings: `data.dataset`.
+
+    Raises:
+        DataError: a target cannot be used.
+    """
+    ends = np.cumsum([len(part.features) for part in parts])
+
+    def where(row: int) -> str:
+        index = int(np.searchsorted(ends, row, side="right"))
+        return parts[index].where(row - (int(ends[index - 1]) if index else 0))
+
+    cells = [part.targets for part in parts if part.targets is not None]
+    if len({isinstance(one, np.ndarray) for one in cells}) > 1:
+        raise DataError(
+            f"data.dataset.target: {settings.target!r} is text in one file and numbers in another; "
+            "write the files in one format"
+        )
+    listed = settings.columns.get(settings.target)
+    column = column_of(settings.target, settings) if isinstance(listed, ColumnSettings) else None
+    values = TargetCells(settings.target, _joined(cells), where, settings.decimal).values(column)
+    if column is None:
+        return values, None
+    return values, tuple(as_text(one) for one in column.settings.classes or ())
+
+
+def _check_same_columns(
+    table: Table, first: Table, settings: FileDataset, group: str | None
+) -> None:
+    """Check that a table has the columns of the first one, but for those that are no features."""
+    ignored = {group, *(name for name, one in settings.columns.items() if one == "drop")}
+    for name in first.names:
+        if name not in table.names and name not in ignored:
+            problem = unknown_name(table.path, "column", name, table.names)
+            raise DataError(f"{problem} ({first.path} has it)")
+    for name in table.names:
+        if name not in first.names and name not in ignored:
+            raise DataError(
+                f"{table.path}: column {name!r} is not in {first.path}; add it there, or set "
+                f"data.dataset.columns: {{{name}: drop}}"
+            )
+
+
+def _filled(
+    table: Table,
+    settings: FileDataset,
+    features: Sequence[str],
+    *,
+    texts: Sequence[str] = (),
+    tokens: bool,
+) -> TablePart:
+    """Return the rows of a table that has some."""
+    part = read_part(table, settings, features, texts=texts, tokens=tokens)
+    if not len(part.features):
+        raise DataError(f"{table.path}: the table has no rows; add the examples")
+    return part
+
+
+def _features(table: Table, block: Block, columns: Sequence[Column]) -> NDArray[np.float64]:
+    features = []
+    for column in columns:
+        try:
+            features.append(column.features(column.numbers(block.cells[column.name])))
+        except CellError as error:
+            place = table.where(block.places[error.row])
+            raise DataError(f"{place}: column {column.name!r}: {error}") from error
+    return np.concatenate(features, axis=1)
+
+
+def _group(name: str, parts: Sequence[TablePart]) -> tuple[str, ...]:
+    for part in parts:
+        cells = part.texts[name]
+        if "" in cells:
+            place = part.where(list(cells).index(""))
+            raise DataError(
+                f"{place}: column {name!r}: the cell is empty, and names the client of the row; "
+                "fix the cell or remove the row"
+            )
+    return tuple(cell for part in parts for cell in part.texts[name])
+
+
+def _repeated(names: Sequence[str], parts: Sequence[TablePart]) -> tuple[str, ...]:
+    return tuple(name for name, part in zip(names, parts, strict=True) for _ in part.features)
+
+
+def _texts(blocks: Sequence[Cells]) -> list[str]:
+    return [
+        as_text(one)
+        for part in blocks
+        for one in (part.tolist() if isinstance(part, np.ndarray) else part)
+    ]
+
+
+def _joined(blocks: Sequence[Cells]) -> Cells:
+    if blocks and all(isinstance(part, np.ndarray) for part in blocks):
+        return np.concatenate([np.asarray(part) for part in blocks])
+    return [cell for part in blocks for cell in part]

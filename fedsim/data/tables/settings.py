@@ -1,0 +1,98 @@
+"""`data.dataset.columns`: how a column of a table becomes features, by public constants."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedsim.core.settings import Settings
+
+Cell = str | bool | Annotated[int, Field(ge=-(2**53), le=2**53)] | float
+Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
+class ColumnSettings(Settings):
+    """How one column becomes features."""
+
+    range: Bounds | None = Field(
+        default=None,
+        description="[low, high] in units of the column: numbers are cut off there and become "
+        "0 ... 1; public knowledge, not the extremes of the data",
+    )
+    log: bool = Field(
+        default=False, description="sign(x) log(1 + |x|), for numbers over orders of magnitude"
+    )
+    classes: Annotated[list[Cell], Field(min_length=2)] | None = Field(
+        default=None,
+        description="categories of the column: one feature, 0 or 1, for each; for the target: the "
+        "names of its classes, in the order of their numbers",
+    )
+    date: str | None = Field(
+        default=None,
+        description="iso, or a format such as %d.%m.%Y: dates become years with a fraction, "
+        "2024.5, and so do the bounds of range",
+    )
+    fill: Cell | None = Field(
+        default=None,
+        description="the value of missing cells: a number, or one of classes; null: no cell may be "
+        "missing",
+    )
+    missing: list[Cell] = Field(
+        default=[],
+        description="further cells that are missing, such as -9; empty ones and NA, N/A, NaN, "
+        "null, None, ? always are",
+    )
+    other: Cell | None = Field(
+        default=None, description="the class of every cell that is not listed; null: refused"
+    )
+
+    @property
+    def only_classes(self) -> bool:
+        """Whether it lists classes and nothing else, as a target may."""
+        return self.classes is not None and not any(self.model_dump(exclude={"classes"}).values())
+
+    @model_validator(mode="after")
+    def _rule(self) -> Self:
+        if self.classes is not None:
+            self._check_classes([as_text(one) for one in self.classes])
+            return self
+        if self.other is not None:
+            raise ValueError("other is one of classes; add classes, or remove other")
+        if isinstance(self.fill, str | bool):
+            raise ValueError(
+                f"fill must be a number for a column of numbers, got {as_text(self.fill)!r}; for "
+                "categories, add classes"
+            )
+        if self.range is not None and not self.range[0] < self.range[1]:
+            raise ValueError(f"range must be [low, high] with low < high, got {self.range}")
+        if self.date is not None and self.log:
+            raise ValueError("log and date exclude each other; remove log")
+        if self.date is not None and self.date != "iso" and "%" not in self.date:
+            raise ValueError(f"date must be iso or a format such as %d.%m.%Y, got {self.date!r}")
+        return self
+
+    def _check_classes(self, names: list[str]) -> None:
+        for key in ("range", "log", "date"):
+            if getattr(self, key):
+                raise ValueError(f"classes and {key} exclude each other; remove one of them")
+        repeated = next((name for name in names if names.count(name) > 1), None)
+        if repeated is not None:
+            raise ValueError(f"classes has {repeated!r} twice; remove one")
+        for key in ("fill", "other"):
+            value = getattr(self, key)
+            if value is not None and as_text(value) not in names:
+                raise ValueError(
+                    f"{key} must be one of classes, got {as_text(value)!r}; add it to classes"
+                )
+
+
+Columns = dict[str, Literal["drop"] | ColumnSettings]
+"""Settings of columns by name; `drop`: no feature."""
+
+
+def as_text(value: object) -> str:
+    """Return a value of YAML or of a typed table as a .csv file has it: true, 3, 0.5, red."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)

@@ -1,0 +1,66 @@
+"""Rules of `data.dataset`: names, files, and settings that exclude each other."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedsim.data.catalog import DATASETS
+from fedsim.data.settings import DataSettings, FileDataset
+from fedsim.data.tables.settings import ColumnSettings
+from fedsim.experiment.messages import PathMessage
+from fedsim.experiment.references import check_data_file, check_name, check_table_file
+from fedsim.experiment.rules.messages import finite_messages, messages_at
+from fedsim.experiment.text import KeyPath
+
+_DATASET: KeyPath = ("data", "dataset")
+_ARGS: KeyPath = ("data", "args")
+
+
+def check_data(data: DataSettings, base: Path) -> Iterator[PathMessage]:
+    """Yield (path, message) for every broken rule of `data:`.
+
+    Args:
+        data: the section.
+        base: the directory in which relative paths start.
+    """
+    yield from finite_messages(data.args, _ARGS)
+    if isinstance(data.dataset, FileDataset):
+        yield from _check_file_dataset(data, data.dataset, base)
+        return
+    yield from messages_at(_DATASET, check_name(data.dataset, "dataset", DATASETS, base))
+    if data.dataset in DATASETS and data.args:
+        yield _ARGS, f"the built-in dataset {data.dataset!r} takes no arguments; remove args"
+
+
+def _check_file_dataset(
+    data: DataSettings, dataset: FileDataset, base: Path
+) -> Iterator[PathMessage]:
+    if data.args:
+        yield _ARGS, "a data file takes no arguments; remove args"
+    if dataset.path is None:
+        purpose = FileDataset.model_fields["path"].description
+        yield (*_DATASET, "path"), f"missing; {purpose}"
+    else:
+        yield from messages_at((*_DATASET, "path"), check_data_file(dataset.path, base))
+    if dataset.test is not None:
+        yield from messages_at((*_DATASET, "test"), check_table_file(dataset.test, base))
+        if data.test_fraction is not None:
+            yield (
+                ("data", "test_fraction"),
+                "dataset.test is the test set, so no rows are held out; remove one of them",
+            )
+    if dataset.path is not None and dataset.path.lower().endswith(".npz"):
+        for key in ("columns", "test"):
+            if getattr(dataset, key):
+                yield (
+                    (*_DATASET, key),
+                    "is for .csv and .parquet tables, and an .npz archive holds arrays of numbers; "
+                    f"remove {key} (the archive's own test set: x_test and {dataset.target}_test)",
+                )
+    if data.features == "tokens":
+        for name, one in dataset.columns.items():
+            if isinstance(one, ColumnSettings) and name != dataset.target:
+                yield (
+                    (*_DATASET, "columns", name),
+                    "makes numbers of the cells, and data.features is tokens; remove it, or drop "
+                    "the column",
+                )
