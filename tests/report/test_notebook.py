@@ -44,6 +44,7 @@ class Display(ModuleType):
 
 def use(monkeypatch: pytest.MonkeyPatch, shell: Any) -> Display:
     ipython, display = ModuleType("IPython"), Display()
+    ipython.version_info = (9, 0)  # type: ignore[attr-defined]  matplotlib asks
     ipython.get_ipython = lambda: shell  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", display)
