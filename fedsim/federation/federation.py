@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord
@@ -122,6 +123,18 @@ class Federation:
     def num_nodes(self) -> int:
         """Number of nodes: the clients, and the helpers of secure aggregation."""
         return self.num_clients + (0 if self.secure is None else self.secure.settings.helpers)
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Public sizes of the experiment, for `summary.json`: no number of private examples."""
+        parameters = list(self.model.parameters())
+        return {
+            "test_examples": len(self.data.test),
+            "input_shape": list(self.data.raw_input_shape),
+            "num_classes": self.data.num_classes,
+            "parameters": sum(each.numel() for each in parameters),
+            "trained_parameters": sum(each.numel() for each in parameters if each.requires_grad),
+        }
 
     def initial_arrays(self) -> ArrayRecord:
         """Return the initial global model as a record."""

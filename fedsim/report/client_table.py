@@ -1,9 +1,12 @@
-"""The table of every client's spend: rows for a page without scripts, columns for the script."""
+"""The table of clients: rows for a page without scripts, columns for the script.
+
+With privacy it has every client's spend, ε first, so that a narrow screen shows it. Without, it has
+the sizes of clients and their rounds.
+"""
 
 import json
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +15,7 @@ from markupsafe import Markup
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.statement import ClientFacts, Facts
 from fedsim.statement.certificate_words import SHORT_NAMES
+from fedsim.statement.sentence import count_text
 
 MAX_CLIENTS = 200
 SHOWN_CLIENTS = 100
@@ -31,17 +35,24 @@ class Column:
 
 
 _SERVER = "epsilon_against_server"
+_NAME = Column("name", "name")
 COLUMNS = (
     Column("client", "client"),
+    Column("epsilon", "ε"),
+    Column("target_epsilon", "target ε"),
+    Column("epsilon_rdp", "ε by RDP"),
+    Column("delta", "δ"),
     Column("examples", "examples"),
     Column("sampling_rate", "sampling rate q"),
     Column("noise_multiplier", "noise z"),
     Column("rounds", "rounds"),
     Column("steps", "steps"),
-    Column("delta", "δ"),
-    Column("epsilon", "ε"),
-    Column("epsilon_rdp", "ε by RDP"),
-    Column("target_epsilon", "target ε"),
+    Column("notes", "notes"),
+)
+PLAIN_COLUMNS = (
+    Column("client", "client"),
+    Column("examples", "examples"),
+    Column("rounds", "rounds"),
     Column("notes", "notes"),
 )
 
@@ -82,30 +93,95 @@ class ClientTable:
         return Markup(text)
 
 
-def client_table(facts: Facts, rows: Sequence[dict[str, Any]], lost: Counter[int]) -> ClientTable:
-    """Return the table of all clients; above 200 clients, the largest ε come first.
+def client_table(
+    facts: Facts, rows: Sequence[Mapping[str, Any]], lost: Mapping[int, int]
+) -> ClientTable:
+    """Return the table of every client's spend; above 200 clients, the largest ε come first.
 
     Args:
         facts: the facts of the run.
         rows: the clients of `privacy.json`, in the order of `facts.clients`.
         lost: for each client the number of charged updates that never arrived.
     """
-    many = len(rows) > MAX_CLIENTS
+    columns = with_names(table_columns(facts), rows)
     order = list(range(len(rows)))
-    if many:
+    if len(rows) > MAX_CLIENTS:
         order.sort(key=lambda place: (-facts.clients[place].epsilon, facts.clients[place].client))
-    cells, kinds = [], []
-    for place in order:
-        notes = _notes(facts, facts.clients[place], lost)
-        kinds += [kind for kind, _ in notes]
-        cells.append(_cells(facts, place, rows[place], [text for _, text in notes]))
-    return ClientTable(
-        columns=table_columns(facts),
-        rows=tuple(cells),
-        shown=SHOWN_CLIENTS if many else len(cells),
-        sorted_by="epsilon" if many else "client",
-        notes=tuple(dict.fromkeys(kinds)),
+    largest = clients_above_others(facts)
+    return make_table(
+        columns,
+        [_spend_cells(facts.clients[place], rows[place]) for place in order],
+        [_spend_notes(facts, facts.clients[place], lost, largest) for place in order],
+        sorted_by="epsilon" if len(rows) > MAX_CLIENTS else "client",
     )
+
+
+def plain_table(
+    rows: Sequence[Mapping[str, Any]],
+    rounds: Mapping[int, int],
+    lost: Mapping[int, int],
+    scores: Mapping[int, str] | None = None,
+) -> ClientTable:
+    """Return the table of the clients of a federation without privacy.
+
+    Args:
+        rows: the clients of `privacy.json`.
+        rounds: rounds in which each client's update was in the average.
+        lost: updates of each client that never arrived.
+        scores: accuracy of the final model on each client's held-out examples; None: not measured.
+    """
+    columns = PLAIN_COLUMNS
+    if scores is not None:
+        columns = (*columns[:-1], Column("score", "held-out accuracy"), columns[-1])
+    numbers = [row["client"] for row in rows]
+    cells = [
+        {
+            "client": number,
+            "name": row.get("name") or _NOTHING,
+            "examples": row["examples"],
+            "rounds": rounds.get(number, 0),
+            "score": (scores or {}).get(number, _NOTHING),
+        }
+        for number, row in zip(numbers, rows, strict=True)
+    ]
+    notes = [_lost_notes(lost.get(number, 0)) for number in numbers]
+    for found, number in zip(notes, numbers, strict=True):
+        if not rounds.get(number):
+            found.append(("never trained", "never trained"))
+    return make_table(with_names(columns, rows), cells, notes, sorted_by="client")
+
+
+def make_table(
+    columns: tuple[Column, ...],
+    cells: Sequence[Mapping[str, CellValue]],
+    notes: Sequence[Sequence[tuple[str, str]]],
+    *,
+    sorted_by: str,
+) -> ClientTable:
+    """Return a table from the cells of each client by column.
+
+    Args:
+        columns: the columns to show, `notes` last.
+        cells: of each client, by key of a column.
+        notes: of each client: (kind to filter by, text).
+        sorted_by: the column of the given order.
+    """
+    rows = []
+    for each, found in zip(cells, notes, strict=True):
+        named = {**each, "notes": "; ".join(text for _, text in found) or _NOTHING}
+        rows.append(tuple(named[column.key] for column in columns))
+    kinds = dict.fromkeys(kind for found in notes for kind, _ in found)
+    shown = SHOWN_CLIENTS if len(rows) > MAX_CLIENTS else len(rows)
+    return ClientTable(columns, tuple(rows), shown, sorted_by, tuple(kinds))
+
+
+def with_names(
+    columns: tuple[Column, ...], rows: Sequence[Mapping[str, Any]]
+) -> tuple[Column, ...]:
+    """Return the columns, with the clients' names after their numbers where they have names."""
+    if not any(row.get("name") for row in rows):
+        return columns
+    return (columns[0], _NAME, *columns[1:])
 
 
 def table_columns(facts: Facts) -> tuple[Column, ...]:
@@ -129,6 +205,12 @@ def table_columns(facts: Facts) -> tuple[Column, ...]:
     return tuple(found)
 
 
+def clients_above_others(facts: Facts) -> frozenset[int]:
+    """Return the clients with the largest ε as printed; none where all clients tie."""
+    largest = facts.worst_clients
+    return frozenset() if len(largest) == len(facts.clients) else frozenset(largest)
+
+
 def aligned_epsilon(epsilon: float | None) -> str:
     """Return `epsilon_text` padded to 4 digits, so that the numbers of a column align."""
     text = epsilon_text(epsilon)
@@ -138,32 +220,32 @@ def aligned_epsilon(epsilon: float | None) -> str:
     return text + ("" if "." in text else ".") + "0" * (4 - digits)
 
 
-def _cells(facts: Facts, place: int, row: dict[str, Any], notes: list[str]) -> ClientRow:
-    client = facts.clients[place]
+def _spend_cells(client: ClientFacts, row: Mapping[str, Any]) -> dict[str, CellValue]:
     target = client.target_epsilon
-    second = (aligned_epsilon(row.get(_SERVER)),) if facts.trust.trust == "distributed" else ()
-    return (
-        client.client,
-        *(() if facts.protects_clients else (client.examples,)),
-        f"{client.sampling_rate:#.4g}",
-        f"{client.noise_multiplier:#.4g}",
-        client.rounds,
-        client.steps,
-        delta_text(client.delta),
-        aligned_epsilon(client.epsilon),
-        *second,
-        aligned_epsilon(row.get("epsilon_rdp")),
-        _NOTHING if target is None else f"{target:g}",
-        "; ".join(notes) or _NOTHING,
-    )
+    return {
+        "client": client.client,
+        "name": row.get("name") or _NOTHING,
+        "epsilon": aligned_epsilon(client.epsilon),
+        _SERVER: aligned_epsilon(row.get(_SERVER)),
+        "target_epsilon": _NOTHING if target is None else f"{target:g}",
+        "epsilon_rdp": aligned_epsilon(row.get("epsilon_rdp")),
+        "delta": delta_text(client.delta),
+        "examples": client.examples,
+        "sampling_rate": f"{client.sampling_rate:#.4g}",
+        "noise_multiplier": f"{client.noise_multiplier:#.4g}",
+        "rounds": client.rounds,
+        "steps": client.steps,
+    }
 
 
-def _notes(facts: Facts, client: ClientFacts, lost: Counter[int]) -> list[tuple[str, str]]:
+def _spend_notes(
+    facts: Facts, client: ClientFacts, lost: Mapping[int, int], largest: frozenset[int]
+) -> list[tuple[str, str]]:
     """Return the notes on a client: (kind to filter by, text)."""
     notes = []
     if math.isinf(client.epsilon):
         notes.append(("no bound", "no bound"))
-    elif client.epsilon == facts.epsilon and client.has_charges:
+    elif client.client in largest and client.has_charges:
         notes.append(("largest ε", "largest ε"))
     if client.target_epsilon is not None and client.epsilon > client.target_epsilon:
         notes.append(("over target", "over target"))
@@ -171,9 +253,11 @@ def _notes(facts: Facts, client: ClientFacts, lost: Counter[int]) -> list[tuple[
         notes.append(("δ too large", "δ too large"))
     if client.withdrawn_round is not None:
         notes.append(("withdrew", f"withdrew in round {client.withdrawn_round:,}"))
-    if lost[client.client]:
-        count = lost[client.client]
-        notes.append(("lost updates", f"{count:,} lost update{'' if count == 1 else 's'}"))
+    notes += _lost_notes(lost.get(client.client, 0))
     if not client.has_charges:
         notes.append(("never trained", "never trained"))
     return notes
+
+
+def _lost_notes(count: int) -> list[tuple[str, str]]:
+    return [("lost updates", count_text(count, "lost update"))] if count else []

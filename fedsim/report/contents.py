@@ -78,6 +78,15 @@ class RunContents:
         rest = [name for name in found if name not in order]
         return {name: found[name] for name in first + rest}
 
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The settings in `experiment.yaml`; empty where it is unreadable, as after an edit."""
+        try:
+            settings = yaml.safe_load(self.experiment)
+        except yaml.YAMLError:
+            return {}
+        return settings if isinstance(settings, dict) else {}
+
     @property
     def planned_rounds(self) -> int | None:
         """Number of rounds in the experiment; None where its file is unreadable."""
@@ -86,16 +95,8 @@ class RunContents:
 
     def _setting(self, section: str, key: str) -> object:
         """Return a setting of the experiment; None where its file is unreadable."""
-        found = self._settings.get(section)
+        found = self.settings.get(section)
         return found.get(key) if isinstance(found, dict) else None
-
-    @cached_property
-    def _settings(self) -> dict[str, Any]:
-        try:
-            settings = yaml.safe_load(self.experiment)
-        except yaml.YAMLError:  # edited by hand; the report does not need these settings
-            return {}
-        return settings if isinstance(settings, dict) else {}
 
 
 def read_contents(directory: RunDirectory) -> RunContents:

@@ -9,28 +9,26 @@ import base64
 import hashlib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
 
-from fedsim.core.formatting import delta_text, epsilon_text, metric_text, percent_text
-from fedsim.models.catalog import TRAIN_METRICS
+from fedsim.core.formatting import delta_text, epsilon_text, percent_text
 from fedsim.report import overview
-from fedsim.report.client_table import MAX_BARS, client_table, table_columns
+from fedsim.report.client_table import MAX_BARS, ClientTable, client_table, plain_table
 from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.points import guarantees, limits, points, warnings
 from fedsim.report.recompute import recipe
 from fedsim.report.scores import scores_context
+from fedsim.report.sections.curves import cost_drawings, round_drawings, spends_of
+from fedsim.report.sections.experiment import experiment_rows
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
 from fedsim.statement import AttackBoundSentence, Facts, clients_text, statement_of
 from fedsim.statement.certificate_words import is_plain
 from fedsim.statement.certificates import OBSERVER_NAMES, certificates_of
 from fedsim.statement.views import question_of, view_of
-
-if TYPE_CHECKING:
-    from fedsim.report.plots import Curve, Spend
 
 _HERE = Path(__file__).parent
 _MAX_SETTINGS_CHARACTERS = 30_000
@@ -71,9 +69,7 @@ def _context(contents: RunContents) -> dict[str, Any]:
     sentences = statement_of(facts)
     incidents = overview.incidents(contents)
     script = (_HERE / "report.js").read_text(encoding="utf-8")
-    table = None
-    if facts.is_private and facts.clients:
-        table = client_table(facts, contents.clients, overview.lost_updates(contents))
+    table = _table(contents)
     return {
         "name": contents.summary["name"],
         "status": contents.summary["status"],
@@ -85,14 +81,16 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "limits": limits(sentences),
         "points": points(sentences),
         "attack": _attack(facts),
-        "curves": _curves(contents),
+        "experiment": experiment_rows(contents),
+        "curves": round_drawings(contents),
+        "costs": cost_drawings(contents),
         "phases": overview.phases(contents),
         "scores": scores_context(contents.scores),
         "personal": overview.personal_table(contents),
         "personal_note": None if contents.personal is None else contents.personal["note"],
         "spend_plot": _spend_plot(contents),
         "spend_caption": _spend_caption(contents),
-        "columns": table_columns(facts),
+        "ties": _ties(contents),
         "bounded": facts.is_bounded,
         "certificates": certificates_of(facts),
         "table": table,
@@ -135,7 +133,7 @@ def _attack(facts: Facts) -> dict[str, Any] | None:
         "client": profile.client,
         "sees": view_of(facts).sees,
         "question": question_of(facts),
-        "tied": clients_text(facts.worst_clients) if len(facts.worst_clients) > 1 else None,
+        "tied": _tied(facts),
         "rows": [(f"{100 * rate:g}%", percent_text(bound)) for rate, bound in attack.table],
         "epsilon": epsilon_text(profile.epsilon),
         "delta": delta_text(profile.delta),
@@ -144,94 +142,57 @@ def _attack(facts: Facts) -> dict[str, Any] | None:
     }
 
 
-def _curves(contents: RunContents) -> list[tuple[str, "Markup"]]:
-    """Return captions and drawings of the main metric, the loss and ε over the rounds."""
-    if not contents.rounds:
-        return []
-    # matplotlib is slow to import, and `fedsim --help` must not wait for it.
-    from fedsim.report.plots import draw_curve
-
-    curves = [_metric_curve(contents, name) for name in _plotted_metrics(contents)]
-    curves += [_metric_curve(contents, name) for name in _train_metrics(contents)]
-    if contents.facts.is_bounded:
-        curves.append(_epsilon_curve(contents))
-    drawings = [(curve.label, draw_curve(curve)) for curve in curves]
-    return [(label, drawing) for label, drawing in drawings if drawing is not None]
+def _tied(facts: Facts) -> str | None:
+    """Return the clients that share the largest ε, in words; None for one client."""
+    tied = facts.worst_clients
+    if len(tied) < 2:
+        return None
+    if len(tied) == len(facts.clients):
+        return f"all {len(tied):,} clients"
+    return clients_text(tied)
 
 
-def _plotted_metrics(contents: RunContents) -> list[str]:
-    names = list(contents.metrics)
-    loss = ["test_loss"] if "test_loss" in names[1:] else []
-    return names[:1] + loss + list(contents.client_metrics)[:1]
+def _table(contents: RunContents) -> ClientTable | None:
+    """Return the table of clients; None for a federation without clients."""
+    facts, lost = contents.facts, overview.lost_updates(contents)
+    if not contents.clients:
+        return None
+    if facts.is_private:
+        return client_table(facts, contents.clients, lost)
+    return plain_table(contents.clients, overview.rounds_of_clients(contents), lost)
 
 
-def _train_metrics(contents: RunContents) -> list[str]:
-    """Return the metrics of clients that a secure sum aggregated."""
-    return [name for name in TRAIN_METRICS if any(name in row for row in contents.rounds)]
+def _ties(contents: RunContents) -> str | None:
+    """Return what all clients spent where it is the same: no figure is needed then."""
+    facts = contents.facts
+    if not facts.is_bounded or not facts.has_charges:
+        return None
+    from fedsim.report.plots import common_epsilon
+
+    shared = common_epsilon(spends_of(contents))
+    if shared is None:
+        return None
+    return f"ε ties: all {len(contents.clients):,} clients spent ε = {shared}{_against(facts)}."
 
 
-def _metric_curve(contents: RunContents, name: str) -> "Curve":
-    from fedsim.report.plots import Curve
-
-    kind = "loss" if name.endswith("loss") else "metric"
-    whose, figure = "Test", kind
-    if name in TRAIN_METRICS:
-        whose, figure = "Train", f"train-{kind}"
-    elif name.startswith("clients_"):
-        whose, figure = "Clients' held-out", "held-out"
-    return Curve(
-        name=figure,
-        label=f"{whose} {overview.metric_name(name)}",
-        rounds=[row["round"] for row in contents.rounds],
-        values=[row.get(name) for row in contents.rounds],
-        text=lambda value: metric_text(name, value),
-        percent=name.endswith("accuracy"),
-    )
-
-
-def _epsilon_curve(contents: RunContents) -> "Curve":
-    from fedsim.report.plots import Curve, common_target
-
-    return Curve(
-        name="epsilon",
-        label=_epsilon_label(contents.facts),
-        rounds=[row["round"] for row in contents.rounds],
-        values=[row["epsilon_max"] for row in contents.rounds],
-        text=epsilon_text,
-        target=common_target(_spends(contents)),
-        from_zero=True,
-    )
-
-
-def _epsilon_label(facts: Facts) -> str:
-    if is_plain(facts):
-        return "Largest ε of any client"
-    return f"Largest ε of any client, against {OBSERVER_NAMES[facts.trust.observers[0]]}"
-
-
-def _spend_plot(contents: RunContents) -> "Markup | None":
+def _spend_plot(contents: RunContents) -> Markup | None:
     facts = contents.facts
     if not facts.is_private or not facts.has_charges or facts.objections:
         return None
-    from fedsim.report.plots import draw_spend
+    from fedsim.report.plots import common_epsilon, draw_spend
 
-    return draw_spend(_spends(contents))
+    spends = spends_of(contents)
+    return None if common_epsilon(spends) is not None else draw_spend(spends)
 
 
 def _spend_caption(contents: RunContents) -> str:
     targets = {spend.get("target_epsilon") for spend in contents.clients}
-    facts, what = contents.facts, "ε of each client"
-    if not is_plain(facts):
-        what += f", against {OBSERVER_NAMES[facts.trust.observers[0]]}"
+    what = f"ε of each client{_against(contents.facts)}"
     if len(targets) > 1 and len(contents.clients) <= MAX_BARS:
         return f"{what}; a vertical mark is its own target"
     return what
 
 
-def _spends(contents: RunContents) -> "list[Spend]":
-    from fedsim.report.plots import Spend
-
-    return [
-        Spend(spend["client"], spend["epsilon"], spend.get("target_epsilon"))
-        for spend in contents.clients
-    ]
+def _against(facts: Facts) -> str:
+    """Return the observer of the clients' ε; nothing in local trust."""
+    return "" if is_plain(facts) else f", against {OBSERVER_NAMES[facts.trust.observers[0]]}"

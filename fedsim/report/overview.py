@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.report.contents import RunContents
 from fedsim.report.scores import baseline_text, quoted, recall_text, warnings_of
+from fedsim.report.sections.experiment import sizes_text
 from fedsim.server.round_report import RoundRow
 from fedsim.statement.certificate_words import is_plain, stated_certificates, unit_text
 from fedsim.statement.certificates import OBSERVER_NAMES
@@ -58,13 +59,14 @@ def metric_name(name: str) -> str:
 
 def cards(contents: RunContents) -> list[Card]:
     """Return the headline figures, the most important ones first."""
+    sizes = sizes_text(contents) or "each protected as a whole"
     return [
         _metric_card(contents),
         *_held_out_cards(contents),
         *_personal_cards(contents),
         *_guarantee_cards(contents),
         *_recall_cards(contents),
-        Card("Clients", f"{len(contents.clients):,}", _examples(contents)),
+        Card("Clients", f"{len(contents.clients):,}", sizes),
         Card("Rounds", f"{contents.summary['rounds']:,}", _planned(contents)),
         _time_card(contents),
     ]
@@ -184,17 +186,6 @@ def _guarantee_cards(contents: RunContents) -> list[Card]:
     return cards
 
 
-def _examples(contents: RunContents) -> str:
-    sizes = [spend["examples"] for spend in contents.clients if spend["examples"] is not None]
-    if not sizes:
-        return "each protected as a whole"
-    # Under add/remove the true sizes are private, and none of the files has them.
-    what = "declared examples" if contents.privacy["adjacency"] == "add_remove" else "examples"
-    if min(sizes) == max(sizes):
-        return f"{sizes[0]:,} {what} each"
-    return f"{min(sizes):,} to {max(sizes):,} {what}"
-
-
 def _planned(contents: RunContents) -> str:
     planned = contents.planned_rounds
     return "" if planned is None else f"of {planned:,} planned"
@@ -203,6 +194,11 @@ def _planned(contents: RunContents) -> str:
 def lost_updates(contents: RunContents) -> Counter[int]:
     """Return the number of lost updates of each client."""
     return Counter(failure["client"] for row in contents.rounds for failure in row["failed"])
+
+
+def rounds_of_clients(contents: RunContents) -> Counter[int]:
+    """Return the number of rounds of each client with its update in the average."""
+    return Counter(client for row in contents.rounds for client in row["participants"])
 
 
 def phases(contents: RunContents) -> list[Phase]:

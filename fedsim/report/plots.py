@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from fedsim.core.formatting import epsilon_text
 from fedsim.report.client_table import MAX_BARS, aligned_epsilon
 from fedsim.report.svg import Ink, Tip, inline_svg, style
 
@@ -26,27 +27,51 @@ _Point = TypeVar("_Point")
 
 
 @dataclass(frozen=True)
+class Axis:
+    """What a curve is drawn over.
+
+    Attributes:
+        label: what it is, below the axis.
+        values: places of the points, ascending.
+        text: a place in words.
+        whole: whether only whole numbers are marked.
+    """
+
+    label: str
+    values: Sequence[float]
+    text: Callable[[float], str]
+    whole: bool = False
+
+
+def round_axis(rounds: Sequence[int]) -> Axis:
+    """Return the axis of round numbers."""
+    return Axis("round", rounds, lambda number: f"round {number:,.0f}", whole=True)
+
+
+@dataclass(frozen=True)
 class Curve:
-    """A quantity over the rounds.
+    """A quantity over the rounds, or over what grows with them.
 
     Attributes:
         name: unique in the page, such as `accuracy`.
         label: what it is, in words.
-        rounds: round numbers.
-        values: one for each round; None where it was not finite.
+        over: the horizontal axis.
+        values: one for each place; None where it was not finite.
         text: how the last value is written beside its point.
-        percent: whether the axis is labelled in percent.
+        percent: whether the axis is labelled in percent, and ends at 100 %.
         target: a horizontal line to compare with.
+        target_text: what the line is; None: its value.
         from_zero: whether the axis starts at 0.
     """
 
     name: str
     label: str
-    rounds: Sequence[int]
+    over: Axis
     values: Sequence[float | None]
     text: Callable[[float], str]
     percent: bool = False
     target: float | None = None
+    target_text: str | None = None
     from_zero: bool = False
 
 
@@ -54,7 +79,7 @@ def draw_curve(curve: Curve) -> Markup | None:
     """Return the curve as inline SVG; None where no value is finite."""
     points = [
         (number, math.nan if value is None else value)
-        for number, value in _thinned(list(zip(curve.rounds, curve.values, strict=True)))
+        for number, value in _thinned(list(zip(curve.over.values, curve.values, strict=True)))
     ]
     finite = [(number, value) for number, value in points if math.isfinite(value)]
     if not finite:
@@ -66,16 +91,18 @@ def draw_curve(curve: Curve) -> Markup | None:
         # A target line runs through the label of a spend that reached it: write below the line.
         drop = 0 if curve.target is None else -9
         _mark_last(axes, finite[-1], curve.text, drop)
-        _round_axis(axes, curve.rounds)
+        _bottom_axis(axes, curve.over)
         axes.yaxis.set_major_locator(MaxNLocator(5))
         if curve.percent:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+            axes.set_ylim(top=min(axes.get_ylim()[1], 1.0))
         if curve.target is not None:
-            _target_line(axes, curve.target, horizontal=True)
+            _target_line(axes, curve.target, curve.target_text, horizontal=True)
         if curve.from_zero:
             axes.set_ylim(0, _room_above(axes, curve.target))
         tips = [
-            Tip(number, value, f"round {number:,}: {curve.text(value)}") for number, value in finite
+            Tip(place, value, f"{curve.over.text(place)}: {curve.text(value)}")
+            for place, value in finite
         ]
         return inline_svg(
             figure, name=curve.name, label=_spoken(curve, tips), axes=axes, strips=tips
@@ -85,7 +112,7 @@ def draw_curve(curve: Curve) -> Markup | None:
 def _spoken(curve: Curve, tips: Sequence[Tip]) -> str:
     """Return a description for screen readers: the first and the last value."""
     ends = tips[-1].text if len(tips) == 1 else f"from {tips[0].text} to {tips[-1].text}"
-    return f"{curve.label} over the rounds, {ends}"
+    return f"{curve.label} over {curve.over.label}, {ends}"
 
 
 @dataclass(frozen=True)
@@ -98,7 +125,10 @@ class Spend:
 
 
 def draw_spend(spends: Sequence[Spend]) -> Markup:
-    """Return every client's ε: a bar for each, or the sorted curve of more than `MAX_BARS`."""
+    """Return every client's ε: a bar for each, or the sorted curve of more than `MAX_BARS`.
+
+    Equal ε are no figure: `common_epsilon` has them in words.
+    """
     with style():
         label = "Epsilon spent by each client; the table below has every number"
         if len(spends) <= MAX_BARS:
@@ -116,6 +146,12 @@ def _spend_text(spend: Spend) -> str:
     return f"client {spend.client}: ε {aligned_epsilon(spend.epsilon)}{target}"
 
 
+def common_epsilon(spends: Sequence[Spend]) -> str | None:
+    """Return the ε that several clients share, as printed; None if they do not share one."""
+    texts = {epsilon_text(spend.epsilon) for spend in spends}
+    return texts.pop() if len(texts) == 1 and len(spends) > 1 else None
+
+
 def common_target(spends: Sequence[Spend]) -> float | None:
     """Return the target ε that all clients share; None if they do not."""
     targets = {spend.target for spend in spends}
@@ -127,9 +163,9 @@ def _bars(spends: Sequence[Spend]) -> tuple[Figure, Axes]:
     finite = [spend.epsilon for spend in spends if spend.epsilon is not None]
     targets = [spend.target for spend in spends if spend.target is not None]
     longest = max([*finite, *targets, 1e-9])
-    largest = max(finite, default=0.0) if len(finite) == len(spends) else None
+    largest = aligned_epsilon(max(finite, default=0.0)) if len(finite) == len(spends) else None
     for row, spend in enumerate(spends):
-        worst = spend.epsilon == largest
+        worst = aligned_epsilon(spend.epsilon) == largest
         length = longest if spend.epsilon is None else spend.epsilon
         axes.barh(row, length, height=0.62, color=Ink.ACCENT if worst else Ink.BAR)
         # In one column, beyond the longest bar, where no target line crosses them.
@@ -195,20 +231,21 @@ def _new_figure(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def _round_axis(axes: Axes, rounds: Sequence[int]) -> None:
-    axes.set_xlabel("round")
-    if len(rounds) <= 5:
-        axes.set_xticks(rounds)
+def _bottom_axis(axes: Axes, over: Axis) -> None:
+    axes.set_xlabel(over.label)
+    first, last = over.values[0], over.values[-1]
+    if over.whole and len(over.values) <= 5:
+        axes.set_xticks(over.values)
     else:
-        places = MaxNLocator(5, integer=True).tick_values(rounds[0], rounds[-1])
-        axes.set_xticks([place for place in places if rounds[0] <= place <= rounds[-1]])
+        places = MaxNLocator(5, integer=over.whole).tick_values(first, last)
+        axes.set_xticks([place for place in places if first <= place <= last])
     # Some room on the right for the label of the last value.
-    span = max(rounds[-1] - rounds[0], 1)
-    axes.set_xlim(rounds[0] - 0.02 * span, rounds[-1] + 0.2 * span)
+    span = max(last - first, 1) if over.whole else (last - first) or 1.0
+    axes.set_xlim(first - 0.02 * span, last + 0.2 * span)
 
 
 def _mark_last(
-    axes: Axes, point: tuple[int, float], text: Callable[[float], str], drop: int
+    axes: Axes, point: tuple[float, float], text: Callable[[float], str], drop: int
 ) -> None:
     axes.plot(*point, marker="o", markersize=4.5, color=Ink.ACCENT)
     axes.annotate(
@@ -223,8 +260,8 @@ def _mark_last(
     )
 
 
-def _target_line(axes: Axes, target: float, *, horizontal: bool) -> None:
-    text = f"target {target:g}"
+def _target_line(axes: Axes, target: float, words: str | None = None, *, horizontal: bool) -> None:
+    text = f"target {target:g}" if words is None else words
     line = {"color": Ink.MUTED, "linewidth": 1.1, "linestyle": (0, (4, 3))}
     if horizontal:
         axes.axhline(target, **line)

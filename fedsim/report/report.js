@@ -25,6 +25,12 @@
   document.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") tip.hidden = true; });
 
+  // Folded parts are open on paper, also in browsers whose style sheets cannot open them.
+  const folded = () => [...document.querySelectorAll("details:not([open])")];
+  let opened = [];
+  addEventListener("beforeprint", () => { opened = folded(); for (const part of opened) part.open = true; });
+  addEventListener("afterprint", () => { for (const part of opened) part.open = false; });
+
   // The table of clients: all of them as columns, one page of rows in the document.
   const source = document.getElementById("clients-data");
   if (!source) return;
@@ -45,13 +51,13 @@
   const number = (value) => {
     if (typeof value === "number") return value;
     if (value === "\u221e") return Infinity;
-    return value === "\u2013" ? -Infinity : Number(value);
+    return value === "\u2013" ? -Infinity : Number(value.replace("%", ""));
   };
   const numbers = {};
   const values = (key) => {
     if (!numbers[key]) {
       const column = columns[at(key)];
-      numbers[key] = key === "notes" ? column : column.map(number);
+      numbers[key] = key === "notes" || key === "name" ? column : column.map(number);
     }
     return numbers[key];
   };
@@ -68,14 +74,15 @@
   const chosen = () => {
     const wanted = ranges(find.value);
     find.setAttribute("aria-invalid", String(wanted === null));
-    const floor = least.value === "" ? -Infinity : Number(least.value);
-    const clients = values("client"), epsilons = values("epsilon"), notes = columns[at("notes")];
+    const floor = !least || least.value === "" ? -Infinity : Number(least.value);
+    const kind = note ? note.value : "";
+    const clients = values("client"), notes = columns[at("notes")];
     const rows = [];
     for (let row = 0; row < count; row++) {
       if (wanted === null) break;
       if (wanted.length && !wanted.some(([from, to]) => from <= clients[row] && clients[row] <= to)) continue;
-      if (epsilons[row] < floor) continue;
-      if (note.value && !notes[row].includes(note.value)) continue;
+      if (least && values("epsilon")[row] < floor) continue;
+      if (kind && !notes[row].includes(kind)) continue;
       rows.push(row);
     }
     const sorted = values(state.key), sign = state.falling ? -1 : 1;
@@ -138,13 +145,13 @@
       const key = heading.dataset.key;
       const same = state.key === key;
       // Figures are first asked for their largest; names and numbers of clients in order.
-      state.falling = same ? !state.falling : key !== "client";
+      state.falling = same ? !state.falling : key !== "client" && key !== "name";
       state.key = key;
       update();
     });
     heading.replaceChildren(button);
   }
-  for (const control of [find, least, note]) control.addEventListener("input", update);
+  for (const control of [find, least, note]) if (control) control.addEventListener("input", update);
   tools.addEventListener("submit", (event) => event.preventDefault());
   tools.addEventListener("reset", () => setTimeout(update));
   pager.addEventListener("click", (event) => {

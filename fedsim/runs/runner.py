@@ -353,6 +353,7 @@ class _Recorder:
             "epsilon": privacy.epsilon_statistics if privacy else None,
             "delta": max(spend.delta for spend in privacy.clients) if privacy else None,
             "seconds": round(seconds, 3),
+            "sizes": self._federation.sizes,
             "setup": self._setup,
         }
         self._write_scores(status)

@@ -237,6 +237,13 @@ def _summary(name: str, status: str, rows: Clients, privacy: dict[str, Any]) -> 
         "epsilon": {"max": largest, "median": largest, "min": largest} if private else None,
         "delta": max(s["delta"] for s in privacy["clients"]) if private else None,
         "seconds": 4.936,
+        "sizes": {
+            "test_examples": 359,
+            "input_shape": [1, 8, 8],
+            "num_classes": 10,
+            "parameters": 2410,
+            "trained_parameters": 2410,
+        },
     }
 
 

@@ -186,8 +186,7 @@ def test_many_clients_are_all_there_for_the_script_and_100_without_it(make_run):
     assert html.count('<td class="epsilon">') == 100
     assert "The 100 clients with the largest ε of 300" in page.text
     assert "clients.csv" in html
-    data = json.loads(page.scripts[0])
-    columns = dict(zip(data["keys"], data["columns"], strict=True))
+    columns = columns_of(page)
     assert sorted(columns["client"]) == list(range(300))
     assert columns["epsilon"][0] == aligned_epsilon(largest)
     by_client = {spend["client"]: spend for spend in clients}
@@ -306,7 +305,7 @@ def test_metrics_that_diverged_leave_gaps(make_run, make_rounds):
     rows[2]["test_accuracy"] = None
     html = report_of(make_run(private=False, rounds=rows))
     assert "loss not finite" in Page(html).text
-    assert html.count("<svg") == 1
+    assert html.count("<svg") == 2  # accuracy by round and by time
 
 
 def test_hostile_text_is_escaped(make_run, make_rounds):
@@ -316,7 +315,7 @@ def test_hostile_text_is_escaped(make_run, make_rounds):
     html = report_of(make_run(name=attack, rounds=rows, private=False, status="failed"))
     page = Page(html)
     assert "img" not in page.names()
-    assert [name for name, _ in page.tags].count("script") == 1
+    assert [name for name, _ in page.tags].count("script") == 2  # the page's own, and its data
     assert page.text.count(attack) >= 3  # title, heading, reason
 
 
@@ -385,3 +384,70 @@ def test_unfinished_run_is_refused_with_the_reason(make_run):
     (directory.path / "summary.json").unlink()
     with pytest.raises(RunDirectoryError, match=r"has no summary\.json: the run is still running"):
         write_report(directory)
+
+
+def test_the_experiment_is_told_in_a_few_lines(make_run, private_client):
+    sizes = (100, 2000)
+    spends = [private_client(number, size, 2.0, 5) for number, size in enumerate(sizes)]
+    text = Page(report_of(make_run(clients=spends, rounds=5))).text
+    for line in (
+        "Data digits; 2,100 training examples; 359 public test examples; inputs of 1 × 8 × 8;",
+        "Partition dirichlet, num_clients 2, alpha 0.5, min_examples 20, 100 to 2,000 examples",
+        "Model mlp (hidden [32]); 2,410 parameters; loss cross_entropy",
+        "Federation 40 rounds of 2 of 2 clients, fedavg, weights uniform",
+        "Local training 5 steps of 28 examples, sgd, lr 1",
+        "Privacy trust local, unit example, noise multiplier ",
+    ):
+        assert line in text
+
+
+def test_private_sizes_of_clients_are_not_added_up(make_run):
+    directory = make_run()
+    privacy = directory.read_json("privacy.json")
+    directory.write_json("privacy.json", {**privacy, "adjacency": "add_remove"})
+    assert "training examples;" not in Page(report_of(directory)).text
+
+
+def test_an_unreadable_experiment_leaves_its_lines_out(make_run):
+    directory = make_run()
+    directory.write_text("experiment.yaml", "a: [")
+    text = Page(report_of(directory)).text
+    assert "Federation 40" not in text
+    assert "359 public test examples" in text
+
+
+def test_accuracy_is_drawn_against_what_it_cost(make_run, make_rounds):
+    page = Page(report_of(make_run()))
+    assert "Test accuracy against ε" in page.text
+    assert "Test accuracy against time" in page.text
+    rows = make_rounds(5, [], private=False, task="classification")
+    for row in rows:
+        row["seconds"] = 0  # as where participation is secret
+    page = Page(report_of(make_run(private=False, rounds=rows)))
+    assert "against" not in page.text
+
+
+def columns_of(page: Page) -> dict[str, list[Any]]:
+    """Return the table of clients, as the script of the page has it."""
+    data = json.loads(page.scripts[0])
+    return dict(zip(data["keys"], data["columns"], strict=True))
+
+
+def test_the_same_epsilon_of_all_is_said_and_not_drawn(make_run, private_client):
+    near = [private_client(number, 100, 7.99999 + number * 1e-8, 5) for number in range(3)]
+    page = Page(report_of(make_run(clients=near, rounds=5)))
+    assert "ε ties: all 3 clients spent ε = 8." in page.text
+    assert "ε ties for all 3 clients" in page.text
+    assert columns_of(page)["notes"] == ["–", "–", "–"]
+    near[1] = private_client(1, 100, 7.0, 5)
+    page = Page(report_of(make_run(clients=near, rounds=5)))
+    assert "ε ties: all" not in page.text
+    assert columns_of(page)["notes"] == ["largest ε", "–", "largest ε"]
+
+
+def test_clients_have_a_table_without_privacy(make_run, make_rounds):
+    rows = make_rounds(4, [{"client": 0, "epsilon": 0}], private=False, task="classification")
+    columns = columns_of(Page(report_of(make_run(clients=2, private=False, rounds=rows))))
+    assert columns["rounds"] == [4, 0]
+    assert columns["notes"] == ["–", "never trained"]
+    assert "epsilon" not in columns

@@ -1,6 +1,7 @@
 """A real headless Chromium, driven over its DevTools pipe: no driver and no package is needed."""
 
 import base64
+import io
 import json
 import os
 import select
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.image import imread
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _FLAGS = (
@@ -185,6 +187,13 @@ class Page:
         found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=full)
         path.write_bytes(base64.b64decode(found["data"]))
         return path
+
+    def pixel(self, x: float, y: float) -> list[float]:
+        """Return red, green and blue of a pixel of what is seen, 0 to 1."""
+        clip = {"x": x, "y": y + self.js("scrollY"), "width": 1, "height": 1, "scale": 1}
+        found = self.call("Page.captureScreenshot", format="png", clip=clip)
+        picture = imread(io.BytesIO(base64.b64decode(found["data"])))
+        return picture[0, 0, :3].tolist()
 
     def pdf(self) -> bytes:
         """Return the page as it would be printed."""

@@ -8,7 +8,10 @@ import pytest
 
 from fedsim.report.html import write_report
 
-PHONE = {"width": 360, "height": 720}
+pytestmark = pytest.mark.slow  # a minute in all
+
+PHONE = {"width": 390, "height": 800}
+DESK = {"width": 1400, "height": 900}
 COUNT = 10_000
 
 
@@ -48,10 +51,12 @@ def test_renders_without_complaint_and_asks_for_nothing(make_run, page_of, setti
 
 
 @pytest.mark.parametrize("settings", [{}, {"clients": 300}, {"private": False}])
-def test_a_phone_never_scrolls_sideways(make_run, page_of, settings, make_rounds):
+@pytest.mark.parametrize("width", [320, 390])
+def test_a_phone_never_scrolls_sideways(make_run, page_of, settings, make_rounds, width):
     rows = make_rounds(3, [], private=False, task="classification")
+    rows[0]["timeline"] = {"checking noise and clipping": 1.0}
     rows[0]["failed"] = [{"client": 1, "reason": "x" * 400}]
-    page = page_of(make_run(name="a" * 90, rounds=rows, **settings), **PHONE)
+    page = page_of(make_run(name="a" * 90, rounds=rows, **settings), width=width, height=720)
     assert "x" * 99 in page.texts("#incidents")[0]
     root = "document.documentElement"
     assert page.js(f"{root}.scrollWidth") <= page.js(f"{root}.clientWidth")
@@ -91,7 +96,7 @@ def test_first_click_on_epsilon_shows_the_largest(make_run, page_of):
     page = page_of(directory)
     page.click("#clients th[data-key=epsilon] button")
     epsilons = [spend["epsilon"] for spend in directory.read_json("privacy.json")["clients"]]
-    assert float(column(page, 8)[0]) == max(epsilons)
+    assert float(column(page, 2)[0]) == max(epsilons)
     assert "largest ε" in column(page, 11)[0]
 
 
@@ -130,7 +135,7 @@ def test_ten_thousand_clients_open_fast(make_run, page_of, browser):
     assert time.monotonic() - start < 3.0
     start = time.monotonic()
     page.click("#clients th[data-key=examples] button")
-    assert len(column(page, 2)) == 50
+    assert len(column(page, 6)) == 50
     assert time.monotonic() - start < 1.0
 
 
@@ -142,7 +147,7 @@ def test_ten_thousand_clients_turn_pages(make_run, page_of, browser):
     page.open(directory.report)
     assert column(page, 1)  # scripts have run
     page.click("#clients th[data-key=examples] button")
-    sizes = [int(text) for text in column(page, 2)]
+    sizes = [int(text) for text in column(page, 6)]
     assert sizes == sorted(sizes, reverse=True)
     assert len(sizes) == 50
     page.click("[data-go=last]")
@@ -248,12 +253,105 @@ CONTRAST = """
 """
 
 
+# Elements outside of the page, and texts of a drawing that lie on another text of it.
+OUTSIDE = """
+(() => {
+  const found = [], width = document.documentElement.clientWidth;
+  for (const element of document.querySelectorAll("main *")) {
+    if (element.closest(".scroll, pre, svg, .hidden, [hidden]")) continue;
+    const box = element.getBoundingClientRect();
+    if (box.width && (box.left < -1 || box.right > width + 1)) found.push(element.outerHTML.slice(0, 80));
+  }
+  for (const drawing of document.querySelectorAll("svg")) {
+    const texts = [...drawing.querySelectorAll("text")];
+    const boxes = texts.map((text) => text.getBoundingClientRect());
+    boxes.forEach((one, i) => boxes.slice(0, i).forEach((other, j) => {
+      const wide = Math.min(one.right, other.right) - Math.max(one.left, other.left);
+      const tall = Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top);
+      if (wide > 2 && tall > 4) found.push([texts[i].textContent, texts[j].textContent]);
+    }));
+  }
+  return found;
+})()
+"""  # noqa: E501
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_every_text_has_contrast(make_run, page_of, private_client, dark):
     spends = [private_client(number, 999, 2.0 + number, 5) for number in range(3)]
     spends[1]["examples"] = 2000  # a warning is shown too
     page = page_of(make_run(clients=spends, rounds=5, status="interrupted"), dark=dark)
     assert page.js(CONTRAST) == []
+
+
+def test_a_phone_shows_epsilon_first(make_run, page_of):
+    page = page_of(make_run(), **PHONE)
+    top = "document.querySelector('{}').getBoundingClientRect().top"
+    guarantee, metric = (page.js(top.format(card)) for card in (".card.guarantee", ".card"))
+    assert guarantee < metric
+    assert guarantee < PHONE["height"] / 2
+    cell = "document.querySelector('#clients tbody td.epsilon').getBoundingClientRect()"
+    assert page.js(f"{cell}.right") < PHONE["width"] / 2
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_table_that_goes_on_has_a_shadow_at_its_edge(make_run, page_of, dark):
+    page = page_of(make_run(), dark=dark, **PHONE)
+    table = "document.querySelector('#spends .scroll')"
+    assert page.js(f"{table}.scrollWidth > {table}.clientWidth")
+    edge = f"(() => {{ const b = {table}.getBoundingClientRect(); return [b.right, b.top]; }})()"
+    page.js(f"{table}.scrollIntoView({{behavior: 'instant'}})")
+    right, top = page.js(edge)
+    shaded = page.pixel(right - 2, top + 300)
+    assert sum(shaded) < sum(page.pixel(right + 8, top + 300)) - 0.06  # the page beside the table
+    page.js(f"{table}.scrollLeft = 10000")
+    assert page.pixel(right - 2, top + 300) == page.pixel(right + 8, top + 300)
+
+
+@pytest.mark.parametrize("settings", [{}, {"private": False}], ids=["private", "plain"])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["1400", "390"])
+def test_nothing_overlaps_or_leaves_its_place(make_run, page_of, settings, dark, size):
+    page = page_of(make_run(**settings), dark=dark, **size)
+    assert page.complaints == []
+    assert page.js(CONTRAST) == []
+    assert page.js(OUTSIDE) == []
+
+
+def test_folded_parts_are_open_on_paper(make_run, page_of):
+    page = page_of(make_run(), **DESK)
+    visible = "document.querySelector('#settings pre').checkVisibility()"
+    assert not page.js(visible)
+    page.click("#settings summary")
+    assert page.js(visible)
+    page.click("#settings summary")
+    assert not page.js(visible)
+    page.call("Emulation.setEmulatedMedia", media="print")
+    assert page.js(visible)
+
+
+def test_equal_epsilons_are_words_and_no_bars(make_run, page_of, private_client):
+    spends = [private_client(number, 100 + number, 7.99999, 5) for number in range(4)]
+    page = page_of(make_run(clients=spends, rounds=5))
+    assert page.texts("#spends > p")[0] == "ε ties: all 4 clients spent ε = 8."
+    assert page.texts("#spends figure") == []
+    assert set(column(page, 11)) == {"–"}
+
+
+def test_the_table_without_privacy_sorts_and_filters(make_run, page_of, make_rounds):
+    rows = make_rounds(4, [{"client": n, "epsilon": 0} for n in range(9)], private=False, task="")
+    rows[1]["participants"].remove(7)
+    rows[1]["failed"] = [{"client": 7, "reason": "out of memory"}]
+    page = page_of(make_run(clients=60, private=False, rounds=rows))
+    assert page.texts("#clients thead th") == ["client", "examples", "rounds", "notes"]
+    page.click("#clients th[data-key=examples] button")
+    sizes = [int(text) for text in column(page, 2)]
+    assert sizes == sorted(sizes, reverse=True)
+    page.type("#find", "6-8")
+    assert sorted(column(page, 1)) == ["6", "7", "8"]
+    page.type("#find", "7")
+    assert [column(page, number)[0] for number in (3, 4)] == ["3", "1 lost update"]
+    assert page.complaints == []
 
 
 def test_prints_in_dark_ink_on_white_without_controls(make_run, page_of):

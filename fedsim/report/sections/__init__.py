@@ -1,0 +1,1 @@
+"""Parts of the report's page, each from the files of the run."""

@@ -1,0 +1,145 @@
+"""The curves of the report: metrics over the rounds, and over what they cost."""
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from fedsim.core.formatting import duration_text, epsilon_text, metric_text
+from fedsim.models.catalog import TRAIN_METRICS
+from fedsim.report.contents import RunContents
+from fedsim.report.overview import metric_name
+from fedsim.statement import Facts
+from fedsim.statement.certificate_words import is_plain
+from fedsim.statement.certificates import OBSERVER_NAMES
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from fedsim.report.plots import Axis, Curve, Spend
+
+_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+_TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0))
+_LONG = 3  # of a unit: below, the smaller one has more telling ticks
+
+Drawings = list[tuple[str, "Markup"]]
+
+
+def round_drawings(contents: RunContents) -> Drawings:
+    """Return captions and drawings of metrics, losses and ε over the rounds."""
+    if not contents.rounds:
+        return []
+    # matplotlib is slow to import, and `fedsim --help` must not wait for it.
+    from fedsim.report.plots import round_axis
+
+    over = round_axis([row["round"] for row in contents.rounds])
+    curves = [_metric_curve(contents, name, over) for name in _plotted_metrics(contents)]
+    curves += [_metric_curve(contents, name, over) for name in _train_metrics(contents)]
+    if contents.facts.is_bounded:
+        curves.append(_epsilon_curve(contents, over))
+    return _drawn(curves)
+
+
+def cost_drawings(contents: RunContents) -> Drawings:
+    """Return captions and drawings of the main metric over ε, communication and time."""
+    if len(contents.rounds) < 2 or not contents.metrics:
+        return []
+    name = next(iter(contents.metrics))
+    curves = []
+    for figure, words, over in _costs(contents):
+        curve = _metric_curve(contents, name, over, figure=figure)
+        curves.append((f"{curve.label} against {words}", curve))
+    return [(caption, drawing) for caption, curve in curves for _, drawing in _drawn([curve])]
+
+
+def spends_of(contents: RunContents) -> "list[Spend]":
+    """Return the ε and target of every client, to draw."""
+    from fedsim.report.plots import Spend
+
+    return [
+        Spend(spend["client"], spend["epsilon"], spend.get("target_epsilon"))
+        for spend in contents.clients
+    ]
+
+
+def _drawn(curves: "list[Curve]") -> Drawings:
+    from fedsim.report.plots import draw_curve
+
+    drawings = [(curve.label, draw_curve(curve)) for curve in curves]
+    return [(label, drawing) for label, drawing in drawings if drawing is not None]
+
+
+def _costs(contents: RunContents) -> "Iterator[tuple[str, str, Axis]]":
+    """Yield the name, the words and the axis of each cost that the run recorded."""
+    from fedsim.report.plots import Axis
+
+    epsilons = [row["epsilon_max"] for row in contents.rounds]
+    known = [epsilon for epsilon in epsilons if epsilon is not None]
+    if contents.facts.is_bounded and len(known) == len(epsilons):
+        yield "by-epsilon", "ε", Axis("ε", known, lambda value: f"ε {epsilon_text(value)}")
+    seconds = list(accumulate(row["seconds"] for row in contents.rounds))
+    if seconds[-1] > 0:  # not recorded where participation is secret
+        unit, size = _unit(seconds[-1], _TIME_UNITS, ("seconds", 1.0))
+        yield (
+            "by-time",
+            "time",
+            Axis(unit, [s / size for s in seconds], lambda value: duration_text(value * size)),
+        )
+
+
+def _unit(
+    largest: float, units: tuple[tuple[str, float], ...], smallest: tuple[str, float]
+) -> tuple[str, float]:
+    """Return name and size of the unit for an axis up to `largest`."""
+    return next((unit for unit in units if largest >= _LONG * unit[1]), smallest)
+
+
+def _plotted_metrics(contents: RunContents) -> list[str]:
+    names = list(contents.metrics)
+    loss = ["test_loss"] if "test_loss" in names[1:] else []
+    return names[:1] + loss + list(contents.client_metrics)[:1]
+
+
+def _train_metrics(contents: RunContents) -> list[str]:
+    """Return the metrics of clients that a secure sum aggregated."""
+    return [name for name in TRAIN_METRICS if any(name in row for row in contents.rounds)]
+
+
+def _metric_curve(
+    contents: RunContents, name: str, over: "Axis", *, figure: str | None = None
+) -> "Curve":
+    from fedsim.report.plots import Curve
+
+    kind = "loss" if name.endswith("loss") else "metric"
+    whose, own = "Test", kind
+    if name in TRAIN_METRICS:
+        whose, own = "Train", f"train-{kind}"
+    elif name.startswith("clients_"):
+        whose, own = "Clients' held-out", "held-out"
+    return Curve(
+        name=figure or own,
+        label=f"{whose} {metric_name(name)}",
+        over=over,
+        values=[row.get(name) for row in contents.rounds],
+        text=lambda value: metric_text(name, value),
+        percent=name.endswith("accuracy"),
+    )
+
+
+def _epsilon_curve(contents: RunContents, over: "Axis") -> "Curve":
+    from fedsim.report.plots import Curve, common_target
+
+    return Curve(
+        name="epsilon",
+        label=_epsilon_label(contents.facts),
+        over=over,
+        values=[row["epsilon_max"] for row in contents.rounds],
+        text=epsilon_text,
+        target=common_target(spends_of(contents)),
+        from_zero=True,
+    )
+
+
+def _epsilon_label(facts: Facts) -> str:
+    if is_plain(facts):
+        return "Largest ε of any client"
+    return f"Largest ε of any client, against {OBSERVER_NAMES[facts.trust.observers[0]]}"

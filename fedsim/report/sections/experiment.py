@@ -1,0 +1,191 @@
+"""The box "Experiment": what was run, in a few lines, from the settings and the recorded sizes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedsim.report.contents import RunContents
+from fedsim.statement.sentence import count_text, range_text
+
+_MAX_CHARACTERS = 300
+
+
+def experiment_rows(contents: RunContents) -> list[tuple[str, str]]:
+    """Return label and text of each line; parts that the files do not have are left out."""
+    lines = (
+        ("Data", _data(contents)),
+        ("Partition", _partition(contents)),
+        ("Model", _model(contents)),
+        ("Federation", _federation(contents)),
+        ("Local training", _local(contents)),
+        ("Privacy", _privacy(contents)),
+        ("Secure aggregation", _call(_section(contents, "secure_aggregation"), "protocol")),
+        ("Seed", _text(contents.settings.get("seed"))),
+    )
+    return [(label, _cut(text)) for label, text in lines if text]
+
+
+def sizes_text(contents: RunContents) -> str:
+    """Return the smallest and largest number of examples of a client; "" where it is private."""
+    sizes = [row["examples"] for row in contents.clients if row["examples"] is not None]
+    if not sizes:
+        return ""
+    # Under add/remove the true sizes are private, and none of the files has them.
+    what = "declared examples" if contents.privacy["adjacency"] == "add_remove" else "examples"
+    if min(sizes) == max(sizes):
+        return f"{sizes[0]:,} {what} each"
+    return f"{min(sizes):,} to {max(sizes):,} {what}"
+
+
+def _data(contents: RunContents) -> str:
+    data, sizes = _section(contents, "data"), _sizes(contents)
+    parts = [_dataset(data)]
+    own = [row["examples"] for row in contents.clients if row["examples"] is not None]
+    if own and contents.privacy["adjacency"] != "add_remove":
+        parts.append(f"{sum(own):,} training examples")
+    if "test_examples" in sizes:
+        parts.append(f"{sizes['test_examples']:,} public test examples")
+    if sizes.get("input_shape"):
+        parts.append(f"inputs of {' × '.join(str(size) for size in sizes['input_shape'])}")
+    if sizes.get("num_classes"):
+        parts.append(f"{sizes['num_classes']:,} classes")
+    return "; ".join(part for part in parts if part)
+
+
+def _dataset(data: Mapping[str, Any]) -> str:
+    dataset = data.get("dataset")
+    if isinstance(dataset, Mapping):
+        target = dataset.get("target")
+        return _text(dataset.get("path")) + (f", target {_text(target)}" if target else "")
+    return _with_options(_text(dataset), data.get("args"))
+
+
+def _partition(contents: RunContents) -> str:
+    words = _call(_section(_section(contents, "data"), "partition"), "scheme")
+    return ", ".join(part for part in (words, sizes_text(contents)) if part)
+
+
+def _model(contents: RunContents) -> str:
+    model, sizes = _section(contents, "model"), _sizes(contents)
+    parts = [_with_options(_text(model.get("name")), model.get("args"))]
+    if model.get("features"):
+        parts.append("on " + ", ".join(_name_of(one) for one in model["features"]))
+    if model.get("init"):
+        parts.append(f"from {_text(model['init'])}")
+    found, trained = sizes.get("parameters"), sizes.get("trained_parameters")
+    if found is not None:
+        words = f"{found:,} parameters"
+        parts.append(words if trained == found else f"{words}, {trained:,} trained")
+    if model.get("loss"):
+        parts.append(f"loss {_text(model['loss'])}")
+    return "; ".join(part for part in parts if part)
+
+
+def _federation(contents: RunContents) -> str:
+    federation = _section(contents, "federation")
+    if not federation:
+        return ""
+    count, asked = len(contents.clients), federation.get("clients_per_round")
+    parts = [
+        f"{_text(federation.get('rounds'))} rounds of {_text(asked)} of {count:,} clients",
+        _name_of(federation.get("strategy")),
+        f"weights {_name_of(federation.get('weighting'))}",
+    ]
+    scheme = _section(federation, "participation").get("scheme")
+    if scheme not in (None, "uniform"):
+        parts.append(f"participation {_text(scheme)}")
+    if federation.get("server_averaging"):
+        parts.append(f"server averaging {_text(federation['server_averaging'])}")
+    return ", ".join(parts)
+
+
+def _local(contents: RunContents) -> str:
+    local = _section(contents, "local")
+    if not local:
+        return ""
+    epochs, steps = local.get("epochs"), local.get("steps")
+    length = f"{_text(epochs)} epochs" if epochs else count_text(int(steps or 0), "step")
+    batch = local.get("batch_size")
+    lots = "all examples" if batch == "full" else f"{_text(batch)} examples"
+    parts = [f"{length} of {lots}", _call(local.get("optimizer") or {}, "name")]
+    if local.get("lr_schedule"):
+        parts.append(f"learning rate {_name_of(local['lr_schedule'])}")
+    if (local.get("augmentations") or 1) > 1:
+        parts.append(f"{_text(local['augmentations'])} augmentations")
+    return ", ".join(part for part in parts if part)
+
+
+def _privacy(contents: RunContents) -> str:
+    privacy = _section(contents, "privacy")
+    if not contents.is_private:
+        return "none"
+    facts = contents.facts
+    parts = [f"trust {facts.trust.trust}", f"unit {facts.trust.unit}"]
+    noises = [client.noise_multiplier for client in facts.clients]
+    if noises:
+        parts.append(f"noise multiplier {range_text(noises)}")
+    bound = privacy.get("max_update_norm") or privacy.get("max_grad_norm")
+    parts.append(f"clipping {_text(privacy.get('clipping'))} at {_text(bound)}")
+    if facts.trust.unit == "example":
+        parts.append(f"sampling {_text(contents.privacy.get('sampling'))}")
+    parts.append(f"accountant {_text(contents.privacy['accountant'])}")
+    return ", ".join(parts)
+
+
+def _section(settings: RunContents | Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section of settings; empty where there is none."""
+    all_of = settings.settings if isinstance(settings, RunContents) else settings
+    found = all_of.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _sizes(contents: RunContents) -> Mapping[str, Any]:
+    return contents.summary.get("sizes") or {}
+
+
+def _call(section: Mapping[str, Any], key: str) -> str:
+    """Return the name in a section with its other settings, but for those that are off."""
+    name = section.get(key)
+    if name is None:
+        return ""
+    others = {k: v for k, v in section.items() if k != key and not _is_off(v)}
+    if key == "protocol":  # fields, deadlines and keys are of the protocol, not of the experiment
+        others = {k: v for k, v in others.items() if k in ("aggregators", "min_clients")}
+    return _with_options(_text(name), others, brackets=False)
+
+
+def _is_off(value: object) -> bool:
+    return value in (None, "", [], {}) or (value == 0 and not isinstance(value, bool))
+
+
+def _with_options(name: str, options: object, *, brackets: bool = True) -> str:
+    if not isinstance(options, Mapping) or not options:
+        return name
+    words = ", ".join(f"{key} {_text(value)}" for key, value in options.items())
+    return f"{name} ({words})" if brackets else f"{name}, {words}"
+
+
+def _name_of(value: object) -> str:
+    """Return the name of a part: a word, a mapping with a `name`, or one from a name to options."""
+    if isinstance(value, Mapping):
+        if "name" in value:
+            return _text(value["name"])
+        return ", ".join(_text(key) for key in value)
+    return _text(value)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(_text(each) for each in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k}: {_text(v)}" for k, v in value.items()) + "}"
+    return str(value)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + "…"
