@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedsim import clients as clients
     from fedsim import testing as testing
     from fedsim.api import compare as compare
+    from fedsim.api import compare_runs as compare_runs
     from fedsim.api import run as run
     from fedsim.api import search as search
     from fedsim.comparison.comparison_result import ComparisonResult as ComparisonResult
@@ -59,6 +60,7 @@ _public = {
     "TrackedRun": "fedsim.tracking.protocol",
     "Tracker": "fedsim.tracking.protocol",
     "compare": "fedsim.api",
+    "compare_runs": "fedsim.api",
     "load_model": "fedsim.runs.saved_model",
     "personalize": "fedsim.personalization.personalize",
     "run": "fedsim.api",
@@ -80,6 +82,7 @@ __all__ = [
     "accountant",
     "clients",
     "compare",
+    "compare_runs",
     "load_model",
     "personalize",
     "run",

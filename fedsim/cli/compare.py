@@ -1,16 +1,39 @@
 """The `fedsim compare` command. Nothing heavy is imported before it is called."""
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedsim.cli.options import json_option
-from fedsim.cli.output import print_json
+from fedsim.cli.output import fail, print_json
 from fedsim.core.errors import ExitCode
 
+if TYPE_CHECKING:
+    from fedsim.comparison.comparison_result import ComparisonResult
 
-@click.command("compare", short_help="Run the variants in FILE with every seed; compare them.")
-@click.argument("file", type=click.Path())
+_OF_EXPERIMENTS = ("vary", "seeds", "client_metrics", "workers", "select")
+
+
+@click.command("compare", short_help="Compare variants of an experiment, or finished runs.")
+@click.argument("sources", nargs=-1, required=True, metavar="FILE | RUN RUN...")
+@click.option(
+    "--vary",
+    multiple=True,
+    metavar="KEY=V1,V2",
+    help="Values to compare of a key of the experiment FILE; several options give every "
+    "combination. target_epsilon=null is without privacy.",
+)
+@click.option("--seeds", metavar="N", help="Number of seeds, or a list: 3,7. Default of --vary: 5.")
+@click.option("--baseline", metavar="NAME", help="The variant to compare with. Default: the first.")
+@click.option("--metric", metavar="NAME", help="The metric to compare, such as test_loss.")
+@click.option(
+    "--client-metrics",
+    is_flag=True,
+    help="Evaluate final models on every client's own data: private figures without any ε.",
+)
 @click.option(
     "--out",
     type=click.Path(),
@@ -29,42 +52,148 @@ from fedsim.core.errors import ExitCode
 @click.option("--quiet", "-q", is_flag=True, help="Print only the result, no progress.")
 @json_option
 def compare_command(
-    file: str, out: str | None, workers: int | None, select: bool, quiet: bool, as_json: bool
+    sources: tuple[str, ...],
+    *,
+    out: str | None,
+    workers: int | None,
+    select: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
-    """Run every variant in the comparison FILE with every seed and compare the results.
+    r"""Compare variants of an experiment with the same seeds, or runs that exist.
 
-    Finished runs are reused and unfinished runs resumed: to continue after an interruption, run
-    the same command again.
+    \b
+    fedsim compare comparison.yaml
+    fedsim compare experiment.yaml --vary privacy.target_epsilon=null,8,2 --seeds 5
+    fedsim compare runs/a runs/b runs/c
+
+    A comparison FILE names its variants. With --vary, FILE is an experiment, and KEY.PATH=VALUE
+    after it is a setting of all variants. Finished runs are reused and unfinished runs resumed: to
+    continue after an interruption, run the same command again.
+
+    RUN directories are compared without running anything; runs that differ in the seed alone are
+    one variant.
 
     --select performs the search that select.search describes: a secret number of runs, drawn and
     charged before the first one, of which the best model alone is kept. It prints two figures, one
     for the server and the clients, and one for an observer of nothing but that model.
     """
+    asked = {**options, "workers": workers, "select": select}
+    if any(Path(source).is_dir() for source in sources):
+        _refuse_options(asked, _OF_EXPERIMENTS, "run directories")
+        _compare_runs(sources, options, out, quiet=quiet, as_json=as_json)
+        return
+    file, *overrides = sources
+    _refuse_other_files(file, overrides, varied=bool(options["vary"]))
     if select:
+        _refuse_options(options, tuple(options), "--select")
         _search(file, out, workers, quiet=quiet, as_json=as_json)
         return
-    from fedsim.comparison.compare import compare as run_comparison
-    from fedsim.comparison.results import NothingFinishedError
-    from fedsim.comparison.terminal import ComparisonProgress, print_comparison
+    _compare_variants(
+        file, overrides, options, out=out, workers=workers, quiet=quiet, as_json=as_json
+    )
 
-    observer = None if quiet else ComparisonProgress()
+
+def _compare_variants(
+    file: str,
+    overrides: Sequence[str],
+    options: dict[str, Any],
+    *,
+    out: str | None,
+    workers: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    from fedsim.comparison.compare import compare as run_comparison
+    from fedsim.comparison.file.vary import parse_vary
+    from fedsim.comparison.results import NothingFinishedError
+    from fedsim.comparison.terminal import ComparisonProgress
+
     try:
-        result = run_comparison(file, out=out, workers=workers, observer=observer)
+        result = run_comparison(
+            file,
+            vary=parse_vary(options["vary"]),
+            overrides=overrides,
+            seeds=_seeds(options["seeds"]),
+            baseline=options["baseline"],
+            metric=options["metric"],
+            client_metrics=options["client_metrics"] or None,
+            out=out,
+            workers=workers,
+            observer=None if quiet else ComparisonProgress(),
+        )
     except NothingFinishedError as error:
-        click.echo(str(error), err=True)
-        sys.exit(ExitCode.FAILED)
-    if as_json:
-        content = {**result.to_json(), "path": str(result.path)}
-        print_json(content)
-    else:
-        print_comparison(result)
+        fail(str(error), ExitCode.FAILED)
+    _print(result, as_json=as_json)
     for run in result.failed:
         click.echo(f"{run.path}: {run.reason}", err=True)
     if result.interrupted:
-        click.echo("interrupted; run the same command again to continue", err=True)
-        sys.exit(ExitCode.INTERRUPTED)
+        fail("interrupted; run the same command again to continue", ExitCode.INTERRUPTED)
     if result.failed:
         sys.exit(ExitCode.FAILED)
+
+
+def _compare_runs(
+    runs: Sequence[str], options: dict[str, Any], out: str | None, *, quiet: bool, as_json: bool
+) -> None:
+    from fedsim.comparison.finished.compare_runs import compare_runs
+
+    if not quiet:
+        click.echo(f"checking {len(runs)} run directories", err=True)
+    result = compare_runs(runs, baseline=options["baseline"], metric=options["metric"], out=out)
+    _print(result, as_json=as_json)
+
+
+def _print(result: "ComparisonResult", *, as_json: bool) -> None:
+    from fedsim.comparison.terminal import print_comparison
+
+    if as_json:
+        print_json({**result.to_json(), "path": str(result.path)})
+    else:
+        print_comparison(result)
+
+
+def _refuse_options(options: dict[str, Any], names: tuple[str, ...], what: str) -> None:
+    """Refuse options that have no meaning here.
+
+    Raises:
+        UsageError: one of them was given.
+    """
+    for name in names:
+        if options.get(name):
+            raise click.UsageError(f"--{name.replace('_', '-')} does not go with {what}")
+
+
+def _refuse_other_files(file: str, overrides: Sequence[str], *, varied: bool) -> None:
+    """Refuse what is neither one file nor its overrides.
+
+    Raises:
+        UsageError: with the fix.
+    """
+    for text in overrides:
+        if "=" not in text or Path(text).exists():
+            raise click.UsageError(
+                f"{text!r} is no run directory; compare one FILE, or several RUN directories"
+            )
+        if not varied:
+            raise click.UsageError(
+                f"{text!r} needs --vary; variants of a comparison file have their own settings"
+            )
+    if not Path(file).exists() and not Path(file).suffix:
+        raise click.UsageError(f"{file!r} does not exist; name a FILE, or several RUN directories")
+
+
+def _seeds(text: str | None) -> int | list[int] | None:
+    if text is None:
+        return None
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise click.UsageError(
+            f"--seeds must be a number of seeds, or a list such as 3,7, got {text!r}"
+        ) from error
+    return numbers if "," in text else numbers[0]
 
 
 def _search(file: str, out: str | None, workers: int | None, *, quiet: bool, as_json: bool) -> None:

@@ -1,6 +1,6 @@
 """Run a comparison: from a file to a directory with all runs and their comparison."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -8,12 +8,17 @@ from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.execution.jobs import MARKER, Job, check_directory, lock_directory, plan_jobs
 from fedsim.comparison.execution.workers import default_workers, execute
 from fedsim.comparison.file.load import LoadedComparison, load_comparison
+from fedsim.comparison.file.vary import Vary, load_varied
 from fedsim.comparison.files import write_comparison, write_settings
 from fedsim.comparison.outcomes import read_outcome
 from fedsim.comparison.page import write_page
 from fedsim.comparison.results import summarise
 from fedsim.comparison.terminal import notebook_comparison
 from fedsim.comparison.tuning import tuning_cost
+from fedsim.experiment.overrides import Overrides
+
+DEFAULT_SEEDS = 5
+"""Seeds of a comparison of varied values, where none are given."""
 
 
 class ComparisonObserver(Protocol):
@@ -35,6 +40,12 @@ class ComparisonObserver(Protocol):
 def compare(
     source: str | Path | Mapping[str, Any],
     *,
+    vary: Vary | None = None,
+    overrides: Overrides = (),
+    seeds: int | Sequence[int] | None = None,
+    baseline: str | None = None,
+    metric: str | None = None,
+    client_metrics: bool | None = None,
     out: str | Path | None = None,
     workers: int | None = None,
     observer: ComparisonObserver | None = None,
@@ -45,7 +56,17 @@ def compare(
     are resumed, so a second call continues an interrupted comparison.
 
     Args:
-        source: path of a comparison file, or its content as a mapping.
+        source: path of a comparison file, or its content as a mapping; with `vary` the path of an
+            experiment file.
+        vary: values by key, such as `{"privacy.target_epsilon": [None, 8, 2]}`: the variants are
+            all combinations, and the first one is the baseline. Null noise is no privacy.
+        overrides: with `vary`, settings of all variants, such as `["federation.rounds=5"]`.
+        seeds: number or list of seeds, in place of the file's; with `vary` by default
+            `DEFAULT_SEEDS`.
+        baseline: the variant that all others are compared with, in place of the file's.
+        metric: the compared metric, in place of the file's.
+        client_metrics: whether to evaluate the final model on every client's own data, in place of
+            the file's value.
         out: the output directory; default `runs/<name>`.
         workers: number of parallel worker processes with one thread each; default: one per
             processor, at most 16.
@@ -57,11 +78,18 @@ def compare(
         NothingFinishedError: every run failed.
         KeyboardInterrupt: the user stopped it before any run was finished.
         RunDirectoryError: `out` holds something else, or another comparison is running in it.
-        ValueError: `workers` is below 1.
+        ValueError: `workers` is below 1, or `overrides` are given without `vary`.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
-    comparison = load_comparison(source)
+    given = {
+        "seeds": list(seeds) if isinstance(seeds, Sequence) else seeds,
+        "baseline": baseline,
+        "metric": metric,
+        "client_metrics": client_metrics,
+    }
+    changes = {key: value for key, value in given.items() if value is not None}
+    comparison = _load(source, vary, overrides, changes)
     observer = observer or notebook_comparison()
     directory = Path(out) if out is not None else Path("runs") / comparison.name
     check_directory(directory)
@@ -71,6 +99,27 @@ def compare(
         jobs = plan_jobs(comparison, directory)
         failures, interrupted = _run(comparison, jobs, directory, workers, locks, observer)
         return _conclude(comparison, jobs, directory, failures, interrupted)
+
+
+def _load(
+    source: str | Path | Mapping[str, Any],
+    vary: Vary | None,
+    overrides: Overrides,
+    changes: Mapping[str, object],
+) -> LoadedComparison:
+    if vary:
+        if isinstance(source, Mapping):
+            raise ValueError("vary needs the path of an experiment file, got a mapping")
+        return load_varied(
+            source, vary, overrides=overrides, changes={"seeds": DEFAULT_SEEDS, **changes}
+        )
+    if overrides:
+        raise ValueError(
+            "overrides belong to vary; the variants of a comparison file have their own settings"
+        )
+    if isinstance(source, Mapping):
+        return load_comparison({**source, **changes})
+    return load_comparison(source, changes=changes)
 
 
 def _conclude(

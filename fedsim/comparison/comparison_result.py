@@ -5,6 +5,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from fedsim.comparison.notes import notes_of, seeds_text
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.text import difference_text, guarantee_text, interval_text, metric_words
@@ -34,12 +35,16 @@ class ComparisonResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `comparison.json`."""
-        return {**self.results.to_json(), "tuning": self.tuning.to_json()}
+        return {
+            **self.results.to_json(),
+            "notes": notes_of(self.results),
+            "tuning": self.tuning.to_json(),
+        }
 
     def __repr__(self) -> str:
         results = self.results
         means = [f"{one.name} {self._mean(one)}" for one in results.variants]
-        seeds = f"{len(results.seeds)} seeds"
+        seeds = seeds_text(results)
         return (
             f"ComparisonResult({str(self.path)!r}: {metric_words(results.metric)}, {seeds}: "
             f"{', '.join(means)})"
@@ -59,7 +64,7 @@ class ComparisonResult:
         )
         page = f"<code>{escape(str(self.path / 'comparison.html'))}</code>"
         return (
-            f"<p><b>{escape(results.name)}</b>: {len(results.seeds)} seeds; the whole report: "
+            f"<p><b>{escape(results.name)}</b>: {seeds_text(results)}; the whole report: "
             f"{page}</p><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
         )
 

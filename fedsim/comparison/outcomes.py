@@ -1,7 +1,7 @@
 """The outcome of every run, read from its directory."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from fedsim.comparison.execution.client_metrics import FILE as CLIENT_METRICS
 from fedsim.comparison.execution.jobs import FINISHED, Job
 from fedsim.comparison.execution.worker import RECORD
 from fedsim.comparison.units import OBSERVER_OF
+from fedsim.experiment import Experiment
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.personal_scores import personal_metrics
 
@@ -32,6 +33,7 @@ class RunOutcome:
         trust: trust model that `epsilon` is claimed in; None if not private.
         unit: what `epsilon` protects, `example` or `client`; None if not private.
         certificates: the largest ε of any client against each observer; None if infinite.
+        adjacency: adjacency of `epsilon`; None if not private.
         seconds: wall-clock time of its rounds.
         rounds: the lines of `rounds.jsonl`.
         clients: `clients` of `privacy.json`.
@@ -58,6 +60,7 @@ class RunOutcome:
     trust: str | None = None
     unit: str | None = None
     certificates: Mapping[str, float | None] = field(default_factory=dict)
+    adjacency: str | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -94,35 +97,70 @@ def read_outcome(job: Job, out: Path, failure: str | None) -> RunOutcome:
         failure: reason of the worker's failure; None if it did not fail.
     """
     directory = RunDirectory(job.directory)
+    found = read_run(
+        directory,
+        experiment=job.loaded.experiment,
+        variant=job.variant,
+        path=job.directory.relative_to(out).as_posix(),
+        pair_digests=_read(directory, RECORD, {}).get("pairing", {}),
+    )
+    found = replace(found, reused=job.action == "reuse")
+    if failure is None:
+        return found
+    return replace(found, status="failed", reason=failure, client_metrics=())
+
+
+def read_run(
+    directory: RunDirectory,
+    *,
+    experiment: Experiment,
+    variant: str,
+    path: str,
+    pair_digests: Mapping[str, str],
+) -> RunOutcome:
+    """Return the outcome of a run from its files.
+
+    Args:
+        directory: the run directory; files that the run did not get to may be missing.
+        experiment: the settings of the run.
+        variant: name of its variant.
+        path: the run directory, relative to the comparison's directory.
+        pair_digests: digests of the parts that paired runs share.
+    """
     summary = _read(directory, "summary.json", {})
     privacy = _read(directory, "privacy.json", {"clients": []})
-    measured = _read(directory, CLIENT_METRICS, {"clients": []}) if failure is None else {}
-    settings = job.loaded.experiment.privacy
+    settings = experiment.privacy
     private = settings is not None
-    status = summary.get("status", "failed" if failure else "interrupted")
     return RunOutcome(
-        variant=job.variant,
-        seed=job.seed,
-        path=job.directory.relative_to(out).as_posix(),
-        status="failed" if failure else status,
-        reason=failure or summary.get("reason"),
-        reused=job.action == "reuse",
-        metrics={
-            **{name: value for name, value in summary.items() if name.startswith("test_")},
-            **personal_metrics(summary),
-        },
+        variant=variant,
+        seed=experiment.seed,
+        path=path,
+        status=summary.get("status", "interrupted"),
+        reason=summary.get("reason"),
+        reused=True,
+        metrics={**_test_metrics(summary), **personal_metrics(summary)},
         is_private=private,
         epsilon=privacy.get("system_epsilon") if private else None,
         delta=summary.get("delta"),
         seconds=summary.get("seconds", 0.0),
         rounds=tuple(directory.read_rounds() if directory.rounds.is_file() else ()),
         clients=tuple(privacy["clients"]),
-        client_metrics=tuple(measured.get("clients", ())),
-        pair_digests=_read(directory, RECORD, {}).get("pairing", {}),
+        client_metrics=tuple(_read(directory, CLIENT_METRICS, {"clients": []})["clients"]),
+        pair_digests=pair_digests,
         trust=None if settings is None else settings.trust,
         unit=None if settings is None else settings.unit,
         certificates=_certificates(privacy) if private else {},
+        adjacency=None if settings is None else settings.adjacency,
     )
+
+
+def _test_metrics(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the test metrics that are one number; lists are of single classes."""
+    return {
+        name: value
+        for name, value in summary.items()
+        if name.startswith("test_") and (value is None or isinstance(value, int | float))
+    }
 
 
 def _certificates(privacy: Mapping[str, Any]) -> dict[str, float | None]:

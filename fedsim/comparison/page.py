@@ -16,6 +16,7 @@ import fedsim
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.execution.client_metrics import WARNING
 from fedsim.comparison.execution.jobs import MARKER
+from fedsim.comparison.notes import notes_of, seeds_text
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import CONFIDENCE
 from fedsim.comparison.text import (
@@ -99,7 +100,7 @@ def _context(result: ComparisonResult) -> dict[str, Any]:
         "cards": [*(card for part in parts for card in _cards(part)), *_run_cards(results)],
         "units": [_unit(part, several=len(parts) > 1) for part in parts],
         "pairing": results.pair_check.statement,
-        "notes": results.notes,
+        "notes": notes_of(results),
         "tuning": result.tuning.statement,
         "guarantees": _guarantees(result),
         "client_warning": WARNING,
@@ -129,7 +130,7 @@ def _warnings(result: ComparisonResult) -> list[tuple[str, str]]:
     if result.failed:
         names = ", ".join(f"{run.variant} with seed {run.seed}" for run in result.failed[:10])
         found.append((f"{len(result.failed)} runs failed:", f"{names}. They are left out."))
-    if len(result.results.seeds) == 1:
+    if max(len(one.outcomes) for one in result.results.variants) == 1:
         found.append(("There is one seed.", "It gives no intervals and no tests."))
     return found
 
@@ -164,7 +165,7 @@ def _run_cards(results: Results) -> list[Card]:
     seconds = sum(run.seconds for run in results.outcomes)
     finished = sum(run.is_finished for run in results.outcomes)
     return [
-        Card("Runs", f"{finished} of {len(results.outcomes)}", f"{len(results.seeds)} seeds"),
+        Card("Runs", f"{finished} of {len(results.outcomes)}", seeds_text(results)),
         Card(
             "Paired",
             "yes" if results.pair_check.is_paired else "in part",

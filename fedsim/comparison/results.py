@@ -1,10 +1,10 @@
 """The numbers of a comparison, computed from the outcomes of all runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
-from fedsim.comparison.file.load import LoadedComparison
+from fedsim.comparison.differences import SettingsTable, settings_table
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.pairs import PairCheck, check_pairs
 from fedsim.comparison.statistics import (
@@ -21,6 +21,59 @@ from fedsim.runs.schema import COMPARISON_SCHEMA
 
 _MAX_REASONS = 10
 _PREFERRED = ("test_accuracy", "test_r2", "test_loss")
+
+
+class ComparedVariant(Protocol):
+    """A variant of what is compared."""
+
+    @property
+    def name(self) -> str:
+        """Name in results."""
+        ...
+
+    @property
+    def changes(self) -> Mapping[str, object]:
+        """Changes to the base experiment, as `{"key.path": value}`; none of given runs."""
+        ...
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """All settings but name and seed, as `{"key.path": value}`."""
+        ...
+
+    @property
+    def unit(self) -> str | None:
+        """What its ε protects, `example` or `client`; None without privacy."""
+        ...
+
+
+class Compared(Protocol):
+    """What is compared: the variants of a comparison file, or runs that were given."""
+
+    @property
+    def name(self) -> str:
+        """Name of the comparison."""
+        ...
+
+    @property
+    def metric(self) -> str | None:
+        """The metric to compare; None: the first of accuracy, R² and loss that all runs have."""
+        ...
+
+    @property
+    def baseline(self) -> Baseline:
+        """The variant that all others are compared with, or that of each unit."""
+        ...
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of all variants together."""
+        ...
+
+    @property
+    def variants(self) -> Sequence[ComparedVariant]:
+        """The variants in order."""
+        ...
 
 
 class ComparisonError(InputError):
@@ -127,9 +180,11 @@ class Results:
         name: name of the comparison.
         metric: the compared metric.
         baseline: name of the variant that the others are compared with, or that of each unit.
-        seeds: the seeds of every variant.
+        seeds: the seeds of all variants together.
         variants: in the order of the file.
         pair_check: whether paired runs share data, initial model and participants.
+        settings: the settings in which variants differ.
+        remarks: what a reader must know besides `notes`, such as runs that were left out.
     """
 
     name: str
@@ -138,6 +193,8 @@ class Results:
     seeds: tuple[int, ...]
     variants: tuple[VariantResult, ...]
     pair_check: PairCheck
+    settings: SettingsTable = field(default_factory=SettingsTable)
+    remarks: tuple[str, ...] = ()
 
     @property
     def outcomes(self) -> tuple[RunOutcome, ...]:
@@ -161,11 +218,6 @@ class Results:
             for group in self.groups
         )
 
-    @property
-    def notes(self) -> list[str]:
-        """Notes on how to read the intervals and tests."""
-        return list(_notes(self))
-
     def to_json(self) -> dict[str, Any]:
         """Return the numbers of `comparison.json`."""
         return {
@@ -177,15 +229,15 @@ class Results:
             "confidence": CONFIDENCE,
             "pairing": self.pair_check.to_json(),
             "variants": [variant.to_json() for variant in self.variants],
-            "notes": self.notes,
+            "settings": self.settings.to_json(),
         }
 
 
-def summarise(comparison: LoadedComparison, outcomes: Sequence[RunOutcome]) -> Results:
+def summarise(comparison: Compared, outcomes: Sequence[RunOutcome]) -> Results:
     """Return the numbers of a comparison.
 
     Args:
-        comparison: the checked comparison.
+        comparison: what is compared.
         outcomes: the outcome of every run.
 
     Raises:
@@ -195,7 +247,7 @@ def summarise(comparison: LoadedComparison, outcomes: Sequence[RunOutcome]) -> R
     finished = [outcome for outcome in outcomes if outcome.is_finished]
     if not finished:
         raise NothingFinishedError(_nothing_finished(outcomes))
-    metric = _metric(comparison.settings.metric, finished)
+    metric = _metric(comparison.metric, finished)
     by_name = {
         variant.name: tuple(one for one in outcomes if one.variant == variant.name)
         for variant in comparison.variants
@@ -222,6 +274,7 @@ def summarise(comparison: LoadedComparison, outcomes: Sequence[RunOutcome]) -> R
         seeds=comparison.seeds,
         variants=tuple(variants),
         pair_check=check_pairs(digests, compared),
+        settings=settings_table({one.name: one.settings for one in comparison.variants}),
     )
 
 
@@ -244,7 +297,7 @@ def _nothing_finished(outcomes: Sequence[RunOutcome]) -> str:
     return "\n".join([head, *lines[:_MAX_REASONS], *more])
 
 
-def _values(outcomes: Sequence[RunOutcome], metric: str) -> dict[int, float]:
+def finite_values(outcomes: Sequence[RunOutcome], metric: str) -> dict[int, float]:
     """Return the finite values of the finished runs by seed."""
     return {
         one.seed: value
@@ -256,7 +309,7 @@ def _values(outcomes: Sequence[RunOutcome], metric: str) -> dict[int, float]:
 def _paired(
     own: Sequence[RunOutcome], baseline: Sequence[RunOutcome], metric: str
 ) -> tuple[tuple[int, ...], PairedDifference] | None:
-    mine, other = _values(own, metric), _values(baseline, metric)
+    mine, other = finite_values(own, metric), finite_values(baseline, metric)
     seeds = tuple(seed for seed in mine if seed in other)
     if not seeds:
         return None
@@ -272,7 +325,7 @@ def _variant(
 ) -> VariantResult:
     finished = [one for one in outcomes if one.is_finished]
     names = list(dict.fromkeys(metric for one in finished for metric in one.metrics))
-    values = {metric: list(_values(finished, metric).values()) for metric in names}
+    values = {metric: list(finite_values(finished, metric).values()) for metric in names}
     epsilons = [one.epsilon for one in finished]
     known = [epsilon for epsilon in epsilons if epsilon is not None]
     return VariantResult(
@@ -299,51 +352,6 @@ def _largest(certificates: Sequence[Mapping[str, float | None]]) -> dict[str, fl
         known = [value for value in values if value is not None]
         found[observer] = max(known) if len(known) == len(values) else None
     return found
-
-
-def _notes(results: Results) -> Iterator[str]:
-    if len(results.groups) > 1:
-        yield (
-            "An ε of unit example protects one example, an ε of unit client everything that one "
-            "client has. The two cannot be compared, so no difference has variants of both units."
-        )
-    seeds = len(results.seeds)
-    if seeds == 1:
-        yield "There is one seed, so there are no intervals and no tests: run more seeds."
-    else:
-        yield (
-            f"± is half a 95 % t interval over {seeds} seeds. A seed sets data split, partition, "
-            "initial model, participants, lots and noise, so an interval covers the variation of "
-            "all of these, but not that of another dataset."
-        )
-        floor = 2.0 ** (1 - seeds)
-        if floor > 0.05:
-            yield (
-                f"With {seeds} seeds, the sign-flip test cannot give a p value below {floor:.3g}, "
-                "however large the difference."
-            )
-    tested = sum(
-        variant.difference is not None and variant.difference.holm_p is not None
-        for variant in results.variants
-    )
-    if tested > 1:
-        yield (
-            f"p values are of paired t tests, adjusted for {tested} comparisons with the baseline "
-            "(Holm)."
-        )
-    for variant in results.variants:
-        values = _values(variant.outcomes, results.metric)
-        missing = [one for one in variant.outcomes if one.seed not in values]
-        if missing:
-            shown = ", ".join(f"{one.seed} ({_why(one)})" for one in missing)
-            yield (
-                f"{variant.name}: left out seed {shown}, which may bias the mean: the remaining "
-                "seeds may be the better ones."
-            )
-
-
-def _why(outcome: RunOutcome) -> str:
-    return "its value is not finite" if outcome.is_finished else outcome.status
 
 
 def _estimate_json(estimate: Estimate) -> dict[str, Any]:

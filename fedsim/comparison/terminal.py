@@ -18,8 +18,10 @@ from rich.table import Table
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.execution.jobs import Job
 from fedsim.comparison.file.load import LoadedComparison
+from fedsim.comparison.notes import notes_of, seeds_text
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.text import (
+    common_words,
     difference_text,
     guarantee_text,
     interval_text,
@@ -29,6 +31,8 @@ from fedsim.comparison.text import (
 )
 from fedsim.report.lines import print_sentence
 from fedsim.report.notebook import notebook_console
+
+_MAX_COLUMNS = 4
 
 
 class ComparisonProgress:
@@ -115,7 +119,9 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
     console = console or Console()
     for part in result.results.by_unit:
         console.print(_table(part, unit=len(result.results.groups) > 1))
-    notes = (result.results.pair_check.statement, *result.results.notes)
+    if not any(one.changes for one in result.results.variants) and result.results.settings.keys:
+        console.print(_settings(result.results))
+    notes = (result.results.pair_check.statement, *notes_of(result.results))
     for note in (*notes, result.tuning.statement.strip()):
         print_sentence(console, note)
     report = result.path / "comparison.html"
@@ -126,7 +132,7 @@ def _table(results: Results, *, unit: bool) -> Table:
     """Return the table of one unit's variants, with its name where there are two."""
     table = Table(
         box=box.SIMPLE_HEAD,
-        title=f"{results.name}: {metric_words(results.metric)}, {len(results.seeds)} seeds, "
+        title=f"{results.name}: {metric_words(results.metric)}, {seeds_text(results)}, "
         f"baseline {results.baseline}" + (f", unit {results.groups[0].unit}" if unit else ""),
         title_justify="left",
     )
@@ -139,12 +145,36 @@ def _table(results: Results, *, unit: bool) -> Table:
         [] if trusts else ["time"]
     )
     headings += [] if all_finished else ["seeds"]
-    table.add_column("variant", overflow="fold")
+    prefix = common_words([one.name for one in results.variants])
+    table.add_column(prefix or "variant", overflow="fold")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for variant in results.variants:
-        cells = _row(variant, results.metric, trusts=trusts)
+        cells = [
+            variant.name.removeprefix(prefix),
+            *_row(variant, results.metric, trusts=trusts),
+        ]
         table.add_row(*(cells[:-1] if all_finished else cells))
+    return table
+
+
+def _settings(results: Results) -> Table:
+    """Return the table of the settings in which given runs differ; few variants are columns."""
+    found = results.settings
+    names = list(found.values)
+    table = Table(box=box.SIMPLE_HEAD, title="settings that differ", title_justify="left")
+    if len(names) <= _MAX_COLUMNS:
+        table.add_column("", overflow="fold")
+        for name in names:
+            table.add_column(name, overflow="fold")
+        for key in found.keys:
+            table.add_row(key, *(found.text(name, key) for name in names))
+        return table
+    table.add_column("variant", overflow="fold")
+    for key in found.keys:
+        table.add_column(key, overflow="fold")
+    for name in names:
+        table.add_row(name, *(found.text(name, key) for key in found.keys))
     return table
 
 
@@ -154,7 +184,6 @@ def _row(variant: VariantResult, metric: str, *, trusts: bool) -> list[str]:
     guarantee = guarantee_text(variant)
     observed = f"{guarantee}, {variant.observer}" if variant.observer else guarantee
     return [
-        variant.name,
         observed if trusts else guarantee,
         "–" if estimate is None else interval_text(metric, estimate),
         "–" if difference is None else difference_text(metric, difference.paired.estimate),

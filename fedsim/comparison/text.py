@@ -1,5 +1,7 @@
 """The numbers of a comparison as text."""
 
+from collections.abc import Sequence
+
 from fedsim.comparison.results import VariantResult
 from fedsim.comparison.statistics import Estimate
 from fedsim.core.formatting import duration_text, epsilon_text, metric_text
@@ -57,6 +59,19 @@ def p_text(p: float | None) -> str:
 def seconds_text(seconds: Estimate | None) -> str:
     """Return the mean time of a run."""
     return _NOTHING if seconds is None else duration_text(seconds.mean)
+
+
+def common_prefix(names: Sequence[str]) -> str:
+    """Return the characters that all names begin with."""
+    first, last = min(names), max(names)
+    same = [a == b for a, b in zip(first, last, strict=False)]
+    return first[: [*same, False].index(False)]
+
+
+def common_words(names: Sequence[str]) -> str:
+    """Return the setting that all names begin with, such as `target_epsilon=`; else ""."""
+    prefix = common_prefix(names) if len(names) > 1 else ""
+    return prefix[: prefix.rfind("=") + 1]
 
 
 def _half(metric: str, estimate: Estimate) -> str:

@@ -127,6 +127,19 @@ def tuning_cost(results: Results, out: Path, select: SelectSettings | None) -> T
     return Tuning(everything, composed, best and best.name, select, statement)
 
 
+def tuning_of_runs(results: Results, paths: Sequence[Path]) -> Tuning:
+    """Return the privacy cost of given runs, of which none is chosen.
+
+    Args:
+        results: the results of the comparison.
+        paths: the run directories.
+    """
+    deltas = [variant.delta for variant in results.variants if variant.delta is not None]
+    everything = _compose(list(_spends(paths)), max(deltas, default=None))
+    statement = _without_selection(everything).replace(" in this directory", "")
+    return Tuning(everything, None, None, None, statement)
+
+
 def _all_runs(out: Path) -> list[Path]:
     found = [*(out / "runs").glob("*/*"), *(out / "superseded").glob("*/*")]
     return sorted(path for path in found if (path / "experiment.yaml").is_file())

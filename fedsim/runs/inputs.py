@@ -8,6 +8,8 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from itertools import chain
 
+import numpy as np
+
 from fedsim.data import Examples
 from fedsim.federation.federation import Federation
 from fedsim.protocol.arrays import digest
@@ -15,6 +17,7 @@ from fedsim.runs.directory import RunDirectoryError
 
 _WHAT = {
     "data": "the data, or how they are divided among the clients,",
+    "test": "the targets of the test set",
     "model": "the initial model",
     "privacy": "a client's noise, δ or target",
 }
@@ -23,12 +26,14 @@ _WHAT = {
 def fingerprint(federation: Federation) -> dict[str, str]:
     """Return the digests of the data, the initial model, the mechanisms and the plug-ins' sources.
 
-    The number of planned rounds is not part of them.
+    The targets of the test set have a digest of their own: runs whose scores are compared share
+    them. The number of planned rounds is not part of them.
     """
     data = federation.data
     examples = chain([data.test], data.clients, data.held_out or ())
     return {
         "data": _sha256(part for each in examples for part in _bytes_of(each)),
+        "test": _sha256([*_array_bytes(data.test.targets)]),
         "model": digest(federation.initial_arrays()),
         "privacy": _sha256(
             repr((plan.release, plan.delta, plan.target_epsilon, plan.secure_noise)).encode()
@@ -60,8 +65,12 @@ def refuse_other_inputs(before: Mapping[str, str], federation: Federation) -> No
 
 def _bytes_of(examples: Examples) -> Iterable[bytes]:
     for array in (examples.features, examples.targets):
-        yield f"{array.dtype}{array.shape}".encode()
-        yield array.tobytes()
+        yield from _array_bytes(array)
+
+
+def _array_bytes(array: np.ndarray) -> Iterable[bytes]:
+    yield f"{array.dtype}{array.shape}".encode()
+    yield array.tobytes()
 
 
 def _sha256(parts: Iterable[bytes]) -> str:

@@ -196,7 +196,9 @@ def test_a_click_sorts_the_table(
 
 def test_a_page_without_privacy_and_with_one_seed_is_whole(compared: ComparisonResult) -> None:
     plain = compared.results.variants[0]
-    alone = replace(plain, metrics={"test_accuracy": t_interval([0.5])})
+    alone = replace(
+        plain, metrics={"test_accuracy": t_interval([0.5])}, outcomes=plain.outcomes[:1]
+    )
     results = replace(compared.results, variants=(alone,), seeds=(0,))
     page = render_comparison(replace(compared, results=results))
     assert "No variant has a finite ε to draw against" in page

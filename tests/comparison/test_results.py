@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.comparison.file.load import LoadedComparison, load_comparison
+from fedsim.comparison.notes import notes_of
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import ComparisonError, NothingFinishedError, Results, summarise
 
@@ -61,7 +62,7 @@ def test_each_variant_has_mean_difference_and_its_largest_epsilon(
     assert third.difference is not None
     assert third.difference.paired.estimate.mean == 0
     assert second.difference.holm_p == pytest.approx(2 * (second.difference.paired.t_p or 0))
-    assert any("adjusted for 2 comparisons" in note for note in found.notes)
+    assert any("adjusted for 2 comparisons" in note for note in notes_of(found))
 
 
 def test_only_seeds_that_both_finished_are_paired_and_the_others_are_named(
@@ -76,7 +77,7 @@ def test_only_seeds_that_both_finished_are_paired_and_the_others_are_named(
     assert second.difference.paired.t_p is None
     assert third.difference is not None
     assert third.difference.seeds == (0,)
-    notes = "\n".join(found.notes)
+    notes = "\n".join(notes_of(found))
     assert "plain: left out seed 2 (failed)" in notes
     assert "dp: left out seed 0 (interrupted)" in notes
     assert "more: left out seed 1 (its value is not finite)" in notes
@@ -97,7 +98,7 @@ def test_one_seed_is_said_to_show_nothing_about_chance(directory: Path) -> None:
     (directory / "compare.yaml").write_text(text)
     loaded = load_comparison(directory / "compare.yaml")
     found = summarise(loaded, [outcome("plain", 0, 0.9), outcome("dp", 0, 0.8)])
-    assert found.notes == [
+    assert notes_of(found) == [
         "There is one seed, so there are no intervals and no tests: run more seeds."
     ]
     content = found.to_json()["variants"][1]

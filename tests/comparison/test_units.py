@@ -122,7 +122,7 @@ def test_the_terminal_has_a_table_for_each_unit_with_its_observers(
 
 def test_json_and_table_name_unit_trust_and_observer(mixed: ComparisonResult) -> None:
     results: Results = mixed.results
-    content = results.to_json()
+    content = mixed.to_json()
     assert content["baseline"] == {"example": "plain", "client": "b-sums"}
     central = content["variants"][-1]
     assert (central["unit"], central["trust"], central["against"]) == (

@@ -78,6 +78,8 @@ def check_directory(out: Path) -> None:
         raise RunDirectoryError(f"{out} is a file; choose another --out")
     if out.is_dir() and any(out.iterdir()) and not (out / MARKER).is_file():
         raise RunDirectoryError(f"{out} is not empty and holds no comparison; choose another --out")
+    if (out / MARKER).is_file() and "\nruns:" in (out / MARKER).read_text(encoding="utf-8"):
+        raise RunDirectoryError(f"{out} holds a comparison of given runs; choose another --out")
     for record in sorted(out.glob(f"runs/*/*/{RECORD}")):
         run = Origin.from_json(_json(record.parent / "environment.json"))
         comparison = Origin.from_json({"fedsim": run.version, **_json(record)})

@@ -4,9 +4,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import ValidationError
 
+from fedsim.comparison.differences import flat_settings
 from fedsim.comparison.file.settings import ComparisonSettings
 from fedsim.comparison.file.variants import Variant, expand_variants
 from fedsim.comparison.search.rules import candidate_problems, file_problems, required_problems
@@ -15,7 +17,7 @@ from fedsim.core.limits import MAX_COMPARED_RUNS
 from fedsim.experiment import ExperimentError, LoadedExperiment, Problem, load_experiment
 from fedsim.experiment.load import read_yaml
 from fedsim.experiment.messages import PathMessage, validation_messages
-from fedsim.experiment.overrides import Override
+from fedsim.experiment.overrides import COMMAND_LINE, Override, apply_overrides, parse_overrides
 from fedsim.experiment.text import any_of, did_you_mean
 from fedsim.experiment.tree import Entry, Location, Node, from_python, is_broken, locate, to_python
 
@@ -33,6 +35,11 @@ class LoadedVariant:
     name: str
     changes: Mapping[str, object]
     experiments: tuple[LoadedExperiment, ...]
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """All settings but name and seed, as `{"key.path": value}`."""
+        return flat_settings(self.experiments[0].experiment)
 
     @property
     def is_private(self) -> bool:
@@ -65,6 +72,11 @@ class LoadedComparison:
     variants: tuple[LoadedVariant, ...]
 
     @property
+    def metric(self) -> str | None:
+        """The compared metric; None: the first of accuracy, R² and loss that all runs have."""
+        return self.settings.metric
+
+    @property
     def baseline(self) -> Baseline:
         """The variant that all others are compared with, or that of each unit.
 
@@ -84,7 +96,10 @@ class LoadedComparison:
 
 
 def load_comparison(
-    source: str | Path | Mapping[str, object], *, search: bool = False
+    source: str | Path | Mapping[str, object],
+    *,
+    search: bool = False,
+    changes: Mapping[str, object] = MappingProxyType({}),
 ) -> LoadedComparison:
     """Load a comparison from a YAML file or a mapping.
 
@@ -94,16 +109,37 @@ def load_comparison(
     Args:
         source: path of the file, or its content as a mapping.
         search: whether a search is performed, with `select.search`, instead of a comparison.
+        changes: values that replace keys of the file, such as `{"seeds": 3}`.
 
     Raises:
         ExperimentError: with every mistake of the file, of the base and of every variant.
     """
     problems: list[Problem] = []
     if isinstance(source, Mapping):
-        tree, directory, stem = from_python(source, Location(""), problems), Path(), "comparison"
-    else:
-        tree = read_yaml(source, problems)
-        directory, stem = Path(source).parent, Path(source).stem
+        tree = from_python(source, Location(""), problems)
+        return load_tree(tree, Path(), "comparison", problems, search=search)
+    tree = read_yaml(source, problems)
+    _refuse_experiment(tree, problems)
+    overrides = parse_overrides(dict(changes), problems)
+    tree = apply_overrides(tree, overrides, None, problems)
+    return load_tree(tree, Path(source).parent, Path(source).stem, problems, search=search)
+
+
+def load_tree(
+    tree: Node, directory: Path, stem: str, problems: list[Problem], *, search: bool = False
+) -> LoadedComparison:
+    """Load a comparison from its located tree.
+
+    Args:
+        tree: the content of the file.
+        directory: the directory in which the path of the base starts.
+        stem: name of a comparison that gives none.
+        problems: mistakes that were found before.
+        search: as `load_comparison`.
+
+    Raises:
+        ExperimentError: with every mistake, the given ones included.
+    """
     settings = _settings(tree, problems)
     base = _base(tree, directory, problems)
     base_tree = None if base is None else _read_base(base, problems)
@@ -131,6 +167,20 @@ def load_comparison(
     if problems:
         raise ExperimentError(problems)
     return comparison
+
+
+def _refuse_experiment(tree: Node, problems: list[Problem]) -> None:
+    """Raise for a file that is an experiment: all its keys would be unknown.
+
+    Raises:
+        ExperimentError: with the ways out.
+    """
+    if _child(tree, "model") and not _child(tree, "base") and not _child(tree, "variants"):
+        message = (
+            "this is an experiment, not a comparison: add --vary KEY=VALUE,VALUE to compare "
+            "variants of it, or run it with fedsim run"
+        )
+        raise ExperimentError([*problems, tree.location.problem((), message)])
 
 
 def _settings(tree: Node, problems: list[Problem]) -> ComparisonSettings | None:
@@ -188,17 +238,19 @@ def _load_variants(
             for seed in seeds
         )
         loaded.append(LoadedVariant(variant.name, variant.changes, experiments))
-    problems += _in_words(found, len(variants), str(base))
+    problems += _in_words(found, len(variants), str(base), tree.location.source)
     return tuple(loaded)
 
 
 def _in_words(
-    found: list[tuple[Variant, Problem]], num_variants: int, base: str
+    found: list[tuple[Variant, Problem]], num_variants: int, base: str, source: str
 ) -> Iterator[Problem]:
     """Yield the problems of all variants; name the variant where the place does not show it."""
     counts = Counter(problem for _, problem in found)
     for variant, problem in found:
-        if problem.source != base:  # written in the variant
+        if problem.source == COMMAND_LINE.source == source:  # the key is as it was given
+            yield problem
+        elif problem.source != base:  # written in the variant
             path = ("variants", variant.origin, *problem.path)
             yield replace(problem, path=path)
         elif counts[problem] == num_variants:  # the base experiment's own

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 
 from fedsim.experiment.errors import Problem
 from fedsim.experiment.overrides import Override
-from fedsim.experiment.schema import NAME_PATTERN
 from fedsim.experiment.text import KeyPath, path_text, value_text
 from fedsim.experiment.tree import Entry, Node, to_python
 
 GRID = "grid"
 MAX_VARIANTS = 500
 
+NAME_RULE = "letters, digits, '.', '_', '+', '=' or '-', starting with a letter or a digit"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._+-]+")
 
 
@@ -53,9 +54,8 @@ def expand_variants(
     expanded: list[Variant] = []
     for name, entry in variants.items():
         path = ("variants", name)
-        if not re.fullmatch(NAME_PATTERN, name):
-            rule = "letters, digits, '.', '_' or '-', starting with a letter or a digit"
-            problems.append(entry.key.problem(path, f"a variant's name must be {rule}"))
+        if not _NAME.fullmatch(name):
+            problems.append(entry.key.problem(path, f"a variant's name must be {NAME_RULE}"))
             continue
         if entry.node.value is None or isinstance(entry.node.value, dict):
             expanded += _expand(name, entry, base, problems)
@@ -79,9 +79,9 @@ def _expand(name: str, entry: Entry, base: Node | None, problems: list[Problem])
     problems += _reserved([*fixed, *(axis[0] for axis in axes if axis)], path)
     if grid is None:
         return [Variant(name, name, tuple(fixed))]
-    labels = _labels([axis[0].path for axis in axes])
+    labels = axis_labels([axis[0].path for axis in axes])
     named = [
-        [(f"{label}={_text(number, one.node)}", one) for number, one in enumerate(axis)]
+        [(f"{label}={value_label(number, one.node)}", one) for number, one in enumerate(axis)]
         for label, axis in zip(labels, axes, strict=True)
     ]
     points = itertools.islice(itertools.product(*named), MAX_VARIANTS + 1)
@@ -154,13 +154,13 @@ def _reserved(overrides: list[Override], path: KeyPath) -> Iterator[Problem]:
         seen.add(override.path)
 
 
-def _labels(paths: list[tuple[str, ...]]) -> list[str]:
+def axis_labels(paths: list[tuple[str, ...]]) -> list[str]:
     """Return the last key of each axis, or all its keys where that would be ambiguous."""
     last = [path[-1] for path in paths]
     return [path[-1] if last.count(path[-1]) == 1 else ".".join(path) for path in paths]
 
 
-def _text(number: int, node: Node) -> str:
+def value_label(number: int, node: Node) -> str:
     """Return a value as a part of a name: 8.0, null, 64x32; a mapping by its number on its axis."""
     value = to_python(node)
     parts = value if isinstance(value, list) else [value]

@@ -150,8 +150,8 @@ def test_every_mistake_is_reported_at_once_at_its_place(directory: Path) -> None
         "compare.yaml:10:20: variants.both.privacy: declared_examples belongs to adjacency "
         "add_remove; under zero_out the client sizes are public and are used as they are",
         "compare.yaml:11:3: variants.three: must be a mapping of what to change, got 3",
-        "compare.yaml:12:3: variants.':': a variant's name must be letters, digits, '.', '_' or "
-        "'-', starting with a letter or a digit",
+        "compare.yaml:12:3: variants.':': a variant's name must be letters, digits, '.', '_', "
+        "'+', '=' or '-', starting with a letter or a digit",
     ]
 
 

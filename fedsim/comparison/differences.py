@@ -1,0 +1,119 @@
+"""Settings in which variants differ, and the sentences that their statements share."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import yaml
+
+from fedsim.experiment import Experiment
+
+_NOT_COMPARED = ("name", "seed")
+_MAX_TEXT_CHARACTERS = 60
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
+
+
+@dataclass(frozen=True)
+class SettingsTable:
+    """The settings in which variants differ.
+
+    Attributes:
+        keys: their keys, such as `local.steps`, in the order of the schema.
+        values: for each variant its value under each key; a key that the variant lacks is left out.
+        sections: for each variant, keys that are sections there and null in another variant.
+    """
+
+    keys: tuple[str, ...] = ()
+    values: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    sections: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def text(self, variant: str, key: str) -> str:
+        """Return a variant's value of a key as text: `–` where it has none."""
+        if key in self.values[variant]:
+            return setting_text(self.values[variant][key])
+        return "given" if key in self.sections[variant] else "–"
+
+    def to_json(self) -> dict[str, dict[str, object]]:
+        """Return `settings` of `comparison.json`: by variant, the values that differ."""
+        return {name: dict(found) for name, found in self.values.items()}
+
+
+def flat_settings(experiment: Experiment) -> dict[str, object]:
+    """Return all settings but name and seed as `{"key.path": value}`; lists stay whole."""
+    content = experiment.model_dump(mode="json", exclude=set(_NOT_COMPARED))
+    return dict(_leaves(content, ()))
+
+
+def _leaves(content: object, path: tuple[str, ...]) -> list[tuple[str, object]]:
+    if isinstance(content, Mapping) and content:
+        return [leaf for key, one in content.items() for leaf in _leaves(one, (*path, str(key)))]
+    return [(".".join(path), content)]
+
+
+def settings_table(variants: Mapping[str, Mapping[str, object]]) -> SettingsTable:
+    """Return the keys in which variants differ, with their values.
+
+    A key below a section that is null in a variant is compared among the other variants; the
+    section itself is then one of the keys.
+
+    Args:
+        variants: `flat_settings` of each variant, by its name.
+    """
+    every = list(dict.fromkeys(key for one in variants.values() for key in one))
+    sections = {
+        name: frozenset(key for key in every if any(own.startswith(f"{key}.") for own in one))
+        for name, one in variants.items()
+    }
+    keys = tuple(key for key in every if _differs(key, variants, sections))
+    return SettingsTable(
+        keys=keys,
+        values={
+            name: {key: one[key] for key in keys if key in one} for name, one in variants.items()
+        },
+        sections=sections,
+    )
+
+
+def _differs(
+    key: str,
+    variants: Mapping[str, Mapping[str, object]],
+    sections: Mapping[str, frozenset[str]],
+) -> bool:
+    found = set()
+    for name, one in variants.items():
+        if key in one:
+            found.add(repr(one[key]))
+        elif key in sections[name]:
+            found.add("a section")
+        elif not any(one.get(parent, "") is None for parent in _parents(key)):
+            found.add("no such key")
+    return len(found) > 1
+
+
+def _parents(key: str) -> list[str]:
+    parts = key.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
+
+
+def setting_text(value: object) -> str:
+    """Return a value of a setting on one line of YAML, shortened."""
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
+    text = text.removesuffix("\n...\n").strip()
+    limit = _MAX_TEXT_CHARACTERS
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def common_sentences(
+    statements: Sequence[tuple[str, str]],
+) -> tuple[str, list[tuple[str, str]]]:
+    """Return the sentences that all statements share, and the other ones of each.
+
+    Args:
+        statements: (variant, its statement).
+    """
+    split = [(name, _SENTENCE_END.split(text)) for name, text in statements]
+    if len(split) < 2:
+        return "", list(statements)
+    shared = [one for one in split[0][1] if all(one in own for _, own in split)]
+    rest = [(name, " ".join(one for one in own if one not in shared)) for name, own in split]
+    return " ".join(shared), rest

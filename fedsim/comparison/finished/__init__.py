@@ -1,0 +1,1 @@
+"""Comparison of run directories that exist: nothing is run."""
