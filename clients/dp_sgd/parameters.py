@@ -5,6 +5,7 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 
 class FlatParameters:
@@ -17,13 +18,22 @@ class FlatParameters:
         model: its trainable parameters are moved into the flat tensor, values unchanged.
 
     Raises:
-        ValueError: nothing is trainable, or parameters differ in type or device.
+        ValueError: nothing is trainable, a lazy layer has no values yet, or parameters differ in
+            type or device.
     """
 
     def __init__(self, model: nn.Module) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise ValueError("the model has no trainable parameters; set requires_grad on some")
+        lazy = next((name for name, p in named if is_lazy(p)), None)
+        if lazy is not None:
+            layer = type(model.get_submodule(lazy.rpartition(".")[0])).__name__
+            raise ValueError(
+                f"parameter {lazy!r} of a {layer} has no values yet; call the model once on an "
+                "example of the right shape, such as zeros, before the engine and the optimizer "
+                "are made"
+            )
         kinds = {(p.dtype, p.device) for _, p in named}
         if len(kinds) > 1:
             found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))

@@ -25,6 +25,7 @@ from fedsim.clients.dp_sgd.per_example.sequence import ModuleSequence
 from fedsim.clients.privacy_engine.forward_checks import check_forward, leading_tensor
 from fedsim.clients.privacy_engine.forward_tiles import Layout, call_in_tiles, join_outputs
 from fedsim.clients.privacy_engine.loss_probe import check_own_rows
+from fedsim.clients.privacy_engine.opacus.names import NoGradSample
 from fedsim.clients.privacy_engine.recorded_pass import (
     BackwardError,
     PassContext,
@@ -32,6 +33,7 @@ from fedsim.clients.privacy_engine.recorded_pass import (
     RecordingForward,
     refuse_gradient,
 )
+from fedsim.clients.privacy_engine.row_losses import ForwardPass, with_origin, without_origin
 
 
 class InPlaceParameters(FlatParameters):
@@ -94,6 +96,7 @@ class AttachedModel:
         for name, parameter in zip(self.parameters.names, self.parameters.tensors, strict=True):
             hook = refuse_gradient(name)
             self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+            vars(parameter)["grad_sample"] = NoGradSample()
 
     def detach(self) -> None:
         """Restore the model, and drop gradients that are in no lot."""
@@ -102,6 +105,8 @@ class AttachedModel:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        for parameter in self.parameters.tensors:
+            vars(parameter).pop("grad_sample", None)
         self._forward = None
         self.discard()
 
@@ -124,7 +129,7 @@ class AttachedModel:
                 "engine.backward takes one loss for each example (n,), as with reduction='none', "
                 f"got shape {tuple(losses.shape)}; take the mean of each example's own values"
             )
-        passes = self.passes
+        losses, passes = without_origin(losses), self.passes
         if passes.outputs and passes.checks_left:
             check_own_rows(losses, passes.outputs)
             passes.checks_left -= len(losses) > 1
@@ -143,6 +148,10 @@ class AttachedModel:
             units = check_forward(self.model, args, kwargs, rows=rows, public=public)
             self._checked = _CheckedModel(RuledModel(self.model, self.parameters, units))
         return self._checked
+
+    def use_tiles(self, examples: int) -> None:
+        """Run in tiles of so many examples from now on; the model is checked with them first."""
+        self.tile_examples, self._checked = examples, None
 
     def paused(self) -> AbstractContextManager[None]:
         """Return a context in which the model is as it is when it is not attached."""
@@ -231,27 +240,32 @@ class AttachedModel:
         if checked is None or not checked.is_current():
             checked = self.check(args, kwargs, public=False)
         ruled, sequence = checked.ruled, checked.sequence
+        origin = ForwardPass(n, self.backward)
         if not n:
-            return _without_examples(forward, args, kwargs)
+            return with_origin(_without_examples(forward, args, kwargs), origin)
         recorded = RecordedPass(self.parameters, n // self.views, self.views, self.passes)
         tiles = [recorded.start_tile(rows) for _ in range(0, n, rows)]
         by_hand = len(args) == 1 and not kwargs and first is args[0] and sequence.is_usable
         if by_hand and not first.requires_grad and not _is_autocast(first):
-            return self._noted(sequence.record(tiles, first))
+            return self._noted(sequence.record(tiles, first), origin)
         found = []
         calls = call_in_tiles(args, kwargs, n, rows, checked.layout)
         for tile, (own, named) in zip(tiles, calls, strict=True):
             with ruled.in_place(tile):
                 run = self.model.forward if ruled.covers_root else forward
                 found.append(run(*own, **named))
-        return self._noted(join_outputs(found, n, rows))
+        return self._noted(join_outputs(found, n, rows), origin)
 
-    def _noted(self, outputs: Any) -> Any:
-        """Keep the outputs for a check of the losses, while there is one to come."""
+    def _noted(self, outputs: Any, origin: ForwardPass) -> Any:
+        """Keep the outputs for a check of the losses, while there is one to come.
+
+        Returns:
+            The outputs, which remember their forward pass.
+        """
         if self.passes.checks_left:
             leaves = pytree.tree_leaves(outputs)
             self.passes.outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        return outputs
+        return with_origin(outputs, origin)
 
 
 class _CheckedModel:

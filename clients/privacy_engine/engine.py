@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from fedsim.accountant import Event, PrivacyLedger
-from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.clients.dp_sgd.clipping import Clipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
@@ -31,32 +30,44 @@ from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.privacy_engine.attachment import AttachedModel
 from fedsim.clients.privacy_engine.loaders import PrivateLoader, loader_sizes, tensor_batches
 from fedsim.clients.privacy_engine.lot_schedule import EngineStreams
+from fedsim.clients.privacy_engine.opacus.names import (
+    accountant_name,
+    attribute_hint,
+    lot_and_population,
+    without_opacus_arguments,
+)
 from fedsim.clients.privacy_engine.opacus_style import OpacusStyle
 from fedsim.clients.privacy_engine.optimizer_patch import OptimizerPatch, check_optimizer
-from fedsim.clients.privacy_engine.spend import affordable_events, best_order, ledger_epsilon
+from fedsim.clients.privacy_engine.spend import affordable_events, ledger_spent
 from fedsim.clients.privacy_engine.state import engine_state, restore_state
 from fedsim.clients.privacy_engine.steps import PrivateSteps
 from fedsim.clients.privacy_engine.terms import (
     EngineSamplingName,
     LossReduction,
     LotSource,
+    PrivacyTerms,
+    checked_count,
     clipping_for,
     privacy_terms,
 )
+
+_OF_A_MODEL = ("terms", "_model", "_streams", "_steps")
 
 
 class PrivacyEngine(OpacusStyle):
     """Makes an optimizer's steps differentially private per example.
 
-    After `attach`, `engine.backward(losses)`, with one loss for each example, takes the place of
-    `loss.backward()`. A `loss.backward()` of your own works too, if `check_isolation` has seen its
-    loss; before, no ε is printed. No parameter gets a `.grad`. `optimizer.step()` clips the
-    per-example gradients, sums them, adds noise once and divides by `batch_size`; the optimizer
-    sees nothing else. `optimizer.virtual_step()` adds a physical batch to the lot without noise, so
-    that a lot may exceed memory. The first dimension of the model's input is the examples. The
-    first forward pass, and the first one after modules or hooks were exchanged, checks on synthetic
-    examples that the model does not couple them, in lots of the size that runs. Buffers may not
-    change. Under `torch.autocast` activations are short; norms, sums and noise are not.
+    After `attach`, `engine.backward(losses)` takes one loss for each example. `loss.backward()`
+    does the same where a loss function of torch, or `mean()` or `sum()`, reduced the losses of
+    examples (`fedsim.clients.privacy_engine.row_losses`). After any other `loss.backward()` no ε
+    is printed until `check_isolation` has seen the loss. No parameter gets a `.grad`.
+    `optimizer.step()` clips the per-example gradients, sums them, adds noise once and divides by
+    `batch_size`; the optimizer sees nothing else. `optimizer.virtual_step()` adds a physical batch
+    to the lot without noise, so that a lot may exceed memory. The first dimension of the model's
+    input is the examples. The first forward pass, and the first one after modules or hooks were
+    exchanged, checks on synthetic examples that the model does not couple them, in lots of the
+    size that runs. Buffers may not change. Under `torch.autocast` activations are short; norms,
+    sums and noise are not.
 
     Guarantee: every step is in `ledger` before the optimizer moves, and the parameters after any
     number of steps are (get_epsilon(δ), δ)-DP for every δ under `adjacency`, if an example's loss
@@ -75,10 +86,16 @@ class PrivacyEngine(OpacusStyle):
     mean over the lot divides by the number of examples, which may round an example's gradient by
     one unit in the last place; `engine.backward` divides by nothing.
 
+    `PrivacyEngine()` without a model waits for `make_private` (Opacus 1.x), which reads the sizes
+    from the loader. The positional arguments are those of the first Opacus. Other arguments of
+    Opacus are accepted where they ask for what happens here anyway, and refused with their place
+    here otherwise (docs/howto/from_opacus.md).
+
     Args:
         model: the model; which of its parameters are trainable is fixed from now on.
         batch_size: expected lot: public, and the divisor of every released sum.
         sample_size: public number of examples; the sampling rate is batch_size / sample_size.
+        alphas: Rényi orders of the accountant, which is then "rdp".
         noise_multiplier: z; noise on the sum has standard deviation z · C. 0: no privacy.
         target_epsilon: instead of z: the ε at `target_delta` after `steps` or `epochs`, which must
             be given; further steps are refused.
@@ -91,7 +108,10 @@ class PrivacyEngine(OpacusStyle):
         sampling: "poisson", or "shuffle" for passes over shuffled data (no amplification; call
             `begin_epoch` whenever a loader of your own starts again).
         loss_reduction: "mean" or "sum", what the loss does over the examples of a forward pass.
-        accountant: the accountant of the reported ε: "pld", "rdp" or "moments".
+        accountant: the accountant of the reported ε: "pld" (also by Opacus's name "prv"), "rdp" or
+            "moments". By default "pld", and "rdp" with `alphas`.
+        sample_rate: instead of `batch_size` or `sample_size`: the probability of each example to be
+            in a lot.
         adjacency: what ε protects against. Under "add_remove" the number of examples is private:
             `sample_size` must be a number that does not depend on it.
         max_physical_batch: most examples that `batches` yields at once; `optimizer.step()` then
@@ -106,68 +126,120 @@ class PrivacyEngine(OpacusStyle):
             knows the seed can subtract the noise, and the same seed gives the same noise again, so
             give each client and round its own (a `SeedSequence`), or go on with `load_state_dict`.
         secure_mode: cryptographic noise, without a seed.
+        secure_rng: its name in the first Opacus.
+        module: name of `model` in some versions of Opacus.
+        opacus: other arguments of Opacus.
 
     Raises:
-        ValueError: an argument is outside its range, or arguments contradict each other.
+        ValueError: an argument is outside its range, or arguments contradict each other, or an
+            argument of Opacus has another place here.
+        TypeError: there is no such argument.
     """
+
+    terms: PrivacyTerms
+    _model: AttachedModel
+    _streams: EngineStreams
+    _steps: PrivateSteps
+    _patch: OptimizerPatch | None = None
 
     def __init__(
         self,
-        model: nn.Module,
-        *,
-        batch_size: int,
-        sample_size: int,
+        model: nn.Module | None = None,
+        batch_size: int | None = None,
+        sample_size: int | None = None,
+        alphas: Sequence[float] | None = None,
         noise_multiplier: float | None = None,
+        max_grad_norm: float | Sequence[float] | Clipping = 1.0,
+        *,
         target_epsilon: float | None = None,
         target_delta: float = 1e-5,
         steps: int | None = None,
         epochs: float | None = None,
-        max_grad_norm: float | Sequence[float] | Clipping = 1.0,
+        sample_rate: float | None = None,
         noise_allocation: NoiseAllocation = "uniform",
         sampling: EngineSamplingName = "poisson",
         loss_reduction: LossReduction = "mean",
-        accountant: AccountantName = "pld",
+        accountant: str | None = None,
         adjacency: Adjacency = "zero_out",
         max_physical_batch: int | None = None,
         lots: LotSource = "engine",
         augmentations: int = 1,
         seed: int | np.random.SeedSequence | None = None,
         secure_mode: bool = False,
+        secure_rng: bool = False,
+        module: nn.Module | None = None,
+        **opacus: Any,
     ) -> None:
-        self.terms = privacy_terms(
-            batch_size=batch_size,
-            sample_size=sample_size,
-            noise_multiplier=noise_multiplier,
-            target_epsilon=target_epsilon,
-            target_delta=target_delta,
-            steps=steps,
-            epochs=epochs,
-            sampling=sampling,
-            loss_reduction=loss_reduction,
-            accountant=accountant,
-            adjacency=adjacency,
-            max_physical_batch=max_physical_batch,
-            lots=lots,
-            augmentations=augmentations,
-        )
-        self._model = AttachedModel(model, self.terms.augmentations)
-        parameters = self._model.parameters
-        noise = self.terms.noise_multiplier
+        unknown = without_opacus_arguments(opacus)
+        if unknown:
+            raise TypeError(f"PrivacyEngine has no argument {sorted(unknown)[0]!r}")
+        self._settings: dict[str, Any] = {
+            "alphas": alphas,
+            "noise_multiplier": noise_multiplier,
+            "max_grad_norm": max_grad_norm,
+            "target_epsilon": target_epsilon,
+            "target_delta": target_delta,
+            "steps": steps,
+            "epochs": epochs,
+            "noise_allocation": noise_allocation,
+            "sampling": sampling,
+            "loss_reduction": loss_reduction,
+            "accountant": None if accountant is None else accountant_name(accountant),
+            "adjacency": adjacency,
+            "max_physical_batch": max_physical_batch,
+            "lots": lots,
+            "augmentations": augmentations,
+            "seed": seed,
+            "secure_mode": secure_mode or secure_rng,
+        }
+        model = module if model is None else model
+        if model is not None:
+            lot, population = lot_and_population(batch_size, sample_size, sample_rate)
+            self._set_up(model, lot, population, self._settings)
+        elif not all(value is None for value in (batch_size, sample_size, sample_rate)):
+            raise ValueError(
+                "batch_size, sample_size and sample_rate need the model: PrivacyEngine(model, "
+                "...); PrivacyEngine() reads them from the loader in make_private(...)"
+            )
+
+    def _set_up(
+        self, model: nn.Module, batch_size: int, sample_size: int, settings: Mapping[str, Any]
+    ) -> None:
+        """Fix the terms, and make the engine of a model."""
+        of_terms = dict(settings)
+        max_grad_norm, allocation = of_terms.pop("max_grad_norm"), of_terms.pop("noise_allocation")
+        seed, secure_mode = of_terms.pop("seed"), of_terms.pop("secure_mode")
+        terms = privacy_terms(batch_size=batch_size, sample_size=sample_size, **of_terms)
+        attached = AttachedModel(model, terms.augmentations)
+        parameters, noise = attached.parameters, terms.noise_multiplier
         mechanism = DpSgdMechanism(
-            sampling=self.terms.sampling,
+            sampling=terms.sampling,
             clipping=clipping_for(max_grad_norm, parameters, noisy=noise > 0.0),
             noise_multiplier=noise,
-            expected_lot=float(self.terms.batch_size),
-            allocation=noise_allocation,
-            max_physical_batch=self.terms.max_physical_batch,
-            largest_lot=self.terms.sample_size,
+            expected_lot=float(terms.batch_size),
+            allocation=allocation,
+            max_physical_batch=terms.max_physical_batch,
+            largest_lot=terms.sample_size,
         ).for_model(parameters)
-        if target_epsilon is not None:
+        if terms.target_epsilon is not None:
             mechanism = mechanism.with_effective_noise(noise)
-        self._model.tile_examples = mechanism.tile_rows
+        attached.tile_examples = mechanism.tile_rows
+        self.terms, self._model = terms, attached
         self._streams = EngineStreams(seed, secure=secure_mode, noisy=noise > 0.0)
-        self._steps = PrivateSteps(self._model, mechanism, self.terms, self._streams)
-        self._patch: OptimizerPatch | None = None
+        self._steps = PrivateSteps(attached, mechanism, terms, self._streams)
+
+    def __getattr__(self, name: str) -> Any:
+        hint = attribute_hint(name)
+        if hint is not None:
+            raise AttributeError(
+                f"{name!r} of Opacus's PrivacyEngine has another place here: {hint}"
+            )
+        if "terms" not in self.__dict__ and (name in _OF_A_MODEL or hasattr(type(self), name)):
+            raise AttributeError(
+                "this PrivacyEngine has no model yet: call engine.make_private(module=..., "
+                "optimizer=..., data_loader=..., ...), or make PrivacyEngine(model, ...)"
+            )
+        raise AttributeError(f"PrivacyEngine has no attribute {name!r}")
 
     @property
     def steps(self) -> int:
@@ -193,6 +265,17 @@ class PrivacyEngine(OpacusStyle):
     def noise_multiplier(self) -> float:
         """z, as given or calibrated; `event` has the effective one (docs/finite_precision.md)."""
         return self._steps.mechanism.noise_multiplier
+
+    @property
+    def max_physical_batch(self) -> int | None:
+        """Most examples in a forward pass; None without a limit. A change drops an open lot."""
+        return self._steps.mechanism.max_physical_batch
+
+    @max_physical_batch.setter
+    def max_physical_batch(self, most: int | None) -> None:
+        if most is not None:
+            checked_count("max_physical_batch", most, "the most examples in a forward pass")
+        self._steps.split_lots(most)
 
     def attach(self, optimizer: Optimizer) -> Self:
         """Make the optimizer's steps private, and record the model's forward passes.
@@ -345,21 +428,22 @@ class PrivacyEngine(OpacusStyle):
             UncheckedLossError: `loss.backward()` ran, and `check_isolation` has not covered it.
             ValueError: δ is not in (0, 1).
         """
-        self._check_claims()
-        return ledger_epsilon(self._steps.ledger, self.terms, delta)
+        return self.get_privacy_spent(delta)[0]
 
     def get_privacy_spent(self, delta: float | None = None) -> tuple[float, float | None]:
-        """Return (ε, best α): the accountant's ε, and the best Rényi order of the RDP bound.
+        """Return (ε, best α): the accountant's ε, and the Rényi order that it comes from.
 
-        The order is None where nothing was charged or ε is infinite.
+        The order is None where the accountant has none: with "pld", where nothing was charged, and
+        where ε is infinite.
 
         Raises:
             NotPoissonError: lots from outside were not Poisson samples, so the account is void.
             UncheckedLossError: `loss.backward()` ran, and `check_isolation` has not covered it.
             ValueError: δ is not in (0, 1).
         """
-        epsilon = self.get_epsilon(delta)
-        return epsilon, best_order(self._steps.ledger, self.terms, delta)
+        self._check_claims()
+        spent = ledger_spent(self._steps.ledger, self.terms, delta)
+        return spent.epsilon, spent.best_order
 
     def remaining(self, target_epsilon: float, delta: float | None = None) -> int:
         """Return the number of further steps that keep ε at δ within `target_epsilon`.

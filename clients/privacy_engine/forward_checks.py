@@ -80,7 +80,7 @@ def check_forward(
         examples = examples.float()
     with (
         _values_in_place(model),
-        _with_advice(first, public),
+        _with_advice(model, first, public),
         torch.autocast(first.device.type, enabled=False),
     ):
         check_private_model(call, examples)
@@ -184,7 +184,7 @@ def _values_in_place(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _with_advice(first: Tensor, public: bool) -> Iterator[None]:
+def _with_advice(model: nn.Module, first: Tensor, public: bool) -> Iterator[None]:
     """Add the fix to the errors of a check."""
     try:
         yield
@@ -200,6 +200,7 @@ def _with_advice(first: Tensor, public: bool) -> Iterator[None]:
             "outputs; freeze others (requires_grad_(False)) before the engine is made"
         ) from error
     except (RuntimeError, ValueError, TypeError, LookupError, AssertionError) as error:
+        _refuse_other_type(model, first, error)
         if public:
             raise
         raise ValueError(
@@ -207,6 +208,19 @@ def _with_advice(first: Tensor, public: bool) -> Iterator[None]:
             f"{tuple(first.shape[1:])} ({type(error).__name__}: {error}); call "
             "engine.check_model(inputs) with a few public examples before training"
         ) from error
+
+
+def _refuse_other_type(model: nn.Module, first: Tensor, error: Exception) -> None:
+    """Name the types where a model of one type failed on inputs of another."""
+    kinds = {p.dtype for p in model.parameters() if p.requires_grad}
+    if not first.is_floating_point() or first.dtype in kinds or len(kinds) != 1:
+        return
+    model_kind, own = (str(kind).removeprefix("torch.") for kind in (kinds.pop(), first.dtype))
+    raise ValueError(
+        f"the model's parameters are {model_kind} and its inputs are {own}, on which it fails "
+        f"({type(error).__name__}: {error}); convert the inputs with x.to(torch.{model_kind}), or "
+        f"the model with model.to(torch.{own}) before the engine and the optimizer are made"
+    ) from error
 
 
 def all_tensors(values: Any) -> Iterator[Tensor]:

@@ -41,6 +41,7 @@ class LotFeed:
         drop: drops the open lot; called when a loop stops within a lot.
 
     Attributes:
+        most: most examples in a part of a lot, from the next lot on; None: lots are not split.
         parts_left: parts of the current lot that are not given out yet.
         part: number of the part that was given out last; 0 outside a loop.
     """
@@ -54,7 +55,7 @@ class LotFeed:
         self.schedule = schedule
         self.parts_left = self.part = 0
         self._parts_given = 0  # over all lots
-        self._most, self._drop = max_physical_batch, drop
+        self.most, self._drop = max_physical_batch, drop
         self._current: Lot | None = None
         self._is_looping = False  # whether the loop that asked for the current lot goes on
         self._drawn = self._used = 0  # examples of the current part
@@ -157,7 +158,7 @@ class LotFeed:
     def split(self, lot: Lot) -> list[np.ndarray]:
         """Return the parts of a lot; an empty lot is one empty part."""
         whole = lot.indices
-        most = max(1, len(whole)) if self._most is None else self._most
+        most = max(1, len(whole)) if self.most is None else self.most
         return [whole[start : start + most] for start in range(0, max(1, len(whole)), most)]
 
     def _give(self, parts_left: int, examples: int) -> int:

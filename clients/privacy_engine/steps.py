@@ -1,7 +1,7 @@
 """Step of an attached optimizer: lot, charge, noise, update, in this order."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -132,6 +132,17 @@ class PrivateSteps:
         """Use another mechanism from the next step on."""
         if mechanism is not self.mechanism:
             self.mechanism = mechanism.for_model(self._model.parameters)
+
+    def split_lots(self, most: int | None) -> None:
+        """Run lots in parts of at most so many examples from now on; drops an open lot.
+
+        Args:
+            most: examples in a forward pass; None: lots are not split.
+        """
+        self.drop()
+        self.mechanism = replace(self.mechanism, max_physical_batch=most)
+        self.feed.most = most
+        self._model.use_tiles(self.mechanism.tile_rows)
 
     def clipping_state(self) -> dict[str, float] | None:
         """Return the state of adaptive clipping; None where the bound is fixed."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from glob import escape
 from typing import Literal, get_args
 
-from fedsim.accountant import make_accountant
+from fedsim.accountant import RdpAccountant, make_accountant
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.clients.budget.noise_search import calibrate_noise
@@ -37,6 +37,7 @@ class PrivacyTerms:
         sampling: the sampling that lots are charged as.
         loss_reduction: reduction of the user's loss over a batch.
         accountant: the accountant of the reported ε.
+        alphas: its Rényi orders; None: its own.
         adjacency: neighbouring data sets of the reported ε.
         target_delta: δ of the calibration, and the default δ of reports.
         target_epsilon: ε that the noise was calibrated to; None where the noise was given.
@@ -60,6 +61,7 @@ class PrivacyTerms:
     max_physical_batch: int | None = None
     lots: LotSource = "engine"
     augmentations: int = 1
+    alphas: tuple[float, ...] | None = None
 
     @property
     def lots_per_epoch(self) -> int:
@@ -83,21 +85,20 @@ def privacy_terms(
     epochs: float | None,
     sampling: EngineSamplingName,
     loss_reduction: LossReduction,
-    accountant: AccountantName,
+    accountant: AccountantName | None,
     adjacency: Adjacency,
     max_physical_batch: int | None,
     lots: LotSource,
     augmentations: int,
+    alphas: Sequence[float] | None = None,
 ) -> PrivacyTerms:
     """Return the checked terms, with noise calibrated to `target_epsilon` where it is given.
 
     Raises:
         ValueError: an argument is outside its range, or arguments exclude each other.
     """
-    sample_size = _checked_count("sample_size", sample_size, "the public number of examples")
-    batch_size = _checked_count(
-        "batch_size", batch_size, "the expected number of examples in a lot"
-    )
+    sample_size = checked_count("sample_size", sample_size, "the public number of examples")
+    batch_size = checked_count("batch_size", batch_size, "the expected number of examples in a lot")
     if batch_size > sample_size:
         raise ValueError(
             f"batch_size must be at most sample_size={sample_size}, got {batch_size}: the sampling "
@@ -110,10 +111,11 @@ def privacy_terms(
         raise ValueError(
             f"lots='poisson' declares Poisson samples, but sampling is {sampling!r}; leave lots out"
         )
-    augmentations = _checked_count("augmentations", augmentations, "the views of each example")
+    augmentations = checked_count("augmentations", augmentations, "the views of each example")
+    accountant, orders = _accountant(accountant, alphas, target_epsilon)
     make_accountant(accountant, adjacency=adjacency)  # refuses unknown names, listing the known
     if max_physical_batch is not None:
-        _checked_count(
+        checked_count(
             "max_physical_batch", max_physical_batch, "the most examples in a forward pass"
         )
     _check_delta(target_delta, sample_size)
@@ -147,7 +149,26 @@ def privacy_terms(
         max_physical_batch=max_physical_batch,
         lots=lots,
         augmentations=augmentations,
+        alphas=orders,
     )
+
+
+def _accountant(
+    name: AccountantName | None, alphas: Sequence[float] | None, target_epsilon: float | None
+) -> tuple[AccountantName, tuple[float, ...] | None]:
+    """Return the accountant, and the Rényi orders that were asked for."""
+    if alphas is None:
+        return name or "pld", None
+    if name not in (None, "rdp"):
+        raise ValueError(
+            f"alphas are Rényi orders, and accountant={name!r} takes none; leave one of them out"
+        )
+    if target_epsilon is not None:
+        raise ValueError(
+            "alphas and target_epsilon exclude each other: the noise is calibrated with all orders "
+            "of the accountant; leave alphas out"
+        )
+    return "rdp", RdpAccountant(alphas).orders
 
 
 def clipping_for(
@@ -249,7 +270,7 @@ def _planned_steps(
             "calibrated to the whole of training"
         )
     if steps is not None:
-        return _checked_count("steps", steps, "the number of optimizer steps of the whole training")
+        return checked_count("steps", steps, "the number of optimizer steps of the whole training")
     if epochs is None or not 0.0 < epochs < math.inf:
         raise ValueError(f"epochs must be finite and > 0, got {epochs!r}")
     return math.ceil(epochs * lots_per_epoch)
@@ -269,7 +290,17 @@ def _checked_bound(value: float) -> float:
     return float(value)
 
 
-def _checked_count(name: str, value: int, meaning: str) -> int:
+def checked_count(name: str, value: int, meaning: str) -> int:
+    """Return a whole number of at least 1.
+
+    Args:
+        name: of the argument.
+        value: as given.
+        meaning: what it counts.
+
+    Raises:
+        ValueError: it is something else.
+    """
     if isinstance(value, bool) or value != int(value) or value < 1:
         raise ValueError(f"{name} must be a whole number >= 1 ({meaning}), got {value!r}")
     return int(value)

@@ -71,6 +71,10 @@ def _check_types(model: nn.Module) -> None:
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     what = f"the model failed on inputs of shape {tuple(inputs.shape)}"
     fix = f"build it for examples of shape {tuple(inputs.shape[1:])}"
+    other = {p.dtype for p in model.parameters()} - {inputs.dtype}
+    if other and inputs.is_floating_point():
+        own, features = (str(kind).removeprefix("torch.") for kind in (other.pop(), inputs.dtype))
+        fix = f"keep its parameters in {features}, the type of the features; they are {own}"
     with plugin_calls(what, raises=ModelError, fix=fix):
         outputs = model(inputs)
     if not isinstance(outputs, Tensor):

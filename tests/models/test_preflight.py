@@ -113,3 +113,8 @@ def test_a_line_of_the_users_model_is_named(tmp_path):
     model = build_model(settings, input_shape=(), num_outputs=0, seed=0, base=tmp_path)
     with pytest.raises(ModelError, match=r"RuntimeError: .* \(net.py, line 4\); build it for"):
         preflight(model, cross_entropy, TASK, DIGITS)
+
+
+def test_parameters_of_another_type_than_the_features_are_named():
+    with pytest.raises(ModelError, match=r"keep its parameters in float32, .*they are float64"):
+        preflight(flat(10).double(), cross_entropy, TASK, DIGITS)

@@ -88,6 +88,12 @@ def _check_replaced(probe: Probe, lot: ProbeLot) -> None:
 
 def _check_alone(probe: Probe, lot: ProbeLot) -> None:
     i = probe.first_different_alone(lot)
+    if i is not None and probe.is_random(lot):
+        raise UnsafeModelError(
+            "the model's forward draws random numbers in evaluation mode, too, so an example alone "
+            "cannot be compared with the same example in a batch; draw them only if self.training "
+            "is true, as nn.Dropout does, or put the noise into the data"
+        )
     if i is not None:
         j = 0 if i else 1
         raise UnsafeModelError(

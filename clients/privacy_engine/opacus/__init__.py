@@ -1,0 +1,1 @@
+"""Names of Opacus: those that work here, and what takes the place of the others."""
