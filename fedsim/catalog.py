@@ -10,7 +10,7 @@ from fedsim.server.aggregation.strategy_settings import STRATEGIES
 def catalog() -> dict[str, dict[str, str]]:
     """Return the names by kind, with their descriptions."""
     return {
-        "datasets": dict(DATASETS),
+        "datasets": {name: entry.description for name, entry in DATASETS.items()},
         "partitions": dict(PARTITIONS),
         "models": {name: entry.description for name, entry in MODELS.items()},
         "features": dict(FEATURES),

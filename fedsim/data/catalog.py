@@ -1,11 +1,91 @@
 """Names and descriptions of the built-in datasets and partitions; imports nothing heavy."""
 
-DATASETS = {
-    "digits": "1,797 handwritten digits, 8 x 8 grey pixels, 10 classes (scikit-learn, offline)",
-}
+from dataclasses import dataclass
 
-SHAPES = {"digits": (1, 8, 8)}
-"""Shape of one example of each built-in dataset."""
+from fedsim.core.settings import Settings
+from fedsim.data.builtin.settings import (
+    BlobsArgs,
+    EmnistArgs,
+    FolderArgs,
+    HuggingFaceArgs,
+    NoArgs,
+    SyntheticFedproxArgs,
+    SyntheticLogisticArgs,
+    TableArgs,
+)
+
+
+@dataclass(frozen=True)
+class DatasetEntry:
+    """A built-in dataset.
+
+    Attributes:
+        description: its line in `fedsim list`.
+        args: the class of its `data.args`.
+        shape: shape of one example; None where the arguments decide.
+    """
+
+    description: str
+    args: type[Settings]
+    shape: tuple[int, ...] | None = None
+
+
+DATASETS = {
+    "digits": DatasetEntry(
+        "1,797 handwritten digits, 8 x 8 grey pixels, 10 classes (scikit-learn, offline)",
+        NoArgs,
+        (1, 8, 8),
+    ),
+    "iris": DatasetEntry(
+        "150 flowers, 4 lengths, 3 classes (scikit-learn, offline)", TableArgs, (4,)
+    ),
+    "wine": DatasetEntry(
+        "178 wines, 13 measurements, 3 classes (scikit-learn, offline)", TableArgs, (13,)
+    ),
+    "breast_cancer": DatasetEntry(
+        "569 tumours, 30 measurements, 2 classes (scikit-learn, offline)", TableArgs, (30,)
+    ),
+    "diabetes": DatasetEntry(
+        "442 patients, 10 measurements, regression (scikit-learn, offline)", TableArgs, (10,)
+    ),
+    "linnerud": DatasetEntry(
+        "20 athletes, 3 exercises, regression of 3 targets (scikit-learn, offline)",
+        TableArgs,
+        (3,),
+    ),
+    "mnist": DatasetEntry(
+        "70,000 handwritten digits, 28 x 28, 10 classes (official files in args.path)",
+        FolderArgs,
+        (1, 28, 28),
+    ),
+    "fashion_mnist": DatasetEntry(
+        "70,000 articles of clothing, 28 x 28, 10 classes (official files in args.path)",
+        FolderArgs,
+        (1, 28, 28),
+    ),
+    "emnist": DatasetEntry(
+        "handwritten letters and digits, 28 x 28, 10 to 62 classes, with writers (official files "
+        "in args.path)",
+        EmnistArgs,
+        (1, 28, 28),
+    ),
+    "cifar10": DatasetEntry(
+        "60,000 colour photographs, 32 x 32, 10 classes (official files in args.path)",
+        FolderArgs,
+        (3, 32, 32),
+    ),
+    "huggingface": DatasetEntry(
+        "a dataset of Hugging Face, by flwr-datasets (extra datasets)", HuggingFaceArgs
+    ),
+    "synthetic_fedprox": DatasetEntry(
+        "Synthetic(alpha, beta) of FedProx: 30 users with models and features of their own",
+        SyntheticFedproxArgs,
+    ),
+    "synthetic_logistic": DatasetEntry(
+        "Logistic(alpha, beta) of DP-SCAFFOLD: 100 users of equal size", SyntheticLogisticArgs
+    ),
+    "blobs": DatasetEntry("Gaussian classes around random centres", BlobsArgs),
+}
 
 PARTITIONS = {
     "iid": "clients of equal size from the shuffled data",

@@ -125,7 +125,9 @@ class DataSettings(Settings):
         description="a built-in name, package.module:function, ./file.py:function, or "
         "{path: file.npz | file.csv | file.parquet, target: name, columns: ...}"
     )
-    args: dict[str, Any] = Field(default={}, description="passed to a dataset function")
+    args: dict[str, Any] = Field(
+        default={}, description="arguments of a built-in dataset, or of a dataset function"
+    )
     features: Literal["numbers", "tokens"] = Field(
         default="numbers",
         description="numbers: float32; tokens: whole numbers from 0 as int64, for a model of your "
@@ -142,3 +144,10 @@ class DataSettings(Settings):
         "(default 0.2; not for datasets with a test set of their own)",
     )
     partition: PartitionSettings
+
+    @property
+    def folder(self) -> str | None:
+        """Folder with the files of a built-in dataset, as written; None where there is none."""
+        is_built_in = isinstance(self.dataset, str) and ":" not in self.dataset
+        path = self.args.get("path")
+        return path if is_built_in and isinstance(path, str) else None

@@ -1,17 +1,17 @@
 """Datasets by name: a built-in dataset, a file, or the user's function."""
 
-from collections.abc import Callable
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from pydantic import ValidationError
 
 from fedsim.core.plugins import PluginError, plugin_calls, resolve
+from fedsim.data.builtin.context import LoadContext
+from fedsim.data.builtin.loaders import LOADERS
 from fedsim.data.catalog import DATASETS
 from fedsim.data.conversion import Dataset, to_dataset
-from fedsim.data.examples import DataError, Examples
+from fedsim.data.examples import DataError
 from fedsim.data.files import read_files
 from fedsim.data.settings import DataSettings, FileDataset
 
@@ -33,12 +33,12 @@ def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
     dataset, tokens = settings.dataset, settings.features == "tokens"
     if isinstance(dataset, str) and ":" in dataset:
         return _call(dataset, {"seed": seed, **settings.args}, base, settings)
-    if settings.args:
-        raise DataError(
-            f"data.args are for dataset functions; {_name(dataset)} takes none, "
-            f"got {', '.join(settings.args)}; remove them"
-        )
     if isinstance(dataset, FileDataset):
+        if settings.args:
+            raise DataError(
+                f"data.args are for dataset functions; {dataset.path or 'a file'} takes none, "
+                f"got {', '.join(settings.args)}; remove them"
+            )
         return read_files(
             data_paths(settings, base),
             dataset,
@@ -49,7 +49,7 @@ def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
         )
     if tokens:
         raise DataError(f"data.features: {dataset} has numbers, no tokens; remove data.features")
-    return _built_in(dataset)()
+    return _built_in(dataset, settings, seed, base)
 
 
 def data_paths(settings: DataSettings, base: Path) -> dict[str, Path]:
@@ -70,42 +70,22 @@ def data_paths(settings: DataSettings, base: Path) -> dict[str, Path]:
     return {path.stem: path}
 
 
-def load_digits() -> Dataset:
-    """Return scikit-learn's digits: 1,797 images (1, 8, 8) with values in [0, 1], 10 classes."""
-    x, y = _digits()
-    pixels = np.asarray(x, dtype=np.float32).reshape(-1, 1, 8, 8) / np.float32(16)
-    return Dataset(Examples(pixels, np.asarray(y, dtype=np.int64)))
-
-
-def _digits() -> tuple[np.ndarray, np.ndarray]:
-    """Return the digits' pixels (1797, 64) and classes (1797,) of scikit-learn's `load_digits`.
-
-    Importing that function takes longer than the rounds of a first experiment. Its file is read
-    directly if it is in the usual place.
-    """
-    spec = find_spec("sklearn")
-    folders = [] if spec is None else spec.submodule_search_locations or []
-    for folder in folders:
-        file = Path(folder, "datasets", "data", "digits.csv.gz")
-        if file.is_file():
-            table = np.loadtxt(file, delimiter=",")
-            return table[:, :-1], table[:, -1].astype(np.int64)
-    from sklearn.datasets import load_digits as load
-
-    pixels, classes = load(return_X_y=True)
-    return np.asarray(pixels), np.asarray(classes)
-
-
-def _built_in(name: str) -> Callable[[], Dataset]:
-    loaders = {"digits": load_digits}
-    if name not in loaders:
+def _built_in(name: str, settings: DataSettings, seed: int, base: Path) -> Dataset:
+    if name not in DATASETS:
         close = get_close_matches(name, DATASETS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"built in: {', '.join(DATASETS)}"
         raise DataError(
             f"data.dataset: no dataset named {name!r}; {hint} "
             "(your own: package.module:function or {path: file.csv, target: column})"
         )
-    return loaders[name]
+    try:
+        args = DATASETS[name].args.model_validate(settings.args)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(["data.args", *map(str, first["loc"])])
+        raise DataError(f"{place}: {first['msg']} (dataset {name})") from error
+    group = getattr(settings.partition, "column", None)
+    return LOADERS[name](args, LoadContext(seed, base, settings.images, group))
 
 
 def _call(reference: str, args: dict[str, Any], base: Path, settings: DataSettings) -> Dataset:
@@ -127,7 +107,3 @@ def _call(reference: str, args: dict[str, Any], base: Path, settings: DataSettin
             return to_dataset(*parts, tokens=tokens, images=settings.images)
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
-
-
-def _name(dataset: str | FileDataset) -> str:
-    return (dataset.path or "a file") if isinstance(dataset, FileDataset) else dataset

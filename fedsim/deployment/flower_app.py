@@ -62,8 +62,8 @@ class WrittenApp:
     Attributes:
         path: its directory.
         num_nodes: SuperNodes that it waits for: clients and helpers of secure aggregation.
-        node_files: absolute paths of the data file and the initial weights on every node; empty
-            for built-in data and weights from the seed.
+        node_files: absolute paths of the data file or folder and the initial weights on every
+            node; empty for data that need no file and weights from the seed.
         plugin_digest: digest of its plug-ins, for `plugin_digests` of a node's policy; None without
             plug-ins.
     """
@@ -161,6 +161,10 @@ def _with_absolute_files(loaded: LoadedExperiment) -> tuple[Experiment, tuple[Pa
     if not isinstance(dataset, str):
         placed = dataset.model_copy(update={"path": absolute(dataset.path)})
         data = experiment.data.model_copy(update={"dataset": placed})
+        experiment = experiment.model_copy(update={"data": data})
+    if experiment.data.folder is not None:
+        args = {**experiment.data.args, "path": absolute(experiment.data.folder)}
+        data = experiment.data.model_copy(update={"args": args})
         experiment = experiment.model_copy(update={"data": data})
     if init is not None:
         model = experiment.model.model_copy(update={"init": absolute(init)})

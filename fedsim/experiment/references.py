@@ -46,6 +46,14 @@ def check_table_file(path: str, base: Path) -> str | None:
     return _check_exists(path, base)
 
 
+def check_folder(path: str, base: Path) -> str | None:
+    """Return the mistake in the path of a folder of data files, or None."""
+    full = _absolute(path, base)
+    if os.path.isfile(full):
+        return f"must be the folder with the files, got the file {full!r}"
+    return None if os.path.isdir(full) else f"no such folder: {full!r}"
+
+
 def check_table(path: str, base: Path) -> str | None:
     """Return the mistake in the path of a csv file, or None."""
     if not path.lower().endswith(".csv"):
@@ -79,8 +87,12 @@ def _is_dotted_name(text: str) -> bool:
 
 
 def _check_exists(path: str, base: Path) -> str | None:
+    full = _absolute(path, base)
+    return None if os.path.isfile(full) else f"no such file: {full!r}"
+
+
+def _absolute(path: str, base: Path) -> str:
     # os.path.isfile returns False for a path with a NUL or a name that is too long; pathlib raises.
     if "\0" not in path:
         path = os.path.expanduser(path)
-    full = os.path.abspath(os.path.join(base, path))
-    return None if os.path.isfile(full) else f"no such file: {full!r}"
+    return os.path.abspath(os.path.join(base, path))

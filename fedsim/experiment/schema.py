@@ -6,6 +6,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from fedsim.clients.faults.settings import FaultSettings
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.settings import Settings
+from fedsim.data.catalog import DATASETS
 from fedsim.data.settings import DataSettings
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
@@ -110,6 +111,19 @@ class Experiment(Settings):
     def personal_models(self) -> str | None:
         """How clients make personal models; None where they make none."""
         return None if self.personalization is None else self.personalization.method
+
+    @field_validator("data")
+    @classmethod
+    def _defaults_of_the_dataset(cls, data: DataSettings) -> DataSettings:
+        """Add the default arguments of a built-in dataset; the rules report wrong arguments."""
+        entry = DATASETS.get(data.dataset) if isinstance(data.dataset, str) else None
+        if entry is None:
+            return data
+        try:
+            args = entry.args.model_validate(data.args)
+        except ValidationError:
+            return data
+        return data.model_copy(update={"args": args.model_dump()})
 
     @field_validator("model")
     @classmethod

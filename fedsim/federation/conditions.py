@@ -59,7 +59,7 @@ def digest_conditions(experiment: Experiment, sources: str, device: torch.device
     """Return the digest of the conditions of a run in this process.
 
     Args:
-        experiment: the settings. The place of a data file is no part of them: each client's
+        experiment: the settings. The place of data files is no part of them: each client's
             examples have a digest of their own.
         sources: digest of the plug-ins' sources.
         device: the device that trains.
@@ -67,6 +67,8 @@ def digest_conditions(experiment: Experiment, sources: str, device: torch.device
     settings = experiment.model_dump(mode="json", include={"data", "model", "local", "privacy"})
     if isinstance(settings["data"]["dataset"], dict):
         del settings["data"]["dataset"]["path"]
+    if experiment.data.folder is not None:
+        del settings["data"]["args"]["path"]
     versions = (fedsim.__version__, torch.__version__, np.__version__)
     content = [settings, sources, *versions, device_kind(device)]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

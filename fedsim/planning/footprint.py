@@ -19,11 +19,13 @@ class Footprint:
         code: plug-ins that the experiment runs, as written in it.
         files: files that the experiment reads, including plug-in files, with links resolved.
         outside: members of `files` that are not below the experiment's directory.
+        hub: names of datasets that may be fetched from the hub of Hugging Face.
     """
 
     code: tuple[str, ...]
     files: tuple[Path, ...]
     outside: tuple[Path, ...]
+    hub: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """Return a line of text for each kind; built-in names need none."""
@@ -31,6 +33,7 @@ class Footprint:
             ("runs the code of", self.code),
             ("reads", self.files),
             ("outside of the experiment's directory", self.outside),
+            ("may fetch from the hub of Hugging Face", self.hub),
         )
         return [f"  {what}: {', '.join(map(str, names))}" for what, names in kinds if names]
 
@@ -48,6 +51,8 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
         named.append(dataset.path)
     elif ":" in dataset:
         code.append(dataset)
+    if experiment.data.folder is not None:
+        named.append(experiment.data.folder)
     if experiment.model.init is not None:
         named.append(experiment.model.init)
     if experiment.privacy is not None:
@@ -60,4 +65,5 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
     files = tuple((loaded.base / Path(name).expanduser()).resolve() for name in named)
     home = loaded.base.resolve()
     outside = tuple(path for path in files if not path.is_relative_to(home))
-    return Footprint(tuple(code), files, outside)
+    fetched = experiment.data.args.get("name") if dataset == "huggingface" else None
+    return Footprint(tuple(code), files, outside, () if fetched is None else (fetched,))

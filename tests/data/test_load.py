@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits as sklearn_digits
 
-from fedsim.data import DataError, FederatedData, load_federated_data, sources
-from fedsim.data.catalog import DATASETS
+from fedsim.data import DataError, FederatedData, load_federated_data
+from fedsim.data.builtin import scikit
+from fedsim.data.builtin.scikit import load_digits
 from fedsim.data.settings import DataSettings
-from fedsim.data.sources import load_dataset, load_digits
 
 IID = {"scheme": "iid", "num_clients": 3}
 
@@ -32,16 +32,10 @@ def test_digits():
     assert np.unique(digits.targets).tolist() == list(range(10))
 
 
-def test_every_built_in_dataset_loads(tmp_path):
-    for name in DATASETS:
-        settings = DataSettings.model_validate({"dataset": name, "partition": IID})
-        assert len(load_dataset(settings, seed=0, base=tmp_path).train) > 0
-
-
 @pytest.mark.parametrize("in_its_place", [True, False])
 def test_digits_are_scikit_learns(in_its_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not in_its_place:
-        monkeypatch.setattr(sources, "find_spec", lambda name: None)
+        monkeypatch.setattr(scikit, "find_spec", lambda name: None)
     images, classes = sklearn_digits(return_X_y=True)
     digits = load_digits().train
     assert np.array_equal(digits.features.reshape(1797, 64), np.float32(images) / 16)
@@ -115,8 +109,12 @@ def test_failing_functions_are_named_on_one_line(body, message, tmp_path):
     ("settings", "message"),
     [
         ({"dataset": "digit"}, "did you mean digits?"),
-        ({"dataset": "cifar"}, "built in: digits"),
-        ({"dataset": "digits", "args": {"n": 3}}, "digits takes none, got n"),
+        ({"dataset": "cifar"}, "did you mean cifar10?"),
+        ({"dataset": "nothing"}, "built in: digits"),
+        (
+            {"dataset": "digits", "args": {"n": 3}},
+            r"data.args.n: Extra inputs .* \(dataset digits\)",
+        ),
         ({"dataset": "./absent.py:load"}, "no such file"),
         ({"dataset": {"path": "absent.csv", "target": "y"}}, "no such file"),
     ],
@@ -146,7 +144,7 @@ def test_settings_and_catalog_are_light_to_import():
 
 def test_loading_digits_needs_no_torch():
     code = (
-        "import sys; from fedsim.data.sources import load_digits; load_digits(); "
+        "import sys; from fedsim.data.builtin.scikit import load_digits; load_digits(); "
         "print('torch' in sys.modules)"
     )
     out = subprocess.run(

@@ -10,9 +10,8 @@ from torch import nn
 from fedsim.clients.dp_sgd.per_example import layers
 from fedsim.clients.dp_sgd.sampling import SAMPLINGS
 from fedsim.clients.dp_sgd.sampling_schemes import SamplingName
+from fedsim.data.builtin.loaders import LOADERS
 from fedsim.data.catalog import DATASETS
-from fedsim.data.settings import DataSettings, IidPartition
-from fedsim.data.sources import load_dataset
 from fedsim.server.aggregation import strategy_registry
 from fedsim.server.aggregation.strategy_settings import STRATEGIES
 from fedsim.simulation.engines import engine_for
@@ -28,7 +27,7 @@ EXAMPLES = {
     "A strategy": (r'"fedadam"|\bFedAdam\b', "fedadam"),
     "A sampler": (r'"balls_and_bins"|\bBallsAndBins\b', "balls_and_bins"),
     "A layer rule": (r"\bEmbeddingUse\b", "EmbeddingUse"),
-    "A dataset": (r'"digits": ', "digits"),
+    "A dataset": (r'"blobs": |\bBlobsArgs\b', "blobs"),
     "An engine": (r'"flower"', "flower"),
 }
 
@@ -73,9 +72,7 @@ def test_names_of_the_code_in_the_list_exist(kind: str) -> None:
 def test_the_registries_agree() -> None:
     assert set(strategy_registry.STRATEGIES) == set(STRATEGIES)
     assert set(SAMPLINGS) == set(get_args(SamplingName))
-    partition = IidPartition(scheme="iid", num_clients=2)
-    for name in DATASETS:
-        load_dataset(DataSettings(dataset=name, partition=partition), seed=0, base=ROOT)
+    assert set(LOADERS) == set(DATASETS)
     assert nn.Embedding in layers.RULES
     for name in get_args(RuntimeSettings.model_fields["engine"].annotation):
         assert engine_for(RuntimeSettings(engine=name)).__class__.__name__.lower().startswith(name)

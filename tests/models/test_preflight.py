@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedsim.data import Examples
-from fedsim.data.sources import load_digits
+from fedsim.data.builtin.scikit import load_digits
 from fedsim.models import ModelError, build_model, resolve_loss, task_for
 from fedsim.models.catalog import MODELS
 from fedsim.models.losses import cross_entropy, mse

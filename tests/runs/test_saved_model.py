@@ -8,7 +8,7 @@ import torch
 
 import fedsim
 from fedsim.core.errors import InputError
-from fedsim.data.sources import load_digits
+from fedsim.data.builtin.scikit import load_digits
 from fedsim.models.features.module import FeatureModel
 
 EXPERIMENT = {

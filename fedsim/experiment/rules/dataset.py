@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from fedsim.data.catalog import DATASETS
 from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.data.tables.settings import ColumnSettings
-from fedsim.experiment.messages import PathMessage
-from fedsim.experiment.references import check_data_file, check_name, check_table_file
+from fedsim.experiment.messages import PathMessage, validation_messages
+from fedsim.experiment.references import check_data_file, check_folder, check_name, check_table_file
 from fedsim.experiment.rules.messages import finite_messages, messages_at
 from fedsim.experiment.text import KeyPath
 
@@ -23,12 +25,40 @@ def check_data(data: DataSettings, base: Path) -> Iterator[PathMessage]:
         base: the directory in which relative paths start.
     """
     yield from finite_messages(data.args, _ARGS)
+    yield from _check_images(data)
     if isinstance(data.dataset, FileDataset):
         yield from _check_file_dataset(data, data.dataset, base)
         return
     yield from messages_at(_DATASET, check_name(data.dataset, "dataset", DATASETS, base))
-    if data.dataset in DATASETS and data.args:
-        yield _ARGS, f"the built-in dataset {data.dataset!r} takes no arguments; remove args"
+    if data.dataset in DATASETS:
+        yield from _check_built_in(data, data.dataset, base)
+
+
+def _check_built_in(data: DataSettings, name: str, base: Path) -> Iterator[PathMessage]:
+    entry = DATASETS[name]
+    if not entry.args.model_fields:
+        if data.args:
+            yield _ARGS, f"the built-in dataset {name!r} takes no arguments; remove args"
+        return
+    try:
+        entry.args.model_validate(data.args)
+    except ValidationError as error:
+        yield from validation_messages(error, data.args, entry.args, _ARGS)
+    if data.folder is not None:
+        yield from messages_at((*_ARGS, "path"), check_folder(data.folder, base))
+
+
+def _check_images(data: DataSettings) -> Iterator[PathMessage]:
+    path: KeyPath = ("data", "images")
+    if data.images is None:
+        return
+    if data.features == "tokens":
+        yield path, "images are numbers, and data.features is tokens; remove images"
+    elif isinstance(data.dataset, FileDataset):
+        if not str(data.dataset.path).lower().endswith(".npz"):
+            yield path, "is for arrays in an .npz file, and the dataset is a table; remove images"
+    elif data.dataset in DATASETS and data.dataset != "huggingface":
+        yield path, f"the built-in dataset {data.dataset!r} has its layout and range; remove images"
 
 
 def _check_file_dataset(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fedsim.data.catalog import DATASETS, SHAPES
+from fedsim.data.catalog import DATASETS
 from fedsim.data.settings import DataSettings
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.sections import Sections
@@ -37,7 +37,7 @@ def _check_transforms(model: ModelSettings, data: DataSettings | None) -> Iterat
         return
     named = data.dataset if data is not None and isinstance(data.dataset, str) else ""
     try:
-        shape = shape_after(model.features, SHAPES.get(named))
+        shape = shape_after(model.features, DATASETS[named].shape if named in DATASETS else None)
     except FeatureShapeError as error:
         yield (*features, error.position), error.reason
         return

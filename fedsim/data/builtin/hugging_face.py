@@ -1,0 +1,118 @@
+"""Datasets of Hugging Face through flwr-datasets, an extra: a folder on disk, or a name on the hub.
+
+A folder is read without network. A name is looked up by the library: in its local cache, or on the
+hub, as the user's choice of a name asks for; `HF_HUB_OFFLINE=1` keeps it to the cache.
+"""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.data.builtin.context import LoadContext
+from fedsim.data.builtin.settings import HuggingFaceArgs
+from fedsim.data.conversion import Dataset, to_dataset
+from fedsim.data.examples import DataError
+
+
+def load_hugging_face(args: HuggingFaceArgs, context: LoadContext) -> Dataset:
+    """Return a dataset of Hugging Face: its features, its target and its clients' column.
+
+    Args:
+        args: `data.args`.
+        context: the experiment.
+
+    Raises:
+        DataError: flwr-datasets is not installed, the dataset cannot be read, or a split or column
+            is missing or has values of another form.
+    """
+    train = _split(args, context, args.train)
+    features = _feature_columns(args, train, context.group)
+    columns = _columns(train, [*features, args.target], args.train)
+    x, y = _stack(columns, features), columns[args.target]
+    if args.test is None:
+        dataset = to_dataset(x, y, images=context.images)
+    else:
+        test = _columns(_split(args, context, args.test), [*features, args.target], args.test)
+        parts = (x, y, _stack(test, features), test[args.target])
+        dataset = to_dataset(*parts, images=context.images)
+    names = getattr(train.features[args.target], "names", None)
+    if names is not None:
+        dataset = dataset._replace(class_names=tuple(map(str, names)))
+    if context.group is None:
+        return dataset
+    group = _columns(train, [context.group], args.train)[context.group]
+    return dataset._replace(groups={context.group: tuple(map(str, group.tolist()))})
+
+
+def _split(args: HuggingFaceArgs, context: LoadContext, split: str) -> Any:
+    if find_spec("flwr_datasets") is None:
+        raise DataError(
+            "data.dataset: huggingface needs flwr-datasets; install it with "
+            "pip install 'fedsim-dp[datasets]'"
+        )
+    from flwr_datasets import FederatedDataset
+
+    where = f"data.args.name {args.name!r}"
+    if args.path is not None:
+        folder = context.folder(args.path)
+        where = f"data.args.path: {folder}"
+        if not folder.is_dir():
+            raise DataError(f"{where}: no such folder; it is relative to the experiment file")
+    options = {} if args.revision is None else {"revision": args.revision}
+    source = FederatedDataset(
+        dataset=str(args.name if args.path is None else folder),
+        subset=args.subset,
+        partitioners={},
+        shuffle=False,
+        **options,
+    )
+    try:
+        return source.load_split(split)
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{where}: split {split!r} cannot be read: {reason[:300]}") from error
+
+
+def _feature_columns(args: HuggingFaceArgs, split: Any, group: str | None) -> list[str]:
+    if isinstance(args.features, str):
+        return [args.features]
+    if args.features is not None:
+        return args.features
+    return [name for name in split.column_names if name not in (args.target, group)]
+
+
+def _columns(split: Any, names: Sequence[str], of: str) -> dict[str, NDArray[Any]]:
+    for name in names:
+        if name not in split.column_names:
+            known = ", ".join(map(repr, split.column_names[:10]))
+            raise DataError(
+                f"data.args: split {of!r} has no column {name!r}; its columns are {known}"
+            )
+    try:
+        values = split.select_columns(list(dict.fromkeys(names))).with_format("numpy")[:]
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"data.args: split {of!r} cannot be decoded: {reason[:300]}") from error
+    return {name: np.asarray(values[name]) for name in names}
+
+
+def _stack(columns: dict[str, NDArray[Any]], names: Sequence[str]) -> NDArray[Any]:
+    """Return the features (n, ...): one column of arrays, or several of numbers side by side."""
+    for name in names:
+        if columns[name].dtype.kind not in "biuf":
+            raise DataError(
+                f"data.args.features: column {name!r} must hold numbers or images of one size, "
+                "without gaps; name the columns of features, or prepare the dataset first"
+            )
+    if len(names) == 1 and columns[names[0]].ndim > 1:
+        return columns[names[0]]
+    for name in names:
+        if columns[name].ndim != 1:
+            raise DataError(
+                f"data.args.features: column {name!r} holds arrays of shape "
+                f"{columns[name].shape[1:]} beside other columns; name one column of features"
+            )
+    return np.stack([columns[name] for name in names], axis=1)

@@ -1,0 +1,211 @@
+"""MNIST, Fashion-MNIST and EMNIST from their official files.
+
+References:
+    idx, the format of all three: the home page of MNIST (LeCun, Cortes, Burges).
+    EMNIST: Cohen et al. 2017 (arXiv 1702.05373). Its images are stored by columns, so they are
+    transposed here; its files for MATLAB also name the writer of each image.
+"""
+
+import math
+import string
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.core.limits import machine_bytes
+from fedsim.data.builtin.context import LoadContext
+from fedsim.data.builtin.official_files import OfficialFiles
+from fedsim.data.builtin.settings import EmnistArgs, EmnistSplit, FolderArgs
+from fedsim.data.conversion import Dataset, to_dataset
+from fedsim.data.examples import DataError
+
+Bytes = NDArray[np.uint8]
+
+WRITER = "writer"
+"""Column of EMNIST by which `partition: {scheme: column}` may divide it."""
+
+_SIDE_PX = 28
+_UNSIGNED_BYTES = 0x08  # the type in the third byte of an idx file
+_MNIST = OfficialFiles("the MNIST page of Yann LeCun", ("", "raw", "MNIST/raw"))
+_FASHION = OfficialFiles(
+    "the fashion-mnist repository of Zalando Research", ("", "raw", "FashionMNIST/raw")
+)
+_EMNIST = OfficialFiles(
+    "NIST's EMNIST page (gzip.zip, or matlab.zip with the writers)",
+    ("", "gzip", "matlab", "raw", "EMNIST/raw"),
+    ("gzip.zip", "matlab.zip", "raw/gzip.zip", "EMNIST/raw/gzip.zip"),
+)
+_CLOTHES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
+    "Ankle boot",
+)  # fmt: skip
+_MERGED = string.digits + string.ascii_uppercase + "abdefghnqrt"  # others look like their capitals
+_CHARACTERS: dict[EmnistSplit, str] = {
+    "byclass": string.digits + string.ascii_uppercase + string.ascii_lowercase,
+    "bymerge": _MERGED,
+    "balanced": _MERGED,
+    "letters": string.ascii_uppercase,
+    "digits": string.digits,
+    "mnist": string.digits,
+}
+
+
+def load_mnist(args: FolderArgs, context: LoadContext) -> Dataset:
+    """Return MNIST: images (1, 28, 28) with values in [0, 1], 60,000 for training, 10,000 for test.
+
+    Args:
+        args: `data.args`.
+        context: the experiment.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    return _load_digits(_MNIST, context.folder(args.path))
+
+
+def load_fashion_mnist(args: FolderArgs, context: LoadContext) -> Dataset:
+    """Return Fashion-MNIST, with images like those of MNIST.
+
+    Args:
+        args: `data.args`.
+        context: the experiment.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    return _load_digits(_FASHION, context.folder(args.path))._replace(class_names=_CLOTHES)
+
+
+def load_emnist(args: EmnistArgs, context: LoadContext) -> Dataset:
+    """Return one of EMNIST's datasets, upright, with a class for each character.
+
+    Args:
+        args: `data.args`.
+        context: the experiment.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    folder, characters = context.folder(args.path), _CHARACTERS[args.split]
+    groups: dict[str, tuple[str, ...]] = {}
+    if context.group == WRITER:
+        parts, groups[WRITER] = _from_matlab(folder, args.split)
+    else:
+        prefix = f"emnist-{args.split}"
+        names = [
+            f"{prefix}-{part}-{kind}-ubyte"
+            for part in ("train", "test")
+            for kind in ("images-idx3", "labels-idx1")
+        ]
+        parts = _EMNIST.read(folder, names, read_idx)
+    x, y, x_test, y_test = parts
+    first = 1 if args.split == "letters" else 0  # its labels are 1 to 26
+    for labels in (y, y_test):
+        _check_labels(labels, first, len(characters), folder)
+    dataset = _dataset(folder, x.swapaxes(1, 2), y - first, x_test.swapaxes(1, 2), y_test - first)
+    return dataset._replace(class_names=tuple(characters), groups=groups)
+
+
+def read_idx(file: IO[bytes], where: str) -> Bytes:
+    """Return the array in an idx file.
+
+    Guarantee: no more bytes are read than its header says, and these fit into memory.
+
+    Args:
+        file: the open file.
+        where: its place, for messages.
+
+    Raises:
+        DataError: the file is not in this format, or is shorter or longer than its header says.
+    """
+    zero, kind, dimensions = file.read(2), file.read(1), file.read(1)
+    if zero != b"\0\0" or len(dimensions) != 1:
+        raise DataError(f"{where}: is not an idx file; get the official file anew")
+    if kind[0] != _UNSIGNED_BYTES or dimensions[0] not in (1, 3):
+        raise DataError(
+            f"{where}: must hold unsigned bytes of 1 or 3 dimensions, got type {kind[0]} of "
+            f"{dimensions[0]}; get the official file anew"
+        )
+    header = file.read(4 * dimensions[0])
+    if len(header) != 4 * dimensions[0]:
+        raise DataError(f"{where}: ends in its header; get the official file anew")
+    shape = tuple(np.frombuffer(header, ">u4").tolist())
+    size = math.prod(shape)
+    if size > machine_bytes():
+        raise DataError(f"{where}: says that it has {size:,} bytes, more than this machine")
+    content = file.read(size)
+    if len(content) != size or file.read(1):
+        longer = "longer" if len(content) == size else "shorter"
+        raise DataError(
+            f"{where}: is {longer} than the {size:,} bytes of its header; get the official file "
+            "anew"
+        )
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def _load_digits(files: OfficialFiles, folder: Path) -> Dataset:
+    names = [
+        f"{part}-{kind}-ubyte"
+        for part in ("train", "t10k")
+        for kind in ("images-idx3", "labels-idx1")
+    ]
+    x, y, x_test, y_test = files.read(folder, names, read_idx)
+    for labels in (y, y_test):
+        _check_labels(labels, 0, 10, folder)
+    return _dataset(folder, x, y, x_test, y_test)
+
+
+def _dataset(folder: Path, x: Bytes, y: Bytes, x_test: Bytes, y_test: Bytes) -> Dataset:
+    for images in (x, x_test):
+        if images.shape[1:] != (_SIDE_PX, _SIDE_PX):
+            raise DataError(
+                f"{folder}: images must have {_SIDE_PX} x {_SIDE_PX} pixels, got an array of shape "
+                f"{images.shape}; get the official files anew"
+            )
+    try:
+        return to_dataset(x, y, x_test, y_test)
+    except DataError as error:
+        raise DataError(f"{folder}: {error}") from error
+
+
+def _check_labels(labels: Bytes, first: int, classes: int, folder: Path) -> None:
+    wrong = labels[(labels < first) | (labels >= first + classes)]
+    if labels.ndim != 1 or wrong.size:
+        got = f"label {wrong[0]}" if wrong.size else f"labels of shape {labels.shape}"
+        raise DataError(
+            f"{folder}: labels must be {first}, ..., {first + classes - 1}, got {got}; get the "
+            "official files anew"
+        )
+
+
+def _from_matlab(folder: Path, split: EmnistSplit) -> tuple[list[Bytes], tuple[str, ...]]:
+    """Return images and labels of both parts, and the writers of the training images."""
+    (content,) = _EMNIST.read(folder, [f"emnist-{split}.mat"], _read_matlab)
+    try:
+        train, test = content["dataset"]["train"], content["dataset"]["test"]
+        parts = [
+            np.asarray(array)
+            for part in (train, test)
+            for array in (
+                np.reshape(part["images"], (-1, _SIDE_PX, _SIDE_PX)),
+                np.reshape(part["labels"], -1),
+            )
+        ]
+        writers = tuple(f"{writer:04d}" for writer in np.reshape(train["writers"], -1).tolist())
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{folder}: emnist-{split}.mat is not EMNIST's file for MATLAB ({error}); get it anew"
+        ) from error
+    return parts, writers
+
+
+def _read_matlab(file: IO[bytes], where: str) -> Any:
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
+
+    try:
+        return loadmat(file, simplify_cells=True)
+    except (MatReadError, TypeError, KeyError) as error:
+        raise DataError(f"{where}: cannot be read as a file of MATLAB: {error}") from error

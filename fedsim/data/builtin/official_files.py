@@ -1,0 +1,151 @@
+"""Official files of a dataset on disk: unpacked, compressed, or in the archive they come in.
+
+Nothing is written to disk and nothing is unpickled. Files are found by their own names, so a name
+in an archive cannot lead elsewhere.
+"""
+
+import gzip
+import lzma
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, TypeVar, cast
+
+from fedsim.data.examples import DataError
+
+Content = TypeVar("Content")
+Parser = Callable[[IO[bytes], str], Content]
+
+
+@dataclass(frozen=True)
+class OfficialFiles:
+    """Where a dataset's files may lie in the user's folder.
+
+    Attributes:
+        source: where to get the files, for messages.
+        subfolders: folders below the user's in which unpacked files may lie, "" for itself.
+        archives: archives in that folder that may hold them, .zip or .tar.gz.
+    """
+
+    source: str
+    subfolders: tuple[str, ...]
+    archives: tuple[str, ...] = ()
+
+    def read(self, folder: Path, names: Sequence[str], parse: Parser[Content]) -> list[Content]:
+        """Return the parsed content of files, in the order of their names.
+
+        Args:
+            folder: the user's folder.
+            names: names of the files; each may also be compressed, with .gz behind it.
+            parse: gets the open file and its place, for messages.
+
+        Raises:
+            DataError: a file is missing or cannot be read.
+        """
+        content = self.find(folder, names, parse)
+        if content is None:
+            raise DataError(
+                f"data.args.path: {folder} has no {names[0]}; get the files from {self.source} "
+                "and put them there as they are"
+            )
+        return content
+
+    def find(
+        self, folder: Path, names: Sequence[str], parse: Parser[Content]
+    ) -> list[Content] | None:
+        """Return the parsed content as `read` does; None if no file is there.
+
+        Args:
+            folder: as `read`.
+            names: as `read`.
+            parse: as `read`.
+
+        Raises:
+            DataError: some files are missing, or one cannot be read.
+        """
+        if not folder.is_dir():
+            raise DataError(
+                f"data.args.path: no such folder: {folder}; the path is relative to the "
+                "experiment file"
+            )
+        for place in (folder / name for name in self.subfolders):
+            found = {name: path for name in names if (path := _unpacked(place, name))}
+            if found:
+                _refuse_missing(place, names, found)
+                return [_parse(path, parse) for path in found.values()]
+        for archive in (folder / name for name in self.archives):
+            if archive.is_file():
+                return _from_archive(archive, names, parse)
+        return None
+
+
+def _unpacked(folder: Path, name: str) -> Path | None:
+    paths = (folder / name, folder / f"{name}.gz")
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _refuse_missing(place: Path, names: Sequence[str], found: Mapping[str, object]) -> None:
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise DataError(
+            f"data.args.path: {place} has {next(iter(found))} but no {missing[0]}; add the file"
+        )
+
+
+def _parse(path: Path, parse: Parser[Content]) -> Content:
+    with _readable(path), path.open("rb") as file:
+        return parse(_decompressed(file, path.name), str(path))
+
+
+def _decompressed(file: IO[bytes], name: str) -> IO[bytes]:
+    return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if name.endswith(".gz") else file
+
+
+def _from_archive(path: Path, names: Sequence[str], parse: Parser[Content]) -> list[Content]:
+    with _readable(path):
+        found: dict[str, Content] = {}
+        for member, file in _members(path, {form for n in names for form in (n, f"{n}.gz")}):
+            content = parse(_decompressed(file, member), f"{path}, {member}")
+            found[member.removesuffix(".gz")] = content
+        _refuse_missing(path, names, found or {path.name: None})
+        return [found[name] for name in names]
+
+
+def _members(path: Path, wanted: Collection[str]) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield (name, open file) of the members of an archive with one of the names."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.namelist():
+                name = PurePosixPath(member).name
+                if name in wanted:
+                    with archive.open(member) as file:
+                        yield name, file
+        return
+    with tarfile.open(path, "r:*") as archive:
+        for member in archive:
+            name = PurePosixPath(member.name).name
+            file = archive.extractfile(member) if name in wanted and member.isfile() else None
+            if file is not None:
+                with file:
+                    yield name, file
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, ValueError, MemoryError, RuntimeError, NotImplementedError) as error:
+        raise _unreadable(path, error) from error
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    if isinstance(error, DataError):
+        return error
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return DataError(f"{path}: cannot be read: {reason}")

@@ -1,0 +1,157 @@
+"""Synthetic datasets: users with models and features of their own, and Gaussian classes.
+
+Each user's draws come from a stream of its own, so a user's examples do not depend on the others.
+
+References:
+    Synthetic(α, β): Li et al. 2020, FedProx (arXiv 1812.06127), section 5.1; as in its published
+        generator, α and β are standard deviations and user k has 50 + LogNormal(4, 2) examples.
+    Logistic(α, β): Noble et al. 2022, DP-SCAFFOLD (arXiv 2111.09278), section 5; as in its
+        published generator, α and β are variances.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.core.limits import machine_bytes
+from fedsim.core.streams import Purpose, stream
+from fedsim.data.builtin.context import LoadContext
+from fedsim.data.builtin.settings import BlobsArgs, SyntheticFedproxArgs, SyntheticLogisticArgs
+from fedsim.data.conversion import Dataset
+from fedsim.data.examples import DataError, Examples
+
+Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
+
+USER = "user"
+"""Column by which `partition: {scheme: column}` gives every user's examples to a client."""
+
+_DECAY = 1.2  # the variance of feature j is j to the power of minus this
+_LEAST_EXAMPLES = 50
+
+
+def load_synthetic_fedprox(args: SyntheticFedproxArgs, context: LoadContext) -> Dataset:
+    """Return Synthetic(α, β) of FedProx; its column `user` names each example's user.
+
+    User k labels x ~ N(v_k, diag(j^-1.2)) by argmax(W_k x + b_k). The entries of W_k and b_k are
+    N(u_k, 1) with u_k ~ N(0, α²), those of v_k are N(B_k, 1) with B_k ~ N(0, β²). With `iid` all
+    users share W and b ~ N(0, 1), and v is 0.
+
+    Args:
+        args: `data.args`.
+        context: the experiment.
+
+    Raises:
+        DataError: the examples do not fit into memory.
+    """
+    seed = context.seed if args.seed is None else args.seed
+    common = stream(seed, Purpose.DATASET)
+    sizes = _LEAST_EXAMPLES + common.lognormal(4, 2, args.users).astype(np.int64)
+    _check_memory(int(sizes.sum()), args.dimension)
+    shape = (args.dimension, args.classes)
+    shared = common.standard_normal(shape), common.standard_normal(args.classes)
+
+    def draw(user: int) -> Labelled:
+        rng = stream(seed, Purpose.DATASET, client=user + 1)
+        if args.iid:
+            weights, bias, centre = *shared, np.zeros(args.dimension)
+        else:
+            model_mean = args.alpha * rng.standard_normal()
+            feature_mean = args.beta * rng.standard_normal()
+            weights = model_mean + rng.standard_normal(shape)
+            bias = model_mean + rng.standard_normal(args.classes)
+            centre = feature_mean + rng.standard_normal(args.dimension)
+        return _labelled(rng, int(sizes[user]), weights, bias, centre)
+
+    return _of_users(draw(user) for user in range(args.users))
+
+
+def load_synthetic_logistic(args: SyntheticLogisticArgs, context: LoadContext) -> Dataset:
+    """Return Logistic(α, β) of DP-SCAFFOLD; its column `user` names each example's user.
+
+    As Synthetic(α, β), but every entry has a mean of its own: those of W_k, b_k are N(0, α + 1) and
+    those of v_k are N(0, β + 1). A share `label_noise` of the labels is drawn at random. With `iid`
+    all users share W, b and v ~ N(0, 1).
+
+    Args:
+        args: `data.args`.
+        context: the experiment.
+
+    Raises:
+        DataError: the examples do not fit into memory.
+    """
+    seed = context.seed if args.seed is None else args.seed
+    _check_memory(args.users * args.examples, args.dimension)
+    shape = (args.dimension, args.classes)
+
+    def parameters(rng: np.random.Generator) -> tuple[NDArray[np.float64], ...]:
+        return tuple(rng.standard_normal(size) for size in (shape, args.classes, args.dimension))
+
+    shared = parameters(stream(seed, Purpose.DATASET))
+
+    def draw(user: int) -> Labelled:
+        rng = stream(seed, Purpose.DATASET, client=user + 1)
+        weights, bias, centre = shared
+        if not args.iid:
+            means, own = parameters(rng), parameters(rng)
+            deviations = np.sqrt([args.alpha, args.alpha, args.beta])
+            weights, bias, centre = (
+                d * m + o for d, m, o in zip(deviations, means, own, strict=True)
+            )
+        features, classes = _labelled(rng, args.examples, weights, bias, centre)
+        is_noise = rng.random(args.examples) < args.label_noise
+        others = rng.integers(0, args.classes, args.examples)
+        return features, np.where(is_noise, others, classes)
+
+    return _of_users(draw(user) for user in range(args.users))
+
+
+def load_blobs(args: BlobsArgs, context: LoadContext) -> Dataset:
+    """Return Gaussian classes around centres that are uniform in [-1, 1] in every feature.
+
+    Args:
+        args: `data.args`.
+        context: the experiment.
+
+    Raises:
+        DataError: the examples do not fit into memory.
+    """
+    seed = context.seed if args.seed is None else args.seed
+    _check_memory(args.examples, args.dimension)
+    rng = stream(seed, Purpose.DATASET)
+    centres = rng.uniform(-1, 1, (args.classes, args.dimension))
+    classes = np.arange(args.examples, dtype=np.int64) % args.classes
+    noise = rng.standard_normal((args.examples, args.dimension))
+    features = (centres[classes] + args.spread * noise).astype(np.float32)
+    return Dataset(Examples(features, classes))
+
+
+def _labelled(
+    rng: np.random.Generator,
+    size: int,
+    weights: NDArray[np.float64],
+    bias: NDArray[np.float64],
+    centre: NDArray[np.float64],
+) -> Labelled:
+    """Return features around `centre` with the class of the largest score."""
+    deviation = np.arange(1, len(centre) + 1) ** (-_DECAY / 2)
+    features = centre + deviation * rng.standard_normal((size, len(centre)))
+    return features.astype(np.float32), (features @ weights + bias).argmax(axis=1)
+
+
+def _of_users(parts: Iterable[Labelled]) -> Dataset:
+    features, classes = zip(*parts, strict=True)
+    digits = len(str(len(classes) - 1))  # names in the order of the numbers
+    users = [f"{user:0{digits}d}" for user, own in enumerate(classes) for _ in own]
+    examples = Examples(np.concatenate(features), np.concatenate(classes).astype(np.int64))
+    return Dataset(examples, groups={USER: users})
+
+
+def _check_memory(examples: int, dimension: int) -> None:
+    needed = 12 * examples * dimension  # float32, and a user's float64 at a time
+    if needed > machine_bytes():
+        raise DataError(
+            f"data.args: {examples:,} examples of {dimension:,} features need "
+            f"{needed / 2**30:,.0f} GiB, and this machine has {machine_bytes() / 2**30:,.0f} GiB; "
+            "lower them"
+        )
