@@ -205,7 +205,12 @@ BROKEN = [
     # datasets
     ("digits", "digit", "4:3: data.dataset: unknown dataset 'digit'; did you mean 'digits'?"),
     ("digits", "DIGITS", "4:3: data.dataset: unknown dataset 'DIGITS'; did you mean 'digits'?"),
-    ("digits", "mnist", f"4:3: data.dataset: unknown dataset 'mnist'; built in: 'digits'; a plug-in is {PLUGIN}"),
+    ("digits", "mnist", "3:1: data.args.path: missing; folder with the official files, packed or not, relative to the experiment file"),
+    ("digits", "emnist\n  args: {path: ., split: all}", "5:19: data.args.split: must be one of 'byclass', 'bymerge', 'balanced', 'letters', 'digits' or 'mnist', got 'all'"),
+    ("digits", "iris\n  args: {scale: 2}", "5:10: data.args.scale: unknown key; did you mean 'scaled'?"),
+    ("digits", "huggingface", "3:1: data.args: needs one of path (a folder) and name (on the hub)"),
+    ("digits", "iris\n  images: {scale: 2}", "5:3: data.images: the built-in dataset 'iris' has its layout and range; remove images"),
+    ("digits", "{path: d.csv, target: y}\n  images: {scale: 2}", "5:3: data.images: is for arrays in an .npz file, and the dataset is a table; remove images"),
     ("digits", "x.csv", "4:3: data.dataset: unknown dataset 'x.csv'; to use a file write {path: FILE, target: NAME}"),
     ("digits", "x.py", "4:3: data.dataset: unknown dataset 'x.py'; to use a function of the file write ./file.py:function"),
     ("digits", "3", "4:3: data.dataset: must be a string or a mapping with path, target, columns, test, decimal and encoding, got 3"),
@@ -278,6 +283,26 @@ def test_files_must_exist(write, good: str, dataset: str, file: str) -> None:
         load_experiment(write(good.replace("digits", dataset)))
     full = str((Path.cwd() / file).resolve())
     assert str(caught.value) == f"exp.yaml:4:{column}: {key}: no such file: {full!r}"
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [("absent", "no such folder:"), ("d.csv", "must be the folder with the files, got the file")],
+)
+def test_folders_must_exist(write, good: str, path: str, problem: str) -> None:
+    Path("d.csv").write_text("y\n")
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(write(good.replace("digits", f"mnist\n  args: {{path: {path}}}")))
+    assert (
+        str(caught.value)
+        == f"exp.yaml:5:10: data.args.path: {problem} {str(Path(path).resolve())!r}"
+    )
+
+
+def test_images_are_no_tokens(write, good: str) -> None:
+    dataset = "pkg.mod:f\n  images: {channels: last}\n  features: tokens"
+    with pytest.raises(ExperimentError, match="5:3: data.images: images are numbers, and"):
+        load_experiment(write(good.replace("digits", dataset)))
 
 
 def test_many_mistakes_are_reported_at_once_in_the_order_of_the_file(write) -> None:
