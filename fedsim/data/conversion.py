@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.data.arrays.images import as_images
 from fedsim.data.examples import DataError, Examples
-from fedsim.data.images import as_images
 from fedsim.data.settings import ImageSettings
 
 _INT64_MAX = np.iinfo(np.int64).max

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from fedsim.data.arrays.npz_file import read_npz
 from fedsim.data.conversion import Dataset
 from fedsim.data.examples import DataError
-from fedsim.data.npz_file import read_npz
 from fedsim.data.settings import FileDataset, ImageSettings
 from fedsim.data.tables.dataset import read_tables
 

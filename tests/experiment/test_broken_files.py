@@ -301,7 +301,7 @@ def test_folders_must_exist(write, good: str, path: str, problem: str) -> None:
 
 def test_images_are_no_tokens(write, good: str) -> None:
     dataset = "pkg.mod:f\n  images: {channels: last}\n  features: tokens"
-    with pytest.raises(ExperimentError, match="5:3: data.images: images are numbers, and"):
+    with pytest.raises(ExperimentError, match=r"5:3: data.images: images are numbers, and"):
         load_experiment(write(good.replace("digits", dataset)))
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedsim.data import DataError
+from fedsim.data.arrays.images import as_images
 from fedsim.data.conversion import to_dataset
 from fedsim.data.files import read_file
-from fedsim.data.images import as_images
 from fedsim.data.settings import ImageSettings
 
 Y = np.array([0, 1, 1])

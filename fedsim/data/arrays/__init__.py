@@ -1,0 +1,1 @@
+"""Arrays of users: archives of numpy, and the layout of images."""
