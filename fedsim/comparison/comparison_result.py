@@ -8,6 +8,7 @@ from typing import Any
 from fedsim.comparison.notes import notes_of, seeds_text
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
+from fedsim.comparison.scores import scores_json
 from fedsim.comparison.text import difference_text, guarantee_text, interval_text, metric_words
 from fedsim.comparison.tuning import Tuning
 
@@ -35,11 +36,10 @@ class ComparisonResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `comparison.json`."""
-        return {
-            **self.results.to_json(),
-            "notes": notes_of(self.results),
-            "tuning": self.tuning.to_json(),
-        }
+        content = self.results.to_json()
+        for entry, variant in zip(content["variants"], self.results.variants, strict=True):
+            entry["scores"] = scores_json(variant)
+        return {**content, "notes": notes_of(self.results), "tuning": self.tuning.to_json()}
 
     def __repr__(self) -> str:
         results = self.results

@@ -10,6 +10,8 @@ from fedsim.comparison.execution.jobs import FINISHED, Job
 from fedsim.comparison.execution.worker import RECORD
 from fedsim.comparison.units import OBSERVER_OF
 from fedsim.experiment import Experiment
+from fedsim.models.scores.catalog import computed_metrics
+from fedsim.report.scores import Scores, read_scores
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.personal_scores import personal_metrics
 
@@ -40,6 +42,9 @@ class RunOutcome:
         client_metrics: metrics of the global model on each client's own data; empty without
             `client_metrics: true`.
         pair_digests: digests of the parts that paired runs share.
+        scores: scores by class on the public test set; None in a failed run.
+        main_metric: the first of `evaluation.metrics` that is one number, or that of the task; None
+            where the task is not known.
     """
 
     variant: str
@@ -61,6 +66,8 @@ class RunOutcome:
     unit: str | None = None
     certificates: Mapping[str, float | None] = field(default_factory=dict)
     adjacency: str | None = None
+    scores: Scores | None = None
+    main_metric: str | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -151,6 +158,8 @@ def read_run(
         unit=None if settings is None else settings.unit,
         certificates=_certificates(privacy) if private else {},
         adjacency=None if settings is None else settings.adjacency,
+        scores=read_scores(directory),
+        main_metric=_main_metric(experiment),
     )
 
 
@@ -168,6 +177,12 @@ def _certificates(privacy: Mapping[str, Any]) -> dict[str, float | None]:
     if "certificates" in privacy:
         return {one["against"]: one["epsilon"] for one in privacy["certificates"]}
     return {"server": privacy["system_epsilon"]} if "system_epsilon" in privacy else {}
+
+
+def _main_metric(experiment: Experiment) -> str | None:
+    """Return the main metric of a run; None for a loss of the user's own without chosen metrics."""
+    computed = computed_metrics(experiment.model.loss, experiment.metrics)
+    return f"test_{computed[1]}" if len(computed) > 1 else None
 
 
 def _read(directory: RunDirectory, name: str, default: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from fedsim.comparison.execution.client_metrics import WARNING
 from fedsim.comparison.execution.jobs import MARKER
 from fedsim.comparison.notes import notes_of, seeds_text
 from fedsim.comparison.results import Results, VariantResult
+from fedsim.comparison.scores import majority_of, scores_context
 from fedsim.comparison.statistics import CONFIDENCE
 from fedsim.comparison.text import (
     difference_text,
@@ -120,6 +121,7 @@ def _unit(part: Results, *, several: bool) -> dict[str, Any]:
         "baseline": part.baseline,
         "rows": [_row(one, part, series[one.name].number) for one in part.variants],
         "figures": _figures(part),
+        "scores": scores_context(part),
     }
 
 
@@ -139,13 +141,15 @@ def _cards(results: Results) -> list[Card]:
     metric = results.metric
     baseline = next(one for one in results.variants if one.name == results.baseline)
     estimate = baseline.metrics.get(metric)
+    majority = majority_of(baseline) if metric == "test_accuracy" else None
+    share = "" if majority is None else f"; always one class: {metric_text(metric, majority)}"
     cards = [
         Card(
             f"{results.baseline}: {metric_words(metric)}",
             "–" if estimate is None else interval_text(metric, estimate),
-            f"the baseline; {guarantee_text(baseline)} ({baseline.observer})"
+            f"the baseline; {guarantee_text(baseline)} ({baseline.observer}){share}"
             if baseline.is_private
-            else "the baseline, without privacy",
+            else f"the baseline, without privacy{share}",
         )
     ]
     strongest = _strongest(results)

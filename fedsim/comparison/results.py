@@ -281,7 +281,8 @@ def summarise(comparison: Compared, outcomes: Sequence[RunOutcome]) -> Results:
 def _metric(asked: str | None, finished: Sequence[RunOutcome]) -> str:
     known = [name for name in finished[0].metrics if all(name in one.metrics for one in finished)]
     if asked is None:
-        return next(name for name in (*_PREFERRED, *known) if name in known)
+        first = finished[0].main_metric
+        return next(name for name in (first, *_PREFERRED, *known) if name in known and name)
     if asked not in known:
         raise ComparisonError(
             f"metric: the runs have no {asked}; they have {', '.join(known)}. Nothing is lost: "

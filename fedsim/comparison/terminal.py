@@ -20,6 +20,7 @@ from fedsim.comparison.execution.jobs import Job
 from fedsim.comparison.file.load import LoadedComparison
 from fedsim.comparison.notes import notes_of, seeds_text
 from fedsim.comparison.results import Results, VariantResult
+from fedsim.comparison.scores import baseline_note, score_warnings, scores_table
 from fedsim.comparison.text import (
     common_words,
     difference_text,
@@ -31,6 +32,7 @@ from fedsim.comparison.text import (
 )
 from fedsim.report.lines import print_sentence
 from fedsim.report.notebook import notebook_console
+from fedsim.report.tables import print_table
 
 _MAX_COLUMNS = 4
 
@@ -119,6 +121,13 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
     console = console or Console()
     for part in result.results.by_unit:
         console.print(_table(part, unit=len(result.results.groups) > 1))
+        by_class = scores_table(part)
+        if by_class is not None:
+            print_table(console, by_class)
+        if (baseline := baseline_note(part)) is not None:
+            print_sentence(console, baseline)
+        for warning in score_warnings(part):
+            print_sentence(console, f"warning: {warning}", style="yellow")
     if not any(one.changes for one in result.results.variants) and result.results.settings.keys:
         console.print(_settings(result.results))
     notes = (result.results.pair_check.statement, *notes_of(result.results))

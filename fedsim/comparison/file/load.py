@@ -20,6 +20,7 @@ from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.overrides import COMMAND_LINE, Override, apply_overrides, parse_overrides
 from fedsim.experiment.text import any_of, did_you_mean
 from fedsim.experiment.tree import Entry, Location, Node, from_python, is_broken, locate, to_python
+from fedsim.models.scores.catalog import computed_metrics
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,7 @@ def load_tree(
         problems += _locate_messages(tree, candidate_problems(candidates))
     else:
         problems += _locate_messages(tree, _unit_rules(comparison))
+        problems += _locate_messages(tree, _metric_rules(comparison))
     if problems:
         raise ExperimentError(problems)
     return comparison
@@ -310,6 +312,24 @@ def _unit_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
             "the candidates have two units of privacy, which no choice can rank; name those of one "
             "unit in select.among",
         )
+
+
+def _metric_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
+    """Yield why a metric on the test set cannot be compared, or chosen by: no run computes it."""
+    settings = comparison.settings
+    select = None if settings.select is None else settings.select.metric
+    for path, metric in ((("metric",), settings.metric), (("select", "metric"), select)):
+        if metric is None or not metric.startswith("test_"):
+            continue
+        for variant in comparison.variants:
+            experiment = variant.experiments[0].experiment
+            computed = computed_metrics(experiment.model.loss, experiment.metrics)
+            known = [f"test_{name}" for name in computed]
+            if computed and metric not in known:
+                name = metric.removeprefix("test_")
+                hint = did_you_mean(metric, known) or f"; add {name} to evaluation.metrics"
+                yield path, f"variant {variant.name!r} computes no {metric}{hint}"
+                break
 
 
 def _unknown_baselines(baseline: Baseline, names: list[str]) -> Iterator[PathMessage]:

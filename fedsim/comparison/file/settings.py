@@ -1,30 +1,24 @@
 """The settings of a comparison file; variants override keys of the experiment schema."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from fedsim.core.settings import Settings
 from fedsim.experiment.schema import NAME_PATTERN
-from fedsim.experiment.text import value_text
+from fedsim.experiment.text import any_of, did_you_mean, value_text
+from fedsim.models.scores.catalog import LOSS, METRICS
 
 MAX_SEEDS = 1000
 
 # Metrics of the global model on the server's test set, of personal models on public data, and of
 # the clients' own data.
-TestMetric = Literal["test_accuracy", "test_loss", "test_mse", "test_r2"]
-PersonalMetric = Literal["personal_accuracy", "personal_loss", "personal_mse"]
-SelectionMetric = Literal[
-    "test_accuracy",
-    "test_loss",
-    "test_mse",
-    "test_r2",
-    "client_accuracy",
-    "client_loss",
-    "client_mse",
-    "client_r2",
-]
-SMALLER_IS_BETTER = ("loss", "mse")
+_NUMBERS = [name for name, entry in METRICS.items() if not entry.per_class]
+TEST_METRICS = tuple(f"test_{name}" for name in (LOSS, *_NUMBERS))
+PERSONAL_METRICS = ("personal_accuracy", "personal_loss", "personal_mse")
+CLIENT_METRICS = ("client_accuracy", "client_loss", "client_mse", "client_r2")
+SMALLER_IS_BETTER = ("loss", "mse", "mae", "error")
 MOST_EXPECTED_RUNS = 100
 
 LawName = Literal["geometric", "logarithmic", "negative_binomial", "poisson"]
@@ -63,7 +57,10 @@ class SearchSettings(Settings):
 class SelectSettings(Settings):
     """`select:` in a comparison file: choose a variant and state its privacy cost."""
 
-    metric: SelectionMetric = Field(description="the variant with the best mean is chosen")
+    metric: str = Field(
+        description="the variant with the best mean is chosen: `test_` and a built-in metric that "
+        "every candidate computes, or client_accuracy, client_loss, client_mse, client_r2"
+    )
     on: Literal["public_data", "public_test", "private"] = Field(
         description="public_data: every example of the comparison is public; public_test: models "
         "of private data, scored on public data; private: scored on private data"
@@ -76,6 +73,18 @@ class SelectSettings(Settings):
         default=None,
         description="perform a charged search with `fedsim compare FILE --select`; null: compare",
     )
+
+    @field_validator("metric")
+    @classmethod
+    def _known_metric(cls, metric: str) -> str:
+        return _checked(metric, (*TEST_METRICS, *CLIENT_METRICS))
+
+
+def _checked(metric: str, known: Sequence[str]) -> str:
+    if metric not in known:
+        hint = did_you_mean(metric, known) or f"; choose from {any_of(known)}"
+        raise ValueError(f"no such metric: {value_text(metric)}{hint}")
+    return metric
 
 
 class ComparisonSettings(Settings):
@@ -100,8 +109,10 @@ class ComparisonSettings(Settings):
     variants: dict[str, Any] = Field(
         min_length=1, description="names of variants, each with its changes to the base"
     )
-    metric: TestMetric | PersonalMetric | None = Field(
-        default=None, description="the compared metric; null: accuracy, else R², else the loss"
+    metric: str | None = Field(
+        default=None,
+        description="the compared metric, `test_` and its name, or that of personal models; null: "
+        "the first of evaluation.metrics, or else accuracy, R² or the loss",
     )
     client_metrics: bool = Field(
         default=False,
@@ -111,6 +122,13 @@ class ComparisonSettings(Settings):
     select: SelectSettings | None = Field(
         default=None, description="choose a variant by these results; null: choose none"
     )
+
+    @field_validator("metric")
+    @classmethod
+    def _known_metric(cls, metric: str | None) -> str | None:
+        if metric is None or (metric.startswith("test_") and metric.isidentifier()):
+            return metric  # the metrics of the experiments are known when they are loaded
+        return _checked(metric, (*TEST_METRICS, *PERSONAL_METRICS))
 
     @field_validator("seeds")
     @classmethod

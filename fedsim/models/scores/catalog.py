@@ -1,5 +1,6 @@
 """The built-in metrics by name, without importing torch or numpy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,6 +97,24 @@ LOSS = "loss"  # always computed, first in every row
 def metric_key(name: str) -> str:
     """Return the name of a metric in files: of a function of your own, that of the function."""
     return name.rpartition(":")[2].replace(".", "_")
+
+
+def computed_metrics(loss: str, chosen: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the metrics of a run that are one number: the loss, then the main one first.
+
+    Edge case: with a loss of the user's own and no chosen metrics the task is not known, and
+    nothing is returned.
+
+    Args:
+        loss: `model.loss`.
+        chosen: `evaluation.metrics`; None: the metrics of the task.
+    """
+    if chosen is None:
+        task = TASK_OF_LOSS.get(loss)
+        own = ("r2", "mse") if task == "regression" else ("accuracy",)
+        return () if task is None else (LOSS, *own)
+    keys = [metric_key(name) for name in chosen]
+    return (LOSS, *(key for key in keys if key not in METRICS or not METRICS[key].per_class))
 
 
 def wrong_task(name: str, task: TaskName) -> str | None:
