@@ -1,5 +1,6 @@
 """The numbers of a comparison from the outcomes of its runs, also of incomplete ones."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from fedsim.comparison.file.load import LoadedComparison, load_comparison
 from fedsim.comparison.notes import notes_of
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import ComparisonError, NothingFinishedError, Results, summarise
+from fedsim.experiment import ExperimentError
 
 PAIRING = {"data": "a", "initial_model": "b", "participants": "c"}
 
@@ -85,8 +87,6 @@ def test_only_seeds_that_both_finished_are_paired_and_the_others_are_named(
 
 
 def test_an_infinite_epsilon_is_not_hidden_by_finite_ones(comparison: LoadedComparison) -> None:
-    from dataclasses import replace
-
     dp = runs("dp", 0.5, 0.6, 0.7)
     dp[1] = replace(dp[1], epsilon=None)
     found = summarise(comparison, [*runs("plain", 0.9, 0.8, 0.7), *dp, *runs("more", 1, 1, 1)])
@@ -107,9 +107,13 @@ def test_one_seed_is_said_to_show_nothing_about_chance(directory: Path) -> None:
 
 
 def test_a_metric_that_the_runs_lack_is_refused_with_those_they_have(directory: Path) -> None:
-    text = (directory / "compare.yaml").read_text() + "metric: test_r2\n"
-    (directory / "compare.yaml").write_text(text)
-    loaded = load_comparison(directory / "compare.yaml")
+    file = directory / "compare.yaml"
+    loaded = load_comparison(file)
+    settings = loaded.settings.model_copy(update={"metric": "test_r2"})
+    loaded = replace(loaded, settings=settings)
+    file.write_text(file.read_text() + "metric: test_r2\n")
+    with pytest.raises(ExperimentError, match=r"metric: variant 'plain' has no test_r2; it has"):
+        load_comparison(file)
     both = [*runs("plain", 0.9, 0.8), *runs("dp", 0.9, 0.8)]
     with pytest.raises(ComparisonError, match="no test_r2; they have test_loss, test_accuracy"):
         summarise(loaded, both)

@@ -326,9 +326,8 @@ def _metric_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
             computed = computed_metrics(experiment.model.loss, experiment.metrics)
             known = [f"test_{name}" for name in computed]
             if computed and metric not in known:
-                name = metric.removeprefix("test_")
-                hint = did_you_mean(metric, known) or f"; add {name} to evaluation.metrics"
-                yield path, f"variant {variant.name!r} computes no {metric}{hint}"
+                hint = f"it has {', '.join(known)} (evaluation.metrics adds others)"
+                yield path, f"variant {variant.name!r} has no {metric}; {hint}"
                 break
 
 
