@@ -1,14 +1,106 @@
 """All built-in names of experiment files, with one line of description each."""
 
+from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
 from fedsim.data.catalog import DATASETS, PARTITIONS
 from fedsim.models.catalog import LOSSES, MODELS
 from fedsim.models.features.settings import FEATURES
 from fedsim.models.scores.catalog import METRICS
 from fedsim.server.aggregation.strategy_settings import STRATEGIES
+from fedsim.simulation.catalog import ENGINES, TRACKERS
+
+KEYS = {
+    "datasets": "data.dataset",
+    "partitions": "data.partition.scheme",
+    "models": "model.name",
+    "features": "model.features",
+    "losses": "model.loss",
+    "metrics": "evaluation.metrics",
+    "participations": "federation.participation.scheme",
+    "strategies": "federation.strategy",
+    "weightings": "federation.weighting",
+    "optimizers": "local.optimizer.name",
+    "trust models": "privacy.trust",
+    "units": "privacy.unit",
+    "clippings": "privacy.clipping",
+    "samplings": "privacy.sampling",
+    "adjacencies": "privacy.adjacency",
+    "accountants": "privacy.accountant",
+    "secure aggregation": "secure_aggregation.protocol",
+    "personalization": "personalization.method",
+    "faults": "faults[].kind",
+    "engines": "runtime.engine",
+    "trackers": "runtime.trackers",
+}
+"""The key of an experiment file that takes the names of a kind."""
+
+_PARTICIPATIONS = {
+    "uniform": "clients_per_round clients, each set as likely as another",
+    "poisson": "each client on its own, with probability clients_per_round / number of clients",
+}
+_WEIGHTINGS = {
+    "uniform": "every update counts the same",
+    "examples": "by the number of the client's examples, which must be public",
+    "noise": "by that number over the client's noise, with powers and a largest share",
+}
+_OPTIMIZERS = {
+    "sgd": "stochastic gradient descent, with momentum and weight decay",
+    "adam": "Adam (Kingma and Ba 2015), with L2 penalty",
+    "adamw": "Adam with decoupled weight decay (Loshchilov and Hutter 2019)",
+}
+_TRUST_MODELS = {
+    "local": "nobody sees a value with too little noise: each client adds all of its noise",
+    "distributed": "clients add shares of the noise, and only sums are opened",
+    "central": "the server is trusted, and adds the noise",
+}
+_UNITS = {
+    "example": "one ε protects one training example of a client",
+    "client": "one ε protects everything that a client has",
+}
+_CLIPPINGS = {
+    "flat": "one bound for the whole gradient",
+    "per_layer": "a bound for each layer",
+    "automatic": "every gradient is normalised (Bu et al. 2023)",
+    "adaptive": "one bound, learnt from a charged noisy count (Andrew et al. 2021)",
+}
+_ADJACENCIES = {
+    "zero_out": "one example's contribution becomes zero; client sizes are public",
+    "add_remove": "one example more or less; client sizes are private",
+    "replace_one": "one example is another one; client sizes are public",
+}
+_ACCOUNTANTS = {
+    "pld": "privacy loss distributions, the smallest ε",
+    "rdp": "Rényi DP, an upper bound that is fast for many clients",
+    "moments": "the moments accountant (Abadi et al. 2016), for comparison with older work",
+}
+_SECURE_SUMS = {
+    "additive": "additive shares for two or more aggregators",
+    "secagg": "pairwise masks for a single server (Bonawitz et al. 2017)",
+    "secagg_plus": "pairwise masks of few neighbours each (Bell et al. 2020)",
+    "quantized": "the same numbers without cryptography, as a control",
+}
+_PERSONALIZATIONS = {
+    "fine_tune": "a client trains the final global model on its own examples",
+    "ditto": "fine-tuning with a pull towards the global model (Li et al. 2021)",
+    "label_prior": "the logits are shifted by the client's own share of each class",
+}
+_FAULTS = {
+    "dropout_before": "a client does not answer, and is not charged",
+    "dropout_during": "a client is lost in the middle of its training, after its charge",
+    "dropout_after": "a client trains, and its upload is lost",
+    "straggler": "a client answers some simulated seconds late",
+    "error": "the training of a client raises an exception",
+    "nan": "an upload with NaN",
+    "inf": "an upload with infinite values",
+    "wrong_shape": "an upload of another shape",
+    "empty": "a client without examples",
+}
 
 
 def catalog() -> dict[str, dict[str, str]]:
     """Return the names by kind, with their descriptions."""
+    samplings = {
+        name: scheme.description.replace("`", "") for name, scheme in SAMPLING_SCHEMES.items()
+    }
     return {
         "datasets": {name: entry.description for name, entry in DATASETS.items()},
         "partitions": dict(PARTITIONS),
@@ -16,5 +108,19 @@ def catalog() -> dict[str, dict[str, str]]:
         "features": dict(FEATURES),
         "losses": dict(LOSSES),
         "metrics": {name: entry.description for name, entry in METRICS.items()},
+        "participations": dict(_PARTICIPATIONS),
         "strategies": {name: entry.description for name, entry in STRATEGIES.items()},
+        "weightings": dict(_WEIGHTINGS),
+        "optimizers": dict(_OPTIMIZERS),
+        "trust models": dict(_TRUST_MODELS),
+        "units": dict(_UNITS),
+        "clippings": dict(_CLIPPINGS),
+        "samplings": samplings,
+        "adjacencies": dict(_ADJACENCIES),
+        "accountants": dict(_ACCOUNTANTS),
+        "secure aggregation": dict(_SECURE_SUMS),
+        "personalization": dict(_PERSONALIZATIONS),
+        "faults": dict(_FAULTS),
+        "engines": dict(ENGINES),
+        "trackers": dict(TRACKERS),
     }

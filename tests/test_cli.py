@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 
 import fedsim
+from fedsim.catalog import KEYS
 from fedsim.cli import main
 
 GOOD = """\
@@ -332,11 +333,55 @@ def test_list_names_everything_with_a_line_each(command: Command) -> None:
     code, out, _ = command("list")
     assert code == 0
     kinds = json.loads(command("list", "--json")[1])
-    assert list(kinds) == ["datasets", "partitions", "models", "features", "losses", "strategies"]
+    assert list(kinds) == list(KEYS)
     for names in kinds.values():
         for name, description in names.items():
             assert f"  {name}" in out
             assert len(description) > 10
+    code, out, _ = command("list", "samplings", "--json")
+    assert (code, list(json.loads(out))) == (0, ["samplings"])
+    code, out, err = command("list", "smaplings")
+    assert (code, out, err) == (2, "", "there is no kind 'smaplings'; did you mean 'samplings'?\n")
+
+
+def test_privacy_off_is_privacy_null(command: Command) -> None:
+    for value in ("off", "Off", "none", "false", "null"):
+        code, out, _ = command("validate", "good.yaml", f"privacy={value}", "--json")
+        assert code == 0
+        assert json.loads(out)["privacy"] is None
+    command.write("off.yaml", GOOD[: GOOD.index("privacy:")] + "privacy: off\n")
+    assert "no differential privacy" in command("validate", "off.yaml")[1]
+    code, _, err = command("validate", "good.yaml", "privacy=0")
+    assert code == 2
+    assert "privacy: must be" in err
+
+
+def test_the_seed_is_an_option(command: Command) -> None:
+    assert "--seed" in command("plan", "--help")[1]
+    out = command("validate", "good.yaml", "seed=1", "--seed", "3", "--json")[1]
+    assert json.loads(out)["seed"] == 3
+    code, _, err = command("run", "good.yaml", "--seed", "-3")
+    assert code == 2
+    assert "--seed" in err
+
+
+def test_verbose_shows_log_messages_of_this_command_alone(command: Command) -> None:
+    _, out, err = command("run", "good.yaml", "-q", "-v", "--out", "r", "--seed", "3")
+    assert "checking the model: " in err
+    assert "fedsim.server.app: fedavg over 3 clients" in err
+    assert "fedavg over" not in out
+    assert command("run", "good.yaml", "-q", "--out", "s", "--seed", "3")[2] == ""
+
+
+def test_a_comparison_given_to_run_and_an_experiment_given_to_compare(command: Command) -> None:
+    command.write("cmp.yaml", "# a comment\nbase: good.yaml\nseeds: 2\nvariants: {a: {}, b: {}}\n")
+    for verb in ("run", "validate", "plan"):
+        code, out, err = command(verb, "cmp.yaml")
+        assert (code, out) == (2, "")
+        assert err == "cmp.yaml:2:1: this is a comparison: fedsim compare cmp.yaml\n"
+    code, out, err = command("compare", "good.yaml")
+    assert (code, out) == (2, "")
+    assert err.startswith("good.yaml:1:1: this is an experiment, not a comparison: ")
 
 
 def test_the_command_is_installed_and_knows_its_version() -> None:

@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from fedsim.cli.options import json_option, overrides_argument
+from fedsim.cli.options import json_option, overrides_argument, verbose_option
 from fedsim.cli.output import print_json
 from fedsim.core.errors import ExitCode
 from fedsim.core.limits import MAX_AUDITED_STEPS, MAX_CLIENTS
@@ -35,6 +35,7 @@ from fedsim.core.limits import MAX_AUDITED_STEPS, MAX_CLIENTS
     help="Probability that a correct federation passes.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Print only the result, no progress.")
+@verbose_option
 @json_option
 def audit_command(
     file: str,

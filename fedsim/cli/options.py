@@ -1,6 +1,61 @@
 """Arguments and options that several commands share."""
 
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 import click
 
-overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+def overrides_argument(command: Callable[..., None]) -> Callable[..., None]:
+    """Add changes of the experiment to a command: overrides, and `--seed`, which is one of them."""
+
+    @click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
+    @click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        help="Seed of all randomness, in place of the file's.",
+    )
+    @wraps(command)
+    def with_seed(*args: Any, overrides: tuple[str, ...], seed: int | None, **named: Any) -> None:
+        own = () if seed is None else (f"seed={seed}",)
+        command(*args, overrides=(*overrides, *own), **named)
+
+    return with_seed
+
+
+class _StderrHandler(logging.Handler):
+    """Writes log records to the standard error of the moment, which a progress bar may replace."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(self.format(record), err=True)
+
+
+def _show_logs(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    """Show the log messages of fedsim until the command ends."""
+    if not wanted:
+        return
+    logger, handler = logging.getLogger("fedsim"), _StderrHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%H:%M:%S"))
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+    def end() -> None:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+    context.call_on_close(end)
+
+
+verbose_option = click.option(
+    "--verbose",
+    "-v",
+    is_flag=True,
+    expose_value=False,
+    callback=_show_logs,
+    help="Show log messages on stderr, with the time of every phase.",
+)

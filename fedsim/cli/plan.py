@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from fedsim.cli.options import json_option, overrides_argument
+from fedsim.cli.options import json_option, overrides_argument, verbose_option
 from fedsim.cli.output import fail, print_json
 from fedsim.core.errors import ExitCode
 
@@ -19,6 +19,7 @@ from fedsim.core.errors import ExitCode
     help="Compare other sampling rates, steps, rounds and weights at the same ε; print the lines "
     "to change.",
 )
+@verbose_option
 @json_option
 def plan_command(
     file: str, overrides: tuple[str, ...], plot: str | None, advise: bool, as_json: bool

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from fedsim.cli.options import json_option, overrides_argument
+from fedsim.cli.options import json_option, overrides_argument, verbose_option
 from fedsim.cli.output import fail, print_json
 from fedsim.core.errors import ExitCode
 from fedsim.core.interruption import Interruption
@@ -21,6 +21,7 @@ from fedsim.core.interruption import Interruption
 @click.option(
     "--profile", type=click.Path(), help="Write a time profile for speedscope.app (JSON)."
 )
+@verbose_option
 @json_option
 @click.pass_obj
 def run_command(
@@ -35,7 +36,7 @@ def run_command(
 ) -> None:
     """Run the experiment in FILE and write its run directory.
 
-    KEY.PATH=VALUE replaces a key of the file: fedsim run exp.yaml federation.rounds=5 privacy=null
+    KEY.PATH=VALUE replaces a key of the file: fedsim run exp.yaml federation.rounds=5 privacy=off
     """
     from fedsim.api import run
     from fedsim.profiling import profile_to
@@ -59,6 +60,8 @@ def run_command(
     except KeyboardInterrupt:
         if resume and out is not None:
             click.echo(f"to go on: {resume_command(file, overrides, Path(out))}", err=True)
+        else:
+            click.echo("no round was begun, and nothing written: run the same command", err=True)
         raise
     if as_json:
         directory = RunDirectory(result.path)

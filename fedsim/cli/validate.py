@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.options import json_option, overrides_argument
+from fedsim.cli.options import json_option, overrides_argument, verbose_option
 from fedsim.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 @click.command("validate", short_help="Check the experiment in FILE without running it.")
 @click.argument("file", type=click.Path())
 @overrides_argument
+@verbose_option
 @json_option
 def validate_command(file: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check the experiment in FILE without running it or importing its plug-ins.

@@ -1,7 +1,10 @@
 """Phases of a command that have no rounds, such as "checking the model": announced, and timed."""
 
+import logging
 from collections.abc import Callable
 from time import perf_counter
+
+_log = logging.getLogger(__name__)
 
 AnnouncePhase = Callable[[str], None]
 
@@ -47,5 +50,6 @@ class Phases:
     def _close(self) -> None:
         if self._name:
             spent = perf_counter() - self._start
+            _log.info("%s: %.2f s", self._name, spent)
             self._seconds[self._name] = self._seconds.get(self._name, 0.0) + spent
         self._name = ""

@@ -1,7 +1,8 @@
 """Loading of an experiment: a file or a mapping, overrides and checks."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +28,8 @@ from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
 from fedsim.simulation.settings import RuntimeSettings
 
+COMPARISON_KEYS = {"base", "variants"}
+EXPERIMENT_KEYS = {"data", "model", "federation", "local"}
 _Section = TypeVar("_Section", bound=BaseModel)
 
 
@@ -67,7 +70,9 @@ def load_experiment(
     problems: list[Problem] = []
     path = None if isinstance(source, Mapping) else Path(source)
     parsed = parse_overrides(overrides, problems)  # first: reported even if the file cannot be read
-    tree = apply_overrides(_read(source, problems), parsed, Experiment, problems)
+    read = _with_privacy_off(_read(source, problems))
+    _refuse_comparison(read, path, problems)
+    tree = _with_privacy_off(apply_overrides(read, parsed, Experiment, problems))
     directory = Path(base) if base is not None else path.parent if path else Path()
     experiment = _check(tree, directory.absolute(), problems)
     return LoadedExperiment(experiment, path, directory.absolute())
@@ -111,6 +116,34 @@ def _read(source: str | Path | Mapping[str, object], problems: list[Problem]) ->
     if isinstance(source, Mapping):
         return from_python(source, Location(""), problems)
     return read_yaml(source, problems)
+
+
+def _with_privacy_off(tree: Node) -> Node:
+    """Return the tree with `privacy: null` where it says `privacy: off`."""
+    entry = tree.value.get("privacy") if isinstance(tree.value, dict) else None
+    if entry is None or not isinstance(tree.value, dict) or not _is_off(entry.node.value):
+        return tree
+    off = replace(entry, node=replace(entry.node, value=None))
+    return replace(tree, value={**tree.value, "privacy": off})
+
+
+def _is_off(value: object) -> bool:
+    return value is False or (isinstance(value, str) and value.casefold() in ("off", "none"))
+
+
+def _refuse_comparison(tree: Node, path: Path | None, problems: list[Problem]) -> None:
+    """Refuse a comparison file, whose keys are all others than those of an experiment.
+
+    Raises:
+        ExperimentError: it is a comparison.
+    """
+    if path is None or not isinstance(tree.value, dict):
+        return
+    keys = {*tree.value}
+    if keys & COMPARISON_KEYS and not keys & EXPERIMENT_KEYS:
+        first = next(iter(tree.value.values())).key
+        message = f"this is a comparison: fedsim compare {shlex.quote(str(path))}"
+        raise ExperimentError([*problems, first.problem((), message)])
 
 
 def read_settings(path: Path) -> Experiment:
