@@ -28,8 +28,8 @@ from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
 from fedsim.simulation.settings import RuntimeSettings
 
-COMPARISON_KEYS = {"base", "variants"}
-EXPERIMENT_KEYS = {"data", "model", "federation", "local"}
+_COMPARISON_KEYS = {"base", "variants"}
+_EXPERIMENT_KEYS = {"data", "model", "federation", "local"}
 _Section = TypeVar("_Section", bound=BaseModel)
 
 
@@ -140,7 +140,7 @@ def _refuse_comparison(tree: Node, path: Path | None, problems: list[Problem]) -
     if path is None or not isinstance(tree.value, dict):
         return
     keys = {*tree.value}
-    if keys & COMPARISON_KEYS and not keys & EXPERIMENT_KEYS:
+    if keys & _COMPARISON_KEYS and not keys & _EXPERIMENT_KEYS:
         first = next(iter(tree.value.values())).key
         message = f"this is a comparison: fedsim compare {shlex.quote(str(path))}"
         raise ExperimentError([*problems, first.problem((), message)])
