@@ -7,6 +7,7 @@ import click
 from fedsim.cli.options import json_option, overrides_argument, verbose_option
 from fedsim.cli.output import fail, print_json
 from fedsim.core.errors import ExitCode
+from fedsim.core.quick_imports import quick_imports
 
 
 @click.command("plan", short_help="Show the privacy spend and noise of FILE, without training.")
@@ -28,17 +29,22 @@ def plan_command(
 
     Exit code 3 if a privacy budget forbids the run.
     """
-    from fedsim.experiment import load_experiment
+    with quick_imports():
+        from fedsim.experiment import load_experiment
 
     if advise:
         if plot is not None:
             raise click.UsageError("--plot draws the plan of FILE; call it without --advise")
         _advise(file, overrides, as_json=as_json)
         return
-    from fedsim.planning.projection import plan_experiment
-    from fedsim.report.terminal import print_plan
+    with quick_imports():
+        from fedsim.planning.projection import plan_experiment
+        from fedsim.report.progress import shown_phases
+        from fedsim.report.terminal import print_plan
 
-    planned = plan_experiment(load_experiment(file, overrides))
+    loaded, curves = load_experiment(file, overrides), as_json or plot is not None
+    with shown_phases() as phases:
+        planned = plan_experiment(loaded, curves=curves, phases=phases)
     if plot is not None:
         from fedsim.report.plan_plot import write_plan_plot
 
@@ -52,11 +58,15 @@ def plan_command(
 
 
 def _advise(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
-    from fedsim.experiment import load_experiment
-    from fedsim.planning.advice.advice import advise_experiment
-    from fedsim.report.advice_table import print_advice
+    with quick_imports():
+        from fedsim.experiment import load_experiment
+        from fedsim.planning.advice.advice import advise_experiment
+        from fedsim.report.advice_table import print_advice
+        from fedsim.report.progress import shown_phases
 
-    advice = advise_experiment(load_experiment(file, overrides))
+    loaded = load_experiment(file, overrides)
+    with shown_phases() as phases:
+        advice = advise_experiment(loaded, phases=phases)
     if as_json:
         print_json(advice.to_json())
     else:

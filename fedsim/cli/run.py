@@ -8,6 +8,7 @@ from fedsim.cli.options import json_option, overrides_argument, verbose_option
 from fedsim.cli.output import fail, print_json
 from fedsim.core.errors import ExitCode
 from fedsim.core.interruption import Interruption
+from fedsim.core.quick_imports import quick_imports
 
 
 @click.command("run")
@@ -38,15 +39,16 @@ def run_command(
 
     KEY.PATH=VALUE replaces a key of the file: fedsim run exp.yaml federation.rounds=5 privacy=off
     """
-    from fedsim.api import run
-    from fedsim.profiling import profile_to
-    from fedsim.report.progress import ProgressObserver
-    from fedsim.report.terminal import print_result
-    from fedsim.runs.directory import RunDirectory
-    from fedsim.runs.manifest import root_of
-    from fedsim.runs.resume import resume_command
-    from fedsim.runs.runner import RunFailedError
-    from fedsim.tracking.observer import CheckingObserver
+    with quick_imports():
+        from fedsim.api import run
+        from fedsim.profiling import profile_to
+        from fedsim.report.progress import ProgressObserver
+        from fedsim.report.terminal import print_result
+        from fedsim.runs.directory import RunDirectory
+        from fedsim.runs.manifest import root_of
+        from fedsim.runs.resume import resume_command
+        from fedsim.runs.runner import RunFailedError
+        from fedsim.tracking.observer import CheckingObserver
 
     observer = None if quiet else ProgressObserver()
     if interruption is not None:

@@ -1,7 +1,7 @@
 """Scores of the global model on the server's public test set: every round, and at the end."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
+from fedsim.clients.app import one_thread
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data import Examples
@@ -19,6 +20,8 @@ from fedsim.models.scores.metrics import ChosenMetrics, MetricValue
 from fedsim.models.scores.predictions import predictions_of
 from fedsim.models.scores.summary import summarise_scores
 from fedsim.server.errors import FederationError
+
+_FEW_EXAMPLES = 1024  # one batch of an evaluation
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +93,13 @@ class PublicScores:
     @contextmanager
     def _running(self, arrays: ArrayRecord) -> Iterator[None]:
         """Context with the values of a global model, in which errors are of the federation."""
+        # Threads cost more than they gain on few examples, most of all where processors are busy.
+        threads = one_thread() if len(self.test) <= _FEW_EXAMPLES else nullcontext()
         try:
-            with plugin_calls("the global model failed on the test set", raises=FederationError):
+            with (
+                threads,
+                plugin_calls("the global model failed on the test set", raises=FederationError),
+            ):
                 self.model.load_state_dict(arrays.to_torch_state_dict())
                 yield
         except MetricError as error:

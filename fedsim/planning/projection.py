@@ -1,5 +1,6 @@
 """Projection of a federation's ε and noise, without training."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median_low
@@ -15,6 +16,7 @@ from fedsim.clients.budget.plan import (
 from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.json_numbers import finite_or_none
+from fedsim.core.phases import Phases
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.batch_sizes import full_batch_note
@@ -43,7 +45,7 @@ class PlannedClient:
             or without a limit.
         last_round: the last round in which the client takes a step; 0 for none.
         epsilon: ε after all steps.
-        curve: pairs (number of rounds, ε), ascending.
+        curve: pairs (number of rounds, ε), ascending; without curves, only the last pair.
         group: the client's group in `privacy.clients`.
     """
 
@@ -136,10 +138,17 @@ class Plan:
         }
 
 
-def plan_experiment(loaded: LoadedExperiment) -> Plan:
+def plan_experiment(
+    loaded: LoadedExperiment, *, curves: bool = True, phases: Phases | None = None
+) -> Plan:
     """Return the projected ε of each client, without training.
 
     Data are loaded, because the clients' numbers of examples set their sampling rates.
+
+    Args:
+        loaded: the experiment and the directory that its paths are relative to.
+        curves: whether each client gets ε of fewer rounds, too.
+        phases: the phases of the caller.
 
     Raises:
         PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
@@ -148,15 +157,18 @@ def plan_experiment(loaded: LoadedExperiment) -> Plan:
     privacy = loaded.experiment.privacy
     if privacy is None:
         raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
-    federation = assemble(loaded, ledger=None)
+    phases = phases or Phases()
+    federation = assemble(loaded, ledger=None, phases=phases)
+    phases.begin("projecting ε")
     rounds = federation.participation.planned_rounds()
     plans, terms = federation.plans or (), federation.client_privacy or ()
     clients = tuple(
-        _plan_client(federation, client, rounds[client]) for client in range(len(plans))
+        _plan_client(federation, client, rounds[client], curve=curves)
+        for client in range(len(plans))
     )
     middle = median_low(plan.examples for plan in plans)
     median = next(client.client for client in clients if client.examples == middle)
-    return Plan(
+    plan = Plan(
         target_epsilon=privacy.target_epsilon,
         clients=clients,
         median_client=median,
@@ -165,6 +177,8 @@ def plan_experiment(loaded: LoadedExperiment) -> Plan:
         note=full_batch_note(loaded.experiment, federation.data.clients.sizes),
         cells=plan_cells(loaded, federation),
     )
+    phases.end()
+    return plan
 
 
 def _refusal(federation: Federation) -> str | None:
@@ -175,13 +189,12 @@ def _refusal(federation: Federation) -> str | None:
     return None
 
 
-def _plan_client(federation: Federation, client: int, rounds: int) -> PlannedClient:
+def _plan_client(federation: Federation, client: int, rounds: int, *, curve: bool) -> PlannedClient:
     plans, terms = federation.plans or (), federation.client_privacy or ()
     plan, own, steps = plans[client], terms[client], plans[client].round_steps
-    marks = sorted(
-        {max(1, round(rounds * k / _MAX_CURVE_POINTS)) for k in range(1, _MAX_CURVE_POINTS + 1)}
-    )
-    curve = tuple(
+    parts = range(1, _MAX_CURVE_POINTS + 1) if curve else (_MAX_CURVE_POINTS,)
+    marks = sorted({max(1, round(rounds * k / _MAX_CURVE_POINTS)) for k in parts})
+    points = tuple(
         (mark, _epsilon(plan, own.privacy, min(mark * steps, plan.steps_to_take)))
         for mark in marks
         if mark <= rounds
@@ -197,8 +210,8 @@ def _plan_client(federation: Federation, client: int, rounds: int) -> PlannedCli
         steps=plan.steps_to_take,
         affordable_rounds=_affordable_rounds(plan, own.privacy, steps),
         last_round=last_round(federation, client),
-        epsilon=curve[-1][1] if curve else 0.0,
-        curve=curve,
+        epsilon=points[-1][1] if points else 0.0,
+        curve=points,
         group=own.group,
     )
 
@@ -208,15 +221,16 @@ def _affordable_rounds(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) 
         return None
     if plan.release.correlation is not None:  # charged for these rounds, and for no others
         return plan.steps_to_take // steps
-    limit = _MAX_PLANNED_RUNS * max(plan.planned_steps, steps)
-    if _epsilon(plan, privacy, limit) <= plan.target_epsilon:
-        return None
-    most = largest_count(
-        lambda count: _epsilon(plan, privacy, count),
+    taken = plan.steps_to_take // steps
+    if taken and _epsilon(plan, privacy, (taken + 1) * steps) > plan.target_epsilon:
+        return taken  # as of every calibrated noise, but for thousands of rounds
+    most = _MAX_PLANNED_RUNS * max(plan.planned_steps // steps, 1)
+    found = largest_count(
+        lambda count: _epsilon(plan, privacy, count * steps) if count <= most else math.inf,
         plan.target_epsilon,
-        start=max(1, plan.steps_to_take),
+        start=max(1, taken),
     )
-    return most // steps
+    return found if found < most else None
 
 
 def _epsilon(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> float:

@@ -1,6 +1,7 @@
 """Progress of a run on stderr: its phases, its headline and warnings, and its rounds."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
 from time import monotonic
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from fedsim.core.formatting import delta_text, epsilon_text, metric_text
+from fedsim.core.phases import Phases
 from fedsim.federation.batch_sizes import full_batch_note
 from fedsim.federation.client_weights import ignored_weighting
 from fedsim.federation.federation import Federation
@@ -57,6 +59,16 @@ class PhaseDisplay:
             self._timer = Timer(self._patience, print_sentence, (self._console, f"{name} ..."))
             self._timer.daemon = True
             self._timer.start()
+
+
+@contextmanager
+def shown_phases(console: Console | None = None) -> Iterator[Phases]:
+    """Yield phases that are shown on stderr while they last."""
+    phases = Phases(PhaseDisplay(console or Console(stderr=True)).show)
+    try:
+        yield phases
+    finally:
+        phases.end()
 
 
 class ProgressObserver:

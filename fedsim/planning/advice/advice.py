@@ -5,6 +5,7 @@ from typing import Any
 
 from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlanError
 from fedsim.core.json_numbers import finite_or_none
+from fedsim.core.phases import Phases
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.budget_check import refuse_overspending
@@ -94,7 +95,7 @@ def _row_to_json(row: Ranked) -> dict[str, Any]:
     }
 
 
-def advise_experiment(loaded: LoadedExperiment) -> Advice:
+def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None) -> Advice:
     """Return advice about an experiment, without training and without reading an example.
 
     Data are loaded, because the partition sets the clients' numbers of examples. Nothing else about
@@ -102,6 +103,7 @@ def advise_experiment(loaded: LoadedExperiment) -> Advice:
 
     Args:
         loaded: the experiment.
+        phases: the phases of the caller.
 
     Raises:
         PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
@@ -116,17 +118,21 @@ def advise_experiment(loaded: LoadedExperiment) -> Advice:
             f"with unit {privacy.unit}; call it with privacy.trust=local and privacy.unit=example, "
             "and fedsim plan without --advise for this trust model"
         )
-    federation = assemble(loaded, ledger=None)
+    phases = phases or Phases()
+    federation = assemble(loaded, ledger=None, phases=phases)
+    phases.begin("comparing schedules")
     facts = public_facts(federation)
     ranking = Ranking(federation, facts)
     rows = tuple(ranking.ranked())
-    return Advice(
+    advice = Advice(
         facts=facts,
         rows=rows,
         compared=len(ranking.candidates),
         notes=tuple(notes_of(federation, ranking, rows)),
         refusal=_refusal(federation),
     )
+    phases.end()
+    return advice
 
 
 def _refusal(federation: Federation) -> str | None:
