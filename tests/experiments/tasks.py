@@ -14,7 +14,7 @@ _MOST = [
 def breast_cancer(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return 569 examples (n, 30) as shares of public ranges, with two classes."""
     features, targets = load_breast_cancer(return_X_y=True)
-    return (features / np.array(_MOST)).astype(np.float32), targets
+    return (np.asarray(features) / np.array(_MOST)).astype(np.float32), np.asarray(targets)
 
 
 def mixture(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
