@@ -40,9 +40,11 @@ if TYPE_CHECKING:
     from fedsim.experiment import ExperimentError as ExperimentError
     from fedsim.personalization.personalize import personalize as personalize
     from fedsim.report.progress import ProgressObserver as ProgressObserver
+    from fedsim.runs.prediction import predict as predict
     from fedsim.runs.run_result import RunFailedError as RunFailedError
     from fedsim.runs.run_result import RunResult as RunResult
     from fedsim.runs.saved_model import load_model as load_model
+    from fedsim.runs.saved_model import read_model_card as read_model_card
     from fedsim.tracking.observer import RunObserver as RunObserver
     from fedsim.tracking.protocol import TrackedRun as TrackedRun
     from fedsim.tracking.protocol import Tracker as Tracker
@@ -63,6 +65,8 @@ _public = {
     "compare_runs": "fedsim.api",
     "load_model": "fedsim.runs.saved_model",
     "personalize": "fedsim.personalization.personalize",
+    "predict": "fedsim.runs.prediction",
+    "read_model_card": "fedsim.runs.saved_model",
     "run": "fedsim.api",
     "search": "fedsim.api",
 }
@@ -85,6 +89,8 @@ __all__ = [
     "compare_runs",
     "load_model",
     "personalize",
+    "predict",
+    "read_model_card",
     "run",
     "search",
     "testing",

@@ -14,6 +14,7 @@ from fedsim.cli.keys import client_key_command, helper_key_command
 from fedsim.cli.names import list_command, schema_command
 from fedsim.cli.node_policy import node_policy_command
 from fedsim.cli.plan import plan_command
+from fedsim.cli.predict import predict_command
 from fedsim.cli.report import report_command
 from fedsim.cli.run import run_command
 from fedsim.cli.validate import validate_command
@@ -39,7 +40,7 @@ def cli() -> None:
 
 
 cli.add_section("Experiments", validate_command, plan_command, run_command, compare_command)
-cli.add_section("Results", report_command, verify_command)
+cli.add_section("Results", report_command, predict_command, verify_command)
 cli.add_section("Attack", audit_command)
 cli.add_section(
     "Deployment", deploy_command, node_policy_command, client_key_command, helper_key_command

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+import fedsim
 from fedsim.core.file_errors import StorageError, describe_os_error
 from fedsim.core.phases import Phases
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
@@ -24,6 +25,7 @@ from fedsim.runs.final_scores import FILE as SCORES
 from fedsim.runs.final_scores import public_metrics, scores_content
 from fedsim.runs.inputs import fingerprint, refuse_other_inputs
 from fedsim.runs.manifest import refuse_changed_records, remove_manifest, write_manifest
+from fedsim.runs.model_card import ModelCard
 from fedsim.runs.personal_scores import ENDED, personal_metrics, score_personal_models, summary_of
 from fedsim.runs.personal_scores import FILE as PERSONALIZATION
 from fedsim.runs.privacy_summary import not_private, summarise_privacy
@@ -33,7 +35,6 @@ from fedsim.runs.rounds_file import RoundsFile
 from fedsim.runs.run_result import RunFailedError as RunFailedError
 from fedsim.runs.run_result import RunResult as RunResult
 from fedsim.runs.run_result import Status
-from fedsim.runs.saved_model import ModelForm
 from fedsim.runs.secure_summary import secure_summary
 from fedsim.server.app import RoundError
 from fedsim.server.errors import FederationError
@@ -339,8 +340,8 @@ class _Recorder:
         last: dict[str, Any] = {**rows[-1]} if rows else {}
         metrics: dict[str, Any] = numbers_of(last, ("test_", "clients_"))
         directory = self._directory
-        form = ModelForm(self._federation.data.input_shape, self._federation.task.num_outputs)
-        directory.write_model(to_numpy(self._state.model), form.to_metadata())
+        card = self._model_card(content["statement"])
+        directory.write_model(to_numpy(self._state.model), card.to_metadata())
         directory.write_json("privacy.json", content)
         directory.write_clients(content["clients"])
         summary = {
@@ -349,6 +350,8 @@ class _Recorder:
             "reason": reason,
             "rounds": self._state.round_number,
             **metrics,
+            "task": card.task,
+            "classes": card.to_json()["class_names"],
             **self._personal_models(status),
             "epsilon": privacy.epsilon_statistics if privacy else None,
             "delta": max(spend.delta for spend in privacy.clients) if privacy else None,
@@ -381,11 +384,31 @@ class _Recorder:
         self._directory.remove(SCORES)  # of an earlier end
         if status == "failed" or not self._state.round_number:
             return
-        # A round that was interrupted has its line, and its model is not the final one.
-        row = self._rounds.rows[self._state.round_number - 1]
         scores = self._federation.public_scores
-        found = scores.by_class(self._state.model, public_metrics(cast(dict[str, Any], row)))
+        found = scores.by_class(self._state.model, self._model_metrics)
         self._directory.write_json(SCORES, scores_content(found))
+
+    @property
+    def _model_metrics(self) -> dict[str, Any]:
+        """Metrics of the final model; a round that was interrupted has a line, and no model."""
+        rows = self._rounds.rows[: self._state.round_number]
+        return public_metrics(cast(dict[str, Any], rows[-1])) if rows else {}
+
+    def _model_card(self, statement: str) -> ModelCard:
+        data = self._federation.data
+        return ModelCard(
+            input_shape=data.input_shape,
+            num_outputs=self._federation.task.num_outputs,
+            raw_input_shape=data.raw_input_shape,
+            task=self._federation.task.name,
+            class_names=data.class_names,
+            columns=data.columns,
+            experiment=self._federation.experiment.name,
+            rounds=self._state.round_number,
+            metrics=self._model_metrics,
+            statement=statement,
+            fedsim=fedsim.__version__,
+        )
 
     def _personal_models(self, status: Status) -> dict[str, Any]:
         """Write the scores of personal models, and return the entry of `summary.json`."""

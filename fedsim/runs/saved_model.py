@@ -1,10 +1,7 @@
 """The trained model of a run, read from its directory."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,39 +14,22 @@ from fedsim.models.features.module import FeatureModel
 from fedsim.models.features.pipeline import FeaturePipeline
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import DamagedRunError, RunDirectoryError
+from fedsim.runs.model_card import ModelCard
 
-_KEY = "fedsim"  # one entry: safetensors writes several in any order
+_FILE = "model.safetensors"
 
 
-@dataclass(frozen=True)
-class ModelForm:
-    """What is needed to build a model, beside its settings; part of `model.safetensors`.
+def read_model_card(run: str | Path) -> ModelCard:
+    """Return what the final model of a run says of itself: classes, metrics, guarantee.
 
-    Attributes:
-        input_shape: shape of one example as the model gets it.
-        num_outputs: outputs per example.
+    Args:
+        run: the run directory.
+
+    Raises:
+        RunDirectoryError: it is no run directory, or has no final model yet.
+        DamagedRunError: the file is damaged.
     """
-
-    input_shape: tuple[int, ...]
-    num_outputs: int
-
-    def to_metadata(self) -> dict[str, str]:
-        """Return the metadata of the file."""
-        form = {"input_shape": list(self.input_shape), "num_outputs": self.num_outputs}
-        return {_KEY: json.dumps(form)}
-
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[str, str]) -> Self:
-        """Return the form in the metadata of a file.
-
-        Raises:
-            ValueError: the metadata have none.
-        """
-        try:
-            form = json.loads(metadata[_KEY])
-            return cls(tuple(map(int, form["input_shape"])), int(form["num_outputs"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError("it does not say what inputs the model takes") from error
+    return _read_model(RunDirectory.open(Path(run)))[0]
 
 
 def load_model(run: str | Path, *, base: str | Path | None = None) -> nn.Module:
@@ -70,30 +50,35 @@ def load_model(run: str | Path, *, base: str | Path | None = None) -> nn.Module:
         ModelError: the model cannot be built, or is not the one that was trained.
     """
     directory = RunDirectory.open(Path(run))
-    path = directory.path / "model.safetensors"
     settings = read_settings(directory.path / "experiment.yaml").model
+    card, values = _read_model(directory)
+    model = build_model(
+        settings.model_copy(update={"init": None}),
+        input_shape=card.input_shape,
+        num_outputs=card.num_outputs,
+        seed=0,
+        base=Path.cwd() if base is None else Path(base).absolute(),
+    )
+    _load_values(model, values, directory.path / _FILE)
+    if settings.features:
+        model = FeatureModel(FeaturePipeline(settings.features), model)
+    return model.eval()
+
+
+def _read_model(directory: RunDirectory) -> tuple[ModelCard, dict[str, torch.Tensor]]:
+    path = directory.path / _FILE
     if not path.is_file():
         raise RunDirectoryError(
-            f"{directory.path} has no model.safetensors: finish the run with fedsim run FILE --out "
+            f"{directory.path} has no {_FILE}: finish the run with fedsim run FILE --out "
             f"{directory.path} --resume"
         )
     try:
         with safe_open(path, framework="pt") as file:
-            form = ModelForm.from_metadata(file.metadata() or {})
+            card = ModelCard.from_metadata(file.metadata() or {})
             values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no dict
     except (OSError, SafetensorError, ValueError) as error:
         raise DamagedRunError.of(path, f"the model cannot be read: {error}") from error
-    model = build_model(
-        settings.model_copy(update={"init": None}),
-        input_shape=form.input_shape,
-        num_outputs=form.num_outputs,
-        seed=0,
-        base=Path.cwd() if base is None else Path(base).absolute(),
-    )
-    _load_values(model, values, path)
-    if settings.features:
-        model = FeatureModel(FeaturePipeline(settings.features), model)
-    return model.eval()
+    return card, values
 
 
 def _load_values(model: nn.Module, values: Mapping[str, torch.Tensor], path: Path) -> None:

@@ -9,9 +9,10 @@ import fedsim
 from fedsim.clients.settings import recorded_correlation
 from fedsim.runs.directory import CLIENT_COLUMNS, clients_table
 from fedsim.runs.final_scores import FILE as SCORES
-from fedsim.runs.final_scores import score_contradictions
+from fedsim.runs.final_scores import public_metrics, score_contradictions
 from fedsim.runs.personal_scores import FILE as PERSONALIZATION
 from fedsim.runs.personal_scores import contradictions
+from fedsim.runs.saved_model import read_model_card
 from fedsim.runs.schema import TRUST_SINCE
 from fedsim.runs.trust_terms import TRUST_TERMS, trust_terms
 from fedsim.runs.verification.run_files import RunFiles
@@ -133,6 +134,11 @@ def score_problems(files: RunFiles) -> Iterator[str]:
         return  # a failed run, or one of an older version
     row = cast(dict[str, Any], files.rounds[files.summary["rounds"] - 1])
     yield from score_contradictions(directory.read_json(SCORES), row)
+    card = read_model_card(directory.path)
+    same = (card.experiment, card.rounds, dict(card.metrics), card.statement)
+    summary, statement = files.summary, files.privacy["statement"]
+    if same != (summary["name"], summary["rounds"], public_metrics(row), statement):
+        yield "the header of model.safetensors does not say what the other files say"
 
 
 def summary_problems(files: RunFiles) -> Iterator[str]:

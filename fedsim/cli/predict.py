@@ -1,0 +1,91 @@
+"""The command `predict`."""
+
+import csv
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedsim.cli.options import json_option
+from fedsim.cli.output import fail, print_json
+from fedsim.core.errors import ExitCode
+from fedsim.core.json_numbers import finite_or_none
+
+if TYPE_CHECKING:
+    from fedsim.runs.prediction import Predictions
+
+
+@click.command("predict", short_help="Predict the examples in FILE with the model of RUN.")
+@click.argument("directory", metavar="RUN", type=click.Path())
+@click.argument("file", type=click.Path())
+@click.option("--out", type=click.Path(), help="Write the table to this new .csv file.")
+@click.option(
+    "--base",
+    type=click.Path(),
+    help="Directory of the experiment file, where its plug-ins are. Default: the current one.",
+)
+@json_option
+def predict_command(
+    directory: str, file: str, out: str | None, base: str | None, as_json: bool
+) -> None:
+    """Predict the examples in FILE (.csv, .parquet or .npz) with the final model of RUN.
+
+    FILE is read as the run read its data, with or without the target. The result is a CSV table:
+    columns that are no features, the prediction, and the probability of each class. With targets,
+    their scores are printed beside it.
+    """
+    from fedsim.runs.prediction import predict
+
+    if out is not None and Path(out).exists():
+        fail(f"{out} exists; nothing is overwritten: choose another --out", ExitCode.WRONG_INPUT)
+    found = predict(directory, file, base=base)
+    for line in _score_lines(found):
+        click.echo(line, err=True)
+    if as_json:
+        print_json({"predictions": _json(found), "scores": found.scores})
+        return
+    text = _table(found)
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        Path(out).write_text(text, encoding="utf-8")
+        click.echo(f"{len(found):,} predictions: {out}", err=True)
+
+
+def _json(found: "Predictions") -> dict[str, list[object]]:
+    """Return the columns, with null for every number that is not finite."""
+    return {
+        name: [finite_or_none(one) if isinstance(one, float) else one for one in column]
+        for name, column in found.columns.items()
+    }
+
+
+def _table(found: "Predictions") -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(found.columns)
+    for row in zip(*found.columns.values(), strict=True):
+        writer.writerow([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row])
+    return buffer.getvalue()
+
+
+def _score_lines(found: "Predictions") -> list[str]:
+    """Return the accuracy on the targets of the file, the majority beside it, and each class."""
+    if found.scores is None:
+        return []
+    from fedsim.core.formatting import metric_text
+    from fedsim.report.scores import Scores, baseline_text, recall_line, warnings_of
+
+    scores = Scores.from_json(found.scores)
+    lines = [
+        f"{name} {metric_text(name, value)} on {len(found):,} examples"
+        for name, value in scores.metrics.items()
+        if name != "accuracy"
+    ]
+    if scores.accuracy is not None:
+        accuracy = metric_text("accuracy", scores.accuracy)
+        lines.append(f"accuracy {accuracy} ({baseline_text(scores)}) on {len(found):,} examples")
+    line = recall_line(scores)
+    warnings = [f"warning: {one}" for one in warnings_of(scores)]
+    return [*lines, *([] if line is None else [line]), *warnings]
