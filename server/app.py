@@ -6,18 +6,21 @@ round and loses its result when a hook raises.
 """
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.core.plugin_errors import plugin_calls
-from fedsim.protocol.arrays import digest
+from fedsim.protocol.arrays import digest, to_numpy
 from fedsim.protocol.channel import client_channel
 from fedsim.protocol.noisy_sums import SumPlan
+from fedsim.protocol.traffic import Traffic
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
@@ -38,7 +41,7 @@ from fedsim.server.settings import FederationSettings
 from fedsim.server.shared_bound import SharedBound
 from fedsim.server.state import ServerState
 from fedsim.server.timeline import Timeline
-from fedsim.server.train_round import ChargeRound, TrainRound, TrainSetup
+from fedsim.server.train_round import ChargeRound, ExpectedNoise, TrainRound, TrainSetup
 
 Metrics = Mapping[str, float | list[float]]
 
@@ -131,6 +134,7 @@ def make_server_app(
     weights: ClientWeights | None = None,
     noisy_sum: NoisySumSetup | None = None,
     shared_bound: SharedBound | None = None,
+    expected_noise: ExpectedNoise | None = None,
 ) -> ServerApp:
     """Return the ServerApp that runs the whole federation.
 
@@ -153,6 +157,7 @@ def make_server_app(
         weights: the weights of all clients; None: equal ones.
         noisy_sum: the noisy sums that clients send parts of; None: they send models.
         shared_bound: learns the bound of whole updates; None: it is fixed, or clients learn it.
+        expected_noise: length of the noise in an aggregate, by plan values; None: not known.
 
     The app raises FederationError when a node is missing, and RoundError when clients of a round
     failed and fewer than `settings.min_participants` updates came, when a client would reuse noise,
@@ -189,6 +194,7 @@ def make_server_app(
                 planned,
                 None if noisy_sum is None else noisy_sum.charge_round,
                 shared_bound,
+                expected_noise,
             ),
             evaluate=evaluate,
             evaluation=evaluation,
@@ -218,12 +224,14 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
     """
     started, timeline = time.perf_counter(), Timeline()
     train = TrainRound(state, setup.train)
+    traffic = Traffic()
+    counted = traffic.of_grid(grid, setup.train.clients)
     with timeline.part("sample"):
-        requests = train.requests(grid)
+        requests = train.requests(counted)
     with timeline.part("aggregate"):
         with timeline.part("train"):
             channel = client_channel(grid, setup.train.aggregator.reply_type)
-            answers = channel.train(requests, timeout=MAX_ROUND_SECONDS)
+            answers = traffic.count_training(channel, requests, timeout=MAX_ROUND_SECONDS)
         result = train.aggregate(timeline.waiting("train", answers))
         arrays, optimizer = state.arrays, state.optimizer
         if result.arrays is not None:
@@ -236,7 +244,7 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
         evaluation = None
         if setup.evaluation is not None:
             evaluation = setup.evaluation.run(
-                after.round_number, after.model, setup.train.clients, grid, MAX_ROUND_SECONDS
+                after.round_number, after.model, setup.train.clients, counted, MAX_ROUND_SECONDS
             )
     with timeline.part("account"):
         epsilon = _largest_epsilon(setup.train.ledgers, train.failed)
@@ -257,6 +265,9 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
         secure=_secure_round(result, setup),
         evaluates=setup.evaluation is not None,
         evaluation=evaluation,
+        traffic=traffic,
+        update_norm=_update_norm(state.arrays, result.arrays, setup.strategy.parameters),
+        noise_norm=None if result.arrays is None else train.noise_norm,
     )
     is_secret = setup.train.participation.is_secret
     return after, report.without_participants() if is_secret else report
@@ -357,6 +368,20 @@ def _largest_epsilon(ledgers: ClientLedgers | None, failed: Iterable[Failure]) -
     for failure in failed:
         ledgers.look_up(failure.client)
     return ledgers.epsilon_max()
+
+
+def _update_norm(
+    before: ArrayRecord, aggregate: ArrayRecord | None, parameters: Collection[str]
+) -> float | None:
+    """Return the L2 norm of the aggregate update of the trained values; None without one.
+
+    The aggregate is made of releases, so this is post-processing of them.
+    """
+    if aggregate is None:
+        return None
+    old, new = to_numpy(before), to_numpy(aggregate)
+    steps = [np.subtract(new[name], old[name], dtype=np.float64) for name in sorted(parameters)]
+    return math.sqrt(math.fsum(float(np.vdot(step, step)) for step in steps))
 
 
 def _abort_message(report: RoundReport) -> str:

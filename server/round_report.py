@@ -7,6 +7,7 @@ from typing import Any, Self, TypedDict
 
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.protocol.messages import Withdrawal
+from fedsim.protocol.traffic import Traffic
 from fedsim.server.evaluation import EvaluationResult
 
 
@@ -50,6 +51,13 @@ class EvaluatedRow(TypedDict):
     failed: list[ClientReason]
 
 
+class TrafficRow(TypedDict):
+    """Bytes from and to the clients in one round."""
+
+    down: int
+    up: int
+
+
 class _RowOfAllRounds(TypedDict):
     round: int
     participants: list[int]
@@ -69,6 +77,9 @@ class RoundRow(_RowOfAllRounds, total=False):
     the clients' declared metrics, and `clients_...` where clients evaluate.
     """
 
+    traffic: TrafficRow | None
+    update_norm: float | None
+    noise_norm: float | None
     secure_aggregation: SecureRoundRow
     evaluated: EvaluatedRow | None
 
@@ -125,6 +136,10 @@ class RoundReport:
         evaluation: its result; None in rounds without an evaluation.
         uploads: tag of the released values of each client that sent them in clear.
         model_digest: digest of the global model after the round.
+        traffic: bytes from and to the clients; None where they would show who took part.
+        update_norm: L2 norm of the aggregate update; None without one.
+        noise_norm: expected L2 norm of the noise in it; None without noise, or where it is not
+            known.
     """
 
     round_number: int
@@ -143,11 +158,14 @@ class RoundReport:
     evaluation: EvaluationResult | None = None
     uploads: Mapping[int, str] = field(default_factory=dict)
     model_digest: str = ""
+    traffic: Traffic | None = None
+    update_norm: float | None = None
+    noise_norm: float | None = None
 
     def without_participants(self) -> Self:
         """Return the report for everybody but the server, where participation is secret.
 
-        It names no client, and has no times: they grow with the number of participants. A learnt
+        It names no client, and has no times and bytes: they grow with their number. A learnt
         bound stays: it is one for all clients, and a function of charged releases.
         """
         return replace(
@@ -159,6 +177,7 @@ class RoundReport:
             uploads={},
             seconds=0.0,
             timeline={},
+            traffic=None,
         )
 
     def to_json(self) -> RoundRow:
@@ -180,6 +199,11 @@ class RoundReport:
             timeline={part: round(seconds, 4) for part, seconds in self.timeline.items()},
             epsilon_max=None if epsilon is None else finite_or_none(epsilon),
             clip_norm=_spread(self.clip_norms.values()),
+            traffic=None
+            if self.traffic is None
+            else TrafficRow(down=self.traffic.down, up=self.traffic.up),
+            update_norm=None if self.update_norm is None else finite_or_none(self.update_norm),
+            noise_norm=self.noise_norm,
         )
         return RoundRow(**row, **self._secure_keys(), **self._evaluation_keys())
 

@@ -41,6 +41,12 @@ logger = logging.getLogger(__name__)
 ChargeRound = Callable[[int, str], Sequence[ClientSpend]]
 """(round, digest of its global model) -> the spend of every client, all charged on disk."""
 
+ExpectedNoise = Callable[[Mapping[int, int | None], Mapping[int, float]], float | None]
+"""(steps of each participant, adapted bounds) -> length of the noise in the aggregate update.
+
+Steps are None where a client took all planned ones. By public plan values alone.
+"""
+
 
 @dataclass(frozen=True)
 class TrainSetup:
@@ -58,6 +64,7 @@ class TrainSetup:
         charge_round: charges every client for a round before it begins, where participation is
             secret; None: clients charge themselves.
         shared_bound: learns the bound of whole updates; None: it is fixed, or clients learn it.
+        expected_noise: length of the noise in an aggregate; None: not known.
     """
 
     participation: Participation
@@ -70,6 +77,7 @@ class TrainSetup:
     weights: ClientWeights | None = None
     charge_round: ChargeRound | None = None
     shared_bound: SharedBound | None = None
+    expected_noise: ExpectedNoise | None = None
 
     @cached_property
     def nodes(self) -> Mapping[int, int]:
@@ -127,6 +135,15 @@ class TrainRound:
             if client in self._adapted_clip_norms
         }
         return dict(sorted({**self._state.clip_norms, **adapted}.items()))
+
+    @property
+    def noise_norm(self) -> float | None:
+        """Expected length of the noise in the aggregate update; None where it is not known."""
+        expected = self._setup.expected_noise
+        if expected is None:
+            return None
+        steps = {client: self.shortened.get(client) for client in self.participants}
+        return expected(steps, self._state.clip_norms)
 
     def requests(self, grid: Grid) -> dict[int, TrainRequest]:
         """Return the requests by node, in ascending order of clients; none for an aborted round.

@@ -6,17 +6,17 @@ with an error while it is offline. If it is back between two looks, nobody ever 
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
 from fedsim.protocol.errors import NODE_RESTARTED
+from fedsim.protocol.wrapped_grid import WrappedGrid
 
 _POLL_SECONDS = 1.0
 
 
-class DeployedGrid(Grid):
+class DeployedGrid(WrappedGrid):
     """Flower's grid with an answer to each request to a node that was restarted since.
 
     Guarantee: a request is answered by its node, by the SuperLink, or by an error of code
@@ -36,43 +36,8 @@ class DeployedGrid(Grid):
         pause: Callable[[], None] = lambda: time.sleep(_POLL_SECONDS),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._grid, self._pause, self._clock = grid, pause, clock
-
-    def set_run(self, run: Any) -> None:
-        """Replace the description of the run."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """The description of the run."""
-        return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Return a message; Flower keeps this method for old apps."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the nodes that are online."""
-        return self._grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[Any]:
-        """Return the nodes that are online."""
-        return self._grid.get_nodes()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages and return their ids."""
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that have arrived."""
-        return self._grid.pull_messages(message_ids)
+        super().__init__(grid)
+        self._pause, self._clock = pause, clock
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -31,6 +31,7 @@ from fedsim.federation.block_plan import BlockPlan
 from fedsim.federation.block_size import block_size
 from fedsim.federation.client_tensors import ClientTensors
 from fedsim.federation.conditions import digest_conditions
+from fedsim.federation.expected_noise import ClientNoise, SumNoise
 from fedsim.federation.initial_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
 from fedsim.federation.public_scores import PublicScores
 from fedsim.federation.recorded_spend import RecordedSpend
@@ -53,7 +54,7 @@ from fedsim.server.round_report import RoundReport
 from fedsim.server.secure.opened_sums import NO_OPENED_SUMS, OpenedSums
 from fedsim.server.shared_bound import SharedBound
 from fedsim.server.state import ServerState
-from fedsim.server.train_round import ChargeRound
+from fedsim.server.train_round import ChargeRound, ExpectedNoise
 
 
 @dataclass(frozen=True)
@@ -332,6 +333,7 @@ class Federation:
             weights=self.weights,
             noisy_sum=self._noisy_sum(opened_sums),
             shared_bound=self._shared_bound(),
+            expected_noise=self._expected_noise(),
         )
 
     def _shared_bound(self) -> SharedBound | None:
@@ -347,6 +349,18 @@ class Federation:
             None if sums is None else sums.count_unit,
             None if sums is None else sums.divisor,
         )
+
+    def _expected_noise(self) -> ExpectedNoise | None:
+        privacy, sizes = self.experiment.privacy, self.shared_model.parameters.sizes
+        if privacy is None or self.plans is None:
+            return None
+        if self.sums is not None:
+            return SumNoise(self.sums, self.weights.values, privacy.clip_norm, sum(sizes)).norm
+        if self.participation.is_secret:  # a sum of uploads would show how many came
+            return None
+        return ClientNoise.of(
+            self.plans, self.weights.values, self.shared_model.parameters, self.experiment.local
+        ).norm
 
     def _noisy_sum(self, opened_sums: OpenedSums) -> NoisySumSetup | None:
         """Return what the server needs for noisy sums; None where clients send models."""

@@ -84,6 +84,8 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "experiment": experiment_rows(contents),
         "curves": round_drawings(contents),
         "costs": cost_drawings(contents),
+        "main_metric": f"Test {overview.metric_name(next(iter(contents.metrics), 'metric'))}",
+        "noise_is_drawn": any(row.get("noise_norm") for row in contents.rounds),
         "phases": overview.phases(contents),
         "scores": scores_context(contents.scores),
         "personal": overview.personal_table(contents),

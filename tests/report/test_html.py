@@ -418,13 +418,27 @@ def test_an_unreadable_experiment_leaves_its_lines_out(make_run):
 
 def test_accuracy_is_drawn_against_what_it_cost(make_run, make_rounds):
     page = Page(report_of(make_run()))
-    assert "Test accuracy against ε" in page.text
-    assert "Test accuracy against time" in page.text
+    assert all(f"against {cost}" in page.text for cost in ("its cost", "ε", "time"))
     rows = make_rounds(5, [], private=False, task="classification")
     for row in rows:
-        row["seconds"] = 0  # as where participation is secret
+        row["traffic"] = {"down": 1_000_000, "up": 2_500_000}
     page = Page(report_of(make_run(private=False, rounds=rows)))
-    assert "against" not in page.text
+    assert "against communication" in page.text
+    assert "MB sent and received" in page.text
+    assert "17.5 MB: " in report_of(make_run(private=False, rounds=rows))
+    for row in rows:  # as where participation is secret
+        row.update(seconds=0, traffic=None)
+    assert "its cost" not in Page(report_of(make_run(private=False, rounds=rows))).text
+
+
+def test_noise_is_drawn_up_to_where_it_is_all_there_is(make_run, make_rounds):
+    rows = make_rounds(3, [{"client": 0, "epsilon": 2.0}], private=True, task="classification")
+    for row, length in zip(rows, (5.0, 3.2, 2.9), strict=True):
+        row.update(update_norm=length, noise_norm=3.0)
+    html = report_of(make_run(rounds=rows))
+    for text in ("round 1: 0.75", "round 2: 2.69", "round 3: 5.89", "noise alone"):
+        assert text in html  # the last is the largest with 2,410 values: (2410 / 2) ** 0.25
+    assert "Noise-to-signal" not in report_of(make_run())
 
 
 def columns_of(page: Page) -> dict[str, list[Any]]:

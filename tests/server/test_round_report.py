@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 
 from fedsim.protocol.messages import Withdrawal
+from fedsim.protocol.traffic import Traffic
 from fedsim.server.evaluation import EvaluationResult
 from fedsim.server.round_report import Failure, RoundReport, SecureRoundReport, withdrawal_rounds
 
@@ -30,6 +31,9 @@ ALWAYS = {
     "timeline",
     "epsilon_max",
     "clip_norm",
+    "traffic",
+    "update_norm",
+    "noise_norm",
 }
 
 
@@ -52,6 +56,14 @@ def test_a_line_says_who_took_part_failed_and_left() -> None:
     assert row["clip_norm"] == {"min": 0.1, "median": 0.2, "max": 0.4}
     assert row["seconds"] == 1.2346
     assert withdrawal_rounds([row]) == {4: 3}
+
+
+def test_a_line_of_a_secret_round_has_no_bytes() -> None:
+    report = replace(REPORT, traffic=Traffic(down=100, up=50), update_norm=1.0, noise_norm=0.5)
+    assert report.to_json().get("traffic") == {"down": 100, "up": 50}
+    secret = report.without_participants().to_json()
+    assert secret.get("traffic", "no key") is None
+    assert (secret.get("update_norm"), secret.get("noise_norm")) == (1.0, 0.5)
 
 
 def test_infinite_and_nan_values_become_null() -> None:

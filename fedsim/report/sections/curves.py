@@ -1,5 +1,6 @@
 """The curves of the report: metrics over the rounds, and over what they cost."""
 
+import math
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -36,18 +37,19 @@ def round_drawings(contents: RunContents) -> Drawings:
     curves += [_metric_curve(contents, name, over) for name in _train_metrics(contents)]
     if contents.facts.is_bounded:
         curves.append(_epsilon_curve(contents, over))
-    return _drawn(curves)
+    noise = noise_curve(contents, over)
+    return _drawn(curves if noise is None else [*curves, noise])
 
 
 def cost_drawings(contents: RunContents) -> Drawings:
-    """Return captions and drawings of the main metric over ε, communication and time."""
+    """Return captions and drawings of the main metric against ε, communication and time."""
     if len(contents.rounds) < 2 or not contents.metrics:
         return []
     name = next(iter(contents.metrics))
     curves = []
     for figure, words, over in _costs(contents):
         curve = _metric_curve(contents, name, over, figure=figure)
-        curves.append((f"{curve.label} against {words}", curve))
+        curves.append((f"against {words}", curve))
     return [(caption, drawing) for caption, curve in curves for _, drawing in _drawn([curve])]
 
 
@@ -76,6 +78,10 @@ def _costs(contents: RunContents) -> "Iterator[tuple[str, str, Axis]]":
     known = [epsilon for epsilon in epsilons if epsilon is not None]
     if contents.facts.is_bounded and len(known) == len(epsilons):
         yield "by-epsilon", "ε", Axis("ε", known, lambda value: f"ε {epsilon_text(value)}")
+    traffic = [row.get("traffic") for row in contents.rounds]
+    known_traffic = [one["down"] + one["up"] for one in traffic if one]
+    if len(known_traffic) == len(traffic):  # not recorded where participation is secret
+        yield "by-traffic", "communication", _traffic_axis(list(accumulate(known_traffic)))
     seconds = list(accumulate(row["seconds"] for row in contents.rounds))
     if seconds[-1] > 0:  # not recorded where participation is secret
         unit, size = _unit(seconds[-1], _TIME_UNITS, ("seconds", 1.0))
@@ -84,6 +90,15 @@ def _costs(contents: RunContents) -> "Iterator[tuple[str, str, Axis]]":
             "time",
             Axis(unit, [s / size for s in seconds], lambda value: duration_text(value * size)),
         )
+
+
+def _traffic_axis(sent: list[int]) -> "Axis":
+    from fedsim.report.plots import Axis
+
+    unit, size = _unit(sent[-1], _UNITS, ("bytes", 1.0))
+    return Axis(
+        f"{unit} sent and received", [one / size for one in sent], lambda v: f"{v:.4g} {unit}"
+    )
 
 
 def _unit(
@@ -137,6 +152,40 @@ def _epsilon_curve(contents: RunContents, over: "Axis") -> "Curve":
         target=common_target(spends_of(contents)),
         from_zero=True,
     )
+
+
+def noise_curve(contents: RunContents, over: "Axis") -> "Curve | None":
+    """Return the noise-to-signal ratio of the update of each round; None where it is not known.
+
+    The update u is signal and independent noise, ‖u‖² ≈ ‖signal‖² + n², with the expected length n
+    of the noise. In d dimensions the square of the noise deviates by a share of √(2 / d). So a
+    signal of less cannot be told from none, and the ratio has a largest value.
+    """
+    from fedsim.report.plots import Curve
+
+    lengths = [(row.get("update_norm"), row.get("noise_norm")) for row in contents.rounds]
+    size = (contents.summary.get("sizes") or {}).get("trained_parameters")
+    if not size or not any(update is not None and noise for update, noise in lengths):
+        return None
+    least = math.sqrt(2 / size)
+    return Curve(
+        name="noise",
+        label="Noise-to-signal ratio",
+        over=over,
+        values=[
+            None if update is None or not noise else _ratio(update / noise, least)
+            for update, noise in lengths
+        ],
+        text=lambda value: f"{value:.3g}",
+        target=least**-0.5,
+        target_text="noise alone",
+        from_zero=True,
+    )
+
+
+def _ratio(length: float, least: float) -> float:
+    """Return noise over signal of an update, from its length over that of its noise."""
+    return max(length**2 - 1.0, least) ** -0.5
 
 
 def _epsilon_label(facts: Facts) -> str:

@@ -1,0 +1,144 @@
+"""Length of the noise in the aggregate update of a round, from public plan values.
+
+The noise that was drawn stays secret: beside a release, its length would say something about the
+examples. Its expected length is a function of the plan, and in many dimensions nearly as exact: the
+squared length of d normal values deviates by a share of √(2 / d).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.clients.settings import LocalSettings, SgdSettings
+from fedsim.noise.grid import DEVIATION
+from fedsim.protocol.noisy_sums import SumPlan
+
+
+@dataclass(frozen=True)
+class SumNoise:
+    """The noise in the mean of a noisy sum.
+
+    Attributes:
+        sums: the plan of the sums.
+        weights: weight of each client.
+        clip_norm: S of the first round, where a bound is learnt.
+        size: d, trained values of the model.
+    """
+
+    sums: SumPlan
+    weights: Sequence[int]
+    clip_norm: float
+    size: int
+
+    def norm(
+        self, steps: Mapping[int, int | None], clip_norms: Mapping[int, float]
+    ) -> float | None:
+        """Return the expected L2 norm; None for a sum of nothing.
+
+        Guarantee: where the divisor is public, it does not depend on who took part.
+
+        Args:
+            steps: by participant; a sum has one release of each.
+            clip_norms: learnt bounds; empty before the first, or where the bound is fixed.
+        """
+        divisor = self.sums.divisor
+        members = [client for client in steps if self.weights[client]]
+        if divisor is None:
+            divisor = float(sum(self.weights[client] for client in members))
+        if not divisor:
+            return None
+        draws = 1 if self.sums.server_noise else len(members)
+        bound = 1.0
+        if self.sums.count_unit is not None:  # the unit is the length at S = 1
+            bound = clip_norms.get(0, self.clip_norm)
+        deviation = abs(self.sums.unit) * DEVIATION * bound * math.sqrt(draws)
+        return deviation * math.sqrt(self.size) / divisor
+
+
+@dataclass(frozen=True)
+class ClientNoise:
+    """The noise in the mean of updates to which each client adds its own.
+
+    Attributes:
+        variances: of each client, expected squared length of the noise of one release; None where
+            it is not known what becomes of it.
+        bounds: of each client, the clipping bound that the variance is for; 0: it does not adapt.
+        weights: weight of each client.
+        round_steps: releases of a round.
+    """
+
+    variances: tuple[float | None, ...]
+    bounds: tuple[float, ...]
+    weights: Sequence[int]
+    round_steps: int
+
+    @classmethod
+    def of(
+        cls,
+        plans: Sequence[PrivacyPlan],
+        weights: Sequence[int],
+        parameters: FlatParameters,
+        local: LocalSettings,
+    ) -> Self:
+        """Return the noise of clients with local trust.
+
+        Noise of a step of DP-SGD moves the model by the learning rate times its value. That it also
+        moves the gradients of later steps of the round is left out, a second-order effect. An
+        optimizer with moments, or correlated noise, adds up steps in another way: not known.
+
+        Args:
+            plans: the plan of each client.
+            weights: weight of each client.
+            parameters: of the model.
+            local: local training.
+        """
+        known = _step_variances(plans, parameters, local)
+        bounds = tuple(plan.release.adapted_clip_norm or 0.0 for plan in plans)
+        steps = 1 if all(plan.update is not None for plan in plans) else local.steps
+        return cls(known, bounds, weights, steps)
+
+    def norm(
+        self, steps: Mapping[int, int | None], clip_norms: Mapping[int, float]
+    ) -> float | None:
+        """Return the expected L2 norm; None where it is not known.
+
+        Args:
+            steps: steps of each participant; None: all that were planned.
+            clip_norms: adapted bound of each client.
+        """
+        divisor = sum(self.weights[client] for client in steps)
+        terms = []
+        for client, taken in steps.items():
+            variance, bound = self.variances[client], self.bounds[client]
+            if variance is None:
+                return None
+            scale = clip_norms.get(client, bound) / bound if bound else 1.0
+            count = self.round_steps if taken is None else taken
+            terms.append(count * variance * (self.weights[client] * scale) ** 2)
+        return math.sqrt(math.fsum(terms)) / divisor if divisor else None
+
+
+def _step_variances(
+    plans: Sequence[PrivacyPlan], parameters: FlatParameters, local: LocalSettings
+) -> tuple[float | None, ...]:
+    found: list[float | None] = []
+    optimizer = local.optimizer
+    is_plain = isinstance(optimizer, SgdSettings) and not optimizer.momentum
+    for plan in plans:
+        if plan.update is not None:
+            deviation = plan.update.update_noise * plan.update.max_update_norm
+            found.append(parameters.size * deviation**2)
+        elif not is_plain or plan.step.correlation is not None:
+            found.append(None)
+        elif plan.step.adapted_clip_norm is not None and local.steps > 1:
+            found.append(None)  # the bound of each step stays with the client
+        else:
+            groups = plan.step.groups(parameters)
+            sizes = groups.dimensions or (parameters.size,)
+            deviations = plan.step.standard_deviations(groups)
+            square = sum(d * s**2 for d, s in zip(sizes, deviations, strict=True))
+            found.append(square * (optimizer.lr / plan.step.expected_lot) ** 2)
+    return tuple(found)

@@ -1,0 +1,51 @@
+"""Bytes of clients: the same as messages and as function calls; helpers are not counted."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.runs.runner import run_experiment
+
+CLIENTS, VALUES = 5, 650  # of digits, logistic
+EXPERIMENT: dict[str, Any] = {
+    "name": "bytes",
+    "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": CLIENTS}},
+    "model": {"name": "logistic"},
+    "federation": {"rounds": 1},
+    "local": {"steps": 1, "batch_size": 8},
+    "privacy": None,
+}
+ADDITIVE = {"protocol": "additive", "aggregators": 2, "ring_bits": 64}
+
+
+def traffic(path: Path, **overrides: Any) -> Any:
+    return run_experiment(EXPERIMENT, overrides=overrides, out=path).rounds[0]["traffic"]
+
+
+def test_models_go_down_and_up_and_evaluation_goes_down(tmp_path: Path) -> None:
+    model = CLIENTS * VALUES * 4
+    assert traffic(tmp_path / "a") == {"down": model, "up": model}
+    evaluated = traffic(tmp_path / "b", evaluation={"holdout": 0.2})
+    assert evaluated == {"down": 2 * model, "up": model}
+
+
+@pytest.mark.slow
+def test_a_sealed_update_is_a_share_and_a_seed(tmp_path: Path) -> None:
+    sealed = traffic(tmp_path / "r", secure_aggregation=ADDITIVE)
+    share = CLIENTS * VALUES * 8
+    assert share <= sealed["up"] <= share + CLIENTS * 300  # with a sealed seed for the helper
+    assert sealed["down"] <= CLIENTS * (VALUES * 4 + 300)
+
+
+@pytest.mark.slow
+def test_masked_updates_are_counted_after_the_keys(tmp_path: Path) -> None:
+    masked = {"protocol": "secagg", "ring_bits": 64}
+    assert traffic(tmp_path / "r", secure_aggregation=masked)["up"] >= CLIENTS * VALUES * 8
+
+
+@pytest.mark.slow
+def test_messages_have_the_bytes_of_function_calls(tmp_path: Path, shared_ray: None) -> None:
+    here = traffic(tmp_path / "here", secure_aggregation=ADDITIVE)
+    ray = {"engine": "ray", "workers": 1}
+    assert traffic(tmp_path / "ray", secure_aggregation=ADDITIVE, runtime=ray) == here
