@@ -30,6 +30,7 @@ FLOORS: tuple[set[str], ...] = (
     {"report"},
     {"audit", "comparison", "deployment"},
     {"api", "catalog", "profiling", "setting_tables", "testing"},
+    {"starter"},
     {"cli"},
     {"__main__", "reference"},
 )

@@ -1,6 +1,7 @@
 """The command line as a person meets it: output, exit codes, and one clear line per mistake."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -422,3 +423,18 @@ def test_validate_says_what_an_experiment_would_run_and_read(command: Command) -
     assert (code, err) == (0, "")
     assert "runs the code of: ./net.py:build" in out
     assert f"outside of the experiment's directory: {command.directory.parent}" in out
+
+
+def test_the_shell_completes_commands_and_options() -> None:
+    program = "from fedsim.cli import main; import sys; sys.argv = ['fedsim']; main()"
+    for words, expected in (("fedsim ini", "plain,init"), ("fedsim run --s", "plain,--seed")):
+        environment = {
+            **os.environ,
+            "_FEDSIM_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split()) - 1),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+        )
+        assert done.stdout.split() == [expected]

@@ -10,6 +10,7 @@ from fedsim.cli.audit import audit_command
 from fedsim.cli.compare import compare_command
 from fedsim.cli.deploy import deploy_command
 from fedsim.cli.groups import GroupedCommands
+from fedsim.cli.init import init_command
 from fedsim.cli.keys import client_key_command, helper_key_command
 from fedsim.cli.names import list_command, schema_command
 from fedsim.cli.node_policy import node_policy_command
@@ -39,7 +40,9 @@ def cli() -> None:
     """Federated learning with local differential privacy, simulated from one YAML file."""
 
 
-cli.add_section("Experiments", validate_command, plan_command, run_command, compare_command)
+cli.add_section(
+    "Experiments", init_command, validate_command, plan_command, run_command, compare_command
+)
 cli.add_section("Results", report_command, predict_command, verify_command)
 cli.add_section("Attack", audit_command)
 cli.add_section(
