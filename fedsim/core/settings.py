@@ -1,5 +1,7 @@
 """The base class of all settings."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -11,6 +13,29 @@ class Settings(BaseModel):
     """Base of all settings: immutable, no unknown keys, no silent conversions, finite numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Choice among settings classes by one key, for keys whose values are not all known.
+
+    Attributes:
+        key: the key, such as scheme.
+        branch_of: returns the tag of the class for a value of the key.
+    """
+
+    key: str
+    branch_of: Callable[[str], str]
+
+    @property
+    def __name__(self) -> str:
+        """The key: pydantic names a discriminator in its errors."""
+        return self.key
+
+    def __call__(self, value: object) -> str | None:
+        """Return the tag of the class that a mapping, or settings, belong to."""
+        given = value.get(self.key) if isinstance(value, dict) else getattr(value, self.key, None)
+        return self.branch_of(given) if isinstance(given, str) else None
 
 
 def _refuse_tiny(value: float) -> float:

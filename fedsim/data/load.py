@@ -7,7 +7,7 @@ from typing import Self
 from fedsim.core.limits import MAX_CLASSES
 from fedsim.data.client_examples import ClientExamples
 from fedsim.data.examples import DataError, Examples, ExampleTransform
-from fedsim.data.partitions import partition
+from fedsim.data.partitions.division import divide
 from fedsim.data.settings import DataSettings
 from fedsim.data.sources import load_dataset
 from fedsim.data.splits import hold_out, split_client
@@ -28,6 +28,7 @@ class FederatedData:
         class_names: name of each class, assumed to be public; None if the data do not name them.
         columns: the columns of a table that are features, in the order of the model's inputs (a
             column with classes has an input for each); None if the data are no table.
+        client_names: public name of each client, such as a hospital; None: numbers alone.
     """
 
     clients: ClientExamples
@@ -38,6 +39,7 @@ class FederatedData:
     held_out: ClientExamples | None = None
     class_names: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    client_names: tuple[str, ...] | None = None
 
     @property
     def train_examples(self) -> int:
@@ -73,8 +75,8 @@ def load_federated_data(
     """
     dataset = load_dataset(settings, seed=seed, base=base)
     train, test = hold_out(dataset, settings.test_fraction, seed=seed)
-    parts = partition(dataset.train.targets[train], settings.partition, seed)
-    rows = {client: train[part] for client, part in enumerate(parts)}
+    division = divide(dataset, train, settings.partition, seed=seed, base=base)
+    rows = dict(enumerate(division.rows))
     held_out = None
     if holdout is not None:
         splits = {c: split_client(own, holdout, seed=seed, client=c) for c, own in rows.items()}
@@ -94,6 +96,7 @@ def load_federated_data(
         raw_input_shape=raw_shape,
         class_names=dataset.class_names,
         columns=dataset.columns,
+        client_names=division.names,
     )
 
 

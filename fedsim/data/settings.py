@@ -1,15 +1,12 @@
 """`data:` of an experiment: the dataset, its test set and its partition among clients."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from fedsim.core.limits import MAX_CLASSES, MAX_CLIENTS, MAX_EXAMPLES
 from fedsim.core.settings import Probability, Settings
+from fedsim.data.partitions.settings import PartitionSettings
 from fedsim.data.tables.settings import Columns, ColumnSettings
-
-FILE_GROUP = "file"
-"""Name of the column of `Dataset.groups` that names the file of each row."""
 
 
 class FileDataset(Settings):
@@ -76,48 +73,6 @@ class ImageSettings(Settings):
     )
 
 
-class _Partition(Settings):
-    num_clients: int = Field(ge=1, le=MAX_CLIENTS, description="number of clients")
-    min_examples: int = Field(
-        default=1, ge=0, le=MAX_EXAMPLES, description="least number of examples of a client"
-    )
-
-
-class IidPartition(_Partition):
-    """Clients of equal size from the shuffled data."""
-
-    scheme: Literal["iid"] = Field(description="name of the partition scheme")
-
-
-class DirichletPartition(_Partition):
-    """Label skew: each class is divided by a Dirichlet(alpha) draw; small alpha, more skew."""
-
-    scheme: Literal["dirichlet"] = Field(description="name of the partition scheme")
-    alpha: float = Field(default=0.5, gt=0, description="small: strong label skew")
-
-
-class ShardsPartition(_Partition):
-    """Pathological label skew: each client holds examples of a few classes only."""
-
-    scheme: Literal["shards"] = Field(description="name of the partition scheme")
-    classes_per_client: int = Field(
-        default=2, ge=1, le=MAX_CLASSES, description="number of classes of each client"
-    )
-
-
-class QuantityPartition(_Partition):
-    """Size skew: min_examples for every client, the rest by a Dirichlet(alpha) draw."""
-
-    scheme: Literal["quantity"] = Field(description="name of the partition scheme")
-    alpha: float = Field(default=0.5, gt=0, description="small: strong size skew")
-
-
-PartitionSettings = Annotated[
-    IidPartition | DirichletPartition | ShardsPartition | QuantityPartition,
-    Field(discriminator="scheme"),
-]
-
-
 class DataSettings(Settings):
     """`data:` in an experiment file."""
 
@@ -143,7 +98,9 @@ class DataSettings(Settings):
         description="fraction held out as the server's public test set, never on a client "
         "(default 0.2; not for datasets with a test set of their own)",
     )
-    partition: PartitionSettings
+    partition: PartitionSettings = Field(
+        json_schema_extra={"discriminator": {"propertyName": "scheme"}}
+    )
 
     @property
     def folder(self) -> str | None:

@@ -12,7 +12,9 @@ from fedsim.data.builtin.loaders import LOADERS
 from fedsim.data.catalog import DATASETS
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
+from fedsim.data.file_names import matching_files
 from fedsim.data.files import read_files
+from fedsim.data.partitions.settings import FilesPartition, group_column
 from fedsim.data.settings import DataSettings, FileDataset
 
 _RETURNS = "(x, y) or (x_train, y_train, x_test, y_test)"
@@ -43,7 +45,7 @@ def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
             data_paths(settings, base),
             dataset,
             test=None if dataset.test is None else base / Path(dataset.test).expanduser(),
-            group=None,
+            group=_group_column(settings, dataset),
             tokens=tokens,
             images=settings.images,
         )
@@ -62,11 +64,18 @@ def data_paths(settings: DataSettings, base: Path) -> dict[str, Path]:
     Raises:
         DataError: the experiment names no file.
     """
-    if not isinstance(settings.dataset, FileDataset):
+    dataset, division = settings.dataset, settings.partition
+    if not isinstance(dataset, FileDataset):
         return {}
-    if settings.dataset.path is None:
+    if isinstance(division, FilesPartition):
+        paths = matching_files(division.pattern, base)
+        if not paths:
+            where = f"{division.pattern!r} in {base}"
+            raise DataError(f"data.partition.pattern: no file matches {where}")
+        return paths
+    if dataset.path is None:
         raise DataError("data.dataset.path: missing; name the file with the examples")
-    path = base / Path(settings.dataset.path).expanduser()
+    path = base / Path(dataset.path).expanduser()
     return {path.stem: path}
 
 
@@ -84,7 +93,7 @@ def _built_in(name: str, settings: DataSettings, seed: int, base: Path) -> Datas
         first = error.errors()[0]
         place = ".".join(["data.args", *map(str, first["loc"])])
         raise DataError(f"{place}: {first['msg']} (dataset {name})") from error
-    group = getattr(settings.partition, "column", None)
+    group = group_column(settings.partition)
     return LOADERS[name](args, LoadContext(seed, base, settings.images, group))
 
 
@@ -107,3 +116,9 @@ def _call(reference: str, args: dict[str, Any], base: Path, settings: DataSettin
             return to_dataset(*parts, tokens=tokens, images=settings.images)
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
+
+
+def _group_column(settings: DataSettings, dataset: FileDataset) -> str | None:
+    """Return the column that divides the rows of a table; the target stays the target."""
+    column = group_column(settings.partition)
+    return None if column == dataset.target else column

@@ -17,6 +17,7 @@ from fedsim.experiment.shapes import (
     Shape,
     TaggedUnion,
     child_shape,
+    choices_of,
     field_purpose,
     keys_of,
     locate_error,
@@ -152,7 +153,12 @@ class _MessageBuilder:
         """Return the message for a key that belongs to another section; None for any other key."""
         union = self._shape(section)
         if isinstance(union, TaggedUnion) and key in keys_of(union):
-            owners = [name for name, model in union.variants.items() if key in model.model_fields]
+            owners = [
+                name
+                for model in union.variants.values()
+                if key in model.model_fields
+                for name in choices_of(model, union.tag)
+            ]
             chosen = value_text(_mapping(_get(self._raw, section)).get(union.tag))
             return f"unknown key for {union.tag} {chosen}; it belongs to {any_of(owners)}"
         homes = sections_with_key(self._model, key)
@@ -170,6 +176,8 @@ class _MessageBuilder:
         if kind == "missing":
             return path, f"missing; {field_purpose(keys_of(parent)[str(path[-1])])}"
         if isinstance(shape, TaggedUnion) and kind.startswith("union_tag"):
+            if not isinstance(given, dict):
+                return path, f"must be a mapping, got {value_text(given)}"
             return self._tag_message(path, shape)
         if isinstance(shape, NumberOrWord) and kind in _NOT_A_NUMBER:
             rule = f"must be a number or {any_of(shape.words)}, got {value_text(given)}"
@@ -197,7 +205,7 @@ class _MessageBuilder:
 
     def _tag_message(self, path: KeyPath, shape: TaggedUnion) -> PathMessage:
         section = _mapping(_get(self._raw, path))
-        choices = list(shape.variants)
+        choices = shape.choices
         tag_path = (*path, shape.tag)
         if shape.tag not in section:
             return tag_path, f"missing; {any_of(choices)}"
@@ -213,7 +221,7 @@ class _MessageBuilder:
         value = self._raw
         for part in path:
             if isinstance(shape, TaggedUnion):
-                shape = shape.variants.get(str(_mapping(value).get(shape.tag)))
+                shape = shape.variant(_mapping(value).get(shape.tag))
             elif isinstance(shape, NameOrMapping):
                 shape = shape.mapping
             shape = child_shape(shape, str(part))

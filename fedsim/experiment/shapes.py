@@ -5,15 +5,16 @@ The location of a pydantic error contains names of union branches, as in
 walk through the settings classes along that location.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Literal, TypeGuard, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt
-from pydantic import BaseModel
+from pydantic import BaseModel, Discriminator, Tag
 from pydantic.fields import FieldInfo
 
+from fedsim.core.settings import Branch
 from fedsim.experiment.text import KeyPath, any_of
 
 Model = type[BaseModel]
@@ -21,10 +22,27 @@ Model = type[BaseModel]
 
 @dataclass(frozen=True)
 class TaggedUnion:
-    """A union of settings classes; the value of one key, the tag, selects the class."""
+    """A union of settings classes; the value of one key, the tag, selects the class.
+
+    Attributes:
+        tag: the key.
+        variants: the classes by value, or by branch.
+        branch_of: returns the branch of a value.
+    """
 
     tag: str
     variants: dict[str, Model]
+    branch_of: Callable[[str], str] = str
+
+    @property
+    def choices(self) -> list[str]:
+        """The values that select a class, as far as they are known."""
+        found = [choices_of(model, self.tag) for model in self.variants.values()]
+        return [choice for choices in found for choice in choices]
+
+    def variant(self, value: object) -> Model | None:
+        """Return the class that a value of the tag selects, or None."""
+        return self.variants.get(self.branch_of(value)) if isinstance(value, str) else None
 
 
 @dataclass(frozen=True)
@@ -75,6 +93,11 @@ def shape_of(field: FieldInfo) -> Shape:
     models = [option for option in options if _is_model(option)]
     if isinstance(field.discriminator, str):
         return TaggedUnion(field.discriminator, _variants(field.discriminator, models))
+    branch = next(
+        (one for one in map(_branch, (field.discriminator, *field.metadata)) if one), None
+    )
+    if branch is not None:
+        return TaggedUnion(branch.key, _tagged(options), branch.branch_of)
     if len(models) == 1:
         return models[0] if len(options) == 1 else NameOrMapping(models[0])
     words = [word for option in options for word in _words(option)]
@@ -164,7 +187,7 @@ def field_purpose(field: FieldInfo) -> str:
             text += f" > {rule.gt}"
     shape = shape_of(field)
     if isinstance(shape, TaggedUnion):
-        return f"a mapping with {shape.tag}: {any_of(list(shape.variants))}"
+        return f"a mapping with {shape.tag}: {any_of(shape.choices)}"
     return text
 
 
@@ -174,6 +197,27 @@ def _sections(shape: Shape, path: KeyPath) -> Iterator[tuple[KeyPath, Shape]]:
     yield path, shape
     for key, field in keys_of(shape).items():
         yield from _sections(shape_of(field), (*path, key))
+
+
+def choices_of(model: Model, tag: str) -> tuple[str, ...]:
+    """Return the values of a tag that a class takes, or examples of them."""
+    field = model.model_fields[tag]
+    return get_args(field.annotation) or tuple(map(str, field.examples or ()))
+
+
+def _branch(mark: object) -> Branch | None:
+    found = mark.discriminator if isinstance(mark, Discriminator) else None
+    return found if isinstance(found, Branch) else None
+
+
+def _tagged(options: Iterable[object]) -> dict[str, Model]:
+    """Return the classes of a union by the tags that its members are annotated with."""
+    return {
+        mark.tag: get_args(option)[0]
+        for option in options
+        for mark in get_args(option)[1:]
+        if isinstance(mark, Tag)
+    }
 
 
 def _options(annotation: object) -> tuple[object, ...]:

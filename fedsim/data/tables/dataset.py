@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
 from fedsim.data.names import unknown_name
-from fedsim.data.settings import FILE_GROUP, FileDataset
+from fedsim.data.partitions.settings import FILE_GROUP
+from fedsim.data.settings import FileDataset
 from fedsim.data.tables.column import CellError, Cells, Column
 from fedsim.data.tables.csv_file import CsvTable
 from fedsim.data.tables.parquet_file import ParquetTable

@@ -13,7 +13,7 @@ from fedsim.accountant import calibrate_noise_multiplier
 from fedsim.clients.budget.affordable_steps import epsilon_of_steps
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.settings import PrivacySettings, SgdSettings
-from fedsim.data.settings import DirichletPartition, ShardsPartition
+from fedsim.data.partitions.settings import DirichletPartition, ShardsPartition
 from fedsim.federation.federation import Federation
 
 Floats = NDArray[np.float64]

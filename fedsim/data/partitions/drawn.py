@@ -1,4 +1,4 @@
-"""Partitions of the examples among clients: even, or skewed in labels or in size.
+"""Random partitions of the examples among clients: even, or skewed in labels or in size.
 
 Every scheme draws a table of counts (group x client) and deals the shuffled examples of each group
 by it. Each class is a group under label skew; otherwise all examples are one group.
@@ -15,22 +15,22 @@ from numpy.typing import NDArray
 
 from fedsim.core.streams import Purpose, stream
 from fedsim.data.examples import DataError
-from fedsim.data.settings import (
+from fedsim.data.partitions.settings import (
     DirichletPartition,
     IidPartition,
-    PartitionSettings,
     QuantityPartition,
     ShardsPartition,
 )
 
 Indices = NDArray[np.int64]
+DrawnPartition = IidPartition | DirichletPartition | ShardsPartition | QuantityPartition
 CountTable = NDArray[np.int64]  # (groups, clients): examples of a group that a client gets
 
 MAX_DRAWS = 1000  # of the table of counts, until every client has min_examples
 
 
 def partition(
-    targets: NDArray[np.int64] | NDArray[np.float32], settings: PartitionSettings, seed: int
+    targets: NDArray[np.int64] | NDArray[np.float32], settings: DrawnPartition, seed: int
 ) -> list[Indices]:
     """Return each client's example indices, sorted.
 
@@ -61,7 +61,7 @@ def partition(
     return _deal([rng.permutation(group) for group in groups], counts)
 
 
-def _groups(targets: NDArray[np.generic], settings: PartitionSettings) -> list[Indices]:
+def _groups(targets: NDArray[np.generic], settings: DrawnPartition) -> list[Indices]:
     if isinstance(settings, IidPartition | QuantityPartition):
         return [np.arange(len(targets))]
     if targets.dtype.kind not in "iu" or targets.ndim != 1:
@@ -75,7 +75,7 @@ def _groups(targets: NDArray[np.generic], settings: PartitionSettings) -> list[I
 
 
 def _counts_of(
-    settings: PartitionSettings, sizes: CountTable, rng: np.random.Generator
+    settings: DrawnPartition, sizes: CountTable, rng: np.random.Generator
 ) -> Callable[[], CountTable]:
     """Return the function that draws one table of counts."""
     if isinstance(settings, IidPartition):
@@ -88,7 +88,7 @@ def _counts_of(
     return lambda: _dirichlet(sizes, settings, rng)
 
 
-def _draw_until_enough(draw: Callable[[], CountTable], settings: PartitionSettings) -> CountTable:
+def _draw_until_enough(draw: Callable[[], CountTable], settings: DrawnPartition) -> CountTable:
     for _ in range(MAX_DRAWS):
         counts = draw()
         if counts.sum(axis=0).min() >= settings.min_examples:

@@ -1,0 +1,1 @@
+"""Division of the training examples among clients: drawn, by a column or file, or by a function."""
