@@ -96,13 +96,17 @@ def _choices(schema: Schema, definitions: Schema, key: str) -> Iterator[SettingR
     name = schema["discriminator"]["propertyName"]
     sections = [_resolved(one, definitions) for one in schema["oneOf"]]
     found: dict[SettingRow, list[str]] = {}
+    every = 0
     for section in sections:
         values = section["properties"][name]
-        chosen = values.get("enum", [values.get("const")])
+        known = values.get("enum", [values.get("const")])
+        chosen = values.get("examples", known)  # some of many, or forms of endless ones
+        every += len(chosen)
         for row in _properties(section, definitions, key):
-            same = replace(row, values="") if row.key == f"{key}.{name}" else row
-            found.setdefault(same, []).extend(f"{name}: {value}" for value in chosen)
-    every = max(len(choices) for choices in found.values())
+            is_name = row.key == f"{key}.{name}"
+            same = replace(row, values="") if is_name else row
+            own = known if is_name and known != [None] else chosen
+            found.setdefault(same, []).extend(f"{name}: {value}" for value in own)
     for row, choices in found.items():
         if row.key == f"{key}.{name}":
             names = " or ".join(f"`{choice.split(': ')[1]}`" for choice in choices)

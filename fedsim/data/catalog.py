@@ -92,4 +92,6 @@ PARTITIONS = {
     "dirichlet": "label skew: classes divided by Dirichlet(alpha)",
     "shards": "label skew: classes_per_client classes on each client",
     "quantity": "size skew: client sizes by Dirichlet(alpha) above min_examples",
+    "column": "a client for each value of a column, such as a hospital",
+    "files": "a client for each file of a pattern, such as data/*.csv",
 }

@@ -77,7 +77,7 @@ class NodeClient(ClientApp):
     def _answer(self, message: Message, context: Context) -> Message:
         loaded = load_experiment(self._directory / EXPERIMENT_FILE)
         client = _node_number(loaded, context)
-        if client >= loaded.experiment.data.partition.num_clients:
+        if client >= loaded.experiment.num_clients:
             return _helper(loaded, message, context)
         state = state_directory(context.node_config)
         policy = policy_of_node(context.node_config, state)
@@ -154,7 +154,7 @@ def _node_number(loaded: LoadedExperiment, context: Context) -> int:
         DeploymentError: the node's configuration has no number, or one that the experiment lacks.
     """
     number = context.node_config.get(PARTITION)
-    clients = loaded.experiment.data.partition.num_clients
+    clients = loaded.experiment.num_clients
     helpers = num_helpers(loaded.experiment)
     if not isinstance(number, int) or not 0 <= number < clients + helpers:
         parties = f"{clients} clients" + (f" and {helpers} helpers" if helpers else "")

@@ -58,6 +58,11 @@ def data_directory(state: Path, policy: NodePolicy, loaded: LoadedExperiment) ->
     if policy.data_name is not None:
         name = policy.data_name
     elif isinstance(dataset, FileDataset):
+        if dataset.path is None:
+            raise DeploymentError(
+                "data.partition.scheme: files names several data files, and a node's ledger "
+                "belongs to one; set data_name in the node's policy"
+            )
         path = loaded.base / Path(dataset.path).expanduser()
         try:
             with path.open("rb") as file:

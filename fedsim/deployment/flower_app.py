@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from fedsim.core.plugin_sources import plugin_directory, trace_plugin
+from fedsim.data.partitions.settings import FilesPartition
 from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.plugin_digest import plugin_digest
 from fedsim.experiment import Experiment, LoadedExperiment, dump_experiment
@@ -103,6 +104,18 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
             "runtime.trackers: trackers watch simulations, and a deployed server calls none; "
             "deploy with runtime.trackers=[]"
         )
+    if isinstance(loaded.experiment.data.partition, FilesPartition):
+        raise DeploymentError(
+            "data.partition.scheme: files is for simulations: the ledger of a node's data belongs "
+            "to one file; write the rows into one table with a column that names the client, and "
+            "use scheme: column"
+        )
+    clients = loaded.experiment.data.partition.num_clients
+    if clients is None:
+        raise DeploymentError(
+            "data.partition.num_clients: missing; only the data know the number of clients, and "
+            "an app names its SuperNodes before it sees any: write it"
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DeploymentError(f"{out} exists and is not empty; choose another --out")
     plugins = _plugin_files(loaded)
@@ -120,7 +133,7 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
         target = package / plugin
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(loaded.base / plugin, target)
-    nodes = experiment.data.partition.num_clients + num_helpers(experiment)
+    nodes = clients + num_helpers(experiment)
     digest = plugin_digest(LoadedExperiment(experiment, None, package))
     return WrittenApp(out, nodes, node_files, digest)
 
@@ -159,7 +172,9 @@ def _with_absolute_files(loaded: LoadedExperiment) -> tuple[Experiment, tuple[Pa
 
     dataset, init = experiment.data.dataset, experiment.model.init
     if not isinstance(dataset, str):
-        placed = dataset.model_copy(update={"path": absolute(dataset.path)})
+        paths = {"path": dataset.path, "test": dataset.test}
+        named = {key: absolute(path) for key, path in paths.items() if path is not None}
+        placed = dataset.model_copy(update=named)
         data = experiment.data.model_copy(update={"dataset": placed})
         experiment = experiment.model_copy(update={"data": data})
     if experiment.data.folder is not None:

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -110,6 +110,34 @@ def read_yaml(path: str | Path, problems: list[Problem]) -> Node:
         new = [] if tree.broken else [tree.location.problem((), message)]
         raise ExperimentError([*problems, *new])
     return tree
+
+
+def with_num_clients(loaded: LoadedExperiment, number: int) -> LoadedExperiment:
+    """Return an experiment whose number of clients is known; the same one if it was written.
+
+    Args:
+        loaded: the experiment.
+        number: number of clients that the data have.
+
+    Raises:
+        ExperimentError: a key contradicts the number, such as `clients_per_round`.
+    """
+    experiment, data = loaded.experiment, loaded.experiment.data
+    if data.partition.num_clients is not None:
+        return loaded
+    partition = data.partition.model_copy(update={"num_clients": number})
+    data = data.model_copy(update={"partition": partition})
+    experiment = experiment.model_copy(update={"data": data})
+    names = {field.name for field in fields(Sections)} & set(Experiment.model_fields)
+    sections = Sections(
+        **{name: getattr(experiment, name) for name in names - {"faults"}},
+        faults=tuple(experiment.faults),
+    )
+    source = Location("" if loaded.path is None else str(loaded.path))
+    found = check_rules(sections, loaded.base)
+    if problems := [source.problem(path, message) for path, message in found]:
+        raise ExperimentError(problems)
+    return replace(loaded, experiment=experiment)
 
 
 def _read(source: str | Path | Mapping[str, object], problems: list[Problem]) -> Node:

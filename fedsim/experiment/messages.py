@@ -209,7 +209,10 @@ class _MessageBuilder:
         tag_path = (*path, shape.tag)
         if shape.tag not in section:
             return tag_path, f"missing; {any_of(choices)}"
-        return tag_path, self._choice(tag_path, choices, section[shape.tag])
+        given = section[shape.tag]
+        rule = any_of(choices) if len(choices) < 3 else f"one of {any_of(choices)}"
+        hint = did_you_mean(given, [*choices, *shape.known])
+        return tag_path, f"must be {rule}, got {value_text(given)}{hint}"
 
     def _choice(self, path: KeyPath, choices: list[str], given: object) -> str:
         rule = any_of(choices) if len(choices) < 3 else f"one of {any_of(choices)}"

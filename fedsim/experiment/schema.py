@@ -71,7 +71,8 @@ class Experiment(Settings):
         dataset = self.data.dataset
         data = dataset if isinstance(dataset, str) else ""
         strategy = self.federation.strategy_settings.name
-        named = (data, self.model.name, self.model.loss, strategy, *(self.metrics or ()))
+        scheme = self.data.partition.scheme
+        named = (data, scheme, self.model.name, self.model.loss, strategy, *(self.metrics or ()))
         return tuple(reference for reference in named if ":" in reference)
 
     @property
@@ -85,6 +86,18 @@ class Experiment(Settings):
         """How clients evaluate the global model on their own examples; None: they do not."""
         evaluation = self.evaluation
         return None if evaluation is None or evaluation.holdout is None else evaluation
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients, written in the file or known from the data (`with_num_clients`).
+
+        Raises:
+            ValueError: only the data know it, and they were not loaded.
+        """
+        number = self.data.partition.num_clients
+        if number is None:
+            raise ValueError("data.partition.num_clients: missing; only the data know it here")
+        return number
 
     @property
     def clips_examples(self) -> bool:

@@ -38,7 +38,13 @@ class TaggedUnion:
     def choices(self) -> list[str]:
         """The values that select a class, as far as they are known."""
         found = [choices_of(model, self.tag) for model in self.variants.values()]
-        return [choice for choices in found for choice in choices]
+        return list(dict.fromkeys(choice for choices in found for choice in choices))
+
+    @property
+    def known(self) -> list[str]:
+        """All known values that select a class."""
+        fields = [model.model_fields[self.tag] for model in self.variants.values()]
+        return [value for field in fields for value in get_args(field.annotation)]
 
     def variant(self, value: object) -> Model | None:
         """Return the class that a value of the tag selects, or None."""
@@ -200,9 +206,14 @@ def _sections(shape: Shape, path: KeyPath) -> Iterator[tuple[KeyPath, Shape]]:
 
 
 def choices_of(model: Model, tag: str) -> tuple[str, ...]:
-    """Return the values of a tag that a class takes, or examples of them."""
+    """Return the values of a tag that a class takes, or examples of them.
+
+    Args:
+        model: the class.
+        tag: the key.
+    """
     field = model.model_fields[tag]
-    return get_args(field.annotation) or tuple(map(str, field.examples or ()))
+    return tuple(map(str, field.examples or get_args(field.annotation)))
 
 
 def _branch(mark: object) -> Branch | None:

@@ -21,6 +21,7 @@ from fedsim.core.phases import Phases
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data import DataError, FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
+from fedsim.experiment.load import with_num_clients
 from fedsim.federation.batch_sizes import check_batch_size
 from fedsim.federation.client_tables import read_client_tables
 from fedsim.federation.client_tensors import order_by_client
@@ -88,6 +89,8 @@ def _assemble(
         holdout=experiment.holdout,
         transform=FeaturePipeline(experiment.model.features) if experiment.model.features else None,
     )
+    loaded = with_num_clients(loaded, len(data.clients))
+    experiment = loaded.experiment
     check_batch_size(experiment, data.clients.sizes)
     if experiment.privacy is not None and len(data.test) < 2:
         raise DataError(
@@ -266,7 +269,9 @@ def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
     Raises:
         ValueError: no noise meets the settings; the message names the setting and the fix.
     """
-    experiment, data = loaded.experiment, federation.data
+    data = federation.data
+    loaded = with_num_clients(loaded, len(data.clients))
+    experiment = loaded.experiment
     participation = participation_of(experiment, len(data.clients))
     client_privacy = _client_privacy(loaded, len(data.clients))
     if client_privacy is None:

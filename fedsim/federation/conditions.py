@@ -66,7 +66,8 @@ def digest_conditions(experiment: Experiment, sources: str, device: torch.device
     """
     settings = experiment.model_dump(mode="json", include={"data", "model", "local", "privacy"})
     if isinstance(settings["data"]["dataset"], dict):
-        del settings["data"]["dataset"]["path"]
+        for place in ("path", "test"):
+            del settings["data"]["dataset"][place]
     if experiment.data.folder is not None:
         del settings["data"]["args"]["path"]
     versions = (fedsim.__version__, torch.__version__, np.__version__)

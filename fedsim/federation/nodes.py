@@ -47,7 +47,7 @@ def make_node_app(
     settings = experiment.secure_aggregation
     if settings is None or not settings.helpers:
         return clients
-    first = experiment.data.partition.num_clients
+    first = experiment.num_clients
 
     def helper_number(context: Context) -> int:
         return partition_of(context) - first + 1

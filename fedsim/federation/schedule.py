@@ -14,7 +14,7 @@ def participation_of(experiment: Experiment, num_clients: int | None = None) -> 
     privacy = experiment.privacy
     return Participation.of(
         experiment.federation,
-        num_clients=experiment.data.partition.num_clients if num_clients is None else num_clients,
+        num_clients=experiment.num_clients if num_clients is None else num_clients,
         seed=experiment.seed,
         private=privacy is not None,
         secure_noise=privacy is not None and privacy.noise == "secure",

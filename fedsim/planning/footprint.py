@@ -7,7 +7,7 @@ user can review the footprint before the run.
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsim.data.settings import FileDataset
+from fedsim.data.file_names import data_files
 from fedsim.experiment.load import LoadedExperiment
 
 
@@ -46,10 +46,10 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
     strategy = experiment.federation.strategy_settings.name
     code += [strategy] if ":" in strategy else []
     code += [name for name in experiment.runtime.trackers if ":" in name]
-    named = []
-    if isinstance(dataset, FileDataset):
-        named.append(dataset.path)
-    elif ":" in dataset:
+    scheme = experiment.data.partition.scheme
+    code += [scheme] if ":" in scheme else []
+    named = [str(path) for path in data_files(experiment.data, loaded.base)]
+    if isinstance(dataset, str) and ":" in dataset:
         code.append(dataset)
     if experiment.data.folder is not None:
         named.append(experiment.data.folder)

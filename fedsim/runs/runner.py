@@ -11,6 +11,7 @@ import fedsim
 from fedsim.core.file_errors import StorageError, describe_os_error
 from fedsim.core.phases import Phases
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
+from fedsim.experiment.load import with_num_clients
 from fedsim.federation.assembly import assemble
 from fedsim.federation.budget_check import refuse_overspending
 from fedsim.federation.federation import Federation
@@ -121,7 +122,7 @@ def _start(loaded: LoadedExperiment, path: Path, parts: RunParts) -> RunResult:
     parts.phases.end()
     return _Recorder(federation, directory, parts).run(
         lambda: directory.create(
-            experiment=dump_experiment(loaded.experiment),
+            experiment=dump_experiment(federation.experiment),
             environment=describe_environment(seed=loaded.experiment.seed),
             inputs=fingerprint(federation),
             opens_sums=federation.secure is not None or loaded.experiment.has_server_noise,
@@ -148,6 +149,7 @@ def _resume(loaded: LoadedExperiment, path: Path, parts: RunParts) -> RunResult:
     try:
         parts.phases.begin("checking the finished rounds")
         before = directory.read_experiment(base=loaded.base)
+        loaded = with_num_clients(loaded, before.data.partition.num_clients or 0)
         refuse_changes(before, loaded.experiment)
         inputs = directory.read_inputs()
         refuse_contradictions(directory, before, ledger_lags=not parts.engine.writes_ledger)

@@ -8,7 +8,7 @@ import pytest
 
 from fedsim.experiment import ExperimentError, load_experiment
 
-SCHEMES = "one of 'iid', 'dirichlet', 'shards' or 'quantity'"
+SCHEMES = "one of 'iid', 'dirichlet', 'shards', 'quantity', 'column', 'files', './file.py:function' or 'DirichletPartitioner'"
 PLUGIN = "package.module:function or ./file.py:function"
 PARTITION = "{scheme: dirichlet, num_clients: 10, alpha: 0.5}"
 SGD = "{name: sgd, lr: 1.0}"

@@ -94,7 +94,7 @@ def _assignment(
 
 
 def _taken(values: Sequence[str], rows: Indices) -> list[str]:
-    return [values[row] for row in rows.tolist()]
+    return [str(values[row]) for row in rows.tolist()]
 
 
 def _check_number(found: Assignment, settings: NaturalPartition) -> None:

@@ -1,10 +1,11 @@
 """Partitioners of flwr-datasets, an extra, on the row numbers of any dataset."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from importlib import import_module
 from importlib.util import find_spec
+from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,11 @@ def assign_by_flower(
     columns = {name: np.asarray(values)[order] for name, values in groups.items()}
     columns |= {name: labels[order] for name in TARGET_NAMES if name not in columns}
     clients = np.full(len(targets), LEFT_OUT)
-    with plugin_calls(f"{where} failed", raises=DataError, fix="check args"), _no_progress_bars():
+    # Its progress bars would write between the lines of a run.
+    with (
+        plugin_calls(f"{where} failed", raises=DataError, fix="check args"),
+        redirect_stderr(StringIO()),
+    ):
         partitioner = kind(**args)
         partitioner.dataset = import_module("datasets").Dataset.from_dict({_ROW: order, **columns})
         number = partitioner.num_partitions
@@ -92,15 +97,3 @@ def _arguments(kind: type, settings: FlwrPartition, seed: int) -> dict[str, Any]
             f"{' or '.join(TARGET_NAMES)}, or a column of a table"
         )
     return {name: np.array(one) if name in _ARRAYS else one for name, one in args.items()}
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    bars = import_module("datasets.utils")
-    shown = not bars.are_progress_bars_disabled()
-    bars.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            bars.enable_progress_bars()

@@ -27,14 +27,14 @@ FlwrScheme = Literal[
 FLWR_SCHEMES: tuple[str, ...] = get_args(FlwrScheme)
 
 
-class _Partition(Settings):
-    min_examples: int = Field(
-        default=1, ge=0, le=MAX_EXAMPLES, description="least number of examples of a client"
-    )
+MinExamples = Annotated[
+    int, Field(ge=0, le=MAX_EXAMPLES, description="least number of examples of a client")
+]
 
 
-class _DrawnPartition(_Partition):
+class _DrawnPartition(Settings):
     num_clients: int = Field(ge=1, le=MAX_CLIENTS, description="number of clients")
+    min_examples: MinExamples = 1
 
 
 class IidPartition(_DrawnPartition):
@@ -66,26 +66,24 @@ class QuantityPartition(_DrawnPartition):
     alpha: float = Field(default=0.5, gt=0, description="small: strong size skew")
 
 
-class NaturalPartition(_Partition):
-    """A partition whose number of clients the data may decide."""
-
-    scheme: str
+class _NaturalPartition(Settings):
     num_clients: int | None = Field(
         default=None,
         ge=1,
         le=MAX_CLIENTS,
         description="number of clients, checked against the data; null: as the data have it",
     )
+    min_examples: MinExamples = 1
 
 
-class ColumnPartition(NaturalPartition):
+class ColumnPartition(_NaturalPartition):
     """A client for each value of a column, such as a hospital."""
 
     scheme: Literal["column"] = Field(description="name of the partition scheme")
     column: str = Field(description="the column that names the client of each row; no feature")
 
 
-class FilesPartition(NaturalPartition):
+class FilesPartition(_NaturalPartition):
     """A client for each file, named after it."""
 
     scheme: Literal["files"] = Field(description="name of the partition scheme")
@@ -94,7 +92,7 @@ class FilesPartition(NaturalPartition):
     )
 
 
-class FunctionPartition(NaturalPartition):
+class FunctionPartition(_NaturalPartition):
     """A function of your own that returns the client of each training example."""
 
     scheme: str = Field(
@@ -105,10 +103,12 @@ class FunctionPartition(NaturalPartition):
     args: dict[str, Any] = Field(default={}, description="passed to the function")
 
 
-class FlwrPartition(NaturalPartition):
+class FlwrPartition(_NaturalPartition):
     """A partitioner of flwr-datasets (extra `datasets`), with its own arguments."""
 
-    scheme: FlwrScheme = Field(description="name of the partitioner's class")
+    scheme: FlwrScheme = Field(
+        examples=["DirichletPartitioner"], description="name of the partitioner's class"
+    )
     args: dict[str, Any] = Field(
         default={},
         description="arguments of the class; num_partitions follows from num_clients and seed from "
@@ -121,6 +121,9 @@ def _branch_of(scheme: str) -> str:
         return "flwr"
     return "function" if ":" in scheme else scheme
 
+
+NaturalPartition = ColumnPartition | FilesPartition | FunctionPartition | FlwrPartition
+"""Partitions whose number of clients the data may decide."""
 
 PartitionSettings = Annotated[
     Annotated[IidPartition, Tag("iid")]

@@ -18,7 +18,9 @@ def check_participation(sections: Sections) -> Iterator[PathMessage]:
     if sections.federation is None or sections.data is None:
         return
     per_round = sections.federation.clients_per_round
-    clients = sections.data.partition.num_clients
+    clients = sections.num_clients
+    if clients is None:
+        return
     if per_round is not None and per_round > clients:
         path = ("federation", "clients_per_round")
         rule = f"must be <= data.partition.num_clients ({value_text(clients)})"
@@ -50,9 +52,9 @@ def check_weighting(sections: Sections) -> Iterator[PathMessage]:
             f"'{weights.name}' would reveal client sizes, which adjacency add_remove keeps "
             f"private; use weighting: uniform{other} or adjacency: zero_out",
         )
-    if sections.data is None or weights.max_share is None:
+    clients = sections.clients_per_round
+    if clients is None or weights.max_share is None:
         return
-    clients = sections.federation.clients_per_round or sections.data.partition.num_clients
     if weights.max_share * clients < 1:
         yield (
             (*path, "max_share"),
@@ -77,9 +79,9 @@ def check_sampling_rate(sections: Sections) -> Iterator[PathMessage]:
 
 def check_budgets(sections: Sections) -> Iterator[PathMessage]:
     """Yield the clients with a budget that do not exist."""
-    if sections.privacy is None or sections.data is None:
+    clients = sections.num_clients
+    if sections.privacy is None or clients is None:
         return
-    clients = sections.data.partition.num_clients
     rule = _unknown_client(clients)
     for name, entry in sections.privacy.clients.items():
         path: KeyPath = ("privacy", "clients", name)
@@ -106,7 +108,7 @@ def check_budget_files(privacy: PrivacySettings, base: Path) -> Iterator[PathMes
 
 def check_faults(sections: Sections) -> Iterator[PathMessage]:
     """Yield the faults of clients that do not exist, and stragglers without a deadline."""
-    clients = None if sections.data is None else sections.data.partition.num_clients
+    clients = sections.num_clients
     for position, fault in enumerate(sections.faults):
         for place, client in enumerate(fault.clients or ()):
             if clients is not None and client >= clients:

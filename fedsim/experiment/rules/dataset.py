@@ -1,11 +1,20 @@
 """Rules of `data.dataset`: names, files, and settings that exclude each other."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from fedsim.data.catalog import DATASETS
+from fedsim.data.file_names import matching_files
+from fedsim.data.partitions.settings import (
+    ColumnPartition,
+    FilesPartition,
+    FlwrPartition,
+    FunctionPartition,
+    group_column,
+)
 from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.data.tables.settings import ColumnSettings
 from fedsim.experiment.messages import PathMessage, validation_messages
@@ -15,6 +24,7 @@ from fedsim.experiment.text import KeyPath
 
 _DATASET: KeyPath = ("data", "dataset")
 _ARGS: KeyPath = ("data", "args")
+_PARTITION: KeyPath = ("data", "partition")
 
 
 def check_data(data: DataSettings, base: Path) -> Iterator[PathMessage]:
@@ -26,6 +36,7 @@ def check_data(data: DataSettings, base: Path) -> Iterator[PathMessage]:
     """
     yield from finite_messages(data.args, _ARGS)
     yield from _check_images(data)
+    yield from _check_partition(data, base)
     if isinstance(data.dataset, FileDataset):
         yield from _check_file_dataset(data, data.dataset, base)
         return
@@ -61,12 +72,44 @@ def _check_images(data: DataSettings) -> Iterator[PathMessage]:
         yield path, f"the built-in dataset {data.dataset!r} has its layout and range; remove images"
 
 
+def _check_partition(data: DataSettings, base: Path) -> Iterator[PathMessage]:
+    """Yield the mistakes in a partition that follows the data or a function."""
+    division = data.partition
+    if isinstance(division, FunctionPartition | FlwrPartition):
+        yield from finite_messages(division.args, (*_PARTITION, "args"))
+    if isinstance(division, FunctionPartition):
+        problem = check_name(division.scheme, "partition scheme", (), base)
+        yield from messages_at((*_PARTITION, "scheme"), problem)
+    if not isinstance(division, FilesPartition):
+        return
+    if not isinstance(data.dataset, FileDataset):
+        yield (
+            _DATASET,
+            "scheme files reads tables, whose target is to be named; write "
+            "dataset: {target: COLUMN, columns: ...}",
+        )
+    files = matching_files(division.pattern, base)
+    if not files:
+        yield (*_PARTITION, "pattern"), f"no file matches {os.path.join(base, division.pattern)!r}"
+    for path in files.values():
+        problem = check_table_file(str(path), base)
+        if problem is not None:
+            yield (*_PARTITION, "pattern"), f"matches {path.name!r}, and a table {problem}"
+            return
+
+
 def _check_file_dataset(
     data: DataSettings, dataset: FileDataset, base: Path
 ) -> Iterator[PathMessage]:
     if data.args:
         yield _ARGS, "a data file takes no arguments; remove args"
-    if dataset.path is None:
+    if isinstance(data.partition, FilesPartition):
+        if dataset.path is not None:
+            yield (
+                (*_DATASET, "path"),
+                "data.partition.pattern names the files; remove path, or use scheme: column",
+            )
+    elif dataset.path is None:
         purpose = FileDataset.model_fields["path"].description
         yield (*_DATASET, "path"), f"missing; {purpose}"
     else:
@@ -86,6 +129,18 @@ def _check_file_dataset(
                     "is for .csv and .parquet tables, and an .npz archive holds arrays of numbers; "
                     f"remove {key} (the archive's own test set: x_test and {dataset.target}_test)",
                 )
+    column = group_column(data.partition)
+    if column is not None and column in dataset.columns:
+        yield (
+            (*_DATASET, "columns", column),
+            "this column divides the rows among clients and is no feature; remove it here",
+        )
+    if isinstance(data.partition, ColumnPartition) and column == dataset.target:
+        yield (
+            (*_PARTITION, "column"),
+            f"{column!r} is the target, and a client would hold one class; name another column, or "
+            "use scheme: shards",
+        )
     if data.features == "tokens":
         for name, one in dataset.columns.items():
             if isinstance(one, ColumnSettings) and name != dataset.target:

@@ -52,7 +52,7 @@ def check_evaluation(sections: Sections) -> Iterator[PathMessage]:
             "remove holdout, or the section secure_aggregation",
         )
     evaluated = sections.evaluation.clients
-    clients = None if sections.data is None else sections.data.partition.num_clients
+    clients = sections.num_clients
     if evaluated is not None and clients is not None and evaluated > clients:
         rule = f"must be <= data.partition.num_clients ({value_text(clients)})"
         yield ("evaluation", "clients"), f"{rule}, got {value_text(evaluated)}"

@@ -31,3 +31,14 @@ class Sections:
     personalization: PersonalizationSettings | None = None
     runtime: RuntimeSettings | None = None
     mistaken: frozenset[object] = frozenset()
+
+    @property
+    def num_clients(self) -> int | None:
+        """Number of clients; None where only the data know it."""
+        return None if self.data is None else self.data.partition.num_clients
+
+    @property
+    def clients_per_round(self) -> int | None:
+        """Clients of a round; None where only the data know it."""
+        drawn = None if self.federation is None else self.federation.clients_per_round
+        return drawn or self.num_clients

@@ -14,8 +14,23 @@ def check_secure_aggregation(sections: Sections) -> Iterator[PathMessage]:
     secure = sections.secure_aggregation
     if secure is None or sections.federation is None or sections.data is None:
         return
+    privacy = sections.privacy
+    if privacy is not None and privacy.clipping == "adaptive" and not privacy.counts_in_sums:
+        yield (
+            ("privacy", "clipping"),
+            "adaptive sends each client's adapted bound to the server in clear, beside updates "
+            "that secure_aggregation hides; use clipping: flat, or remove secure_aggregation",
+        )
+    yield from _check_metrics(secure.metrics, private=sections.privacy is not None)
+    if sections.clients_per_round is not None:
+        yield from _check_sizes(secure, sections, sections.clients_per_round)
+
+
+def _check_sizes(
+    secure: SecureAggregationSettings, sections: Sections, clients: int
+) -> Iterator[PathMessage]:
+    """Yield the mistakes that depend on the number of clients of a round."""
     section: KeyPath = ("secure_aggregation",)
-    clients = sections.federation.clients_per_round or sections.data.partition.num_clients
     if secure.min_clients > clients:
         yield (
             (*section, "min_clients"),
@@ -28,21 +43,14 @@ def check_secure_aggregation(sections: Sections) -> Iterator[PathMessage]:
             f"must be above half of the {clients} clients of a round and at most all of them, got "
             f"{secure.threshold}; use auto",
         )
-    privacy = sections.privacy
-    if privacy is not None and privacy.clipping == "adaptive" and not privacy.counts_in_sums:
-        yield (
-            ("privacy", "clipping"),
-            "adaptive sends each client's adapted bound to the server in clear, beside updates "
-            "that secure_aggregation hides; use clipping: flat, or remove secure_aggregation",
-        )
-    yield from _check_client_keys(secure, sections.data.partition.num_clients)
-    yield from _check_metrics(secure.metrics, private=sections.privacy is not None)
+    if sections.num_clients is not None:
+        yield from _check_client_keys(secure, sections.num_clients)
     # Imported here: numpy is slow to import, and most files do not need it.
     from fedsim.secagg.encoding import FixedPointEncoder
     from fedsim.secagg.errors import CapacityError
     from fedsim.secagg.metrics import MetricGrids
 
-    weighted = not sections.federation.weights.is_uniform
+    weighted = sections.federation is not None and not sections.federation.weights.is_uniform
     try:
         encoder = FixedPointEncoder.from_settings(secure, num_clients=clients, weighted=weighted)
         MetricGrids.from_bounds(secure.metrics, encoder)

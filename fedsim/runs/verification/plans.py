@@ -33,7 +33,7 @@ _GRID = 0.1  # relative: what the grid may take of a noise multiplier, far more 
 def plan_problems(files: RunFiles) -> Iterator[str]:
     """Yield every figure and record of a client that does not follow from its plan."""
     experiment, settings = files.experiment, files.experiment.privacy
-    expected, found = experiment.data.partition.num_clients, len(files.privacy["clients"])
+    expected, found = experiment.num_clients, len(files.privacy["clients"])
     if [row["client"] for row in files.privacy["clients"]] != list(range(expected)):
         yield f"experiment.yaml has {expected} clients, privacy.json other ones ({found})"
         return
