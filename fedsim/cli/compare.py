@@ -61,7 +61,7 @@ def compare_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    r"""Compare variants of an experiment with the same seeds, or runs that exist.
+    """Compare variants of an experiment with the same seeds, or runs that exist.
 
     \b
     fedsim compare comparison.yaml
@@ -78,7 +78,7 @@ def compare_command(
     --select performs the search that select.search describes: a secret number of runs, drawn and
     charged before the first one, of which the best model alone is kept. It prints two figures, one
     for the server and the clients, and one for an observer of nothing but that model.
-    """
+    """  # noqa: D301  click keeps the lines after \b
     asked = {**options, "workers": workers, "select": select}
     if any(Path(source).is_dir() for source in sources):
         _refuse_options(asked, _OF_EXPERIMENTS, "run directories")
