@@ -10,6 +10,7 @@ from fedsim.experiment import Experiment
 
 _NOT_COMPARED = ("name", "seed")
 _MAX_TEXT_CHARACTERS = 60
+_LETTERS = "ABCDEFGH"
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 
 
@@ -59,7 +60,10 @@ def settings_table(variants: Mapping[str, Mapping[str, object]]) -> SettingsTabl
     Args:
         variants: `flat_settings` of each variant, by its name.
     """
-    every = list(dict.fromkeys(key for one in variants.values() for key in one))
+    found = list(dict.fromkeys(key for one in variants.values() for key in one))
+    tops = list(dict.fromkeys(key.partition(".")[0] for key in found))
+    # A section before its keys, which another variant has.
+    every = sorted(found, key=lambda key: (tops.index(key.partition(".")[0]), "." in key))
     sections = {
         name: frozenset(key for key in every if any(own.startswith(f"{key}.") for own in one))
         for name, one in variants.items()
@@ -103,17 +107,63 @@ def setting_text(value: object) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def common_sentences(
-    statements: Sequence[tuple[str, str]],
-) -> tuple[str, list[tuple[str, str]]]:
-    """Return the sentences that all statements share, and the other ones of each.
+@dataclass(frozen=True)
+class SharedText:
+    """What several texts have in common, once, and what each has of its own.
+
+    Attributes:
+        common: the text, where all have the same form: a letter in brackets stands for each place
+            with different words. Else the sentences that all share.
+        letters: the letters in `common`.
+        words: for each text, by name, its words in these places.
+        rest: for each text, by name, its other sentences; none where all have the same form.
+    """
+
+    common: str
+    letters: tuple[str, ...] = ()
+    words: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    rest: tuple[tuple[str, str], ...] = ()
+
+
+def shared_text(texts: Sequence[tuple[str, str]]) -> SharedText:
+    """Return what texts have in common, and what each has of its own.
 
     Args:
-        statements: (variant, its statement).
+        texts: (name, text), such as a variant and its privacy statement.
     """
-    split = [(name, _SENTENCE_END.split(text)) for name, text in statements]
-    if len(split) < 2:
-        return "", list(statements)
+    if len(texts) < 2:
+        return SharedText("", rest=tuple(texts))
+    found = _common_form([text.split() for _, text in texts])
+    if found is not None:
+        form, columns = found
+        rows = zip(*columns, strict=True)
+        words = [(name, row) for (name, _), row in zip(texts, rows, strict=False)]
+        return SharedText(form, tuple(_LETTERS[: len(columns)]), tuple(words))
+    split = [(name, _SENTENCE_END.split(text)) for name, text in texts]
     shared = [one for one in split[0][1] if all(one in own for _, own in split)]
     rest = [(name, " ".join(one for one in own if one not in shared)) for name, own in split]
-    return " ".join(shared), rest
+    return SharedText(" ".join(shared), rest=tuple(rest))
+
+
+def _common_form(
+    texts: Sequence[Sequence[str]],
+) -> tuple[str, list[tuple[str, ...]]] | None:
+    """Return the common form of texts, with letters where their words differ, and those words.
+
+    None where the numbers of words or too many words differ.
+    """
+    if len({len(words) for words in texts}) != 1:
+        return None
+    form: list[str] = []
+    columns: list[tuple[str, ...]] = []
+    for place in zip(*texts, strict=True):
+        if len(set(place)) == 1:
+            form.append(place[0])
+            continue
+        if len(columns) == len(_LETTERS):
+            return None
+        end = place[0][-1] if place[0][-1] in ".,;:" else ""
+        end = end if all(one.endswith(end) for one in place) else ""
+        form.append(f"[{_LETTERS[len(columns)]}]{end}")
+        columns.append(tuple(one.removesuffix(end) for one in place))
+    return " ".join(form), columns

@@ -1,4 +1,4 @@
-"""The files of a comparison: `comparison.yaml`, `comparison.json`, `comparison.csv`."""
+"""The files of a comparison but its page: settings, numbers, tables and figures."""
 
 import csv
 import io
@@ -8,6 +8,7 @@ import yaml
 
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.file.load import LoadedComparison
+from fedsim.comparison.latex import latex_tables
 from fedsim.comparison.results import Results
 from fedsim.runs.directory import RunDirectory
 
@@ -38,10 +39,14 @@ def write_settings(comparison: LoadedComparison, path: Path) -> None:
 
 
 def write_comparison(result: ComparisonResult) -> None:
-    """Write the results of a comparison as JSON and as a table."""
+    """Write the results of a comparison as JSON, as tables, and as figures."""
+    from fedsim.comparison.figures.every import write_figures
+
     directory = RunDirectory(result.path)
     directory.write_json("comparison.json", result.to_json())
     directory.write_text("comparison.csv", _csv(result.results))
+    directory.write_text("comparison.tex", latex_tables(result.results))
+    write_figures(result.results, result.path)
 
 
 def _csv(results: Results) -> str:

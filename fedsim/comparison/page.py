@@ -6,7 +6,6 @@ script can run, even if text from a file should slip through the escaping.
 
 import base64
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,50 +13,24 @@ import jinja2
 
 import fedsim
 from fedsim.comparison.comparison_result import ComparisonResult
+from fedsim.comparison.differences import shared_text
 from fedsim.comparison.execution.client_metrics import WARNING
 from fedsim.comparison.execution.jobs import MARKER
 from fedsim.comparison.notes import notes_of, seeds_text
+from fedsim.comparison.page_tables import differences_table, runs_table, variants_table
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.scores import majority_of, scores_context
-from fedsim.comparison.statistics import CONFIDENCE
-from fedsim.comparison.text import (
-    difference_text,
-    guarantee_text,
-    interval_text,
-    metric_words,
-    observer_text,
-    p_text,
-    seconds_text,
-)
+from fedsim.comparison.text import difference_text, guarantee_text, interval_text, metric_words
 from fedsim.core.formatting import duration_text, epsilon_text, metric_text
 from fedsim.report.overview import Card
 from fedsim.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
+    pass
 
 
 _HERE = Path(__file__).parent
-_MAX_RUNS = 2000
 _MAX_SETTINGS_CHARACTERS = 30_000
-
-
-@dataclass(frozen=True)
-class TableCell:
-    """A cell: its text, and the value to sort by; None sorts last."""
-
-    text: str
-    value: float | str | None
-
-
-@dataclass(frozen=True)
-class TableRow:
-    """A row of a table, with the number of its variant's colour."""
-
-    name: str
-    series: int
-    cells: tuple[TableCell, ...]
-    link: str | None = None
 
 
 def write_page(result: ComparisonResult) -> None:
@@ -85,42 +58,52 @@ def render_comparison(result: ComparisonResult) -> str:
 
 
 def _context(result: ComparisonResult) -> dict[str, Any]:
-    from fedsim.comparison.pictures import series_of
+    from fedsim.comparison.figures.picture import series_of
 
     results = result.results
     parts = results.by_unit
     series = {name: one.number for part in parts for name, one in series_of(part).items()}
     settings = (result.path / MARKER).read_text(encoding="utf-8")
-    runs = [_run_row(run, results.metric, series[run.variant]) for run in results.outcomes]
     return {
         "name": results.name,
         "version": fedsim.__version__,
         "metric": metric_words(results.metric),
-        "confidence": f"{CONFIDENCE:.0%}",
         "warnings": _warnings(result),
         "cards": [*(card for part in parts for card in _cards(part)), *_run_cards(results)],
-        "units": [_unit(part, several=len(parts) > 1) for part in parts],
+        "units": [_unit(part) for part in parts],
         "pairing": results.pair_check.statement,
         "notes": notes_of(results),
         "tuning": result.tuning.statement,
-        "guarantees": _guarantees(result),
+        "guaranteed": shared_text(_guarantees(result)),
         "client_warning": WARNING,
-        "runs": runs[:_MAX_RUNS],
-        "num_runs": len(runs),
+        "runs": runs_table(results, series),
+        "num_runs": len(results.outcomes),
         "settings": settings[:_MAX_SETTINGS_CHARACTERS],
     }
 
 
-def _unit(part: Results, *, several: bool) -> dict[str, Any]:
-    """Return the table and the figures of one unit's variants; its name where there are two."""
-    from fedsim.comparison.pictures import series_of
+def _unit(part: Results) -> dict[str, Any]:
+    """Return the tables and the figures of one unit's variants; its name where there are two."""
+    from fedsim.comparison.figures.clients import equal_spend
+    from fedsim.comparison.figures.every import DIRECTORY, pictures_of
+    from fedsim.comparison.figures.picture import series_of
 
-    series = series_of(part)
+    series = {name: one.number for name, one in series_of(part).items()}
+    pictures = pictures_of(part)
     return {
-        "name": part.groups[0].unit if several else None,
-        "baseline": part.baseline,
-        "rows": [_row(one, part, series[one.name].number) for one in part.variants],
-        "figures": _figures(part),
+        "name": part.groups[0].unit if part.has_sibling else None,
+        "table": variants_table(part, series),
+        "differences": differences_table(part, series),
+        "figures": {
+            name: one
+            and {
+                "caption": one.caption,
+                "drawing": one.inline(),
+                "files": {kind: f"{DIRECTORY}/{one.name}.{kind}" for kind in ("svg", "csv")},
+            }
+            for name, one in pictures.items()
+        },
+        "equal_spend": [] if pictures["spend"] else equal_spend(part),
         "scores": scores_context(part),
     }
 
@@ -186,54 +169,6 @@ def _strongest(results: Results) -> VariantResult | None:
     return min(found, key=lambda one: one.epsilon or 0.0, default=None)
 
 
-def _row(variant: VariantResult, results: Results, series: int) -> TableRow:
-    metric = results.metric
-    estimate, difference = variant.metrics.get(metric), variant.difference
-    baseline = next(one for one in results.variants if one.name == results.baseline)
-    epsilon = variant.epsilon if variant.is_private else None
-    cells = (
-        TableCell(variant.trust or "–", variant.trust),
-        TableCell(guarantee_text(variant), epsilon),
-        TableCell(observer_text(variant), variant.observer),
-        TableCell("–", None)
-        if estimate is None
-        else TableCell(interval_text(metric, estimate), estimate.mean),
-        TableCell("baseline" if variant is baseline else "–", None)
-        if difference is None
-        else TableCell(
-            difference_text(metric, difference.paired.estimate), difference.paired.estimate.mean
-        ),
-        TableCell("–", None)
-        if difference is None
-        else TableCell(p_text(difference.holm_p), difference.holm_p),
-        TableCell("–", None)
-        if difference is None
-        else TableCell(p_text(difference.paired.sign_flip_p), difference.paired.sign_flip_p),
-        TableCell(
-            f"{len(variant.finished_runs)}/{len(variant.outcomes)}", len(variant.finished_runs)
-        ),
-        TableCell(
-            seconds_text(variant.seconds),
-            None if variant.seconds is None else variant.seconds.mean,
-        ),
-    )
-    return TableRow(variant.name, series, cells)
-
-
-def _run_row(run: Any, metric: str, series: int) -> TableRow:
-    value = run.metrics.get(metric)
-    epsilon = f"ε ≤ {epsilon_text(run.epsilon)}" if run.is_private and run.is_finished else "none"
-    cells = (
-        TableCell(str(run.seed), run.seed),
-        TableCell(run.status, run.status),
-        TableCell(metric_text(metric, value) if metric in run.metrics else "–", value),
-        TableCell(epsilon, run.epsilon),
-        TableCell(f"{len(run.rounds)}", len(run.rounds)),
-        TableCell(duration_text(run.seconds), run.seconds),
-    )
-    return TableRow(run.variant, series, cells, link=f"{run.path}/report.html")
-
-
 def _guarantees(result: ComparisonResult) -> list[tuple[str, str]]:
     """Return (variant, statement of its run with the largest ε) for each private variant."""
     found = []
@@ -243,27 +178,3 @@ def _guarantees(result: ComparisonResult) -> list[tuple[str, str]]:
             privacy = RunDirectory(result.path / worst.path).read_json("privacy.json")
             found.append((variant.name, privacy["statement"]))
     return found
-
-
-def _figures(results: Results) -> "dict[str, Markup | None]":
-    from fedsim.comparison import pictures
-
-    client_metric = _client_metric(results)
-    return {
-        "tradeoff": pictures.draw_tradeoff(results),
-        "rounds": pictures.draw_rounds(results),
-        "over_epsilon": pictures.draw_over_epsilon(results),
-        "fairness": None
-        if client_metric is None
-        else pictures.draw_fairness(results, client_metric),
-        "spend": pictures.draw_spend_distribution(results),
-    }
-
-
-def _client_metric(results: Results) -> str | None:
-    """Return the per-client metric that corresponds to the compared metric."""
-    for run in results.outcomes:
-        for row in run.client_metrics:
-            wanted = "client_" + results.metric.removeprefix("test_")
-            return wanted if wanted in row else "client_loss"
-    return None

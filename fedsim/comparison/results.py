@@ -185,6 +185,7 @@ class Results:
         pair_check: whether paired runs share data, initial model and participants.
         settings: the settings in which variants differ.
         remarks: what a reader must know besides `notes`, such as runs that were left out.
+        has_sibling: whether these are the variants of one unit of two.
     """
 
     name: str
@@ -195,6 +196,7 @@ class Results:
     pair_check: PairCheck
     settings: SettingsTable = field(default_factory=SettingsTable)
     remarks: tuple[str, ...] = ()
+    has_sibling: bool = False
 
     @property
     def outcomes(self) -> tuple[RunOutcome, ...]:
@@ -214,6 +216,7 @@ class Results:
                 self,
                 baseline=group.baseline,
                 variants=tuple(one for one in self.variants if one.name in group.names),
+                has_sibling=len(self.groups) > 1,
             )
             for group in self.groups
         )

@@ -134,6 +134,44 @@ def inline_svg(
     return Markup(text)
 
 
+_PAPER_SERIES = (  # as in comparison.html.jinja
+    "#1d5bb8",
+    "#b35300",
+    "#1a7046",
+    "#8a3fb0",
+    "#b3261e",
+    "#0a6f7d",
+    "#74502f",
+    "#59616b",
+)
+# Of the light page (style.html.jinja and comparison.html.jinja), for files that stand alone.
+_PAPER = {
+    Ink.TEXT: "#1b1f24",
+    Ink.MUTED: "#5a626c",
+    Ink.GRID: "#e2e3e0",
+    Ink.ACCENT: "#1d5bb8",
+    Ink.BAR: "#c3d3ec",
+    **dict(zip(Ink.SERIES, _PAPER_SERIES, strict=True)),
+}
+
+
+def standalone_svg(figure: Figure, *, title: str) -> str:
+    """Return a figure as an SVG file of its own: fixed colours on white, text as text.
+
+    Args:
+        figure: drawn with `Ink` inside `style()`, and still inside it.
+        title: its description, in the file.
+    """
+    figure.set_facecolor("white")
+    buffer = io.StringIO()
+    metadata: dict[str, Any] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    FigureCanvasSVG(figure).print_svg(buffer, metadata={**metadata, "Title": title})
+    text = buffer.getvalue()
+    for ink, colour in _PAPER.items():
+        text = text.replace(ink, colour)
+    return text
+
+
 def _strips(axes: Axes, tips: Sequence[Tip], across: bool, height: int) -> str:
     """Return transparent strips, each with the tooltip of the nearest point."""
     box = axes.get_window_extent()

@@ -1,0 +1,132 @@
+"""Every figure has its numbers: as SVG of its own, as CSV, and within the metric's bounds."""
+
+import csv
+import io
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedsim.comparison.comparison_result import ComparisonResult
+from fedsim.comparison.figures.axes import metric_bounds
+from fedsim.comparison.figures.clients import equal_spend, metric_boxes, spend_boxes
+from fedsim.comparison.figures.curves import over_epsilon, over_rounds
+from fedsim.comparison.figures.picture import Picture
+from fedsim.comparison.figures.tradeoff import tradeoff
+from fedsim.comparison.results import Results
+
+
+def table(picture: Picture | None) -> list[dict[str, str]]:
+    assert picture is not None
+    return list(csv.DictReader(io.StringIO(picture.to_csv())))
+
+
+def with_accuracies(results: Results, *by_seed: list[float]) -> Results:
+    """The results with other accuracies after each round, the same for every variant."""
+    variants = tuple(
+        replace(
+            one,
+            outcomes=tuple(
+                replace(
+                    run,
+                    rounds=tuple(
+                        {**row, "test_accuracy": value}
+                        for row, value in zip(run.rounds, values, strict=False)
+                    ),
+                )
+                for run, values in zip(one.outcomes, by_seed, strict=True)
+            ),
+        )
+        for one in results.variants
+    )
+    return replace(results, variants=variants)
+
+
+def test_the_files_of_the_comparison_are_its_figures(compared: ComparisonResult) -> None:
+    names = {"tradeoff", "rounds", "over-epsilon", "clients", "client-boxes"}
+    found = {path.name for path in (compared.path / "figures").iterdir()}
+    assert found == {f"{name}.{kind}" for name in names for kind in ("svg", "csv")}
+    page = (compared.path / "comparison.html").read_text()
+    assert all(f'href="figures/{name}"' in page for name in found)
+
+
+def test_a_file_stands_alone_in_colours_of_its_own_with_a_legend(
+    compared: ComparisonResult,
+) -> None:
+    for path in (compared.path / "figures").glob("*.svg"):
+        text = path.read_text()
+        assert ElementTree.fromstring(text).tag.endswith("svg")
+        assert "var(--" not in text
+        assert "#0101" not in text
+        assert "fill: #ffffff" in text
+        for name in ("plain", "dp"):
+            assert f">{name}</text>" in text or path.name == "over-epsilon.svg"
+
+
+def test_bands_are_t_intervals_over_the_seeds(compared: ComparisonResult) -> None:
+    rows = table(over_rounds(with_accuracies(compared.results, [0.50, 0.60], [0.51, 0.63])))
+    last = next(row for row in rows if (row["variant"], row["round"]) == ("dp", "2"))
+    expected = stats.t.interval(0.95, 1, np.mean([0.60, 0.63]), stats.sem([0.60, 0.63]))
+    assert [float(last["low"]), float(last["high"])] == pytest.approx(list(expected))
+    assert (float(last["mean"]), last["n"]) == (pytest.approx(0.615), "2")
+
+
+def test_bands_end_at_what_the_metric_can_be(compared: ComparisonResult) -> None:
+    results = with_accuracies(compared.results, [0.90, 0.02], [1.00, 0.10])
+    for picture in (over_rounds(results), over_epsilon(results)):
+        rows = table(picture)
+        assert max(float(row["high"]) for row in rows) == 1.0
+        assert min(float(row["low"]) for row in rows) == 0.0
+    picture = over_rounds(results)
+    assert picture is not None
+    assert "110%" not in picture.to_svg()
+    assert metric_bounds("test_loss") == (0.0, float("inf"))
+    assert metric_bounds("test_r2") == (-float("inf"), 1.0)
+    assert metric_bounds("test_balanced_accuracy") == (0.0, 1.0)
+
+
+def test_one_seed_has_no_band_and_no_interval(compared: ComparisonResult) -> None:
+    variants = tuple(replace(one, outcomes=one.outcomes[:1]) for one in compared.results.variants)
+    rows = table(over_rounds(replace(compared.results, variants=variants)))
+    assert {(row["low"], row["high"], row["n"]) for row in rows} == {("", "", "1")}
+
+
+def test_boxes_are_the_quartiles_of_the_clients(compared: ComparisonResult) -> None:
+    rows = table(metric_boxes(compared.results, "client_accuracy"))
+    values = [
+        row["client_accuracy"]
+        for run in compared.results.variants[1].outcomes
+        for row in run.client_metrics
+    ]
+    dp = next(row for row in rows if row["variant"] == "dp")
+    names = ("minimum", "quartile_1", "median", "quartile_3", "maximum")
+    assert [float(dp[name]) for name in names] == pytest.approx(
+        list(np.percentile(values, [0, 25, 50, 75, 100]))
+    )
+    assert dp["clients"] == "6"
+
+
+def test_equal_spends_are_words_and_others_are_boxes(compared: ComparisonResult) -> None:
+    assert spend_boxes(compared.results) is None
+    assert equal_spend(compared.results) == ["dp: ε ≤ 8"]
+    plain, dp = compared.results.variants
+    runs = tuple(
+        replace(run, clients=tuple({**row, "epsilon": 1.0 + row["client"]} for row in run.clients))
+        for run in dp.outcomes
+    )
+    results = replace(compared.results, variants=(plain, replace(dp, outcomes=runs)))
+    (row,) = table(spend_boxes(results))
+    assert (row["variant"], row["minimum"], row["maximum"]) == ("dp", "1.0", "3.0")
+
+
+def test_variants_of_one_epsilon_stand_side_by_side(compared: ComparisonResult) -> None:
+    plain, dp = compared.results.variants
+    other = replace(dp, name="dp-2")
+    picture = tradeoff(replace(compared.results, variants=(plain, dp, other)))
+    assert [row["epsilon"] for row in table(picture)][1:] == [str(dp.epsilon)] * 2
+    assert picture is not None
+    places = re.findall(r"<title>dp(?:-2)?: .*?<use [^>]*? x=\"([0-9.]+)\"", picture.inline(), re.S)
+    assert len(set(places)) == 2
