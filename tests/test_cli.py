@@ -256,6 +256,21 @@ def test_validate_says_ok(command: Command) -> None:
     )
 
 
+def test_validate_data_says_what_a_run_would_find(command: Command) -> None:
+    text = GOOD.replace("digits", "blobs").split("privacy:")[0] + "privacy: null\n"
+    command.write("blobs.yaml", text)
+    code, out, err = command("validate", "blobs.yaml", "--data")
+    assert (code, err) == (0, "")
+    assert "test examples, 2 rounds of 1 step" in out
+    assert "an example has 2 values, from " in out
+    assert "classes of the test set: 0: " in out
+    found = json.loads(command("validate", "blobs.yaml", "--data", "--json")[1])
+    assert found["input_shape"] == [2]
+    code, out, err = command("validate", "blobs.yaml", "model.name=cnn", "--data")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+
+
 def test_run_prints_the_result_on_stdout_and_talks_on_stderr(command: Command) -> None:
     code, out, err = command("run", "good.yaml", "--out", "r")
     assert code == 0

@@ -8,18 +8,26 @@ from fedsim.cli.options import json_option, overrides_argument, verbose_option
 from fedsim.cli.output import print_json
 
 if TYPE_CHECKING:
-    from fedsim.experiment import Experiment
+    from fedsim.experiment import Experiment, LoadedExperiment
+    from fedsim.planning.data_check import DataFindings
 
 
 @click.command("validate", short_help="Check the experiment in FILE without running it.")
 @click.argument("file", type=click.Path())
 @overrides_argument
 @verbose_option
+@click.option(
+    "--data",
+    "with_data",
+    is_flag=True,
+    help="Also load data, model and plug-ins and make every check that a run makes before round 1.",
+)
 @json_option
-def validate_command(file: str, overrides: tuple[str, ...], as_json: bool) -> None:
+def validate_command(file: str, overrides: tuple[str, ...], with_data: bool, as_json: bool) -> None:
     """Check the experiment in FILE without running it or importing its plug-ins.
 
-    Lists the code that a run would execute and the files that it would read.
+    Lists the code that a run would execute and the files that it would read. With --data this code
+    is executed and these files are read, and the last lines describe the data.
     """
     from fedsim.deployment.plugin_digest import plugin_digest
     from fedsim.experiment import load_experiment
@@ -27,8 +35,9 @@ def validate_command(file: str, overrides: tuple[str, ...], as_json: bool) -> No
 
     loaded = load_experiment(file, overrides)
     experiment = loaded.experiment
+    found = _find(loaded) if with_data else None
     if as_json:
-        print_json(experiment.model_dump(mode="json"))
+        print_json(experiment.model_dump(mode="json") if found is None else found.to_json())
         return
     click.echo(f"{file}: ok ({experiment.name}, {_privacy_in_words(experiment)})")
     for line in find_footprint(loaded).lines():
@@ -36,6 +45,24 @@ def validate_command(file: str, overrides: tuple[str, ...], as_json: bool) -> No
     digest = plugin_digest(loaded)
     if digest is not None:
         click.echo(f"  plugin_digests of a node's policy: {digest}")
+    if found is not None:
+        _print_findings(found)
+
+
+def _find(loaded: "LoadedExperiment") -> "DataFindings":
+    from fedsim.planning.data_check import check_data
+
+    return check_data(loaded)
+
+
+def _print_findings(found: "DataFindings") -> None:
+    from fedsim.report.headline import headline, notes, warnings
+
+    lines = [*headline(found.federation), *found.lines()]
+    lines += [f"note: {note}" for note in notes(found.federation)]
+    lines += [f"warning: {warning}" for warning in warnings(found.federation)]
+    for line in lines:
+        click.echo(f"  {line}")
 
 
 def _privacy_in_words(experiment: "Experiment") -> str:

@@ -100,7 +100,7 @@ def cnn(args: CnnArgs, input_shape: tuple[int, ...], num_outputs: int) -> nn.Mod
     if len(input_shape) != 3:
         raise ModelError(
             "model.name: cnn takes images of shape (channels, height, width), got examples of "
-            f"shape {input_shape}; reshape the features or use mlp"
+            f"shape {input_shape}; {_fix(input_shape)}, or use mlp"
         )
     activation = _ACTIVATIONS[args.activation]
     width, height_px, width_px = input_shape
@@ -123,6 +123,11 @@ def cnn(args: CnnArgs, input_shape: tuple[int, ...], num_outputs: int) -> nn.Mod
         activation(),
         nn.Linear(args.hidden, num_outputs),
     )
+
+
+def _fix(input_shape: tuple[int, ...]) -> str:
+    grey = "write data.images: {channels: none} if they are grey images"
+    return grey if len(input_shape) == 2 else "give features (n, channels, height, width)"
 
 
 def _groups(channels: int) -> int:

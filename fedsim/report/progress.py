@@ -10,14 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from fedsim.core.formatting import delta_text, epsilon_text, metric_text
+from fedsim.core.formatting import epsilon_text, metric_text
 from fedsim.core.phases import Phases
-from fedsim.federation.batch_sizes import full_batch_note
-from fedsim.federation.client_weights import ignored_weighting
 from fedsim.federation.federation import Federation
+from fedsim.report.headline import headline, notes, warnings
 from fedsim.report.lines import print_sentence
 from fedsim.server.round_report import numbers_of
-from fedsim.statement.sentence import count_text, range_text
 
 _MAX_METRICS = 3  # in the line of a round
 _PATIENCE_SECONDS = 5.0  # without a terminal, a phase that lasts longer gets a line
@@ -94,17 +92,12 @@ class ProgressObserver:
 
     def started(self, federation: Federation, path: Path) -> None:
         """Print a headline and warnings, and start the bar."""
-        experiment = federation.experiment
-        self._rounds = experiment.federation.rounds
-        for line in _headline(federation):
+        self._rounds = federation.experiment.federation.rounds
+        for line in headline(federation):
             print_sentence(self._console, line)
-        for note in (
-            full_batch_note(experiment, federation.data.clients.sizes),
-            ignored_weighting(experiment, federation.weights),
-        ):
-            if note is not None:
-                print_sentence(self._console, f"note: {note}")
-        for warning in _warnings(federation):
+        for note in notes(federation):
+            print_sentence(self._console, f"note: {note}")
+        for warning in warnings(federation):
             print_sentence(self._console, f"warning: {warning}", style="yellow")
         self._pace = _Pace()
         if self._console.is_terminal:
@@ -156,58 +149,6 @@ class _Pace:
         if hours:
             return f", {hours} h {minutes_rest} min left"
         return f", {minutes} min {rest} s left" if minutes else f", {seconds} s left"
-
-
-def _headline(federation: Federation) -> list[str]:
-    """Return the headline of a run, from public figures: private client sizes are left out."""
-    experiment = federation.experiment
-    first = (
-        f"{experiment.name}: {count_text(federation.num_clients, 'client')} with "
-        f"{_sizes(federation)}, {len(federation.data.test):,} test examples, "
-        f"{count_text(experiment.federation.rounds, 'round')} of "
-        f"{count_text(experiment.local.steps, 'step')}"
-    )
-    if federation.plans is None:
-        return [first, "no differential privacy"]
-    noise = range_text([plan.noise_multiplier for plan in federation.plans], digits=3)
-    delta = delta_text(max(plan.delta for plan in federation.plans))
-    target = experiment.privacy.target_epsilon if experiment.privacy else None
-    goal = f"target ε = {target:g}" if target is not None else "given noise"
-    return [first, f"{_mechanism(federation)}: {goal} at δ = {delta}, noise multiplier {noise}"]
-
-
-def _mechanism(federation: Federation) -> str:
-    experiment = federation.experiment
-    what = "DP-SGD in every client" if experiment.clips_examples else "whole updates of clients"
-    privacy = experiment.privacy
-    if privacy is None or privacy.trust == "local":
-        return what
-    return f"{what}, {privacy.trust} trust"
-
-
-def _sizes(federation: Federation) -> str:
-    privacy = federation.experiment.privacy
-    if privacy is not None and privacy.adjacency == "add_remove":
-        return f"{privacy.declared_examples:,} declared examples each"
-    if privacy is not None and privacy.unit == "client":
-        return "private numbers of examples"
-    return f"{range_text(federation.data.clients.sizes)} examples"
-
-
-def _warnings(federation: Federation) -> list[str]:
-    if federation.plans is None:
-        return []
-    loose = [
-        str(client)
-        for client, plan in enumerate(federation.plans)
-        if plan.delta * plan.examples >= 1
-    ]
-    if not loose:
-        return []
-    return [
-        f"δ is not below 1 / examples for the clients {', '.join(loose[:10])}: such a δ allows "
-        "publishing a whole example; choose a smaller privacy.delta"
-    ]
 
 
 def _figures(row: Mapping[str, Any]) -> str:

@@ -107,7 +107,7 @@ def _values(instructions: Iterator[tuple[Any, Any, Any]]) -> tuple[bytes, list[i
             text = value.encode("latin-1", "replace") if isinstance(value, str) else bytes(value)
             pixels = text if len(text) > len(pixels) else pixels
             in_labels = text == b"labels"
-        elif in_labels and code.name in ("BININT1", "BININT", "BININT2"):
+        elif in_labels and isinstance(value, int) and code.name.startswith("BININT"):
             labels.append(value)
     return pixels, labels
 

@@ -6,6 +6,7 @@ hub, as the user's choice of a name asks for; `HF_HUB_OFFLINE=1` keeps it to the
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,19 +56,15 @@ def _split(args: HuggingFaceArgs, context: LoadContext, split: str) -> Any:
         )
     from flwr_datasets import FederatedDataset
 
-    where = f"data.args.name {args.name!r}"
+    where, place = f"data.args.name {args.name!r}", str(args.name)
     if args.path is not None:
-        folder = context.folder(args.path)
-        where = f"data.args.path: {folder}"
-        if not folder.is_dir():
+        place = str(context.folder(args.path))
+        where = f"data.args.path: {place}"
+        if not Path(place).is_dir():
             raise DataError(f"{where}: no such folder; it is relative to the experiment file")
-    options = {} if args.revision is None else {"revision": args.revision}
+    options: dict[str, Any] = {} if args.revision is None else {"revision": args.revision}
     source = FederatedDataset(
-        dataset=str(args.name if args.path is None else folder),
-        subset=args.subset,
-        partitioners={},
-        shuffle=False,
-        **options,
+        dataset=place, subset=args.subset, partitioners={}, shuffle=False, **options
     )
     try:
         return source.load_split(split)

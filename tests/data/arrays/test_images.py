@@ -1,6 +1,7 @@
 """Images of users: recognised, moved and scaled by constants, or refused with the fix."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ def features(array: np.ndarray, **settings: object) -> np.ndarray:
     return to_dataset(array, Y, images=ImageSettings.model_validate(settings)).train.features
 
 
-def archive(folder: Path, **arrays: np.ndarray) -> Path:
+def archive(folder: Path, **arrays: Any) -> Path:
     np.savez(folder / "images.npz", **arrays)
     return folder / "images.npz"
 

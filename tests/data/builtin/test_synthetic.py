@@ -32,9 +32,9 @@ def test_fedprox_has_its_users_features_and_classes() -> None:
 
 
 def test_sizes_of_fedprox_are_lognormal() -> None:
-    data = load("synthetic_fedprox", users=1000, dimension=1, classes=2)
+    data = load("synthetic_fedprox", users=400, dimension=1, classes=2)
     sizes = np.array([len(own) for own in by_user(data, data.train.targets)])
-    assert np.median(np.log(sizes - 49.5)) == pytest.approx(4, abs=0.25)
+    assert np.median(np.log(sizes - 49.5)) == pytest.approx(4, abs=0.4)
 
 
 def test_variances_of_features_decay() -> None:
@@ -45,7 +45,7 @@ def test_variances_of_features_decay() -> None:
 
 
 def test_alpha_and_beta_make_users_differ() -> None:
-    def spread(name: str, **args: float) -> tuple[float, float]:
+    def spread(name: str, **args: Any) -> tuple[float, float]:
         data = load(name, users=60, dimension=40, **args)
         centres = np.array([own.mean(axis=0) for own in by_user(data, data.train.features)])
         labels = [np.bincount(own, minlength=10) for own in by_user(data, data.train.targets)]

@@ -1,0 +1,147 @@
+"""Everything that `fedsim run` checks before its first round, and what it found in the data.
+
+Values and classes are those of the public test set: nothing is computed from a client's examples
+but their numbers, and these are shown where they are public.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedsim.experiment import LoadedExperiment
+from fedsim.federation.assembly import assemble
+from fedsim.federation.budget_check import refuse_overspending
+from fedsim.federation.federation import Federation
+from fedsim.federation.mechanism_probe import probe_mechanisms
+
+_LARGE_PIXEL = 20.0  # pixels of 0 to 1, standardized or not, stay far below
+_MAX_CLASSES = 12  # in a line of text
+
+
+@dataclass(frozen=True)
+class DataFindings:
+    """What a run would find in the data of an experiment.
+
+    Attributes:
+        federation: the experiment, assembled and checked.
+        clients: number of clients.
+        client_examples: public number of examples of each client; None where it is private.
+        test_examples: number of examples of the public test set.
+        input_shape: shape of one example, as the model gets it.
+        test_range: smallest and largest value of a feature in the test set.
+        test_classes: (name, number of test examples) of each class; None for other targets.
+        trained_values: number of values that the model trains.
+    """
+
+    federation: Federation
+    clients: int
+    client_examples: tuple[int, ...] | None
+    test_examples: int
+    input_shape: tuple[int, ...]
+    test_range: tuple[float, float]
+    test_classes: tuple[tuple[str, int], ...] | None
+    trained_values: int
+
+    @property
+    def hints(self) -> list[str]:
+        """Hints on data that a run accepts and that train badly or cannot be scored."""
+        return list(_hints(self))
+
+    def lines(self) -> list[str]:
+        """Return the findings as lines of text."""
+        low, high = self.test_range
+        shape = " x ".join(map(str, self.input_shape))
+        lines = [
+            f"an example has {shape} values, from {low:.4g} to {high:.4g} in the test set",
+            f"the model trains {self.trained_values:,} values",
+        ]
+        if self.test_classes is not None:
+            shown = [f"{name}: {count:,}" for name, count in self.test_classes[:_MAX_CLASSES]]
+            more = len(self.test_classes) - len(shown)
+            rest = f" and {more} more" if more > 0 else ""
+            lines.insert(1, f"classes of the test set: {', '.join(shown)}{rest}")
+        return [*lines, *(f"hint: {hint}" for hint in self.hints)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the findings as a JSON value."""
+        classes = self.test_classes
+        return {
+            "clients": self.clients,
+            "client_examples": None if self.client_examples is None else [*self.client_examples],
+            "test_examples": self.test_examples,
+            "input_shape": [*self.input_shape],
+            "test_range": [*self.test_range],
+            "test_classes": None
+            if classes is None
+            else [{"class": name, "examples": count} for name, count in classes],
+            "trained_values": self.trained_values,
+            "hints": self.hints,
+        }
+
+
+def check_data(loaded: LoadedExperiment) -> DataFindings:
+    """Return what a run would find, after every check that it makes before its first round.
+
+    Plug-ins are imported and called, data are read, and the model is built. Nothing is trained,
+    charged or written.
+
+    Raises:
+        ValueError: the experiment cannot be assembled (see `assemble`).
+        PrivacyBudgetError: the budgets do not afford the plan.
+        MechanismMismatchError: the noise is not what clients would be charged for.
+    """
+    federation = assemble(loaded, ledger=None)
+    refuse_overspending(federation)
+    federation.check_tiles(1)
+    probe_mechanisms(federation)
+    test = federation.data.test
+    return DataFindings(
+        federation=federation,
+        clients=federation.num_clients,
+        client_examples=_public_sizes(federation),
+        test_examples=len(test),
+        input_shape=federation.data.input_shape,
+        test_range=(float(test.features.min()), float(test.features.max())),
+        test_classes=_classes(federation),
+        trained_values=federation.shared_model.parameters.size,
+    )
+
+
+def _public_sizes(federation: Federation) -> tuple[int, ...] | None:
+    if federation.plans is None:
+        return tuple(federation.data.clients.sizes)
+    if not federation.experiment.clips_examples:
+        return None
+    return tuple(plan.examples for plan in federation.plans)
+
+
+def _classes(federation: Federation) -> tuple[tuple[str, int], ...] | None:
+    data = federation.data
+    if data.num_classes is None:
+        return None
+    names = data.class_names or tuple(map(str, range(data.num_classes)))
+    counts = np.bincount(data.test.targets, minlength=len(names))
+    return tuple(zip(names, counts.tolist(), strict=True))
+
+
+def _hints(found: DataFindings) -> Iterator[str]:
+    absent = [name for name, count in found.test_classes or () if count == 0]
+    if absent:
+        more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
+        yield (
+            f"the test set has no example of class {', '.join(absent[:5])}{more}, so no score "
+            "tells how well it is learned; raise data.test_fraction or bring a test set"
+        )
+    low, high = found.test_range
+    if len(found.input_shape) > 1 and max(-low, high) > _LARGE_PIXEL:
+        yield (
+            f"images have values up to {max(-low, high):.4g} in the test set, and models train "
+            "best on numbers of about 1; write data.images: {scale: 255}, or another constant"
+        )
+    if low == high:
+        yield (
+            f"all features are {low:g} in the test set, and nothing can be learned "
+            "from them; check the columns and the scale"
+        )

@@ -1,0 +1,70 @@
+"""An assembled experiment in two lines, with notes and warnings before its first round."""
+
+from fedsim.core.formatting import delta_text
+from fedsim.federation.batch_sizes import full_batch_note
+from fedsim.federation.client_weights import ignored_weighting
+from fedsim.federation.federation import Federation
+from fedsim.statement.sentence import count_text, range_text
+
+
+def headline(federation: Federation) -> list[str]:
+    """Return the headline of a run, from public figures: private client sizes are left out."""
+    experiment = federation.experiment
+    first = (
+        f"{experiment.name}: {count_text(federation.num_clients, 'client')} with "
+        f"{_sizes(federation)}, {len(federation.data.test):,} test examples, "
+        f"{count_text(experiment.federation.rounds, 'round')} of "
+        f"{count_text(experiment.local.steps, 'step')}"
+    )
+    if federation.plans is None:
+        return [first, "no differential privacy"]
+    noise = range_text([plan.noise_multiplier for plan in federation.plans], digits=3)
+    delta = delta_text(max(plan.delta for plan in federation.plans))
+    target = experiment.privacy.target_epsilon if experiment.privacy else None
+    goal = f"target ε = {target:g}" if target is not None else "given noise"
+    return [first, f"{_mechanism(federation)}: {goal} at δ = {delta}, noise multiplier {noise}"]
+
+
+def notes(federation: Federation) -> list[str]:
+    """Return notes on settings that mean something else for these data."""
+    experiment = federation.experiment
+    found = (
+        full_batch_note(experiment, federation.data.clients.sizes),
+        ignored_weighting(experiment, federation.weights),
+    )
+    return [note for note in found if note is not None]
+
+
+def _mechanism(federation: Federation) -> str:
+    experiment = federation.experiment
+    what = "DP-SGD in every client" if experiment.clips_examples else "whole updates of clients"
+    privacy = experiment.privacy
+    if privacy is None or privacy.trust == "local":
+        return what
+    return f"{what}, {privacy.trust} trust"
+
+
+def _sizes(federation: Federation) -> str:
+    privacy = federation.experiment.privacy
+    if privacy is not None and privacy.adjacency == "add_remove":
+        return f"{privacy.declared_examples:,} declared examples each"
+    if privacy is not None and privacy.unit == "client":
+        return "private numbers of examples"
+    return f"{range_text(federation.data.clients.sizes)} examples"
+
+
+def warnings(federation: Federation) -> list[str]:
+    """Return a warning if δ of a client allows publishing a whole example; else nothing."""
+    if federation.plans is None:
+        return []
+    loose = [
+        str(client)
+        for client, plan in enumerate(federation.plans)
+        if plan.delta * plan.examples >= 1
+    ]
+    if not loose:
+        return []
+    return [
+        f"δ is not below 1 / examples for the clients {', '.join(loose[:10])}: such a δ allows "
+        "publishing a whole example; choose a smaller privacy.delta"
+    ]
