@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsim.core.phases import Phases
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.budget_check import refuse_overspending
@@ -81,18 +82,22 @@ class DataFindings:
         }
 
 
-def check_data(loaded: LoadedExperiment) -> DataFindings:
+def check_data(loaded: LoadedExperiment, *, phases: Phases | None = None) -> DataFindings:
     """Return what a run would find, after every check that it makes before its first round.
 
     Plug-ins are imported and called, data are read, and the model is built. Nothing is trained,
     charged or written.
+
+    Args:
+        loaded: the experiment.
+        phases: shows what is being done; None: nothing.
 
     Raises:
         ValueError: the experiment cannot be assembled (see `assemble`).
         PrivacyBudgetError: the budgets do not afford the plan.
         MechanismMismatchError: the noise is not what clients would be charged for.
     """
-    federation = assemble(loaded, ledger=None)
+    federation = assemble(loaded, ledger=None, phases=phases)
     refuse_overspending(federation)
     federation.check_tiles(1)
     probe_mechanisms(federation)
