@@ -21,11 +21,14 @@ def check_test_metrics(sections: Sections, base: Path) -> Iterator[PathMessage]:
     task = None if sections.model is None else TASK_OF_LOSS.get(sections.model.loss)
     for index, name in enumerate(sections.evaluation.metrics or ()):
         path: KeyPath = ("evaluation", "metrics", index)
-        if (problem := check_name(name, "metric", METRICS, base)) is not None:
-            yield path, problem
-            continue
         key = metric_key(name)
-        if key in keys or (":" in name and key in METRICS):
+        if name == LOSS:
+            yield path, "loss is always computed; remove it"
+        elif (problem := check_name(name, "metric", METRICS, base)) is not None:
+            yield path, problem
+        elif keys.get(key) == name:
+            yield path, f"{name} is named twice; remove one"
+        elif key in keys or (":" in name and key in METRICS):
             other = keys.get(key, f"the built-in metric {key}")
             yield path, f"{name} has the name of {other}; remove or rename one"
         elif ":" not in name and task is not None:
