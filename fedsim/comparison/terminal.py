@@ -76,13 +76,22 @@ class ComparisonProgress:
         """Advance the run's bar; print its end."""
         key = (job.variant, job.seed)
         event = message["event"]
-        if event == "started" and self._all is not None:
-            name = f"{job.variant}, seed {job.seed}"
-            self._tasks[key] = self._progress.add_task(name, total=message["rounds"])
+        if event in ("phase", "started") and self._all is not None:
+            self._begin(job, message)
         elif event == "round" and key in self._tasks:
             self._progress.update(self._tasks[key], completed=message["round"])
         elif event in ("finished", "failed"):
             self._finished(job, message)
+
+    def _begin(self, job: Job, message: Mapping[str, Any]) -> None:
+        """Show a run's phase, or its rounds."""
+        name, key = f"{job.variant}, seed {job.seed}", (job.variant, job.seed)
+        if key not in self._tasks:
+            self._tasks[key] = self._progress.add_task(name, total=None)
+        if message["event"] == "started":
+            self._progress.update(self._tasks[key], total=message["rounds"])
+        phase = message.get("name")
+        self._progress.update(self._tasks[key], description=f"{name}: {phase}" if phase else name)
 
     def ended(self) -> None:
         """Stop the bars."""

@@ -8,7 +8,17 @@ from time import monotonic
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
 
 from fedsim.core.formatting import epsilon_text, metric_text
 from fedsim.core.phases import Phases
@@ -77,6 +87,7 @@ class ProgressObserver:
         self._phase = PhaseDisplay(self._console)
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
+            _TimeLeft(),
             BarColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeElapsedColumn(),
@@ -101,7 +112,9 @@ class ProgressObserver:
             print_sentence(self._console, f"warning: {warning}", style="yellow")
         self._pace = _Pace()
         if self._console.is_terminal:
-            self._task = self._progress.add_task("round", total=self._rounds, figures="")
+            self._task = self._progress.add_task(
+                f"{self._rounds} rounds", total=self._rounds, figures="", end=None
+            )
             self._progress.start()
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
@@ -115,11 +128,14 @@ class ProgressObserver:
             text = f"round {row['round']}: client {one['client']} did not evaluate: {one['reason']}"
             print_sentence(self._console, text, style="yellow")
         done = int(row["round"])
-        left = self._pace.left(self._rounds - done)
+        end = self._pace.end_after(self._rounds - done)
         if self._task is not None:
-            text = f"round {done} of {self._rounds}{left}"
-            self._progress.update(self._task, completed=done, description=text, figures=figures)
+            text = f"round {min(done + 1, self._rounds)} of {self._rounds}"
+            self._progress.update(
+                self._task, completed=done, description=text, figures=figures, end=end
+            )
         else:
+            left = f", {text}" if (text := _left_text(end)) else ""
             self._console.print(f"round {done}/{self._rounds}{left}  {figures}", highlight=False)
 
     def ended(self) -> None:
@@ -129,26 +145,37 @@ class ProgressObserver:
 
 
 class _Pace:
-    """Time of the rounds of this process, to say how much is left."""
+    """Time of the rounds of this process, to predict when the last one ends."""
 
     def __init__(self) -> None:
         self._start, self._rounds = monotonic(), 0
 
-    def left(self, rounds: int) -> str:
-        """Return the time that is left after one more round, as ", 12 s left"; "" below 1 s.
-
-        Args:
-            rounds: that are left.
-        """
+    def end_after(self, rounds: int) -> float:
+        """Note a finished round, and return when `rounds` more end, on the monotonic clock."""
         self._rounds += 1
-        seconds = round((monotonic() - self._start) / self._rounds * rounds)
-        if seconds < 1:
-            return ""
-        minutes, rest = divmod(seconds, 60)
-        hours, minutes_rest = divmod(minutes, 60)
-        if hours:
-            return f", {hours} h {minutes_rest} min left"
-        return f", {minutes} min {rest} s left" if minutes else f", {seconds} s left"
+        now = monotonic()
+        return now + (now - self._start) / self._rounds * rounds
+
+
+class _TimeLeft(ProgressColumn):
+    """The time that is left; it counts down between rounds."""
+
+    def render(self, task: Task) -> Text:
+        """Return the text; empty before the first round."""
+        end = task.fields["end"]
+        return Text("" if end is None else _left_text(end))
+
+
+def _left_text(end: float) -> str:
+    """Return the time until a moment of the monotonic clock, as "12 s left"; "" below 1 s."""
+    seconds = round(end - monotonic())
+    if seconds < 1:
+        return ""
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes_rest = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes_rest} min left"
+    return f"{minutes} min {rest} s left" if minutes else f"{seconds} s left"
 
 
 def _figures(row: Mapping[str, Any]) -> str:

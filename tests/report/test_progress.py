@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 import fedsim
+from fedsim.report import progress
 from fedsim.report.progress import PhaseDisplay, ProgressObserver
 from fedsim.runs.directory import RunDirectory
 
@@ -83,3 +84,16 @@ def test_without_a_terminal_only_a_long_phase_gets_a_line():
     assert timer is not None
     timer.join()
     assert shown(hasty) == "checking the model ...\n"
+
+
+def test_the_time_left_counts_down(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(progress, "monotonic", lambda: now)
+    pace = progress._Pace()
+    now = 104.0
+    end = pace.end_after(3)
+    assert progress._left_text(end) == "12 s left"
+    now = 115.6
+    assert progress._left_text(end) == ""
+    assert progress._left_text(now + 125) == "2 min 5 s left"
+    assert progress._left_text(now + 3 * 3600 + 240) == "3 h 4 min left"

@@ -92,6 +92,10 @@ class _RunReporter:
         self._send = send
         self.federation: Any = None
 
+    def phase(self, name: str) -> None:
+        """Send the name of the phase."""
+        self._send({"event": "phase", "name": name})
+
     def started(self, federation: Any, path: Path) -> None:
         """Write `comparison_run.json`, which names the variant, seed and fingerprint of the run."""
         from fedsim.comparison.pairs import pair_digests
