@@ -1,8 +1,13 @@
 """Sphinx: the documentation site, built and read without network."""
 
+import json
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from docutils import nodes
+from myst_parser.parsers.sphinx_ import MystParser
 from sphinx.application import Sphinx
 
 _PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
@@ -49,6 +54,35 @@ def _tables(
     lines[:] = text
 
 
+class NotebookParser(MystParser):
+    """Reads a notebook as a page of Markdown: its text, its code, and what its cells printed."""
+
+    supported = ("ipynb",)
+
+    def parse(self, inputstring: str, document: nodes.document) -> None:
+        """Parse the JSON of a notebook into a document."""
+        cells = json.loads(inputstring)["cells"]
+        super().parse("\n\n".join(part for cell in cells for part in _parts(cell)), document)
+
+
+def _parts(cell: dict[str, Any]) -> Iterator[str]:
+    """Yield the parts of a cell as Markdown."""
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        yield source
+        return
+    yield f"```python\n{source}\n```"
+    for output in cell["outputs"]:
+        data = output.get("data", {})
+        html = data.get("text/html") or data.get("image/svg+xml")
+        if html is not None:
+            yield f"````{{raw}} html\n{''.join(html)}\n````"
+        else:
+            yield f"```text\n{''.join(data.get('text/plain', output.get('text', [])))}\n```"
+
+
 def setup(app: Sphinx) -> None:
-    """Register the hook."""
+    """Register the hook and the parser of notebooks."""
     app.connect("autodoc-process-docstring", _tables, priority=400)
+    app.add_source_suffix(".ipynb", "ipynb")
+    app.add_source_parser(NotebookParser)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import fedsim
+
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 pytestmark = pytest.mark.skipif(
@@ -17,13 +19,15 @@ def listed_by(page: Path) -> set[Path]:
     """Return the pages in the tables of contents of a page."""
     blocks = re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(), re.DOTALL)
     names = [line for block in blocks for line in block.splitlines() if line and line[0] != ":"]
-    return {page.parent / f"{name}.md" for name in names}
+    pages = (page.parent / name for name in names)
+    return {one.with_suffix(".ipynb" if one.parent.name == "notebooks" else ".md") for one in pages}
 
 
 def test_every_page_is_in_the_table_of_contents_once() -> None:
     first, second = listed_by(DOCS / "index.md"), listed_by(DOCS / "decisions" / "README.md")
     assert not first & second
-    pages = {page for page in DOCS.rglob("*.md") if "_build" not in page.parts}
+    found = (*DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb"))
+    pages = {page for page in found if "_build" not in page.parts}
     assert pages == first | second | {DOCS / "index.md"}
 
 
@@ -45,3 +49,11 @@ def test_the_exact_versions_of_the_tools_are_known() -> None:
     pinned = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").open()}
     for requirement in extras["optional-dependencies"]["docs"]:
         assert re.split(r"[><=]", requirement)[0] in pinned
+
+
+def test_every_public_name_is_on_the_page_of_the_api() -> None:
+    text = (DOCS / "api" / "fedsim.md").read_text()
+    documented = set(re.findall(r"auto(?:function|class|module):: [\w.]*\.(\w+)$", text, re.M))
+    documented |= {"FedsimError"}  # in fedsim.core.errors
+    modules = set(re.findall(r"\[`fedsim\.(\w+)`\]", text))
+    assert set(fedsim.__all__) - {"__version__"} <= documented | modules
