@@ -20,12 +20,12 @@ data:
       age: {range: [0, 100]}
       sex: {classes: [F, M], fill: F}
       pressure: {range: [80, 200], fill: 120}
-      income: {fill: 0, log: true}
+      income: {fill: 0, log: true, range: [0, 1000000]}
       patient: drop
   partition: {scheme: column, column: hospital}
-model: {name: logistic}
-federation: {rounds: 15, weighting: examples}
-local: {steps: 1, batch_size: full, optimizer: {name: sgd, lr: 2.0}}
+model: {name: logistic, features: [{center: 0.5}]}
+federation: {rounds: 25, weighting: examples}
+local: {steps: 1, batch_size: full, optimizer: {name: sgd, lr: 4.0}}
 privacy: {target_epsilon: 4.0, delta: 1.0e-4, max_grad_norm: 0.5}
 evaluation: {metrics: [accuracy, balanced_accuracy, auc, recall_per_class]}
 """
