@@ -47,6 +47,7 @@ class PlannedClient:
         epsilon: ε after all steps.
         curve: pairs (number of rounds, ε), ascending; without curves, only the last pair.
         group: the client's group in `privacy.clients`.
+        name: public name of the client; None: it has a number alone.
     """
 
     client: int
@@ -62,6 +63,7 @@ class PlannedClient:
     epsilon: float
     curve: tuple[tuple[int, float], ...]
     group: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Plan:
             "system_epsilon": finite_or_none(self.system_epsilon),
             "clients": [
                 {
-                    **{name: value for name, value in vars(client).items() if name != "curve"},
+                    **{name: value for name, value in _shown(client).items()},
                     "epsilon": finite_or_none(client.epsilon),
                     "curve": [[rounds, finite_or_none(value)] for rounds, value in client.curve],
                 }
@@ -213,7 +215,14 @@ def _plan_client(federation: Federation, client: int, rounds: int, *, curve: boo
         epsilon=points[-1][1] if points else 0.0,
         curve=points,
         group=own.group,
+        name=None if (names := federation.data.client_names) is None else names[client],
     )
+
+
+def _shown(client: PlannedClient) -> dict[str, Any]:
+    """Return the values of a client for JSON, without its curve and without an absent name."""
+    hidden = {"curve"} | ({"name"} if client.name is None else set())
+    return {name: value for name, value in vars(client).items() if name not in hidden}
 
 
 def _affordable_rounds(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> int | None:

@@ -1,17 +1,23 @@
 """An assembled experiment in two lines, with notes and warnings before its first round."""
 
 from fedsim.core.formatting import delta_text
+from fedsim.data.scale_note import scale_note
+from fedsim.data.settings import FileDataset
+from fedsim.data.tables.dataset import column_of
 from fedsim.federation.batch_sizes import full_batch_note
 from fedsim.federation.client_weights import ignored_weighting
 from fedsim.federation.federation import Federation
 from fedsim.statement.sentence import count_text, range_text
+
+_MAX_NAMES = 5
+_MAX_NAME_CHARS = 80
 
 
 def headline(federation: Federation) -> list[str]:
     """Return the headline of a run, from public figures: private client sizes are left out."""
     experiment = federation.experiment
     first = (
-        f"{experiment.name}: {count_text(federation.num_clients, 'client')} with "
+        f"{experiment.name}: {_clients(federation)} with "
         f"{_sizes(federation)}, {len(federation.data.test):,} test examples, "
         f"{count_text(experiment.federation.rounds, 'round')} of "
         f"{count_text(experiment.local.steps, 'step')}"
@@ -31,8 +37,27 @@ def notes(federation: Federation) -> list[str]:
     found = (
         full_batch_note(experiment, federation.data.clients.sizes),
         ignored_weighting(experiment, federation.weights),
+        scale_note(federation.data.test.features, _feature_names(federation)),
     )
     return [note for note in found if note is not None]
+
+
+def _clients(federation: Federation) -> str:
+    """Return the number of clients, and the names of a few that have some."""
+    count, names = count_text(federation.num_clients, "client"), federation.data.client_names
+    if names is None or len(names) > _MAX_NAMES or sum(map(len, names)) > _MAX_NAME_CHARS:
+        return count
+    return f"{count} ({', '.join(names)})"
+
+
+def _feature_names(federation: Federation) -> list[str] | None:
+    """Return the names of a table's features; None where `model.features` changes them."""
+    dataset, columns = federation.experiment.data.dataset, federation.data.columns
+    if columns is None or not isinstance(dataset, FileDataset):
+        return None
+    if federation.experiment.model.features:
+        return None
+    return [name for one in columns for name in column_of(one, dataset).feature_names]
 
 
 def _mechanism(federation: Federation) -> str:

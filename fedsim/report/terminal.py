@@ -19,6 +19,7 @@ from fedsim.statement.certificates import OBSERVER_NAMES
 from fedsim.statement.sentence import count_text
 
 _MAX_TABLE_CLIENTS = 25
+_MAX_NAME_CHARS = 30
 
 
 def print_result(directory: RunDirectory, console: Console | None = None) -> None:
@@ -63,7 +64,7 @@ def _privacy_table(contents: RunContents) -> Table:
     shown = sorted(ordered[:_MAX_TABLE_CLIENTS], key=lambda spend: spend["client"])
     for spend in shown:
         table.add_row(
-            str(spend["client"]),
+            _client_text(spend["client"], spend.get("name")),
             *[str(spend["examples"])] * sized,
             f"{spend['noise_multiplier']:.4g}",
             str(spend["rounds"]),
@@ -170,7 +171,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     ordered = sorted(plan.clients, key=lambda client: -client.epsilon)[:_MAX_TABLE_CLIENTS]
     for client in sorted(ordered, key=lambda client: client.client):
         table.add_row(
-            str(client.client),
+            _client_text(client.client, client.name),
             str(client.examples),
             f"{client.sampling_rate:.4g}",
             f"{client.noise_multiplier:.4g}",
@@ -205,6 +206,13 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         f"largest ε = {epsilon_text(plan.system_epsilon)}{goal} at δ = {delta_text(plan.delta)}; "
         "no training was done",
     )
+
+
+def _client_text(client: int, name: str | None) -> str:
+    """Return a client's number, with its name where it has one."""
+    if name is None:
+        return str(client)
+    return f"{client} {name if len(name) <= _MAX_NAME_CHARS else name[: _MAX_NAME_CHARS - 1] + '…'}"
 
 
 def _budget_cells(client: PlannedClient) -> list[str]:

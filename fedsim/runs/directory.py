@@ -363,8 +363,11 @@ def clients_table(
 
     Args:
         rows: `clients` of `privacy.json`.
-        columns: keys of the rows, in the order of the table; older versions have fewer.
+        columns: keys of the rows, in the order of the table; older versions have fewer. `name`
+            follows the first one where clients have names.
     """
+    if any("name" in row for row in rows) and "name" not in columns:
+        columns = (columns[0], "name", *columns[1:])
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(columns)

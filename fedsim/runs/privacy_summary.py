@@ -37,6 +37,7 @@ class ClientSummary(ClientSpend):
         clip_norm: adapted clipping bound; None without adaptive clipping.
         epsilon_against_server: ε of the second ledger; None where there is none.
         max_update_norm: clipping bound of a client's update, of the settings.
+        name: public name of the client; None: it has a number alone.
     """
 
     epsilon: float
@@ -47,6 +48,7 @@ class ClientSummary(ClientSpend):
     clip_norm: float | None = None
     epsilon_against_server: float | None = None
     max_update_norm: float | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,16 @@ def not_private(
     sizes: Sequence[int],
     secure_aggregation: Mapping[str, Any] | None = None,
     personal_models: str | None = None,
+    names: Sequence[str] | None = None,
 ) -> PrivacyFile:
-    """Return the content of `privacy.json` for a federation without differential privacy."""
+    """Return the content of `privacy.json` for a federation without differential privacy.
+
+    Args:
+        sizes: number of examples of each client.
+        secure_aggregation: content of that key.
+        personal_models: how clients make personal models.
+        names: public name of each client; None: they have numbers alone.
+    """
     return _with_statement(
         {
             "schema": PRIVACY_SCHEMA,
@@ -159,7 +169,13 @@ def not_private(
             "secure_aggregation": secure_aggregation,
             "personal_models": personal_models,
             "clients": [
-                {"client": client, "examples": size, "epsilon": None, "ledger": []}
+                {
+                    "client": client,
+                    **_named(None if names is None else names[client]),
+                    "examples": size,
+                    "epsilon": None,
+                    "ledger": [],
+                }
                 for client, size in enumerate(sizes)
             ],
         }
@@ -195,7 +211,7 @@ def summarise_privacy(
         ValueError: a private federation without a ledger.
     """
     settings, plans, journal = federation.experiment.privacy, federation.plans, federation.journal
-    terms = federation.client_privacy
+    terms, names = federation.client_privacy, federation.data.client_names
     if settings is None or plans is None or terms is None:
         return None
     if journal is None:
@@ -219,6 +235,7 @@ def summarise_privacy(
             clip_norm=(clip_norms or {}).get(client, plan.release.adapted_clip_norm),
             epsilon_against_server=_against_server(spend, settings),
             max_update_norm=terms[client].privacy.max_update_norm,
+            name=None if names is None else names[client],
         )
         for client, (spend, plan) in enumerate(zip(spends, plans, strict=True))
     ]
@@ -256,10 +273,16 @@ def _epsilons(
     return ledgers.epsilons()
 
 
+def _named(name: str | None) -> dict[str, str]:
+    """Return the key of a client's name; nothing for a client without one."""
+    return {} if name is None else {"name": name}
+
+
 def _client_json(spend: ClientSummary, trust: Trust, unit: Unit) -> PrivateClientRow:
     ledger = cast(list[LedgerEntry], spend.ledger.to_list())
     row: PrivateClientRow = {
         "client": spend.client,
+        **_named(spend.name),
         "against": OBSERVERS[trust][0],
         "examples": spend.examples if unit == "example" else None,
         "delta": spend.delta,

@@ -338,7 +338,11 @@ class _Recorder:
         )
         sizes = self._federation.data.clients.sizes
         personal_models = self._federation.experiment.personal_models
-        content = privacy.to_json() if privacy else not_private(sizes, secure, personal_models)
+        content = (
+            privacy.to_json()
+            if privacy
+            else not_private(sizes, secure, personal_models, self._federation.data.client_names)
+        )
         last: dict[str, Any] = {**rows[-1]} if rows else {}
         metrics: dict[str, Any] = numbers_of(last, ("test_", "clients_"))
         directory = self._directory

@@ -21,10 +21,12 @@ class LedgerEntry(TypedDict):
 class ClientRow(TypedDict):
     """One client of any federation; `epsilon` is null where there is no bound.
 
+    `name` is public, and absent where clients have numbers alone.
     `examples` is null where the unit is the client.
     """
 
     client: int
+    name: NotRequired[str]
     examples: int | None
     epsilon: float | None
     ledger: list[LedgerEntry]
