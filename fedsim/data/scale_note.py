@@ -31,8 +31,8 @@ def scale_note(features: NDArray[np.generic], names: Sequence[str] | None) -> st
     if features.ndim > 2 or names is None or len(names) != len(flat):
         return (
             f"features of the public test set are as large as {used.max():,.4g} (the median "
-            f"feature: {usual:,.4g}), and SGD learns little from such scales; divide them by a public "
-            "constant: data.images: {scale: ...} for images, model.features: [{standardize: "
+            f"feature: {usual:,.4g}), and SGD learns little from such scales; divide them by a "
+            "public constant: data.images: {scale: ...} for images, model.features: [{standardize: "
             "{mean: ..., std: ...}}] for others"
         )
     order = np.argsort(-flat, kind="stable")

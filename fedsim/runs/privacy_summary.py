@@ -282,7 +282,6 @@ def _client_json(spend: ClientSummary, trust: Trust, unit: Unit) -> PrivateClien
     ledger = cast(list[LedgerEntry], spend.ledger.to_list())
     row: PrivateClientRow = {
         "client": spend.client,
-        **_named(spend.name),
         "against": OBSERVERS[trust][0],
         "examples": spend.examples if unit == "example" else None,
         "delta": spend.delta,
@@ -300,6 +299,8 @@ def _client_json(spend: ClientSummary, trust: Trust, unit: Unit) -> PrivateClien
         "ledger": ledger,
         "ledger_head": spend.head,
     }
+    if spend.name is not None:
+        row["name"] = spend.name
     if unit == "client":
         row["max_update_norm"] = spend.max_update_norm
     if trust == "distributed":
