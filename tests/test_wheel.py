@@ -47,6 +47,7 @@ def test_a_wheel_runs_an_experiment_without_the_checkout(tmp_path: Path) -> None
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"fedsim"}
     assert "fedsim/py.typed" in names
+    assert "fedsim/starter/files/test_model.py" in names
 
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"

@@ -49,6 +49,10 @@ class ExperimentError(InputError):
             lines[-1] = f"and {len(self.problems) - MAX_REPORTED:,} more mistakes"
         return "\n".join(lines)
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows in place of a traceback: mistakes of a file have none."""
+        return [f"{type(self).__name__}:", *str(self).splitlines()]
+
 
 def _position(problem: Problem) -> tuple[bool, str, int, int]:
     # A comparison has two files; the lines of each stay together.

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, cast
 
 import fedsim
@@ -20,8 +21,10 @@ from fedsim.runs.schema import PRIVACY_SCHEMA
 from fedsim.runs.trust_terms import server_ledger, trust_terms
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.statement import read_facts, to_json
+from fedsim.statement.certificate_words import guarantee_words
 from fedsim.statement.privacy_file import LedgerEntry, PrivacyFile, PrivateClientRow
 from fedsim.statement.recorded_facts import ledger_digest
+from fedsim.statement.sentence import count_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +54,7 @@ class ClientSummary(ClientSpend):
     name: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PrivacySummary:
     """The privacy account of a federation; its guarantee is the largest ε of any client.
 
@@ -96,6 +99,14 @@ class PrivacySummary:
         # At the largest ε: the slack grows with it, and with a smaller δ.
         pairs = [(spend.epsilon, spend.delta) for spend in self.clients]
         return Slack(*map(max, zip(*(sampler_slack(*pair) for pair in pairs), strict=True)))
+
+    @cached_property
+    def guarantee(self) -> str:
+        """The guarantee in a few words, as the statement supports it."""
+        return guarantee_words(read_facts(self.to_json()))
+
+    def __repr__(self) -> str:
+        return f"PrivacySummary({count_text(len(self.clients), 'client')}: {self.guarantee})"
 
     @property
     def statement(self) -> str:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,8 +14,6 @@ from fedsim.core.formatting import metric_text
 from fedsim.runs.directory import CLIENT_COLUMNS, RunDirectory
 from fedsim.runs.privacy_summary import PrivacySummary
 from fedsim.runs.saved_model import load_model
-from fedsim.statement import read_facts
-from fedsim.statement.certificate_words import guarantee_words
 from fedsim.statement.sentence import count_text
 from fedsim.tracking.row_numbers import row_numbers
 
@@ -107,15 +104,9 @@ class RunResult:
 
     def __repr__(self) -> str:
         figures = (f"{name} {metric_text(name, value)}" for name, value in self.metrics.items())
+        guarantee = "no differential privacy" if self.privacy is None else self.privacy.guarantee
         ended = f"{self.status} after {count_text(len(self.rounds), 'round')}"
-        return f"RunResult({str(self.path)!r}: {', '.join((ended, *figures, self._guarantee))})"
-
-    @cached_property
-    def _guarantee(self) -> str:
-        """Return the guarantee in a few words, as the run's statement supports it."""
-        if self.privacy is None:
-            return "no differential privacy"
-        return guarantee_words(read_facts(self.privacy.to_json()))
+        return f"RunResult({str(self.path)!r}: {', '.join((ended, *figures, guarantee))})"
 
     def _repr_html_(self) -> str:
         """Return the head of the report, for notebooks."""

@@ -52,7 +52,7 @@ def svg_of(figure: Any) -> str:
 
 
 def lines(text: str) -> list[str]:
-    return text.splitlines(keepends=True)
+    return list[str](text.splitlines(keepends=True))
 
 
 def words(outputs: list[dict[str, Any]]) -> list[str]:

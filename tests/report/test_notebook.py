@@ -65,6 +65,15 @@ def test_a_notebook_shows_a_run_in_one_output(
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_notebook_shows_the_mistakes_of_an_experiment_without_a_traceback() -> None:
+    with pytest.raises(fedsim.ExperimentError) as caught:
+        fedsim.run(EXPERIMENT, overrides={"federation.round": 3, "seed": -1})
+    lines = caught.value._render_traceback_()
+    assert lines[0] == "ExperimentError:"
+    assert lines[1:] == str(caught.value).splitlines()
+    assert len(lines) == 3
+
+
 @pytest.mark.parametrize("shell", [None, SimpleNamespace()])
 def test_elsewhere_nothing_is_shown(monkeypatch: pytest.MonkeyPatch, shell: Any) -> None:
     use(monkeypatch, shell)

@@ -46,6 +46,7 @@ def test_a_result_prints_its_end_its_metrics_and_the_guarantee(
     text = repr(result)
     assert text.startswith(f"RunResult('{result.path}': completed after 2 rounds, test_loss ")
     assert "every client within ε = " in text
+    assert repr(result.privacy).startswith("PrivacySummary(3 clients: every client within ε = ")
     assert len(text) < 250 + len(str(result.path))
     assert "no guarantee for the federation: ε = ∞ for client 1" in repr(unbounded)
 

@@ -15,7 +15,7 @@ depend on private data. An interruption from outside does not.
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,7 +79,7 @@ class SearchResult:
     path: Path
     selected: Path
     variant: str | None
-    account: Mapping[str, Any]
+    account: Mapping[str, Any] = field(repr=False)
 
     @property
     def statement(self) -> tuple[str, ...]:
