@@ -23,11 +23,14 @@ class DatasetEntry:
         description: its line in `fedsim list`.
         args: the class of its `data.args`.
         shape: shape of one example; None where the arguments decide.
+        groups: columns by which `partition: {scheme: column}` may divide it; None where the data
+            decide.
     """
 
     description: str
     args: type[Settings]
     shape: tuple[int, ...] | None = None
+    groups: tuple[str, ...] | None = ()
 
 
 DATASETS = {
@@ -68,6 +71,7 @@ DATASETS = {
         "in args.path)",
         EmnistArgs,
         (1, 28, 28),
+        ("writer",),
     ),
     "cifar10": DatasetEntry(
         "60,000 colour photographs, 32 x 32, 10 classes (official files in args.path)",
@@ -75,14 +79,19 @@ DATASETS = {
         (3, 32, 32),
     ),
     "huggingface": DatasetEntry(
-        "a dataset of Hugging Face, by flwr-datasets (extra datasets)", HuggingFaceArgs
+        "a dataset of Hugging Face, by flwr-datasets (extra datasets)",
+        HuggingFaceArgs,
+        groups=None,
     ),
     "synthetic_fedprox": DatasetEntry(
         "Synthetic(alpha, beta) of FedProx: 30 users with models and features of their own",
         SyntheticFedproxArgs,
+        groups=("user",),
     ),
     "synthetic_logistic": DatasetEntry(
-        "Logistic(alpha, beta) of DP-SCAFFOLD: 100 users of equal size", SyntheticLogisticArgs
+        "Logistic(alpha, beta) of DP-SCAFFOLD: 100 users of equal size",
+        SyntheticLogisticArgs,
+        groups=("user",),
     ),
     "blobs": DatasetEntry("Gaussian classes around random centres", BlobsArgs),
 }

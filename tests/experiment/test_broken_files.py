@@ -208,6 +208,7 @@ BROKEN = [
     ("digits", "mnist", "3:1: data.args.path: missing; folder with the official files, packed or not, relative to the experiment file"),
     ("digits", "emnist\n  args: {path: ., split: all}", "5:19: data.args.split: must be one of 'byclass', 'bymerge', 'balanced', 'letters', 'digits' or 'mnist', got 'all'"),
     ("digits", "iris\n  args: {scale: 2}", "5:10: data.args.scale: unknown key; did you mean 'scaled'?"),
+    ("{scheme: dirichlet, num_clients: 10, alpha: 0.5}", "{scheme: column, column: user}", "6:31: data.partition.column: digits has no column 'user' that names clients; use another scheme"),
     ("digits", "huggingface", "3:1: data.args: needs one of path (a folder) and name (on the hub)"),
     ("digits", "iris\n  images: {scale: 2}", "5:3: data.images: the built-in dataset 'iris' has its layout and range; remove images"),
     ("digits", "{path: d.csv, target: y}\n  images: {scale: 2}", "5:3: data.images: is for arrays in an .npz file, and the dataset is a table; remove images"),

@@ -47,6 +47,7 @@ def check_data(data: DataSettings, base: Path) -> Iterator[PathMessage]:
 
 def _check_built_in(data: DataSettings, name: str, base: Path) -> Iterator[PathMessage]:
     entry = DATASETS[name]
+    yield from _check_group(data, name)
     if not entry.args.model_fields:
         if data.args:
             yield _ARGS, f"the built-in dataset {name!r} takes no arguments; remove args"
@@ -57,6 +58,16 @@ def _check_built_in(data: DataSettings, name: str, base: Path) -> Iterator[PathM
         yield from validation_messages(error, data.args, entry.args, _ARGS)
     if data.folder is not None:
         yield from messages_at((*_ARGS, "path"), check_folder(data.folder, base))
+
+
+def _check_group(data: DataSettings, name: str) -> Iterator[PathMessage]:
+    groups, wanted = DATASETS[name].groups, group_column(data.partition)
+    if groups is None or wanted is None or wanted in groups:
+        return
+    own = f"it has {', '.join(map(repr, groups))}" if groups else "use another scheme"
+    is_column = data.partition.scheme == "column"
+    path = (*_PARTITION, *(("column",) if is_column else ("args", "partition_by")))
+    yield path, f"{name} has no column {wanted!r} that names clients; {own}"
 
 
 def _check_images(data: DataSettings) -> Iterator[PathMessage]:

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.data import DataError
+from fedsim.data import DataError, load_federated_data
 from fedsim.data.builtin.context import LoadContext
 from fedsim.data.builtin.loaders import LOADERS
 from fedsim.data.catalog import DATASETS
 from fedsim.data.conversion import Dataset
+from fedsim.data.settings import DataSettings
 
 
 def load(name: str, seed: int = 0, **args: Any) -> Dataset:
@@ -73,6 +74,23 @@ def test_iid_users_share_one_model() -> None:
     data = load("synthetic_logistic", iid=True, users=4, examples=5000, label_noise=0)
     shares = np.array([np.bincount(own, minlength=10) for own in by_user(data, data.train.targets)])
     assert np.ptp(shares / 5000, axis=0).max() < 0.05
+
+
+@pytest.mark.parametrize("name", ["synthetic_fedprox", "synthetic_logistic"])
+def test_users_are_the_clients(name: str) -> None:
+    settings = DataSettings.model_validate(
+        {
+            "dataset": name,
+            "args": {"users": 12, "dimension": 3},
+            "partition": {"scheme": "column", "column": "user"},
+        }
+    )
+    data = load_federated_data(settings, seed=0, base=Path())
+    whole = load(name, users=12, dimension=3)
+    assert data.client_names == tuple(f"{user:02d}" for user in range(12))
+    for own, features in zip(data.clients, by_user(whole, whole.train.features), strict=True):
+        assert {row.tobytes() for row in own.features} <= {row.tobytes() for row in features}
+    assert data.train_examples + len(data.test) == len(whole.train)
 
 
 def test_blobs() -> None:
