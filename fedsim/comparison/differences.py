@@ -1,7 +1,7 @@
 """Settings in which variants differ, and the sentences that their statements share."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import yaml
@@ -33,6 +33,10 @@ class SettingsTable:
         if key in self.values[variant]:
             return setting_text(self.values[variant][key])
         return "given" if key in self.sections[variant] else "–"
+
+    def among(self, names: Iterable[str]) -> list[str]:
+        """Return the names of variants in the table."""
+        return [name for name in names if name in self.values]
 
     def to_json(self) -> dict[str, dict[str, object]]:
         """Return `settings` of `comparison.json`: by variant, the values that differ."""

@@ -57,14 +57,19 @@ def _on_seeds(results: Results) -> Iterator[str]:
         "variation of all of these, but not that of another dataset."
     )
     pairs = {one.name: len(one.difference.seeds) for one in results.variants if one.difference}
-    fewer = {
-        one.name: pairs[one.name]
-        for one in results.variants
-        if one.name in pairs and pairs[one.name] < len(one.finished_runs)
-    }
+    finished = {one.name: len(one.finished_runs) for one in results.variants}
+    compared = [pair for group in results.groups for pair in group.pairs if pair[0] in pairs]
+    most_common = {name: max(finished[name], finished[base]) for name, base in compared}
+    fewer = [
+        f"{name} {pairs[name]} of {most}"
+        for name, most in most_common.items()
+        if pairs[name] < most
+    ]
     if fewer:
-        shown = ", ".join(f"{name} {number}" for name, number in fewer.items())
-        yield f"A difference is over the seeds that the baseline has too, which are: {shown}."
+        yield (
+            "A difference is over the seeds that finished in the variant and in the baseline: "
+            f"{', '.join(fewer)}."
+        )
     largest = max(pairs.values(), default=0)
     floor = 2.0 ** (1 - largest)
     if largest > 1 and floor > 0.05:

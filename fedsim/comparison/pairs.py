@@ -65,8 +65,9 @@ class PairCheck:
         if not self.checked:
             return "No seed finished both in the baseline and in another variant."
         if self.is_paired:
+            pairs = "the pair" if self.checked == 1 else f"all {self.checked} pairs"
             return (
-                f"Checked in all {self.checked} pairs of runs: with the same seed, every variant "
+                f"Checked in {pairs} of runs: with the same seed, every variant "
                 f"shares {_listed(list(SHARED_PARTS.values()))} with the baseline."
             )
         old = (

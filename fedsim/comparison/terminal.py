@@ -130,6 +130,8 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
     console = console or Console()
     for part in result.results.by_unit:
         console.print(_table(part, unit=len(result.results.groups) > 1))
+        if part.settings.keys and not any(one.changes for one in part.variants):
+            console.print(_settings(part))
         by_class = scores_table(part)
         if by_class is not None:
             print_table(console, by_class)
@@ -137,8 +139,6 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
             print_sentence(console, baseline)
         for warning in score_warnings(part):
             print_sentence(console, f"warning: {warning}", style="yellow")
-    if not any(one.changes for one in result.results.variants) and result.results.settings.keys:
-        console.print(_settings(result.results))
     notes = (result.results.pair_check.statement, *notes_of(result.results))
     for note in (*notes, result.tuning.statement.strip()):
         print_sentence(console, note)
@@ -179,8 +179,8 @@ def _table(results: Results, *, unit: bool) -> Table:
 def _settings(results: Results) -> Table:
     """Return the table of the settings in which given runs differ; few variants are columns."""
     found = results.settings
-    names = list(found.values)
-    table = Table(box=box.SIMPLE_HEAD, title="settings that differ", title_justify="left")
+    names = found.among(one.name for one in results.variants)
+    table = Table(box=box.SIMPLE_HEAD, title="Settings that differ", title_justify="left")
     if len(names) <= _MAX_COLUMNS:
         table.add_column("", overflow="fold")
         for name in names:

@@ -182,7 +182,7 @@ def test_the_command_prints_the_table_and_refuses_options_of_experiments(runs: P
     paths = [str(path) for path in of(runs, "plain-0", "dp-0")]
     done = CliRunner().invoke(cli, ["compare", *paths, "--out", str(runs / "out")])
     assert done.exit_code == 0, done.output
-    assert "settings that differ" in done.stdout
+    assert "Settings that differ" in done.stdout
     assert "checking 2 run directories" in done.stderr
     for option, value in (("--seeds", "3"), ("--vary", "local.steps=1,2"), ("--workers", "2")):
         refused = CliRunner().invoke(cli, ["compare", *paths, option, value])
