@@ -52,12 +52,12 @@ def svg_of(figure: Any) -> str:
 
 
 def lines(text: str) -> list[str]:
-    return list[str](text.splitlines(keepends=True))
+    return text.splitlines(keepends=True)
 
 
 def words(outputs: list[dict[str, Any]]) -> list[str]:
     """Return the words that a cell prints; a drawing and a table of HTML have none."""
-    texts = [text for one in outputs for text in one.get("text", [])]
+    texts: list[str] = [text for one in outputs for text in one.get("text", [])]
     texts += [text for one in outputs for text in one.get("data", {}).get("text/plain", [])]
     return "".join(texts).split()
 
