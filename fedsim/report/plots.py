@@ -8,7 +8,7 @@ from typing import TypeVar
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from fedsim.core.formatting import epsilon_text
 from fedsim.report.client_table import MAX_BARS, aligned_epsilon
@@ -62,6 +62,7 @@ class Curve:
         target: a horizontal line to compare with.
         target_text: what the line is; None: its value.
         from_zero: whether the axis starts at 0.
+        logarithmic: whether equal distances are equal ratios.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Curve:
     target: float | None = None
     target_text: str | None = None
     from_zero: bool = False
+    logarithmic: bool = False
 
 
 def draw_curve(curve: Curve) -> Markup | None:
@@ -92,7 +94,12 @@ def draw_curve(curve: Curve) -> Markup | None:
         drop = 0 if curve.target is None else -9
         _mark_last(axes, finite[-1], curve.text, drop)
         _bottom_axis(axes, curve.over)
-        axes.yaxis.set_major_locator(MaxNLocator(5))
+        if curve.logarithmic:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.minorticks_off()
+        else:
+            axes.yaxis.set_major_locator(MaxNLocator(5))
         if curve.percent:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
             axes.set_ylim(top=min(axes.get_ylim()[1], 1.0))

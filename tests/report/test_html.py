@@ -436,8 +436,8 @@ def test_noise_is_drawn_up_to_where_it_is_all_there_is(make_run, make_rounds):
     for row, length in zip(rows, (5.0, 3.2, 2.9), strict=True):
         row.update(update_norm=length, noise_norm=3.0)
     html = report_of(make_run(rounds=rows))
-    for text in ("round 1: 0.75", "round 2: 2.69", "round 3: 5.89", "noise alone"):
-        assert text in html  # the last is the largest with 2,410 values: (2410 / 2) ** 0.25
+    for text in ("round 1: 0.562", "round 2: 7.26", "round 3: 34.7", "noise alone"):
+        assert text in html  # the last is the largest with 2,410 values: (2410 / 2) ** 0.5
     assert "Noise-to-signal" not in report_of(make_run())
 
 

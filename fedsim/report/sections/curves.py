@@ -158,8 +158,9 @@ def noise_curve(contents: RunContents, over: "Axis") -> "Curve | None":
     """Return the noise-to-signal ratio of the update of each round; None where it is not known.
 
     The update u is signal and independent noise, ‖u‖² ≈ ‖signal‖² + n², with the expected length n
-    of the noise. In d dimensions the square of the noise deviates by a share of √(2 / d). So a
-    signal of less cannot be told from none, and the ratio has a largest value.
+    of the noise; the ratio is n² / ‖signal‖². In d dimensions the squared length of the noise
+    deviates by a share of √(2 / d). So a signal of less cannot be told from none, and the ratio
+    has a largest value.
     """
     from fedsim.report.plots import Curve
 
@@ -177,15 +178,15 @@ def noise_curve(contents: RunContents, over: "Axis") -> "Curve | None":
             for update, noise in lengths
         ],
         text=lambda value: f"{value:.3g}",
-        target=least**-0.5,
+        target=1 / least,
         target_text="noise alone",
-        from_zero=True,
+        logarithmic=True,
     )
 
 
 def _ratio(length: float, least: float) -> float:
-    """Return noise over signal of an update, from its length over that of its noise."""
-    return max(length**2 - 1.0, least) ** -0.5
+    """Return noise over signal, both squared, from the length of an update over that of noise."""
+    return 1 / max(length**2 - 1.0, least)
 
 
 def _epsilon_label(facts: Facts) -> str:
