@@ -64,6 +64,10 @@ class ClientExamples(Sequence[Examples]):
         rows = self._rows[client]
         return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
+    def targets(self, client: int) -> NDArray[np.generic]:
+        """Return the targets of a client of this process, without its features."""
+        return self._source.targets[self._rows[client]]
+
     def __len__(self) -> int:
         return self._num_clients
 

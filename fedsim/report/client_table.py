@@ -132,7 +132,7 @@ def plain_table(
     """
     columns = PLAIN_COLUMNS
     if scores is not None:
-        columns = (*columns[:-1], Column("score", "held-out accuracy"), columns[-1])
+        columns = (columns[0], Column("score", "held-out accuracy"), *columns[1:])
     numbers = [row["client"] for row in rows]
     cells = [
         {

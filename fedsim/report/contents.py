@@ -9,6 +9,7 @@ import yaml
 
 from fedsim.models.scores.catalog import metric_key
 from fedsim.report.scores import Scores, read_scores
+from fedsim.runs.client_data import FILE as CLIENT_DATA
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.personal_scores import FILE as PERSONALIZATION
 from fedsim.server.round_report import RoundRow
@@ -26,6 +27,7 @@ class RunContents:
         environment: `environment.json`.
         experiment: the text of `experiment.yaml`.
         personal: `personalization.json`; None in a run without scores of personal models.
+        client_data: `client_data.json`; None in a run without figures of private data.
         scores: `scores.json`; None in a failed run, or one of an older version.
     """
 
@@ -35,6 +37,7 @@ class RunContents:
     environment: dict[str, Any]
     experiment: str
     personal: dict[str, Any] | None = None
+    client_data: dict[str, Any] | None = None
     scores: Scores | None = None
 
     @property
@@ -106,6 +109,7 @@ def read_contents(directory: RunDirectory) -> RunContents:
         RunDirectoryError: the run has no result files.
     """
     has_scores = (directory.path / PERSONALIZATION).exists()
+    has_data = (directory.path / CLIENT_DATA).exists()
     return RunContents(
         summary=directory.read_json("summary.json"),
         privacy=directory.read_json("privacy.json"),
@@ -113,5 +117,6 @@ def read_contents(directory: RunDirectory) -> RunContents:
         environment=directory.read_json("environment.json"),
         experiment=(directory.path / "experiment.yaml").read_text(encoding="utf-8"),
         personal=directory.read_json(PERSONALIZATION) if has_scores else None,
+        client_data=directory.read_json(CLIENT_DATA) if has_data else None,
         scores=read_scores(directory),
     )

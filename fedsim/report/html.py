@@ -21,6 +21,7 @@ from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.points import guarantees, limits, points, warnings
 from fedsim.report.recompute import recipe
 from fedsim.report.scores import scores_context
+from fedsim.report.sections.client_data import client_data_context, held_out_accuracies
 from fedsim.report.sections.curves import cost_drawings, round_drawings, spends_of
 from fedsim.report.sections.experiment import experiment_rows
 from fedsim.runs.directory import RunDirectory
@@ -88,6 +89,7 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "noise_is_drawn": any(row.get("noise_norm") for row in contents.rounds),
         "phases": overview.phases(contents),
         "scores": scores_context(contents.scores),
+        "client_data": client_data_context(contents),
         "personal": overview.personal_table(contents),
         "personal_note": None if contents.personal is None else contents.personal["note"],
         "spend_plot": _spend_plot(contents),
@@ -161,7 +163,8 @@ def _table(contents: RunContents) -> ClientTable | None:
         return None
     if facts.is_private:
         return client_table(facts, contents.clients, lost)
-    return plain_table(contents.clients, overview.rounds_of_clients(contents), lost)
+    rounds, scores = overview.rounds_of_clients(contents), held_out_accuracies(contents)
+    return plain_table(contents.clients, rounds, lost, scores)
 
 
 def _ties(contents: RunContents) -> str | None:

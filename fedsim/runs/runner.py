@@ -19,6 +19,8 @@ from fedsim.federation.mechanism_probe import probe_mechanisms
 from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import to_numpy
 from fedsim.runs.checkpoint import RunCheckpoint
+from fedsim.runs.client_data import FILE as CLIENT_DATA
+from fedsim.runs.client_data import client_data
 from fedsim.runs.consistency import refuse_contradictions
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.environment import describe_environment
@@ -366,6 +368,7 @@ class _Recorder:
             "setup": self._setup,
         }
         self._write_scores(status)
+        self._write_client_data(status)
         directory.write_json("summary.json", summary)
         return RunResult(
             path=directory.path,
@@ -393,6 +396,14 @@ class _Recorder:
         scores = self._federation.public_scores
         found = scores.by_class(self._state.model, self._model_metrics)
         self._directory.write_json(SCORES, scores_content(found))
+
+    def _write_client_data(self, status: Status) -> None:
+        """Write figures of private data, in a run that promises nothing about them."""
+        self._directory.remove(CLIENT_DATA)  # of an earlier end
+        is_scored = status != "failed" and self._state.round_number
+        found = client_data(self._federation, self._state.model if is_scored else None)
+        if found is not None:
+            self._directory.write_json(CLIENT_DATA, found)
 
     @property
     def _model_metrics(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ NODE_STATE_SCHEMA = 3
 COMPARISON_SCHEMA = 1
 PERSONALIZATION_SCHEMA = 1
 SCORES_SCHEMA = 1
+CLIENT_DATA_SCHEMA = 1
 
 MANIFEST_SINCE = 4  # the first run schema with a manifest
 TRUST_SINCE = 5  # the first run schema with a trust model and certificates

@@ -465,3 +465,38 @@ def test_clients_have_a_table_without_privacy(make_run, make_rounds):
     assert columns["rounds"] == [4, 0]
     assert columns["notes"] == ["–", "never trained"]
     assert "epsilon" not in columns
+
+
+def private_figures(count: int, classes: int = 4) -> dict[str, Any]:
+    rows = [
+        {
+            "client": client,
+            "labels": [(client % classes == label and 10) or 0 for label in range(classes)],
+            "held_out": [2 if client % classes == label else 0 for label in range(classes)],
+            "correct": [1 if client % classes == label else 0 for label in range(classes)],
+        }
+        for client in range(count)
+    ]
+    return {"schema": 1, "classes": [f"<{name}>" for name in range(classes)], "clients": rows}
+
+
+@pytest.mark.parametrize("count", [8, 60])
+def test_private_figures_are_marked_as_such(make_run, count):
+    directory = make_run(clients=count, private=False)
+    directory.write_json("client_data.json", private_figures(count))
+    html = report_of(directory)
+    page = Page(html)
+    assert "Private data. Figures of the clients' own examples, for the experimenter's" in page.text
+    assert "Label skew 75%" in page.text
+    assert "client 5, 10 examples: &lt;1&gt;: 10" in html
+    assert "client 5: 1 of 2 right; &lt;1&gt;: 1 of 2" in html
+    assert set(columns_of(page)["score"]) == {"50.0%"}
+    assert ("60 clients, by their most frequent class" in html) == (count == 60)
+
+
+def test_a_private_run_shows_no_private_figures_whatever_its_directory_holds(make_run):
+    directory = make_run()
+    directory.write_json("client_data.json", private_figures(10))
+    text = Page(report_of(directory)).text
+    assert "Private data" not in text
+    assert "Label skew" not in text

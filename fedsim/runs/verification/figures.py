@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import fedsim
 from fedsim.clients.settings import recorded_correlation
+from fedsim.runs.client_data import FILE as CLIENT_DATA
+from fedsim.runs.client_data import client_data_problems
 from fedsim.runs.directory import CLIENT_COLUMNS, clients_table
 from fedsim.runs.final_scores import FILE as SCORES
 from fedsim.runs.final_scores import public_metrics, score_contradictions
@@ -125,6 +127,14 @@ def personal_problems(files: RunFiles) -> Iterator[str]:
     has_scores = (directory.path / PERSONALIZATION).exists()
     content = directory.read_json(PERSONALIZATION) if has_scores else None
     yield from contradictions(files.experiment.personalization, files.summary, content)
+
+
+def private_figure_problems(files: RunFiles) -> Iterator[str]:
+    """Yield what is wrong with figures of private data, or that they do not belong."""
+    has_data = (files.directory.path / CLIENT_DATA).exists()
+    content = files.directory.read_json(CLIENT_DATA) if has_data else None
+    sizes = [row["examples"] for row in files.rows]
+    yield from client_data_problems(files.experiment, sizes, content)
 
 
 def score_problems(files: RunFiles) -> Iterator[str]:

@@ -17,6 +17,7 @@ from fedsim.runs.schema import CHECKPOINT_SINCE_MANIFEST, MANIFEST_SINCE
 from fedsim.runs.verification.figures import (
     environment_problems,
     personal_problems,
+    private_figure_problems,
     score_problems,
     spend_figure_problems,
     statement_problems,
@@ -60,6 +61,7 @@ _SINCE_MANIFEST: tuple[tuple[str, Check], ...] = (
     ("summary.json and rounds.jsonl", summary_problems),
     ("scores.json and rounds.jsonl", score_problems),
     ("personalization.json, summary.json and experiment.yaml", personal_problems),
+    ("client_data.json, privacy.json and experiment.yaml", private_figure_problems),
 )
 _OF_THIS_VERSION: tuple[tuple[str, Check], ...] = (
     ("experiment.yaml, privacy.json and ledger.jsonl", plan_problems),
