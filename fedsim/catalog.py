@@ -2,6 +2,7 @@
 
 from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
 from fedsim.data.catalog import DATASETS, PARTITIONS
+from fedsim.data.partitions.settings import FLWR_SCHEMES
 from fedsim.models.catalog import LOSSES, MODELS
 from fedsim.models.features.settings import FEATURES
 from fedsim.models.scores.catalog import METRICS
@@ -103,7 +104,10 @@ def catalog() -> dict[str, dict[str, str]]:
     }
     return {
         "datasets": {name: entry.description for name, entry in DATASETS.items()},
-        "partitions": dict(PARTITIONS),
+        "partitions": {
+            **PARTITIONS,
+            **dict.fromkeys(FLWR_SCHEMES, "this partitioner of flwr-datasets (extra datasets)"),
+        },
         "models": {name: entry.description for name, entry in MODELS.items()},
         "features": dict(FEATURES),
         "losses": dict(LOSSES),
