@@ -28,7 +28,7 @@ FLOORS: tuple[set[str], ...] = (
     {"runs"},
     {"planning"},
     {"report"},
-    {"audit", "comparison", "deployment"},
+    {"account", "audit", "comparison", "deployment"},
     {"api", "catalog", "profiling", "setting_tables", "testing"},
     {"starter"},
     {"cli"},

@@ -53,6 +53,9 @@ def composed_epsilon(kinds: _Kinds, delta: float) -> float:
         kinds: as from `few_guarantees`.
         delta: in (0, 1).
     """
+    (first, count), *others = kinds
+    if delta == first.delta and count == 1 and not others:  # by definition, without any slack
+        return first.epsilon
     leaked = leak(kinds)
     if delta <= leaked:
         return math.inf

@@ -1,7 +1,7 @@
 """`make_private` and `accountant` with the names and arguments of Opacus 1.x."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -64,7 +64,7 @@ class EngineAccount:
 class OpacusStyle:
     """Sets an engine up, attaches it, and replaces the data loader, in one call."""
 
-    _settings: Mapping[str, Any]
+    _settings: dict[str, Any]
 
     @property
     def accountant(self) -> EngineAccount:

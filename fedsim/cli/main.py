@@ -6,6 +6,7 @@ import sys
 import click
 
 import fedsim
+from fedsim.cli.account import account_command
 from fedsim.cli.audit import audit_command
 from fedsim.cli.compare import compare_command
 from fedsim.cli.deploy import deploy_command
@@ -43,7 +44,7 @@ def cli() -> None:
 cli.add_section(
     "Experiments", init_command, validate_command, plan_command, run_command, compare_command
 )
-cli.add_section("Results", report_command, predict_command, verify_command)
+cli.add_section("Results", report_command, predict_command, verify_command, account_command)
 cli.add_section("Attack", audit_command)
 cli.add_section(
     "Deployment", deploy_command, node_policy_command, client_key_command, helper_key_command

@@ -124,3 +124,11 @@ def test_other_mechanisms_and_many_guarantees_are_left_to_the_accountants() -> N
         for count in (16_000, 16_383, 16_384, 20_000)
     ]
     assert np.all(np.diff(rising) > 0), "past the limit the looser bound takes over"
+
+
+@pytest.mark.parametrize("name", ["pld", "rdp"])
+def test_one_guarantee_is_itself_at_its_own_delta(name: AccountantName) -> None:
+    one = make_accountant(name).compose(EpsilonDelta(3.437, 1e-4))
+    assert one.get_epsilon(1e-4) == 3.437
+    assert one.get_epsilon(1e-4 * (1 - 1e-9)) == math.inf
+    assert one.compose(EpsilonDelta(0.0, 1e-4)).get_epsilon(1e-4) == math.inf

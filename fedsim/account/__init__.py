@@ -1,0 +1,15 @@
+"""Totals of clients over several runs and ledgers, also those of other tools.
+
+| module | what it does |
+|---|---|
+| `sources.py` | reads run directories, ledgers and entries of the registry |
+| `foreign.py` | events in the notation of other tools |
+| `totals.py` | composes the ledgers of each client |
+| `registry.py` | reads entries of the public registry of deployments |
+| `facts.py`, `registry_entry.py` | a draft of such an entry, from runs |
+| `terminal.py` | prints the totals |
+"""
+
+from fedsim.account.totals import Account as Account
+from fedsim.account.totals import ClientTotal as ClientTotal
+from fedsim.account.totals import account_of as account_of

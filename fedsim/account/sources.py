@@ -1,0 +1,262 @@
+"""What was spent in one run, or is recorded in one file: ledgers by client, and their terms."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedsim.account.foreign import EventError, ledger_of, opacus_ledger
+from fedsim.account.registry import registry_ledger
+from fedsim.accountant import NonPrivate, PrivacyLedger
+from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.ledger.journal import FileJournal, total_against_server, total_of
+from fedsim.accountant.trust.certificates import Observer
+from fedsim.core.errors import InputError
+from fedsim.experiment import Experiment
+from fedsim.runs.directory import RunDirectory
+
+
+class SourceError(InputError):
+    """A run or a file that no totals can be made of; the message names it."""
+
+
+EVERYONE = ""
+"""Key of the ledger of a file that names no client."""
+
+
+@dataclass(frozen=True)
+class RunTerms:
+    """What the ε of a run of fedsim is about.
+
+    Attributes:
+        name: of the experiment.
+        unit: what one ε protects.
+        adjacency: which data sets are neighbours.
+        observer: the strongest observer that the ledgers hold against.
+        accountant: of the run.
+        deltas: δ by client.
+        seed: of all noise; None: noise of the operating system.
+        chains: hashes of the records by client: equal ones are the same releases.
+    """
+
+    name: str
+    unit: str
+    adjacency: Adjacency
+    observer: Observer
+    accountant: AccountantName
+    deltas: Mapping[str, float]
+    seed: int | None
+    chains: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The ledgers of one run or file.
+
+    Attributes:
+        name: the path as it was given.
+        ledgers: by client.
+        names: names of clients, where they have any.
+        terms: of a run of fedsim; None for a file.
+        against_server: in distributed trust, the ledgers against a server.
+        is_finished: whether the run has ended.
+    """
+
+    name: str
+    ledgers: Mapping[str, PrivacyLedger]
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    terms: RunTerms | None = None
+    against_server: Mapping[str, PrivacyLedger] | None = None
+    is_finished: bool = True
+
+
+def read_source(name: str) -> Source:
+    """Read a run directory, a ledger, a list of events or an entry of the registry.
+
+    Raises:
+        SourceError: there is no such file, or its content is none of these.
+        RunDirectoryError: the directory holds no run.
+        JournalError: the ledger of a run is damaged.
+    """
+    path = Path(name)
+    if path.is_dir():
+        return _read_run(name, RunDirectory.open(path))
+    if not path.is_file():
+        raise SourceError(f"{name}: there is no such run or file")
+    if path.suffix == ".jsonl":
+        return _read_journal(name, path)
+    try:
+        text = path.read_text()
+        content: Any = (
+            yaml.safe_load(text) if path.suffix in (".yaml", ".yml") else json.loads(text)
+        )
+    except (UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
+        first = str(error).splitlines()[0]
+        raise SourceError(f"{name}: neither JSON nor YAML: {first}") from error
+    try:
+        return Source(name, *_ledgers(content))
+    except EventError as error:
+        raise SourceError(f"{name}: {error}") from error
+
+
+def _read_run(name: str, directory: RunDirectory) -> Source:
+    experiment = directory.read_experiment(base=Path.cwd())
+    privacy = experiment.privacy
+    if privacy is None:
+        raise SourceError(
+            f"{name}: the run trained without privacy (privacy: null), so no client that took part "
+            "in it has a finite ε; leave it out only if its models and results never left you"
+        )
+    journal = FileJournal(directory.ledger)
+    histories = {str(client): journal.history(client) for client in journal.clients()}
+    ledgers = {client: total_of(charges) for client, charges in histories.items()}
+    rows = _rows(directory)
+    for client, row in rows.items():
+        ledger = ledgers.setdefault(client, PrivacyLedger())
+        if row["epsilon"] is None:  # a condition of the claim failed
+            ledger.record(NonPrivate())
+    server = {client: total_against_server(charges) for client, charges in histories.items()}
+    terms = RunTerms(
+        name=experiment.name,
+        unit=privacy.unit,
+        adjacency=privacy.adjacency,
+        observer=_OBSERVERS[privacy.trust],
+        accountant=privacy.accountant,
+        deltas={c: rows[c]["delta"] if c in rows else _delta(experiment) for c in ledgers},
+        seed=experiment.seed if privacy.noise == "seeded" else None,
+        chains={c: tuple(charge.hash for charge in charges) for c, charges in histories.items()},
+    )
+    return Source(
+        name,
+        ledgers,
+        {client: row["name"] for client, row in rows.items() if row.get("name")},
+        terms,
+        {c: ledger or PrivacyLedger() for c, ledger in server.items()}
+        if privacy.trust == "distributed"
+        else None,
+        bool(rows),
+    )
+
+
+def _rows(directory: RunDirectory) -> dict[str, Any]:
+    """Return the clients of `privacy.json`, by number; none before the run has ended."""
+    if not (directory.path / "privacy.json").is_file():
+        return {}
+    return {str(row["client"]): row for row in directory.read_json("privacy.json")["clients"]}
+
+
+def _delta(experiment: Experiment) -> float:
+    if experiment.privacy is None or not isinstance(experiment.privacy.delta, float):
+        raise SourceError("the run has no δ yet, as it has not ended; pass --delta")
+    return experiment.privacy.delta
+
+
+def _read_journal(name: str, path: Path) -> Source:
+    journal = FileJournal(path)
+    ledgers = {str(client): total_of(journal.history(client)) for client in journal.clients()}
+    if not ledgers:
+        raise SourceError(f"{name}: the ledger has no record")
+    return Source(name, ledgers)
+
+
+def _ledgers(content: Any) -> tuple[dict[str, PrivacyLedger], dict[str, str]]:
+    """Return ledgers by client, and the names of clients, of a file's content."""
+    if isinstance(content, list):
+        return {EVERYONE: ledger_of(content)}, {}
+    if isinstance(content, Mapping):
+        if "clients" in content:
+            return _of_clients(content["clients"])
+        if "ledger" in content:
+            return {EVERYONE: ledger_of(content["ledger"])}, {}
+        if "history" in content:
+            return {EVERYONE: opacus_ledger(content["history"])}, {}
+        if "deployment" in content:
+            return {EVERYONE: registry_ledger(content)}, {}
+    raise EventError(
+        "neither a list of events, nor an object with 'clients', 'ledger', 'history' (Opacus) or "
+        "'deployment' (an entry of the registry)"
+    )
+
+
+def _of_clients(clients: Any) -> tuple[dict[str, PrivacyLedger], dict[str, str]]:
+    ledgers, names = dict[str, PrivacyLedger](), dict[str, str]()
+    for place, row in enumerate(clients if isinstance(clients, list) else [clients]):
+        if not isinstance(row, Mapping) or "client" not in row or "ledger" not in row:
+            raise EventError(f"clients[{place}] must have the keys 'client' and 'ledger'")
+        key = str(row["client"])
+        if key in ledgers:
+            raise EventError(f"clients[{place}]: client {key} is there twice")
+        ledgers[key] = ledger_of(row["ledger"])
+        if "epsilon" in row and row["epsilon"] is None:
+            ledgers[key].record(NonPrivate())
+        if row.get("name"):
+            names[key] = str(row["name"])
+    return ledgers, names
+
+
+def without_repetitions(sources: Iterable[Source]) -> list[Source]:
+    """Return sources without runs that repeat another one's releases, bit for bit.
+
+    A run and its copy, or a run and the interrupted one that it repeats, are one spend.
+    """
+    kept: list[Source] = []
+    for source in sources:
+        for place, other in enumerate(kept):
+            if repeats(source, other):
+                break
+            if repeats(other, source):
+                kept[place] = source
+                break
+        else:
+            kept.append(source)
+    return kept
+
+
+def repeats(one: Source, other: Source) -> bool:
+    """Whether every release of a run is one of another run.
+
+    Args:
+        one: the run whose releases are looked for.
+        other: the run that may have them all.
+    """
+    if one.terms is None or other.terms is None or not one.terms.chains:
+        return False
+    return all(
+        other.terms.chains.get(client, ())[: len(chain)] == chain
+        for client, chain in one.terms.chains.items()
+    )
+
+
+def renamed(source: Source, clients: Mapping[str, str]) -> Source:
+    """Return a source whose clients have other keys.
+
+    Args:
+        source: the source.
+        clients: new key by old one, of every client.
+    """
+
+    def moved(ledgers: Mapping[str, Any]) -> dict[str, Any]:
+        return {clients[client]: value for client, value in ledgers.items()}
+
+    terms = source.terms
+    if terms is not None:
+        terms = replace(terms, deltas=moved(terms.deltas), chains=moved(terms.chains))
+    server = source.against_server
+    return replace(
+        source,
+        ledgers=moved(source.ledgers),
+        names={},
+        terms=terms,
+        against_server=None if server is None else moved(server),
+    )
+
+
+_OBSERVERS: Mapping[str, Observer] = {
+    "local": "server",
+    "distributed": "sums",
+    "central": "models",
+}
