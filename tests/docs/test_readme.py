@@ -38,6 +38,7 @@ COMMANDS = {
     "validate": "fedsim validate experiments/digits_dp.yaml",
     "report": "fedsim report r",
     "verify": "fedsim verify r",
+    "account": "fedsim account events.json --delta 1e-5",
     "audit": "fedsim audit experiments/digits_dp.yaml --clients 1 --steps 20",
     "deploy": "fedsim deploy experiments/digits_dp.yaml --out app",
     "node-policy": "fedsim node-policy policy.yaml",
@@ -65,6 +66,7 @@ def test_every_command_of_the_table_works(terminal: Terminal) -> None:
     names = [f"{name} --resume" if "--resume" in rest else name for name, rest in rows]
     assert sorted(names) == sorted({*COMMANDS, "compare"})
     assert {name.split()[0] for name in names} == set(cli.commands)
+    Path("events.json").write_text('[{"type": "Gaussian", "noise_multiplier": 1.0}]')
     for name, command in COMMANDS.items():
         printed = terminal(command)
         assert terminal.code == 0, f"{name}: {printed}"
