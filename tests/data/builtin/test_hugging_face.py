@@ -81,6 +81,14 @@ def test_numbers_side_by_side_without_a_test_set(folder: Path) -> None:
     assert not data.groups
 
 
+def test_the_column_of_the_clients_is_no_feature(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("age,ward,label\n1,7,x\n2,7,y\n3,9,x\n")
+    data = load(tmp_path, group="ward", test=None)
+    assert data.train.features.tolist() == [[1], [2], [3]]
+    assert list(data.groups["ward"]) == ["7", "7", "9"]
+    assert data.class_names == ("x", "y")
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
