@@ -30,6 +30,7 @@ from fedsim.clients.dp_sgd.per_example.choice import gradients_for
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.training.shared_model import SharedModel
+from fedsim.core.phases import Phases
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.streams import Purpose, stream
 from fedsim.experiment import LoadedExperiment
@@ -46,6 +47,7 @@ def audit_experiment(
     steps: int = 1000,
     confidence: float = 0.999,
     on_client: Callable[[int, int], None] = lambda done, of: None,
+    phases: Phases | None = None,
 ) -> Audit:
     """Add canaries to clients' examples, train the clients privately and measure the leakage.
 
@@ -55,6 +57,7 @@ def audit_experiment(
         steps: minimum number of steps of each client; more steps give tighter bounds.
         confidence: probability that a correct federation passes, in (0, 1).
         on_client: callback after each client: number of audited clients, number to audit.
+        phases: the phases of the caller.
 
     Raises:
         PrivacyPlanError: the experiment has no privacy, or no client with a claim.
@@ -62,7 +65,7 @@ def audit_experiment(
     """
     mixed = not loaded.experiment.plugins
     with plugin_calls("a plug-in failed in the audit", mixed=mixed):
-        return _audit(loaded, clients, steps, confidence, on_client)
+        return _audit(loaded, clients, steps, confidence, on_client, phases or Phases())
 
 
 def _audit(
@@ -71,8 +74,9 @@ def _audit(
     steps: int,
     confidence: float,
     on_client: Callable[[int, int], None],
+    phases: Phases,
 ) -> Audit:
-    federation = assemble(loaded, ledger=None)
+    federation = assemble(loaded, ledger=None, phases=phases)
     chosen = _choose_clients(federation, clients)
     num_views = sum(len(observers) for _, observers in chosen)
     interval_ends = NUM_INTERVAL_ENDS * num_views + 2 * (len(chosen) - 1)
@@ -80,9 +84,12 @@ def _audit(
     audited: list[ClientAudit] = []
     with one_thread():
         for done, (client, observers) in enumerate(chosen, start=1):
+            phases.begin(f"auditing client {client}, {done} of {len(chosen)}")
             for observer in observers:
                 audited.append(_audit_client(federation, client, observer, steps=steps, miss=miss))
+            phases.end()  # the caller may print
             on_client(done, len(chosen))
+    phases.begin("comparing with the claims")
     audited.sort(key=lambda one: one.client)  # stable: the claimed view of a client is first
     if federation.sums is None and federation.experiment.clips_examples:
         views = views_of(federation, {one.client: one.findings.uploads for one in audited})

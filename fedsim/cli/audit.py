@@ -1,6 +1,7 @@
 """The `fedsim audit` command. Slow imports wait until the command runs."""
 
 import sys
+from contextlib import nullcontext
 
 import click
 
@@ -54,18 +55,22 @@ def audit_command(
     from fedsim.audit.audit import audit_experiment
     from fedsim.audit.terminal import print_audit
     from fedsim.experiment import load_experiment
+    from fedsim.report.phase_display import shown_phases
 
     def print_progress(done: int, of: int) -> None:
         if not quiet:
             click.echo(f"client {done}/{of} audited", err=True)
 
-    result = audit_experiment(
-        load_experiment(file, overrides),
-        clients=clients,
-        steps=steps,
-        confidence=confidence,
-        on_client=print_progress,
-    )
+    loaded = load_experiment(file, overrides)
+    with nullcontext() if quiet else shown_phases() as phases:
+        result = audit_experiment(
+            loaded,
+            clients=clients,
+            steps=steps,
+            confidence=confidence,
+            on_client=print_progress,
+            phases=phases,
+        )
     if as_json:
         print_json(result.to_json())
     else:

@@ -39,7 +39,7 @@ def plan_command(
         return
     with quick_imports():
         from fedsim.planning.projection import plan_experiment
-        from fedsim.report.progress import shown_phases
+        from fedsim.report.phase_display import shown_phases
         from fedsim.report.terminal import print_plan
 
     loaded, curves = load_experiment(file, overrides), as_json or plot is not None
@@ -62,7 +62,7 @@ def _advise(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
         from fedsim.experiment import load_experiment
         from fedsim.planning.advice.advice import advise_experiment
         from fedsim.report.advice_table import print_advice
-        from fedsim.report.progress import shown_phases
+        from fedsim.report.phase_display import shown_phases
 
     loaded = load_experiment(file, overrides)
     with shown_phases() as phases:

@@ -20,15 +20,18 @@ def report_command(directory: str, as_json: bool) -> None:
     The report of an older run has the wording of this version of fedsim.
     """
     from fedsim.report.html import write_report
+    from fedsim.report.phase_display import shown_phases
     from fedsim.report.terminal import print_result
     from fedsim.runs.directory import RunDirectory
     from fedsim.runs.run_lock import hold_run
     from fedsim.runs.verification import verify_run
 
     run_directory = RunDirectory.open(Path(directory))
-    with hold_run(run_directory.path):
+    with hold_run(run_directory.path), shown_phases() as phases:
+        phases.begin("checking the run")
         problems = verify_run(run_directory, pages=False).problems
         if not problems:
+            phases.begin("writing the report")
             write_report(run_directory)
     if problems:
         found = "\n".join(f"{directory}: {problem}" for problem in problems)

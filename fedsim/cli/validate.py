@@ -51,7 +51,7 @@ def validate_command(file: str, overrides: tuple[str, ...], with_data: bool, as_
 
 def _find(loaded: "LoadedExperiment") -> "DataFindings":
     from fedsim.planning.data_check import check_data
-    from fedsim.report.progress import shown_phases
+    from fedsim.report.phase_display import shown_phases
 
     with shown_phases() as phases:
         return check_data(loaded, phases=phases)

@@ -49,6 +49,7 @@ def verify_command(
     recomputed from its ledger, and --root is the hash of the last record there.
     """
     from fedsim.comparison.search.verify import is_search
+    from fedsim.report.phase_display import shown_phases
     from fedsim.runs.directory import RunDirectory
     from fedsim.runs.run_lock import refuse_in_use
     from fedsim.runs.verification import verify_run
@@ -64,13 +65,16 @@ def verify_command(
         return
     run_directory = RunDirectory.open(Path(directory))
     refuse_in_use(run_directory.path)
-    found = verify_run(run_directory, root=root)
-    replayed = None
-    if replay and not found.problems:
-        from fedsim.runs.replay import replay_run
+    with shown_phases() as phases:
+        phases.begin("checking the files and every ε")
+        found = verify_run(run_directory, root=root)
+        replayed = None
+        if replay and not found.problems:
+            from fedsim.runs.replay import replay_run
 
-        replayed = replay_run(run_directory, base=None if base is None else Path(base))
-        found = replace(found, problems=replayed.problems)
+            place = None if base is None else Path(base)
+            replayed = replay_run(run_directory, base=place, phases=phases)
+            found = replace(found, problems=replayed.problems)
     if as_json:
         print_json(
             {

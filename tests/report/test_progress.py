@@ -6,9 +6,14 @@ import pytest
 from rich.console import Console
 
 import fedsim
+from fedsim.audit.audit import audit_experiment
+from fedsim.core.phases import Phases
+from fedsim.experiment import load_experiment
 from fedsim.report import progress
-from fedsim.report.progress import PhaseDisplay, ProgressObserver
+from fedsim.report.phase_display import PhaseDisplay
+from fedsim.report.progress import ProgressObserver
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.replay import replay_run
 
 EXPERIMENT = {
     "name": "phases",
@@ -18,6 +23,14 @@ EXPERIMENT = {
     "local": {"steps": 1, "batch_size": 8},
     "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5},
 }
+
+
+SETUP = [
+    "loading the data",
+    "checking the model",
+    "calibrating noise",
+    "checking noise and clipping",
+]
 
 
 class Listener(ProgressObserver):
@@ -51,12 +64,10 @@ def shown(one: Console) -> str:
 def test_a_run_tells_its_phases_and_records_the_setup(tmp_path, terminal):
     observer = Listener(console(terminal=terminal))
     fedsim.run(EXPERIMENT, out=tmp_path / "run", observer=observer)
-    setup = ["loading the data", "checking the model", "calibrating noise"]
-    setup += ["checking noise and clipping"]
     after = ["computing the results", "writing the report"]
-    assert observer.heard == [*setup, "", "started", "ended", *after, ""]
+    assert observer.heard == [*SETUP, "", "started", "ended", *after, ""]
     summary = RunDirectory(tmp_path / "run").read_json("summary.json")
-    assert list(summary["setup"]) == setup
+    assert list(summary["setup"]) == SETUP
     text = shown(observer._console)
     assert ("checking the model" in text) == terminal
     page = (tmp_path / "run" / "report.html").read_text()
@@ -97,3 +108,21 @@ def test_the_time_left_counts_down(monkeypatch):
     assert progress._left_text(end) == ""
     assert progress._left_text(now + 125) == "2 min 5 s left"
     assert progress._left_text(now + 3 * 3600 + 240) == "3 h 4 min left"
+
+
+def test_a_replay_tells_its_rounds(tmp_path):
+    fedsim.run(EXPERIMENT, out=tmp_path / "run")
+    announced: list[str] = []
+    replay_run(RunDirectory.open(tmp_path / "run"), phases=Phases(announced.append))
+    rounds = ["replaying round 1 of 2", "replaying round 2 of 2"]
+    assert announced == [*SETUP[:3], *rounds]
+
+
+def test_an_audit_tells_its_clients():
+    announced: list[str] = []
+    audit_experiment(
+        load_experiment(EXPERIMENT), clients=1, steps=20, phases=Phases(announced.append)
+    )
+    assert announced[:3] == SETUP[:3]
+    assert announced[3].startswith("auditing client ")
+    assert announced[4:6] == ["", "comparing with the claims"]

@@ -15,6 +15,7 @@ import torch
 
 from fedsim.accountant.ledger.journal import Charge
 from fedsim.core.errors import FedsimError, InputError
+from fedsim.core.phases import Phases
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
@@ -51,7 +52,9 @@ class Replay:
     problems: tuple[str, ...]
 
 
-def replay_run(directory: RunDirectory, *, base: Path | None = None) -> Replay:
+def replay_run(
+    directory: RunDirectory, *, base: Path | None = None, phases: Phases | None = None
+) -> Replay:
     """Run a federation again and compare what left the clients with what was recorded.
 
     Guarantee: without problems, every recorded charge, the tag of every recorded upload, and the
@@ -61,19 +64,21 @@ def replay_run(directory: RunDirectory, *, base: Path | None = None) -> Replay:
     Args:
         directory: a run that was verified.
         base: the directory in which the experiment's relative paths start; None: the current one.
+        phases: the phases of the caller.
 
     Raises:
         ReplayImpossibleError: the run cannot be repeated here; the message says why.
         InputError: data or plug-ins are missing.
     """
-    federation = _federation(directory, base)
+    phases = phases or Phases()
+    federation = _federation(directory, base, phases)
     rounds = read_recorded(directory)
     _refuse_other_conditions(directory, federation, rounds)
-    comparison = _Comparison(directory, federation, rounds)
+    comparison = _Comparison(directory, federation, rounds, phases)
     return comparison.run()
 
 
-def _federation(directory: RunDirectory, base: Path | None) -> Federation:
+def _federation(directory: RunDirectory, base: Path | None, phases: Phases) -> Federation:
     origin = directory.origin
     if not origin.is_this_version or not directory.releases.is_file():
         raise ReplayImpossibleError(
@@ -83,7 +88,7 @@ def _federation(directory: RunDirectory, base: Path | None) -> Federation:
     path = directory.path / "experiment.yaml"
     try:
         loaded = load_experiment(path, WITHOUT_TRACKERS, base=base or Path())
-        federation = assemble(loaded, ledger=None, in_process=True)
+        federation = assemble(loaded, ledger=None, in_process=True, phases=phases)
     except InputError as error:
         what = " ".join(str(error).split())
         hint = "--base names the directory in which the experiment's relative paths start"
@@ -135,12 +140,17 @@ class _Comparison:
         directory: of the run.
         federation: assembled from its experiment.
         rounds: the recorded rounds.
+        phases: each round is one.
     """
 
     def __init__(
-        self, directory: RunDirectory, federation: Federation, rounds: Sequence[RecordedRound]
+        self,
+        directory: RunDirectory,
+        federation: Federation,
+        rounds: Sequence[RecordedRound],
+        phases: Phases,
     ) -> None:
-        self._directory, self._rounds = directory, rounds
+        self._directory, self._rounds, self._phases = directory, rounds, phases
         self._journal = MemoryJournal()
         self._federation = replace(federation, journal=cast("Any", self._journal))
         self._failures: dict[int, str] = {}
@@ -150,6 +160,7 @@ class _Comparison:
     def run(self) -> Replay:
         """Return the result."""
         if self._rounds:
+            self._begin_round()
             try:
                 self._execute()
                 reason = "it has no further round"
@@ -170,6 +181,9 @@ class _Comparison:
             charges=sum(len(one.charges) for one in done),
             problems=tuple(self._problems),
         )
+
+    def _begin_round(self) -> None:
+        self._phases.begin(f"replaying round {self._finished + 1} of {len(self._rounds)}")
 
     def _execute(self) -> None:
         federation = self._federation
@@ -203,6 +217,7 @@ class _Comparison:
             self._problems += self._final_difference(state)
         if is_last or self._problems:
             raise _EndOfRecordError
+        self._begin_round()
 
     def _differences(self, report: RoundReport) -> Iterator[str]:
         """Yield what a round has otherwise than its record."""
