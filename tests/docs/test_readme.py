@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import pytest
 
 from fedsim.cli import cli
@@ -37,6 +38,7 @@ COMMANDS = {
     "plan": "fedsim plan experiments/digits_dp.yaml",
     "validate": "fedsim validate experiments/digits_dp.yaml",
     "report": "fedsim report r",
+    "predict": "fedsim predict r new.npz",
     "verify": "fedsim verify r",
     "account": "fedsim account events.json --delta 1e-5",
     "audit": "fedsim audit experiments/digits_dp.yaml --clients 1 --steps 20",
@@ -67,6 +69,7 @@ def test_every_command_of_the_table_works(terminal: Terminal) -> None:
     assert sorted(names) == sorted({*COMMANDS, "compare"})
     assert {name.split()[0] for name in names} == set(cli.commands)
     Path("events.json").write_text('[{"type": "Gaussian", "noise_multiplier": 1.0}]')
+    np.savez("new.npz", x=np.zeros((2, 1, 8, 8)))
     for name, command in COMMANDS.items():
         printed = terminal(command)
         assert terminal.code == 0, f"{name}: {printed}"
