@@ -265,7 +265,7 @@ def test_validate_data_says_what_a_run_would_find(command: Command) -> None:
     assert "an example has 2 values, from " in out
     assert "classes of the test set: 0: " in out
     found = json.loads(command("validate", "blobs.yaml", "--data", "--json")[1])
-    assert found["input_shape"] == [2]
+    assert (found["input_shape"], found["hints"], found["notes"]) == ([2], [], [])
     code, out, err = command("validate", "blobs.yaml", "model.name=cnn", "--data")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1

@@ -1,6 +1,6 @@
 """The command `validate`."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -37,7 +37,7 @@ def validate_command(file: str, overrides: tuple[str, ...], with_data: bool, as_
     experiment = loaded.experiment
     found = _find(loaded) if with_data else None
     if as_json:
-        print_json(experiment.model_dump(mode="json") if found is None else found.to_json())
+        print_json(experiment.model_dump(mode="json") if found is None else _as_json(found))
         return
     click.echo(f"{file}: ok ({experiment.name}, {_privacy_in_words(experiment)})")
     for line in find_footprint(loaded).lines():
@@ -55,6 +55,17 @@ def _find(loaded: "LoadedExperiment") -> "DataFindings":
 
     with shown_phases() as phases:
         return check_data(loaded, phases=phases)
+
+
+def _as_json(found: "DataFindings") -> dict[str, Any]:
+    from fedsim.report.headline import notes, warnings
+
+    federation = found.federation
+    return {
+        **found.to_json(),
+        "notes": notes(federation),
+        "warnings": warnings(federation),
+    }
 
 
 def _print_findings(found: "DataFindings") -> None:

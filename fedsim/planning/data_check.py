@@ -17,7 +17,6 @@ from fedsim.federation.budget_check import refuse_overspending
 from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import probe_mechanisms
 
-_LARGE_PIXEL = 20.0  # pixels of 0 to 1, standardized or not, stay far below
 _MAX_CLASSES = 12  # in a line of text
 
 
@@ -140,11 +139,6 @@ def _hints(found: DataFindings) -> Iterator[str]:
             "tells how well it is learned; raise data.test_fraction or bring a test set"
         )
     low, high = found.test_range
-    if len(found.input_shape) > 1 and max(-low, high) > _LARGE_PIXEL:
-        yield (
-            f"images have values up to {max(-low, high):.4g} in the test set, and models train "
-            "best on numbers of about 1; write data.images: {scale: 255}, or another constant"
-        )
     if low == high:
         yield (
             f"all features are {low:g} in the test set, and nothing can be learned "

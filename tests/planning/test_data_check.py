@@ -75,8 +75,6 @@ def test_private_numbers_of_examples_are_not_shown(
 
 
 def test_hints_follow_from_the_public_test_set(write: Write) -> None:
-    large = write(arrays(IMAGES.astype(np.float32)), data={"images": {"channels": "last"}})
-    assert "scale: 255" in check_data(load_experiment(large)).hints[0]
     dark = write(arrays(x_test=np.zeros_like(IMAGES[:2]), y_test=LABELS[:2]))
     absent, constant = check_data(load_experiment(dark)).hints
     assert "no example of class 2" in absent
