@@ -34,9 +34,12 @@ class SettingsTable:
             return setting_text(self.values[variant][key])
         return "given" if key in self.sections[variant] else "–"
 
-    def among(self, names: Iterable[str]) -> list[str]:
-        """Return the names of variants in the table."""
-        return [name for name in names if name in self.values]
+    def among(self, names: Iterable[str]) -> "SettingsTable":
+        """Return the keys in which these variants differ, with their values."""
+        values = {name: self.values[name] for name in names if name in self.values}
+        part = SettingsTable(self.keys, values, self.sections)
+        keys = (key for key in self.keys if len({part.text(name, key) for name in values}) > 1)
+        return SettingsTable(tuple(keys), values, self.sections)
 
     def to_json(self) -> dict[str, dict[str, object]]:
         """Return `settings` of `comparison.json`: by variant, the values that differ."""

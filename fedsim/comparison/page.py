@@ -84,7 +84,7 @@ def _context(result: ComparisonResult) -> dict[str, Any]:
 
 def _unit(part: Results) -> dict[str, Any]:
     """Return the tables and the figures of one unit's variants; its name where there are two."""
-    from fedsim.comparison.figures.clients import equal_spend
+    from fedsim.comparison.figures.clients import spend_sentence
     from fedsim.comparison.figures.every import DIRECTORY, pictures_of
     from fedsim.comparison.figures.picture import series_of
 
@@ -103,7 +103,7 @@ def _unit(part: Results) -> dict[str, Any]:
             }
             for name, one in pictures.items()
         },
-        "equal_spend": [] if pictures["spend"] else equal_spend(part),
+        "spend_sentence": None if pictures["spend"] else spend_sentence(part),
         "scores": scores_context(part),
     }
 

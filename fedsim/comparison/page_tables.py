@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.text import (
+    common_words,
     difference_text,
     guarantee_text,
     interval_text,
@@ -39,7 +41,10 @@ class TableRow:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table that can be sorted by each column; the first column has names of variants."""
+    """A table that can be sorted by each column; the first column has names of variants.
+
+    What all names begin with, such as `target_epsilon=`, is the heading of that column.
+    """
 
     headings: tuple[str, ...]
     rows: tuple[TableRow, ...]
@@ -60,10 +65,15 @@ def variants_table(results: Results, series: Mapping[str, int]) -> PageTable:
         series: the number of each variant's colour.
     """
     columns = _columns(results)
+    prefix = common_words([one.name for one in results.variants])
     return PageTable(
-        headings=("variant", *(heading for heading, _ in columns)),
+        headings=(prefix or "variant", *(heading for heading, _ in columns)),
         rows=tuple(
-            TableRow(one.name, series[one.name], tuple(cell(one) for _, cell in columns))
+            TableRow(
+                one.name.removeprefix(prefix),
+                series[one.name],
+                tuple(cell(one) for _, cell in columns),
+            )
             for one in results.variants
         ),
     )
@@ -135,10 +145,11 @@ def differences_table(results: Results, series: Mapping[str, int]) -> PageTable 
         results: the variants of one unit.
         series: the number of each variant's colour.
     """
-    found = results.settings
+    found = results.settings.among(one.name for one in results.variants)
     if not found.keys:
         return None
     rows = []
+    prefix = common_words([one.name for one in results.variants])
     for one in (one for one in results.variants if one.name in found.values):
         texts = [found.text(one.name, key) for key in found.keys]
         values = [found.values[one.name].get(key) for key in found.keys]
@@ -146,8 +157,8 @@ def differences_table(results: Results, series: Mapping[str, int]) -> PageTable 
             TableCell(text, value if isinstance(value, int | float) else text)
             for text, value in zip(texts, values, strict=True)
         )
-        rows.append(TableRow(one.name, series[one.name], cells))
-    return PageTable(("variant", *found.keys), tuple(rows))
+        rows.append(TableRow(one.name.removeprefix(prefix), series[one.name], cells))
+    return PageTable((prefix or "variant", *found.keys), tuple(rows))
 
 
 def runs_table(results: Results, series: Mapping[str, int]) -> PageTable:
@@ -174,4 +185,4 @@ def _run_row(run: RunOutcome, metric: str, series: int) -> TableRow:
         TableCell(f"{len(run.rounds)}", len(run.rounds)),
         TableCell(duration_text(run.seconds), run.seconds),
     )
-    return TableRow(run.variant, series, cells, link=f"{run.path}/report.html")
+    return TableRow(run.variant, series, cells, link=f"{quote(run.path)}/report.html")

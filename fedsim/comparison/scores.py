@@ -13,12 +13,14 @@ from typing import Any
 from rich.table import Table
 
 from fedsim.comparison.results import Results, VariantResult
+from fedsim.comparison.text import common_words
 from fedsim.core.formatting import metric_text
 from fedsim.report.scores import Scores, quoted, recall_text
 from fedsim.report.tables import figure_table
 
 _MAX_ROWS = 10  # classes in a terminal: those with the largest losses
 _MAX_COLUMNS = 4  # variants in a terminal
+_MAX_WARNINGS = 10
 _MAX_NAMED = 3  # classes of a variant that a sentence names
 
 
@@ -82,12 +84,20 @@ def baseline_note(results: Results) -> str | None:
     )
 
 
-def score_warnings(results: Results) -> Iterator[str]:
-    """Yield one sentence for each variant with a class of recall 0, or a useless accuracy."""
+def score_warnings(results: Results) -> list[str]:
+    """Return sentences on variants with a class of recall 0 or a useless accuracy; at most ten."""
+    found = list(_warnings(results))
+    if len(found) <= _MAX_WARNINGS:
+        return found
+    more = len(found) - _MAX_WARNINGS
+    return [*found[:_MAX_WARNINGS], f"{more} more such findings are in the table of classes."]
+
+
+def _warnings(results: Results) -> Iterator[str]:
     for variant in results.variants:
         runs = _scores_of(variant)
         missed = Counter(one.name for run in runs for one in run.classes if one.is_missed)
-        for name, count in list(missed.items())[:_MAX_NAMED]:
+        for name, count in missed.items() if len(missed) <= _MAX_NAMED else ():
             yield (
                 f"{variant.name} finds no test example of class {quoted(name)} in {count} of "
                 f"{len(runs)} runs: its recall is 0% there."
@@ -112,8 +122,10 @@ def scores_table(results: Results) -> Table | None:
         return None
     shown = sorted(rows, key=lambda one: (-one.spread, one.lowest))[:_MAX_ROWS]
     variants = [one.name for one in results.variants[:_MAX_COLUMNS]]
-    headings = ["examples", *variants]
-    table = figure_table("Recall by class, on the public test set", headings, texts=["class"])
+    prefix = common_words([one.name for one in results.variants])
+    headings = ["examples", *(name.removeprefix(prefix) for name in variants)]
+    title = "Recall by class, on the public test set" + (f"; {prefix}…" if prefix else "")
+    table = figure_table(title, headings, texts=["class"])
     for row in rows:
         if row in shown:
             recalls = row.recalls[:_MAX_COLUMNS]
@@ -144,7 +156,7 @@ def scores_context(results: Results) -> dict[str, Any] | None:
     return {
         "variants": [one.name for one in results.variants],
         "baseline": baseline_note(results),
-        "warnings": list(score_warnings(results)),
+        "warnings": score_warnings(results),
         "rows": [
             {
                 "name": row.name,

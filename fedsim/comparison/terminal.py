@@ -16,6 +16,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedsim.comparison.comparison_result import ComparisonResult
+from fedsim.comparison.differences import SettingsTable
 from fedsim.comparison.execution.jobs import Job
 from fedsim.comparison.file.load import LoadedComparison
 from fedsim.comparison.notes import notes_of, seeds_text
@@ -130,8 +131,9 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
     console = console or Console()
     for part in result.results.by_unit:
         console.print(_table(part, unit=len(result.results.groups) > 1))
-        if part.settings.keys and not any(one.changes for one in part.variants):
-            console.print(_settings(part))
+        settings = part.settings.among(one.name for one in part.variants)
+        if settings.keys and not any(one.changes for one in part.variants):
+            console.print(_settings(settings))
         by_class = scores_table(part)
         if by_class is not None:
             print_table(console, by_class)
@@ -176,10 +178,9 @@ def _table(results: Results, *, unit: bool) -> Table:
     return table
 
 
-def _settings(results: Results) -> Table:
+def _settings(found: SettingsTable) -> Table:
     """Return the table of the settings in which given runs differ; few variants are columns."""
-    found = results.settings
-    names = found.among(one.name for one in results.variants)
+    names = list(found.values)
     table = Table(box=box.SIMPLE_HEAD, title="Settings that differ", title_justify="left")
     if len(names) <= _MAX_COLUMNS:
         table.add_column("", overflow="fold")

@@ -44,6 +44,8 @@ _VARIABLES = {
 STYLE: Any = {
     # Text stays text: it is small, can be searched, and takes the font of the page.
     "svg.fonttype": "none",
+    # Names of users may have dollar signs, which are no formulas.
+    "text.parse_math": False,
     # Without a salt, matplotlib's ids are random and the report differs from run to run.
     "svg.hashsalt": "fedsim",
     "font.family": "DejaVu Sans",

@@ -59,3 +59,10 @@ def test_texts_of_other_forms_share_sentences_and_one_text_stays_whole() -> None
     assert shared_text([("a", "Alone.")]).rest == (("a", "Alone."),)
     same = shared_text([("a", "Equal."), ("b", "Equal.")])
     assert (same.common, same.words, same.rest) == ("Equal.", (), ())
+
+
+def test_among_some_variants_only_what_differs_there_is_left() -> None:
+    found = settings_table({"plain": PLAIN, "dp": DP, "more": {**DP, "local.steps": 2}})
+    assert found.keys == ("privacy", "local.steps")
+    assert found.among(["dp", "more"]).keys == ("local.steps",)
+    assert found.among(["plain", "dp", "unknown"]).keys == ("privacy",)

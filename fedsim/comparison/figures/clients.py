@@ -16,12 +16,14 @@ from fedsim.comparison.figures.picture import (
     series_of,
 )
 from fedsim.comparison.results import Results, VariantResult
-from fedsim.core.formatting import epsilon_text, metric_text
+from fedsim.comparison.text import common_words
+from fedsim.core.formatting import epsilon_text, metric_text, percent_text
 
 _MAX_TIPS = 600  # single points with a text of their own
 _MAX_CLIENT_POINTS = 4000
 _MAX_NAME_CHARACTERS = 22
 _ROW_INCHES = 0.36
+_LEAST_SPREAD = 0.05  # below it, boxes would only show a scale
 _QUARTILES = (0, 25, 50, 75, 100)
 
 
@@ -95,8 +97,27 @@ def metric_boxes(results: Results, metric: str) -> Picture | None:
 
 
 def spend_boxes(results: Results) -> Picture | None:
-    """Return a box of the clients' ε for each variant; None where no variant's clients differ."""
-    values = {
+    """Return a box of the clients' ε for each variant; None where they hardly differ."""
+    values = _spends(results)
+    if _spread(values) < _LEAST_SPREAD:
+        return None
+    return _boxes(results, "spend", "ε of the clients", values, None)
+
+
+def spend_sentence(results: Results) -> str | None:
+    """Return how little the clients' ε differ, in place of boxes; None without finite ε."""
+    values = _spends(results)
+    if not values:
+        return None
+    spread = _spread(values)
+    if all(epsilon_text(max(own)) == epsilon_text(min(own)) for own in values.values()):
+        return "In each variant all clients have the same ε."
+    return f"In each variant the ε of the clients differ by at most {percent_text(spread)}."
+
+
+def _spends(results: Results) -> dict[str, list[float]]:
+    """Return every client's finite ε, by variant."""
+    found = {
         variant.name: [
             row["epsilon"]
             for run in variant.finished_runs
@@ -106,24 +127,12 @@ def spend_boxes(results: Results) -> Picture | None:
         for variant in results.variants
         if variant.is_private
     }
-    if all(epsilon_text(max(own)) == epsilon_text(min(own)) for own in values.values() if own):
-        return None
-    return _boxes(results, "spend", "ε of the clients", values, None)
+    return {name: own for name, own in found.items() if own}
 
 
-def equal_spend(results: Results) -> list[str]:
-    """Return a phrase for each variant whose clients all have one ε, as printed."""
-    found = []
-    for variant in results.variants:
-        texts = {
-            epsilon_text(row["epsilon"])
-            for run in variant.finished_runs
-            for row in run.clients
-            if variant.is_private
-        }
-        if len(texts) == 1:
-            found.append(f"{variant.name}: ε ≤ {texts.pop()}")
-    return found
+def _spread(values: Mapping[str, Sequence[float]]) -> float:
+    """Return the largest share by which the ε of a variant's clients differ."""
+    return max((1 - min(own) / max(own) for own in values.values() if max(own) > 0), default=0.0)
 
 
 def _boxes(
@@ -142,16 +151,20 @@ def _boxes(
     }
     if not rows:
         return None
+    prefix = common_words(list(rows))
 
     def paint(axes: Axes, tips: Tips) -> None:
         for place, (one, (n, *quartiles)) in enumerate(rows.items()):
             _draw_box(axes, place, one, n, quartiles, series[one], tips, metric)
-        axes.set_yticks(range(len(rows)), [_short(one) for one in rows])
+        axes.set_yticks(range(len(rows)), [_short(one.removeprefix(prefix)) for one in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.grid(visible=False)
         axes.grid(visible=True, axis="x")
         axes.set_xlabel(what)
-        if metric is not None:
+        axes.set_ylabel(prefix.removesuffix("="))
+        if metric is None:
+            axes.set_xlim(left=0)
+        else:
             metric_axis(axes, metric, horizontal=True)
 
     words = "; ".join(
@@ -160,7 +173,7 @@ def _boxes(
     )
     return Picture(
         name=figure_name(results, name),
-        caption=f"{what[0].upper()}{what[1:]}: quartiles and extremes",
+        caption=f"{_capital(what)}: quartiles and extremes",
         label=f"{what} of all runs: {words}",
         inches=(WIDE_INCHES[0], _ROW_INCHES * len(rows) + 0.75),
         columns=("variant", "clients", "minimum", "quartile_1", "median", "quartile_3", "maximum"),
@@ -194,6 +207,11 @@ def _text(metric: str | None, value: float) -> str:
     return epsilon_text(value) if metric is None else metric_text(metric, value)
 
 
+def _capital(text: str) -> str:
+    """Return a text with a capital; ε stays small: its capital looks like an E."""
+    return text if text.startswith("ε") else text[0].upper() + text[1:]
+
+
 def _short(name: str) -> str:
     limit = _MAX_NAME_CHARACTERS
     return name if len(name) <= limit else f"{name[: limit - 1]}…"
@@ -203,15 +221,17 @@ def _client_points(variant: VariantResult, metric: str) -> list[_ClientPoint]:
     """Return every client of every finished run that has the metric."""
     found = []
     for run in variant.finished_runs:
-        spends = {row["client"]: row["epsilon"] for row in run.clients}
+        spends = {row["client"]: row for row in run.clients}
         for row in run.client_metrics:
             if row.get(metric) is None:
                 continue
-            epsilon = spends.get(row["client"])
+            spend = spends.get(row["client"], {})
+            epsilon, name = spend.get("epsilon"), spend.get("name")
+            who = f"client {row['client']}" + (f", {name}" if name else "")
             bound = f"ε ≤ {epsilon_text(epsilon)}" if run.is_private else "no privacy"
             text = (
-                f"{variant.name}, seed {run.seed}, client {row['client']} ({row['examples']} "
-                f"examples): {metric_text(metric, row[metric])}, {bound}"
+                f"{variant.name}, seed {run.seed}, {who} ({row['examples']} examples): "
+                f"{metric_text(metric, row[metric])}, {bound}"
             )
             found.append(_ClientPoint(run.seed, row["client"], epsilon, row[metric], text))
     return found

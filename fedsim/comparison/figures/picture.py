@@ -22,7 +22,7 @@ _MAX_LEGEND_COLUMN = 12  # lines of a legend
 
 @dataclass(frozen=True)
 class Series:
-    """Colour, dashes and marker of a variant in all figures."""
+    """Colour, dashes and marker of a variant in all figures; its number from 1 on in the page."""
 
     colour: str
     dashes: object
@@ -115,8 +115,8 @@ def series_of(results: Results) -> dict[str, Series]:
         variant.name: Series(
             colour=colours[index % len(colours)],
             dashes=_DASHES[index // len(colours) % len(_DASHES)],
-            marker=_MARKERS[index % len(_MARKERS)],
-            number=index % len(colours) + 1,
+            marker=_MARKERS[(index + index // len(colours)) % len(_MARKERS)],
+            number=index + 1,
         )
         for index, variant in enumerate(results.variants)
     }

@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.figures.axes import metric_bounds
-from fedsim.comparison.figures.clients import equal_spend, metric_boxes, spend_boxes
+from fedsim.comparison.figures.clients import metric_boxes, spend_boxes, spend_sentence
 from fedsim.comparison.figures.curves import over_epsilon, over_rounds
 from fedsim.comparison.figures.picture import Picture
 from fedsim.comparison.figures.tradeoff import tradeoff
@@ -111,7 +111,7 @@ def test_boxes_are_the_quartiles_of_the_clients(compared: ComparisonResult) -> N
 
 def test_equal_spends_are_words_and_others_are_boxes(compared: ComparisonResult) -> None:
     assert spend_boxes(compared.results) is None
-    assert equal_spend(compared.results) == ["dp: ε ≤ 8"]
+    assert spend_sentence(compared.results) == "In each variant all clients have the same ε."
     plain, dp = compared.results.variants
     runs = tuple(
         replace(run, clients=tuple({**row, "epsilon": 1.0 + row["client"]} for row in run.clients))

@@ -199,3 +199,15 @@ def test_runs_of_an_old_version_are_compared_and_what_they_lack_is_named(tmp_pat
     assert "federation.rounds" in found.results.settings.keys
     assert any("recorded no digest of the test set" in note for note in found.results.remarks)
     assert "nothing shows that they are shared" in found.results.pair_check.statement
+
+
+def test_any_name_of_a_directory_is_shown_as_it_is(runs: Path) -> None:
+    odd = runs / r"a$\frac{x}$<b>#1"
+    (runs / "plain-0").rename(odd)
+    found = compare_runs([odd, runs / "dp-0"], out=runs / "out")
+    page = (runs / "out" / "comparison.html").read_text()
+    assert "<b>#1" not in page
+    assert 'href="../a%24%5Cfrac%7Bx%7D%24%3Cb%3E%231/report.html"' in page
+    svg = (runs / "out" / "figures" / "rounds.svg").read_text()
+    assert r"a$\frac{x}$&lt;b&gt;#1" in svg
+    assert found.results.variants[0].name == odd.name
