@@ -61,12 +61,12 @@ def run_command(
     except RunFailedError as error:
         go_on = resume_command(file, overrides, error.result.path)
         fail(f"{error}\nfiles of the run: {error.result.path}; to go on: {go_on}", ExitCode.FAILED)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        hint = "nothing was written, so run the same command again"
         if resume and out is not None:
-            click.echo(f"to go on: {resume_command(file, overrides, Path(out))}", err=True)
-        else:
-            click.echo("no round was begun, and nothing written: run the same command", err=True)
-        raise
+            hint = f"to go on: {resume_command(file, overrides, Path(out))}"
+        reason = str(interrupt) or "interrupted by the user"
+        fail(f"{reason} during the set-up; {hint}", ExitCode.INTERRUPTED)
     if as_json:
         directory = RunDirectory(result.path)
         summary = directory.read_json("summary.json")

@@ -150,7 +150,10 @@ def test_before_there_is_a_run_directory_nothing_is_left(
     Path("e.json").write_text(json.dumps(EXPERIMENT))
     signals_at(monkeypatch, "creation", signal.SIGTERM)
     assert command(monkeypatch, "run", "e.json", "--out", "r", "--quiet") == 143
-    assert capsys.readouterr().err.strip() == "terminated by SIGTERM"
+    assert capsys.readouterr().err == (
+        "terminated by SIGTERM during the set-up; nothing was written, so run the same "
+        "command again\n"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["e.json"]
 
 
