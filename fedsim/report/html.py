@@ -14,7 +14,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from fedsim.core.formatting import delta_text, epsilon_text, percent_text
+from fedsim.core.formatting import delta_text, epsilon_text, least_epsilon_text, percent_text
 from fedsim.report import overview
 from fedsim.report.client_table import MAX_BARS, ClientTable, client_table, plain_table
 from fedsim.report.contents import RunContents, read_contents
@@ -168,26 +168,30 @@ def _table(contents: RunContents) -> ClientTable | None:
 
 
 def _ties(contents: RunContents) -> str | None:
-    """Return what all clients spent where it is the same: no figure is needed then."""
+    """Return what all clients spent where it is nearly the same: no figure is needed then."""
     facts = contents.facts
     if not facts.is_bounded or not facts.has_charges:
         return None
-    from fedsim.report.plots import common_epsilon
+    from fedsim.report.plots import narrow_range
 
-    shared = common_epsilon(spends_of(contents))
+    shared = narrow_range(spends_of(contents))
     if shared is None:
         return None
-    return f"ε ties: all {len(contents.clients):,} clients spent ε = {shared}{_against(facts)}."
+    who, against = f"all {len(contents.clients):,} clients", _against(facts)
+    if len(facts.worst_clients) == len(facts.clients):
+        return f"ε ties: {who} spent ε = {epsilon_text(shared[1])}{against}."
+    low, high = least_epsilon_text(shared[0]), epsilon_text(shared[1])
+    return f"ε nearly ties: {who} spent between ε = {low} and {high}{against}."
 
 
 def _spend_plot(contents: RunContents) -> Markup | None:
     facts = contents.facts
     if not facts.is_private or not facts.has_charges or facts.objections:
         return None
-    from fedsim.report.plots import common_epsilon, draw_spend
+    from fedsim.report.plots import draw_spend, narrow_range
 
     spends = spends_of(contents)
-    return None if common_epsilon(spends) is not None else draw_spend(spends)
+    return None if narrow_range(spends) is not None else draw_spend(spends)
 
 
 def _spend_caption(contents: RunContents) -> str:

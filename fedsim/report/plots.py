@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from fedsim.core.formatting import epsilon_text
 from fedsim.report.client_table import MAX_BARS, aligned_epsilon
 from fedsim.report.svg import Ink, Tip, inline_svg, style
 
@@ -22,6 +21,8 @@ _BAR_HEIGHT_PIXELS = 21
 # More points than pixels would only make the file larger.
 _MAX_POINTS = 400
 _MAX_TIPS = 100
+
+_SAME_SHARE = 0.99  # of the largest ε: bars of such lengths look the same
 
 _Point = TypeVar("_Point")
 
@@ -134,7 +135,7 @@ class Spend:
 def draw_spend(spends: Sequence[Spend]) -> Markup:
     """Return every client's ε: a bar for each, or the sorted curve of more than `MAX_BARS`.
 
-    Equal ε are no figure: `common_epsilon` has them in words.
+    ε that are all alike need no figure: `narrow_range` is enough.
     """
     with style():
         label = "Epsilon spent by each client; the table below has every number"
@@ -153,10 +154,12 @@ def _spend_text(spend: Spend) -> str:
     return f"client {spend.client}: ε {aligned_epsilon(spend.epsilon)}{target}"
 
 
-def common_epsilon(spends: Sequence[Spend]) -> str | None:
-    """Return the ε that several clients share, as printed; None if they do not share one."""
-    texts = {epsilon_text(spend.epsilon) for spend in spends}
-    return texts.pop() if len(texts) == 1 and len(spends) > 1 else None
+def narrow_range(spends: Sequence[Spend]) -> tuple[float, float] | None:
+    """Return the smallest and largest ε of several clients within 1 %; None for a wider range."""
+    found = [math.inf if spend.epsilon is None else spend.epsilon for spend in spends]
+    if len(found) < 2 or not min(found) >= _SAME_SHARE * max(found):
+        return None
+    return (min(found), max(found))
 
 
 def common_target(spends: Sequence[Spend]) -> float | None:

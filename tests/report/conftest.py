@@ -127,6 +127,9 @@ def make_rounds(count: int, clients: Clients, *, private: bool, task: str) -> Cl
                 "withdrawn": [],
                 "seconds": 0.1234,
                 "epsilon_max": final * math.sqrt(number / count) if private else None,
+                "traffic": {"down": 96_400, "up": 96_400},
+                "update_norm": 1.0 + 2.0 / number,
+                "noise_norm": 1.0 if private else None,
             }
         )
     return rows

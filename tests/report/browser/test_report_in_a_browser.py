@@ -3,6 +3,7 @@
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,16 @@ def page_of(open_page):
         return open_page(directory.report, **settings)
 
     return open_
+
+
+def private_figures(count: int) -> dict[str, Any]:
+    """Return `client_data.json` of clients with two or three classes."""
+    labels = [[max(0, 40 - 20 * ((k - n) % 10)) for k in range(10)] for n in range(count)]
+    rows = [
+        {"client": n, "labels": own, "held_out": own, "correct": [k // 2 for k in own]}
+        for n, own in enumerate(labels)
+    ]
+    return {"schema": 1, "classes": [f"kind {k}" for k in range(10)], "clients": rows}
 
 
 def column(page, number: int) -> list[str]:
@@ -308,12 +319,19 @@ def test_a_table_that_goes_on_has_a_shadow_at_its_edge(make_run, page_of, dark):
     assert page.pixel(right - 2, top + 300) == page.pixel(right + 8, top + 300)
 
 
-@pytest.mark.parametrize("settings", [{}, {"private": False}], ids=["private", "plain"])
+@pytest.mark.parametrize("private", [True, False], ids=["private", "plain"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["1400", "390"])
-def test_nothing_overlaps_or_leaves_its_place(make_run, page_of, settings, dark, size):
-    page = page_of(make_run(**settings), dark=dark, **size)
+def test_nothing_overlaps_or_leaves_its_place(make_run, page_of, private, dark, size):
+    directory = make_run(private=private)
+    if not private:
+        directory.write_json("client_data.json", private_figures(10))
+    page = page_of(directory, dark=dark, **size)
     assert page.complaints == []
+    shown = page.texts("h2") + page.texts("h3") + page.texts("figcaption")
+    new = {"Experiment", "Test accuracy against its cost", "against communication"}
+    new |= {"Noise-to-signal ratio"} if private else {"Clients’ own data"}
+    assert new <= set(shown)
     assert page.js(CONTRAST) == []
     assert page.js(OUTSIDE) == []
 
@@ -352,6 +370,26 @@ def test_the_table_without_privacy_sorts_and_filters(make_run, page_of, make_rou
     page.type("#find", "7")
     assert [column(page, number)[0] for number in (3, 4)] == ["3", "1 lost update"]
     assert page.complaints == []
+
+
+@pytest.mark.parametrize("count", [10, 60])
+def test_cells_of_private_figures_stay_legible(make_run, page_of, count):
+    directory = make_run(clients=count, private=False)
+    directory.write_json("client_data.json", private_figures(count))
+    page = page_of(directory, dark=True, **PHONE)
+    drawing = "document.querySelector('#client-data svg')"
+    box = page.js(
+        f"(() => {{ const b = {drawing}.getBoundingClientRect(); return [b.width, b.height]; }})()"
+    )
+    assert box[0] <= PHONE["width"]
+    assert box[1] < PHONE["height"]
+    paths = f"[...{drawing}.querySelectorAll('path')]"
+    strongest = page.js(f"Math.max(...{paths}.map((path) => Number(path.style.opacity || 0)))")
+    assert 0 < strongest <= 0.45
+    page.hover("#client-data svg .tip:nth-of-type(4)")
+    assert page.texts("#tip")[0].startswith("client ")
+    page.call("Emulation.setEmulatedMedia", media="print")
+    assert page.js(f"{drawing}.getBoundingClientRect().width") > 100
 
 
 def test_prints_in_dark_ink_on_white_without_controls(make_run, page_of):
