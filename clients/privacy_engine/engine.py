@@ -58,9 +58,9 @@ class PrivacyEngine(OpacusStyle):
     """Makes an optimizer's steps differentially private per example.
 
     After `attach`, `engine.backward(losses)` takes one loss for each example. `loss.backward()`
-    does the same where a loss function of torch, or `mean()` or `sum()`, reduced the losses of
-    examples (`fedsim.clients.privacy_engine.row_losses`). After any other `loss.backward()` no ε
-    is printed until `check_isolation` has seen the loss. No parameter gets a `.grad`.
+    does the same for a mean or sum of a loss function of torch of the model's outputs, without
+    weights (`fedsim.clients.privacy_engine.row_losses`). After any other `loss.backward()` no ε is
+    printed until `check_isolation` has seen the loss. No parameter gets a `.grad`.
     `optimizer.step()` clips the per-example gradients, sums them, adds noise once and divides by
     `batch_size`; the optimizer sees nothing else. `optimizer.virtual_step()` adds a physical batch
     to the lot without noise, so that a lot may exceed memory. The first dimension of the model's

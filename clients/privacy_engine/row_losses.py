@@ -1,14 +1,18 @@
-"""Losses that the caller reduces to one value, with the value of each example kept.
+"""Losses that a function of torch reduced to one value, with the value of each example kept.
 
 Scripts call `criterion(model(x), y).backward()`. What reaches the engine of that backward pass is a
 gradient, which does not show whether the loss kept examples apart. So the outputs of an attached
 model are `ModelOutput`s: a loss function of torch that is called with one is computed for each
 example, then reduced. The result remembers its parts, and `backward()` of the result is
-`engine.backward(parts)`. Everything else that is computed from outputs is as without an engine.
+`engine.backward(parts)`.
+
+Guarantee: the parts of a loss are functions of the outputs of their own rows and of the targets,
+in the way that torch's function says. A result of any other operation is a plain tensor, with
+which nothing is remembered: arithmetic of the caller may divide by what depends on the whole lot.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +36,10 @@ class ForwardPass:
 
 
 class ModelOutput(Tensor):
-    """An output of an attached model, or what was computed from one.
+    """An output of an attached model, its image under an operation by row, or a reduced loss.
 
     Attributes:
-        origin: the forward pass.
+        origin: the forward pass; None once other values may be in the tensor.
         losses: of a loss that was reduced to one value, the value of each row (n,).
     """
 
@@ -48,15 +52,19 @@ class ModelOutput(Tensor):
         func: Callable[..., Any],
         types: Sequence[type],
         args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call a function of torch, and keep the parts of a loss that it reduces."""
-        kwargs = kwargs or {}
+        call = _Call(func, args, dict(kwargs or {}))
         rule = _RULES.get(func)
-        found = None if rule is None else rule(func, args, kwargs)
+        found = None if rule is None else rule(call)
         if found is not None:
             return found.value
-        return _noted(_plain(func, args, kwargs), _origin(args, kwargs))
+        result = call.plain()
+        for value in [result] if isinstance(result, Tensor) else pytree.tree_leaves(result):
+            if isinstance(value, ModelOutput):  # changed in place
+                value.origin = value.losses = None
+        return result
 
 
 def with_origin(outputs: Any, origin: ForwardPass) -> Any:
@@ -71,7 +79,28 @@ def with_origin(outputs: Any, origin: ForwardPass) -> Any:
 
 def without_origin(value: Tensor) -> Tensor:
     """Return the same tensor as a plain one."""
-    return _plain(Tensor.as_subclass, (value, Tensor), {}) if type(value) is not Tensor else value
+    if not isinstance(value, ModelOutput):
+        return value
+    return _Call(Tensor.as_subclass, (value, Tensor), {}).plain()
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of a function of torch with at least one `ModelOutput`."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def plain(self) -> Any:
+        """Return the result as if every `ModelOutput` were a plain tensor."""
+        return Tensor.__torch_function__(self.func, (), self.args, self.kwargs)
+
+    @property
+    def origin(self) -> ForwardPass | None:
+        """The forward pass of the first argument, whose rows the function keeps apart."""
+        first = self.args[0] if self.args else self.kwargs.get("input")
+        return first.origin if isinstance(first, ModelOutput) else None
 
 
 @dataclass(frozen=True)
@@ -81,37 +110,18 @@ class _Found:
     value: Any
 
 
-_Rule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], _Found | None]
+def _noted(result: Any, origin: ForwardPass, losses: Tensor | None = None) -> Any:
+    """Return a tensor that remembers a forward pass, if gradients flow through it."""
+    if type(result) is not Tensor or not result.requires_grad:
+        return result
+    noted = result.as_subclass(ModelOutput)
+    noted.origin, noted.losses = origin, losses
+    return noted
 
 
-def _plain(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function as if every `ModelOutput` were a plain tensor."""
-    return Tensor.__torch_function__(func, (), args, kwargs)
-
-
-def _origin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardPass | None:
-    for value in pytree.tree_leaves((args, kwargs)):
-        if isinstance(value, ModelOutput) and value.origin is not None:
-            return value.origin
-    return None
-
-
-def _noted(result: Any, origin: ForwardPass | None, losses: Tensor | None = None) -> Any:
-    """Return results that remember a forward pass, if gradients flow through them."""
-    if not isinstance(result, Tensor):
-        return pytree.tree_map_only(Tensor, lambda value: _noted(value, origin), result)
-    if not isinstance(result, ModelOutput):
-        if type(result) is not Tensor or not result.requires_grad:
-            return result
-        result = result.as_subclass(ModelOutput)
-    result.origin, result.losses = origin, losses
-    return result
-
-
-def _reduced(values: Tensor, origin: ForwardPass | None, *, mean: bool) -> _Found | None:
+def _reduced(values: Tensor, origin: ForwardPass, *, mean: bool) -> _Found | None:
     """Return the mean or sum of values that have a row, or several, for each row of a pass."""
-    values = without_origin(values)
-    if origin is None or not values.requires_grad or not values.ndim:
+    if not values.requires_grad or not values.ndim:
         return None
     if not values.numel():  # an empty lot, for which torch's mean is NaN
         return _Found(_noted(values.sum(), origin, values.flatten()))
@@ -122,73 +132,77 @@ def _reduced(values: Tensor, origin: ForwardPass | None, *, mean: bool) -> _Foun
     return _Found(_noted(losses.mean() if mean else losses.sum(), origin, losses))
 
 
-def _loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Found | None:
+def _loss(call: _Call) -> _Found | None:
     """Compute a loss function of torch for each example, then reduce it.
 
-    A mean with class weights, or with ignored labels other than the default, divides by what
-    depends on all examples: there is no rule for it.
+    Weights may be made from the whole lot, and a mean with weights or with ignored labels divides
+    by what depends on all examples: there is no rule for them. A label of -100 is a loss of 0 here,
+    and does not change the divisor.
     """
-    bound = _SIGNATURES[func].bind(*args, **kwargs)
+    bound = _SIGNATURES[call.func].bind(*call.args, **call.kwargs)
     bound.apply_defaults()
     given = bound.arguments
-    reduction, origin = given["reduction"], _origin(args, kwargs)
-    if reduction not in ("mean", "sum") or origin is None:
+    reduction, origin = given["reduction"], call.origin
+    if origin is None or reduction not in ("none", "mean", "sum"):
         return None
-    if given.get("size_average") is not None or given.get("reduce") is not None:
+    if any(given.get(name) is not None for name in _UNKNOWN_IF_GIVEN):
         return None
-    if (
-        reduction == "mean"
-        and "ignore_index" in given
-        and (given["weight"] is not None or given["ignore_index"] != _NEVER_A_LABEL)
-    ):
+    if given.get("ignore_index", _NEVER_A_LABEL) != _NEVER_A_LABEL:
         return None
     given["reduction"] = "none"
-    return _reduced(_plain(func, bound.args, bound.kwargs), origin, mean=reduction == "mean")
+    values = _Call(call.func, bound.args, bound.kwargs).plain()
+    if reduction == "none":
+        return _Found(_noted(values, origin))
+    return _reduced(values, origin, mean=reduction == "mean")
 
 
-def _reduction(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> _Found | None:
-    """Reduce values of each example to their mean or sum."""
-    if len(args) != 1 or kwargs or not isinstance(args[0], ModelOutput):
+def _reduction(call: _Call) -> _Found | None:
+    """Reduce losses of examples to their mean or sum."""
+    origin = call.origin
+    if origin is None or len(call.args) != 1 or call.kwargs or _is_loss(call.args[0]):
         return None
-    return _reduced(args[0], args[0].origin, mean=func in (torch.mean, Tensor.mean))
+    is_mean = call.func in (torch.mean, Tensor.mean)
+    return _reduced(without_origin(call.args[0]), origin, mean=is_mean)
 
 
-def _scaled(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> _Found | None:
-    """Multiply or divide a loss by a number of Python, or negate it."""
-    loss = next((value for value in args if _is_loss(value)), None)
-    numbers = [value for value in args if isinstance(value, int | float)]
-    if loss is None or kwargs or len(numbers) != len(args) - 1:
-        return None
-    if func in _DIVISIONS and args[0] is not loss:
-        return None
-    of_each = [loss.losses if value is loss else value for value in args]
-    total = _plain(func, args, kwargs)
-    return _Found(_noted(total, loss.origin, _plain(func, tuple(of_each), {})))
-
-
-def _added(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> _Found | None:
+def _added(call: _Call) -> _Found | None:
     """Add losses of one forward pass; a number of Python adds no gradient."""
-    losses = [value for value in args if _is_loss(value)]
-    rest = [value for value in args if not isinstance(value, int | float) and not _is_loss(value)]
-    if kwargs or rest or len({id(loss.origin) for loss in losses}) != 1:
+    losses = [value for value in call.args if _is_loss(value)]
+    numbers = [value for value in call.args if isinstance(value, int | float)]
+    passes = {id(loss.origin) for loss in losses}
+    if call.kwargs or len(losses) + len(numbers) != len(call.args) or len(passes) != 1:
         return None
-    of_each = [loss.losses for loss in losses if loss.losses is not None]
-    total = of_each[0] if len(of_each) == 1 else of_each[0] + of_each[1]
-    return _Found(_noted(_plain(func, args, kwargs), losses[0].origin, total))
+    total = losses[0].losses
+    for loss in losses[1:]:
+        total = total + loss.losses
+    return _Found(_noted(call.plain(), losses[0].origin, total))
 
 
-def _backward(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> _Found | None:
+def _by_row(call: _Call) -> _Found | None:
+    """Apply an operation that computes each row, or each element, from itself alone."""
+    return None if call.origin is None else _Found(_noted(call.plain(), call.origin))
+
+
+def _along_dimension(call: _Call) -> _Found | None:
+    """Apply a softmax along another dimension than that of the examples."""
+    dimension = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
+    if call.origin is None or not isinstance(dimension, int):
+        return None
+    return _by_row(call) if dimension % max(1, call.args[0].ndim) else None
+
+
+def _part(call: _Call) -> _Found | None:
+    """Take a part of each row, such as `outputs[:, 0]`."""
+    place: Any = call.args[1]
+    if not isinstance(place, tuple) or place[:1] != (slice(None),):
+        return None
+    return _by_row(call) if all(isinstance(one, int | slice) for one in place) else None
+
+
+def _backward(call: _Call) -> _Found | None:
     """Run `engine.backward` of a loss whose parts are known."""
-    loss = args[0]
-    if not _is_loss(loss) or len(args) != 1 or any(bool(value) for value in kwargs.values()):
+    (loss, *others) = call.args
+    if not _is_loss(loss) or others or any(map(bool, call.kwargs.values())):
         return None
     loss.origin.backward(loss.losses)
     return _Found(None)
@@ -199,12 +213,11 @@ def _is_loss(value: object) -> bool:
 
 
 _NEVER_A_LABEL = -100  # torch's default of ignore_index
+_UNKNOWN_IF_GIVEN = ("weight", "pos_weight", "size_average", "reduce")
 _LOSSES: tuple[Callable[..., Any], ...] = (
     functional.binary_cross_entropy,
     functional.binary_cross_entropy_with_logits,
     functional.cross_entropy,
-    functional.gaussian_nll_loss,
-    functional.hinge_embedding_loss,
     functional.huber_loss,
     functional.kl_div,
     functional.l1_loss,
@@ -218,11 +231,21 @@ _LOSSES: tuple[Callable[..., Any], ...] = (
     functional.soft_margin_loss,
 )
 _SIGNATURES = {func: inspect.signature(func) for func in _LOSSES}
-_DIVISIONS = (torch.div, Tensor.div)
-_RULES: dict[Callable[..., Any], _Rule] = {
+_ROW_OPERATIONS: tuple[Callable[..., Any], ...] = (
+    *(torch.sigmoid, Tensor.sigmoid, functional.sigmoid, functional.logsigmoid),
+    *(torch.squeeze, Tensor.squeeze, torch.flatten, Tensor.flatten, torch.reshape),
+    *(Tensor.view, Tensor.reshape, Tensor.contiguous, Tensor.float, Tensor.double),
+)
+_SOFTMAXES: tuple[Callable[..., Any], ...] = (
+    *(torch.softmax, Tensor.softmax, functional.softmax),
+    *(torch.log_softmax, Tensor.log_softmax, functional.log_softmax),
+)
+_RULES: Mapping[Callable[..., Any], Callable[[_Call], _Found | None]] = {
     **dict.fromkeys(_LOSSES, _loss),
     **dict.fromkeys((torch.mean, Tensor.mean, torch.sum, Tensor.sum), _reduction),
-    **dict.fromkeys((torch.mul, Tensor.mul, torch.neg, Tensor.neg, *_DIVISIONS), _scaled),
     **dict.fromkeys((torch.add, Tensor.add), _added),
+    **dict.fromkeys(_ROW_OPERATIONS, _by_row),
+    **dict.fromkeys(_SOFTMAXES, _along_dimension),
+    Tensor.__getitem__: _part,
     Tensor.backward: _backward,
 }
