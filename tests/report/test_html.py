@@ -305,7 +305,7 @@ def test_metrics_that_diverged_leave_gaps(make_run, make_rounds):
     rows[2]["test_accuracy"] = None
     html = report_of(make_run(private=False, rounds=rows))
     assert "loss not finite" in Page(html).text
-    assert html.count("<svg") == 2  # accuracy by round and by time
+    assert html.count("<svg") == 3  # accuracy by round, bytes and time
 
 
 def test_hostile_text_is_escaped(make_run, make_rounds):
@@ -438,7 +438,9 @@ def test_noise_is_drawn_up_to_where_it_is_all_there_is(make_run, make_rounds):
     html = report_of(make_run(rounds=rows))
     for text in ("round 1: 0.562", "round 2: 7.26", "round 3: 34.7", "noise alone"):
         assert text in html  # the last is the largest with 2,410 values: (2410 / 2) ** 0.5
-    assert "Noise-to-signal" not in report_of(make_run())
+    for row in rows:
+        row.update(noise_norm=None)  # as with momentum
+    assert "Noise-to-signal" not in report_of(make_run(rounds=rows))
 
 
 def columns_of(page: Page) -> dict[str, list[Any]]:
