@@ -1,5 +1,6 @@
 """Every client's examples and the server's test set, loaded from `data:` of an experiment."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -20,8 +21,8 @@ class FederatedData:
     Attributes:
         clients: every client's training examples, by client number, gathered on access.
         test: the server's public test set, never on a client.
-        num_classes: one more than the largest class of the whole dataset, assumed to be public;
-            None if the targets are not classes 0, 1, 2, ...
+        num_classes: the number of named classes, or one more than the largest class of the whole
+            dataset, assumed to be public; None if the targets are not classes 0, 1, 2, ...
         input_shape: shape of one example's features, as the model gets them.
         raw_input_shape: shape of one example in the dataset, before transforms.
         held_out: examples of every client that it never trains on; None without a holdout.
@@ -91,7 +92,7 @@ def load_federated_data(
         clients=ClientExamples(source, rows, transform=later),
         held_out=None if held_out is None else ClientExamples(source, held_out, transform=later),
         test=test.transformed(transform),
-        num_classes=_num_classes(dataset.train, test),
+        num_classes=_num_classes(dataset.train, test, dataset.class_names or ()),
         input_shape=shape,
         raw_input_shape=raw_shape,
         class_names=dataset.class_names,
@@ -100,15 +101,15 @@ def load_federated_data(
     )
 
 
-def _num_classes(train: Examples, test: Examples) -> int | None:
-    """Return one more than the largest class; None for targets that are no classes.
+def _num_classes(train: Examples, test: Examples, names: Sequence[str]) -> int | None:
+    """Return one more than the largest class, named or seen; None for targets that are no classes.
 
     Raises:
         DataError: there would be more than `MAX_CLASSES`.
     """
     if not train.has_classes or min(train.targets.min(), test.targets.min()) < 0:
         return None
-    classes = int(max(train.targets.max(), test.targets.max())) + 1
+    classes = max(int(train.targets.max()) + 1, int(test.targets.max()) + 1, len(names))
     if classes > MAX_CLASSES:
         raise DataError(
             f"the largest class is {classes - 1:,}, and a classifier has a score for each of "

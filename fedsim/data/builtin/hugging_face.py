@@ -30,6 +30,10 @@ def load_hugging_face(args: HuggingFaceArgs, context: LoadContext) -> Dataset:
             is missing or has values of another form.
     """
     train = _split(args, context, args.train)
+    groups: dict[str, tuple[str, ...]] = {}
+    if context.group is not None:
+        clients = _columns(train, [context.group], args.train)[context.group]
+        groups[context.group] = tuple(map(str, clients.tolist()))
     features = _feature_columns(args, train, context.group)
     columns = _columns(train, [*features, args.target], args.train)
     x, y = _stack(columns, features), columns[args.target]
@@ -42,10 +46,7 @@ def load_hugging_face(args: HuggingFaceArgs, context: LoadContext) -> Dataset:
     names = getattr(train.features[args.target], "names", None)
     if names is not None:
         dataset = dataset._replace(class_names=tuple(map(str, names)))
-    if context.group is None:
-        return dataset
-    group = _columns(train, [context.group], args.train)[context.group]
-    return dataset._replace(groups={context.group: tuple(map(str, group.tolist()))})
+    return dataset._replace(groups=groups)
 
 
 def _split(args: HuggingFaceArgs, context: LoadContext, split: str) -> Any:

@@ -63,7 +63,7 @@ def load_synthetic_fedprox(args: SyntheticFedproxArgs, context: LoadContext) -> 
             centre = feature_mean + rng.standard_normal(args.dimension)
         return _labelled(rng, int(sizes[user]), weights, bias, centre)
 
-    return _of_users(draw(user) for user in range(args.users))
+    return _of_users((draw(user) for user in range(args.users)), args.classes)
 
 
 def load_synthetic_logistic(args: SyntheticLogisticArgs, context: LoadContext) -> Dataset:
@@ -103,7 +103,7 @@ def load_synthetic_logistic(args: SyntheticLogisticArgs, context: LoadContext) -
         others = rng.integers(0, args.classes, args.examples)
         return features, np.where(is_noise, others, classes)
 
-    return _of_users(draw(user) for user in range(args.users))
+    return _of_users((draw(user) for user in range(args.users)), args.classes)
 
 
 def load_blobs(args: BlobsArgs, context: LoadContext) -> Dataset:
@@ -139,12 +139,13 @@ def _labelled(
     return features.astype(np.float32), (features @ weights + bias).argmax(axis=1)
 
 
-def _of_users(parts: Iterable[Labelled]) -> Dataset:
+def _of_users(parts: Iterable[Labelled], num_classes: int) -> Dataset:
     features, classes = zip(*parts, strict=True)
     digits = len(str(len(classes) - 1))  # names in the order of the numbers
     users = [f"{user:0{digits}d}" for user, own in enumerate(classes) for _ in own]
     examples = Examples(np.concatenate(features), np.concatenate(classes).astype(np.int64))
-    return Dataset(examples, groups={USER: users})
+    names = tuple(map(str, range(num_classes)))  # also of classes that no user has
+    return Dataset(examples, class_names=names, groups={USER: users})
 
 
 def _check_memory(examples: int, dimension: int) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.data import DataError
+from fedsim.data import DataError, load_federated_data
 from fedsim.data.builtin import hugging_face
 from fedsim.data.builtin.context import LoadContext
 from fedsim.data.builtin.hugging_face import load_hugging_face
 from fedsim.data.builtin.settings import HuggingFaceArgs
 from fedsim.data.conversion import Dataset
+from fedsim.data.settings import DataSettings
 
 datasets = pytest.importorskip("datasets")
 pytest.importorskip("flwr_datasets")
@@ -74,6 +75,24 @@ def test_images_with_classes_and_clients(folder: Path) -> None:
     assert list(data.groups["writer"]) == list("ccaabb")
 
 
+def test_named_classes_are_classes_though_no_example_has_them(tmp_path: Path) -> None:
+    labels = datasets.ClassLabel(names=["a", "b", "c"])
+    features = datasets.Features(age=datasets.Value("int32"), label=labels)
+    table = datasets.Dataset.from_dict(
+        {"age": [1, 2, 3, 4], "label": [0, 1, 0, 1]}, features=features
+    )
+    table.to_parquet(str(tmp_path / "train.parquet"))
+    settings = DataSettings.model_validate(
+        {
+            "dataset": "huggingface",
+            "args": {"path": str(tmp_path), "test": None},
+            "partition": {"scheme": "iid", "num_clients": 1},
+        }
+    )
+    data = load_federated_data(settings, seed=0, base=tmp_path)
+    assert (data.num_classes, data.class_names) == (3, ("a", "b", "c"))
+
+
 def test_numbers_side_by_side_without_a_test_set(folder: Path) -> None:
     data = load(folder, features=["age", "height"], test=None)
     assert data.test is None
@@ -87,6 +106,15 @@ def test_the_column_of_the_clients_is_no_feature(tmp_path: Path) -> None:
     assert data.train.features.tolist() == [[1], [2], [3]]
     assert list(data.groups["ward"]) == ["7", "7", "9"]
     assert data.class_names == ("x", "y")
+    with pytest.raises(DataError, match="no column 'wards'; its columns are 'age', 'ward'"):
+        load(tmp_path, group="wards", test=None)
+
+
+def test_an_edited_folder_is_read_anew(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("age,label\n1,0\n2,1\n")
+    assert load(tmp_path, test=None).train.features.tolist() == [[1], [2]]
+    (tmp_path / "train.csv").write_text("age,label\n3,0\n4,1\n")
+    assert load(tmp_path, test=None).train.features.tolist() == [[3], [4]]
 
 
 @pytest.mark.parametrize(
