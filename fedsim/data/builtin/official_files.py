@@ -78,8 +78,10 @@ class OfficialFiles:
                 _refuse_missing(place, names, found)
                 return [_parse(path, parse) for path in found.values()]
         for archive in (folder / name for name in self.archives):
-            if archive.is_file():
-                return _from_archive(archive, names, parse)
+            content = _from_archive(archive, names, parse) if archive.is_file() else {}
+            if content:
+                _refuse_missing(archive, names, content)
+                return [content[name] for name in names]
         return None
 
 
@@ -105,14 +107,13 @@ def _decompressed(file: IO[bytes], name: str) -> IO[bytes]:
     return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if name.endswith(".gz") else file
 
 
-def _from_archive(path: Path, names: Sequence[str], parse: Parser[Content]) -> list[Content]:
+def _from_archive(path: Path, names: Sequence[str], parse: Parser[Content]) -> dict[str, Content]:
     with _readable(path):
         found: dict[str, Content] = {}
         for member, file in _members(path, {form for n in names for form in (n, f"{n}.gz")}):
             content = parse(_decompressed(file, member), f"{path}, {member}")
             found[member.removesuffix(".gz")] = content
-        _refuse_missing(path, names, found or {path.name: None})
-        return [found[name] for name in names]
+        return found
 
 
 def _members(path: Path, wanted: Collection[str]) -> Iterator[tuple[str, IO[bytes]]]:

@@ -100,6 +100,8 @@ def test_emnist_for_matlab_names_the_writers(packed: bool, tmp_path: Path) -> No
     if packed:
         with zipfile.ZipFile(tmp_path / "matlab.zip", "w") as archive:
             archive.writestr("matlab/emnist-digits.mat", content.getvalue())
+        with zipfile.ZipFile(tmp_path / "gzip.zip", "w") as archive:  # is read without writers
+            archive.writestr("gzip/other", b"")
     else:
         (tmp_path / "emnist-digits.mat").write_bytes(content.getvalue())
     data = load("emnist", tmp_path, group="writer", split="digits")
@@ -160,6 +162,18 @@ def test_damaged_archives_of_emnist(
     group = "writer" if name.endswith(".mat") else None
     with pytest.raises(DataError, match=message):
         load("emnist", tmp_path, group=group, split="letters")
+
+
+def test_an_archive_without_the_files(tmp_path: Path) -> None:
+    for name, member in (("gzip.zip", "other"), ("matlab.zip", "emnist-letters.mat")):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr(member, b"")
+    with pytest.raises(DataError, match="has no emnist-letters-train-images-idx3-ubyte; get the"):
+        load("emnist", tmp_path, split="letters")
+    with zipfile.ZipFile(tmp_path / "gzip.zip", "w") as archive:
+        archive.writestr(EMNIST[0], idx(X))
+    with pytest.raises(DataError, match=r"gzip.zip has emnist-letters-train-images-idx3-ubyte but"):
+        load("emnist", tmp_path, split="letters")
 
 
 def test_a_missing_folder(tmp_path: Path) -> None:
