@@ -356,6 +356,20 @@ class RunDirectory:
         return OpenedSum(found.round, tuple(found.clients), found.sum)
 
 
+def client_columns(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = CLIENT_COLUMNS
+) -> Sequence[str]:
+    """Return the columns of a table of clients: with `name` after the number where they have names.
+
+    Args:
+        rows: `clients` of `privacy.json`.
+        columns: the columns without names.
+    """
+    if any("name" in row for row in rows) and "name" not in columns:
+        return (columns[0], "name", *columns[1:])
+    return columns
+
+
 def clients_table(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = CLIENT_COLUMNS
 ) -> str:
@@ -366,8 +380,7 @@ def clients_table(
         columns: keys of the rows, in the order of the table; older versions have fewer. `name`
             follows the first one where clients have names.
     """
-    if any("name" in row for row in rows) and "name" not in columns:
-        columns = (columns[0], "name", *columns[1:])
+    columns = client_columns(rows, columns)
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(columns)

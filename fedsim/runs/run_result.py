@@ -11,7 +11,7 @@ from torch import nn
 
 from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.core.formatting import metric_text
-from fedsim.runs.directory import CLIENT_COLUMNS, RunDirectory
+from fedsim.runs.directory import RunDirectory, client_columns
 from fedsim.runs.privacy_summary import PrivacySummary
 from fedsim.runs.saved_model import load_model
 from fedsim.statement.sentence import count_text
@@ -95,11 +95,11 @@ class RunResult:
             RunDirectoryError: the run directory is gone.
         """
         rows = RunDirectory.open(self.path).read_json("privacy.json")["clients"]
-        columns = {name: [row.get(name) for row in rows] for name in CLIENT_COLUMNS}
-        for name in CLIENT_COLUMNS:
+        columns = {name: [row.get(name) for row in rows] for name in client_columns(rows)}
+        for name, values in columns.items():
             if name not in _TEXT_COLUMNS:
                 empty = math.inf if name == "epsilon" and self.privacy is not None else math.nan
-                columns[name] = [empty if value is None else value for value in columns[name]]
+                columns[name] = [empty if value is None else value for value in values]
         return _pandas().DataFrame(columns).set_index("client")
 
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 import fedsim
 from fedsim.report.head import render_head
+from fedsim.runs.directory import client_columns
 from fedsim.runs.run_result import MissingPandasError
 from fedsim.tracking.row_numbers import row_numbers
 
@@ -97,6 +98,11 @@ def test_clients_as_a_table(result: fedsim.RunResult, unbounded: fedsim.RunResul
     assert list(table.index) == [0, 1, 2]
     assert max(table["epsilon"].tolist()) == result.privacy.system_epsilon
     assert unbounded.clients_frame()["epsilon"].tolist()[1] == math.inf
+
+
+def test_names_of_clients_are_a_column_where_there_are_some() -> None:
+    assert client_columns([{"client": 0, "name": "north"}])[:3] == ("client", "name", "examples")
+    assert client_columns([{"client": 0}])[:2] == ("client", "examples")
 
 
 def test_numbers_of_a_row() -> None:
