@@ -104,10 +104,10 @@ def _warnings(results: Results) -> Iterator[str]:
             )
         if len(missed) > _MAX_NAMED:
             yield f"{variant.name} has recall 0% in {len(missed)} classes of some run."
-        useless = [run for run in runs if _is_constant(run)]
+        useless = [run for run in runs if run.is_constant]
         if useless:
             yield (
-                f"The accuracy of {variant.name} is not above the majority baseline in "
+                f"{variant.name} is no better than a constant answer in "
                 f"{len(useless)} of {len(runs)} runs."
             )
 
@@ -180,8 +180,3 @@ def _mean_recall(runs: Sequence[Scores], name: str) -> float | None:
         if one.name == name and one.recall is not None
     ]
     return fmean(found) if found else None
-
-
-def _is_constant(run: Scores) -> bool:
-    accuracy, majority = run.accuracy, run.majority
-    return accuracy is not None and majority is not None and accuracy <= majority

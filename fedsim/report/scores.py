@@ -103,6 +103,14 @@ class Scores:
         return sum(one.hits for one in self.classes) / self.examples
 
     @property
+    def is_constant(self) -> bool:
+        """Whether a constant answer has an accuracy, or an R², at least as good."""
+        if self.accuracy is not None and self.majority is not None:
+            return self.accuracy <= self.majority
+        r2 = self.metrics.get("r2")
+        return r2 is not None and r2 <= 0
+
+    @property
     def by_recall(self) -> list[ClassScore]:
         """The classes with examples, that with the lowest recall first."""
         known = [one for one in self.classes if one.recall is not None]
@@ -167,19 +175,33 @@ def warnings_of(scores: Scores) -> list[str]:
                 f"The model finds no test example of {len(missed)} of {len(scores.classes)} "
                 f"{plural}, {names}: their recall is 0%."
             )
-    accuracy, majority = scores.accuracy, scores.majority
-    if accuracy is not None and majority is not None and accuracy <= majority:
+    if scores.is_constant and scores.majority is not None:
         found.append(
             "The accuracy is not above that of a constant answer: "
-            f"{metric_text('accuracy', accuracy)}, {baseline_text(scores)}."
+            f"{metric_text('accuracy', scores.accuracy)}, {baseline_text(scores)}."
         )
-    r2 = scores.metrics.get("r2")
-    if r2 is not None and r2 <= 0:
+    elif scores.is_constant:
         found.append(
             "The model is no better than the mean of the test targets: its R² is "
-            f"{metric_text('r2', r2)}, not above 0."
+            f"{metric_text('r2', scores.metrics['r2'])}, not above 0."
         )
     return found
+
+
+def advice_of(scores: Scores, *, private: bool) -> str | None:
+    """Return what helps a model that is no better than a constant answer; None for others.
+
+    Args:
+        scores: the scores.
+        private: whether the federation has differential privacy.
+    """
+    if not scores.is_constant:
+        return None
+    text = (
+        "What may help: inputs around 0 (range of a column, model.features: [{center: ...}]), a "
+        "larger local.optimizer.lr, more rounds"
+    )
+    return f"{text}; fedsim plan FILE --advise compares settings at the same ε" if private else text
 
 
 def recall_line(scores: Scores) -> str | None:

@@ -10,7 +10,7 @@ from fedsim.planning.projection import Plan, PlannedClient
 from fedsim.report.cells_table import print_cells
 from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.lines import print_sentence
-from fedsim.report.scores import baseline_text, recall_line, warnings_of
+from fedsim.report.scores import advice_of, baseline_text, recall_line, warnings_of
 from fedsim.report.tables import figure_table, print_table
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import root_of
@@ -33,13 +33,23 @@ def print_result(directory: RunDirectory, console: Console | None = None) -> Non
         print_table(console, _privacy_table(contents))
     for line in _summary(contents):
         print_sentence(console, line)
-    for warning in [] if contents.scores is None else warnings_of(contents.scores):
-        print_sentence(console, f"warning: {warning}", style="yellow")
+    _print_warnings(contents, console)
     lines = [f"report: {directory.report}"]
     if (root := root_of(directory)) is not None:
         lines.append(f"root: {root}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_warnings(contents: RunContents, console: Console) -> None:
+    """Print what a good metric hides, and what may help."""
+    if contents.scores is None:
+        return
+    for warning in warnings_of(contents.scores):
+        print_sentence(console, f"warning: {warning}", style="yellow")
+    advice = advice_of(contents.scores, private=contents.facts.is_private)
+    if advice is not None:
+        print_sentence(console, advice)
 
 
 def _privacy_table(contents: RunContents) -> Table:
