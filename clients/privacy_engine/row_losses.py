@@ -97,10 +97,14 @@ class _Call:
         return Tensor.__torch_function__(self.func, (), self.args, self.kwargs)
 
     @property
+    def first(self) -> Any:
+        """The first argument, whose rows the function keeps apart."""
+        return next(iter(self.args), self.kwargs.get("input"))
+
+    @property
     def origin(self) -> ForwardPass | None:
-        """The forward pass of the first argument, whose rows the function keeps apart."""
-        first = self.args[0] if self.args else self.kwargs.get("input")
-        return first.origin if isinstance(first, ModelOutput) else None
+        """The forward pass of the first argument."""
+        return self.first.origin if isinstance(self.first, ModelOutput) else None
 
 
 @dataclass(frozen=True)
@@ -185,10 +189,10 @@ def _by_row(call: _Call) -> _Found | None:
 
 def _along_dimension(call: _Call) -> _Found | None:
     """Apply a softmax along another dimension than that of the examples."""
-    dimension = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
+    dimension = next(iter(call.args[1:]), call.kwargs.get("dim"))
     if call.origin is None or not isinstance(dimension, int):
         return None
-    return _by_row(call) if dimension % max(1, call.args[0].ndim) else None
+    return _by_row(call) if dimension % max(1, call.first.ndim) else None
 
 
 def _part(call: _Call) -> _Found | None:

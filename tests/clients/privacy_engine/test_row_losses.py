@@ -58,6 +58,12 @@ KNOWN: dict[str, tuple[Loss, Callable[[Tensor, int], Tensor]]] = {
         lambda o: functional.cross_entropy(o, Y, reduction="sum"),
         entropy,
     ),
+    "arguments by name": (
+        lambda o: functional.nll_loss(
+            input=torch.log_softmax(input=o, dim=1), target=Y, reduction="mean"
+        ),
+        entropy,
+    ),
     "log-softmax": (lambda o: functional.nll_loss(functional.log_softmax(o, 1), Y), entropy),
     "mean of a vector": (
         lambda o: functional.cross_entropy(o, Y, reduction="none").mean(),
