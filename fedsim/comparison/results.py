@@ -283,6 +283,12 @@ def summarise(comparison: Compared, outcomes: Sequence[RunOutcome]) -> Results:
 
 def _metric(asked: str | None, finished: Sequence[RunOutcome]) -> str:
     known = [name for name in finished[0].metrics if all(name in one.metrics for one in finished)]
+    if not known:
+        found = {one.variant: ", ".join(one.metrics) or "none" for one in finished}
+        each = "; ".join(f"{name} has {metrics}" for name, metrics in found.items())
+        raise ComparisonError(
+            f"the variants have no metric in common: {each}. Compare models with one kind of loss"
+        )
     if asked is None:
         first = finished[0].main_metric
         return next(name for name in (first, *_PREFERRED, *known) if name in known and name)

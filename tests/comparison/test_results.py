@@ -147,3 +147,9 @@ def test_the_result_is_valid_json_without_nan(comparison: LoadedComparison) -> N
         [*runs("plain", 0.9, None, 0.7), *runs("dp", 0.5, 0.5, 0.5), *runs("more", 1.0, 1.0, 1.0)],
     )
     assert json.loads(json.dumps(found.to_json(), allow_nan=False))["confidence"] == 0.95
+
+
+def test_variants_without_a_common_metric_are_refused(comparison: LoadedComparison) -> None:
+    found = [outcome("plain", 0, 0.9), replace(outcome("dp", 0, 0.8), metrics={"test_mse": 1.0})]
+    with pytest.raises(ComparisonError, match="no metric in common: plain has test_loss, test_acc"):
+        summarise(comparison, found)

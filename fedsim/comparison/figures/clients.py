@@ -23,6 +23,7 @@ _MAX_TIPS = 600  # single points with a text of their own
 _MAX_CLIENT_POINTS = 4000
 _MAX_NAME_CHARACTERS = 22
 _ROW_INCHES = 0.36
+_PRIVATE = "Private figures: no ε covers them. Do not publish."
 _LEAST_SPREAD = 0.05  # below it, boxes would only show a scale
 _QUARTILES = (0, 25, 50, 75, 100)
 
@@ -66,7 +67,8 @@ def fairness(results: Results, metric: str) -> Picture | None:
 
     what = f"{client_words(metric)} of every client against its ε"
     return Picture(
-        name=figure_name(results, "clients"),
+        name=figure_name(results, "private-clients"),
+        warning=_PRIVATE,
         caption=what.capitalize(),
         label=what,
         inches=WIDE_INCHES,
@@ -93,7 +95,7 @@ def metric_boxes(results: Results, metric: str) -> Picture | None:
         for variant in results.variants
     }
     what = f"{client_words(metric)} of clients on their own data"
-    return _boxes(results, "client-boxes", what, values, metric)
+    return _boxes(results, "private-client-boxes", what, values, metric)
 
 
 def spend_boxes(results: Results) -> Picture | None:
@@ -173,6 +175,7 @@ def _boxes(
     )
     return Picture(
         name=figure_name(results, name),
+        warning=_PRIVATE if metric else "",
         caption=f"{_capital(what)}: quartiles and extremes",
         label=f"{what} of all runs: {words}",
         inches=(WIDE_INCHES[0], _ROW_INCHES * len(rows) + 0.75),

@@ -55,6 +55,7 @@ class Picture:
         columns: names of the columns of its CSV.
         rows: the numbers that are drawn; None is an empty cell.
         paint: draws the numbers into axes.
+        warning: what every reader of the figure must know; also in the SVG file.
         series: what the legend of the SVG file shows of each variant; empty: no legend.
     """
 
@@ -66,6 +67,7 @@ class Picture:
     rows: Sequence[Sequence[object]]
     paint: Callable[[Axes, Tips], None]
     series: Mapping[str, Series]
+    warning: str = ""
 
     def inline(self) -> Markup:
         """Return the drawing in the colours of the page, without a legend: the page has one."""
@@ -83,7 +85,9 @@ class Picture:
             figure = Figure(figsize=(width, height + 0.22 * lines), layout="constrained")
             self.paint(figure.add_subplot(), Tips())
             self._add_legend(figure)
-            return standalone_svg(figure, title=self.label)
+            if self.warning:
+                figure.suptitle(self.warning, fontsize="small", color=Ink.MUTED, x=0.01, ha="left")
+            return standalone_svg(figure, title=f"{self.label}. {self.warning}".strip())
 
     def _add_legend(self, figure: Figure) -> None:
         handles = [

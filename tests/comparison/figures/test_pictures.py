@@ -46,7 +46,7 @@ def with_accuracies(results: Results, *by_seed: list[float]) -> Results:
 
 
 def test_the_files_of_the_comparison_are_its_figures(compared: ComparisonResult) -> None:
-    names = {"tradeoff", "rounds", "over-epsilon", "clients", "client-boxes"}
+    names = {"tradeoff", "rounds", "over-epsilon", "private-clients", "private-client-boxes"}
     found = {path.name for path in (compared.path / "figures").iterdir()}
     assert found == {f"{name}.{kind}" for name in names for kind in ("svg", "csv")}
     page = (compared.path / "comparison.html").read_text()
@@ -130,3 +130,11 @@ def test_variants_of_one_epsilon_stand_side_by_side(compared: ComparisonResult) 
     assert picture is not None
     places = re.findall(r"<title>dp(?:-2)?: .*?<use [^>]*? x=\"([0-9.]+)\"", picture.inline(), re.S)
     assert len(set(places)) == 2
+
+
+def test_files_of_private_figures_say_so(compared: ComparisonResult) -> None:
+    private = {path.name for path in (compared.path / "figures").glob("private-*.svg")}
+    for path in (compared.path / "figures").glob("*.svg"):
+        marked = ">Private figures: no ε covers them. Do not publish.<" in path.read_text()
+        assert marked == (path.name in private)
+    assert len(private) == 2
