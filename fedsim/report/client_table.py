@@ -78,6 +78,11 @@ class ClientTable:
     sorted_by: str
     notes: tuple[str, ...]
 
+    @property
+    def has_names(self) -> bool:
+        """Whether clients have names."""
+        return _NAME in self.columns
+
     def to_json(self) -> Markup:
         """Return all clients for the script: one array for each column, safe inside `<script>`."""
         columns = [list(column) for column in zip(*self.rows, strict=True)]

@@ -72,15 +72,15 @@
   };
 
   const chosen = () => {
-    const wanted = ranges(find.value);
-    find.setAttribute("aria-invalid", String(wanted === null));
+    const wanted = ranges(find.value), names = columns[at("name")], part = find.value.trim().toLowerCase();
+    find.setAttribute("aria-invalid", String(wanted === null && !names));
     const floor = !least || least.value === "" ? -Infinity : Number(least.value);
     const kind = note ? note.value : "";
     const clients = values("client"), notes = columns[at("notes")];
     const rows = [];
     for (let row = 0; row < count; row++) {
-      if (wanted === null) break;
-      if (wanted.length && !wanted.some(([from, to]) => from <= clients[row] && clients[row] <= to)) continue;
+      if (wanted === null && !(names && names[row].toLowerCase().includes(part))) continue;
+      if (wanted && wanted.length && !wanted.some(([from, to]) => from <= clients[row] && clients[row] <= to)) continue;
       if (least && values("epsilon")[row] < floor) continue;
       if (kind && !notes[row].includes(kind)) continue;
       rows.push(row);

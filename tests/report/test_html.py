@@ -394,7 +394,7 @@ def test_the_experiment_is_told_in_a_few_lines(make_run, private_client):
         "Data digits; 2,100 training examples; 359 public test examples; inputs of 1 × 8 × 8;",
         "Partition dirichlet, num_clients 2, alpha 0.5, min_examples 20, 100 to 2,000 examples",
         "Model mlp (hidden [32]); 2,410 parameters; loss cross_entropy",
-        "Federation 40 rounds of 2 of 2 clients, fedavg, weights uniform",
+        "Federation 40 rounds of all 2 clients, fedavg, weights uniform",
         "Local training 5 steps of 28 examples, sgd, lr 1",
         "Privacy trust local, unit example, noise multiplier ",
     ):

@@ -44,8 +44,10 @@ def _data(contents: RunContents) -> str:
         parts.append(f"{sum(own):,} training examples")
     if "test_examples" in sizes:
         parts.append(f"{sizes['test_examples']:,} public test examples")
-    if sizes.get("input_shape"):
-        parts.append(f"inputs of {' × '.join(str(size) for size in sizes['input_shape'])}")
+    shape = sizes.get("input_shape")
+    if shape:
+        numbers = " × ".join(f"{size:,}" for size in shape)
+        parts.append(f"inputs of {numbers}" if len(shape) > 1 else f"{numbers} features")
     if sizes.get("num_classes"):
         parts.append(f"{sizes['num_classes']:,} classes")
     return "; ".join(part for part in parts if part)
@@ -85,8 +87,9 @@ def _federation(contents: RunContents) -> str:
     if not federation:
         return ""
     count, asked = len(contents.clients), federation.get("clients_per_round")
+    who = f"all {count:,}" if asked in (None, count) else f"{_text(asked)} of {count:,}"
     parts = [
-        f"{_text(federation.get('rounds'))} rounds of {_text(asked)} of {count:,} clients",
+        f"{_text(federation.get('rounds'))} rounds of {who} clients",
         _name_of(federation.get("strategy")),
         f"weights {_name_of(federation.get('weighting'))}",
     ]

@@ -135,6 +135,25 @@ def test_filters_by_number_epsilon_and_note(make_run, page_of, private_client):
     assert column(page, 11) == ["withdrew in round 3"]
 
 
+def test_clients_with_names_are_found_by_name(make_run, page_of, private_client):
+    spends = [private_client(n, 100, 1.0 + n, 5) for n in range(3)]
+    names = ("Nord", "<b>Süd</b>", "Klinik am Rhein, mit einem sehr langen Namen und mehr")
+    for spend, name in zip(spends, names, strict=True):
+        spend["name"] = name
+    page = page_of(make_run(clients=spends, rounds=5), **PHONE)
+    assert column(page, 2) == [*names]
+    page.type("#find", "süd")
+    assert column(page, 1) == ["1"]
+    page.type("#find", "0-1")
+    assert column(page, 1) == ["0", "1"]
+    page.type("#find", "")
+    cell = "document.querySelector('#clients tbody tr:last-child td.epsilon')"
+    assert page.js(f"{cell}.getBoundingClientRect().right") < PHONE["width"]
+    page.click("#clients th[data-key=name] button")
+    assert column(page, 1) == ["1", "2", "0"]
+    assert page.complaints == []
+
+
 @pytest.mark.long  # measures the machine
 def test_ten_thousand_clients_open_fast(make_run, page_of, browser):
     directory = make_run(clients=COUNT)
