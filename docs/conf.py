@@ -19,6 +19,7 @@ release = version = _PROJECT["version"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 3
 nitpicky = False
+suppress_warnings = ["misc.highlighting_failure"]  # what a command prints is no program
 
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
