@@ -1,6 +1,7 @@
 """The command line as a person meets it: output, exit codes, and one clear line per mistake."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -386,6 +387,7 @@ def test_verbose_shows_log_messages_of_this_command_alone(command: Command) -> N
     assert "checking the model: " in err
     assert "fedsim.server.app: fedavg over 3 clients" in err
     assert "fedavg over" not in out
+    assert logging.getLogger("fedsim").handlers == []
     assert command("run", "good.yaml", "-q", "--out", "s", "--seed", "3")[2] == ""
 
 
