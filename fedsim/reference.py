@@ -17,6 +17,7 @@ import click
 import fedsim
 from fedsim.cli import EXIT_CODES, cli
 from fedsim.comparison.file.settings import ComparisonSettings
+from fedsim.data.catalog import DATASETS
 from fedsim.deployment.policy import NodePolicy
 from fedsim.experiment import Experiment
 from fedsim.models.catalog import MODELS
@@ -66,6 +67,11 @@ def reference() -> str:
 
 def _settings() -> Iterator[str]:
     yield from _section("Keys of an experiment file", _key_table(rows_of(Experiment)))
+    for args in dict.fromkeys(entry.args for entry in DATASETS.values()):
+        names = "`, `".join(name for name, entry in DATASETS.items() if entry.args is args)
+        if args.model_fields:
+            title = f"`data.args` of `{names}`"
+            yield from _section(title, _key_table(rows_of(args, "data.args")), level=3)
     for name, entry in MODELS.items():
         title = f"`model.args` of `{name}`"
         yield from _section(title, _key_table(rows_of(entry.args, "model.args")), level=3)

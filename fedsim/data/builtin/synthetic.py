@@ -47,7 +47,7 @@ def load_synthetic_fedprox(args: SyntheticFedproxArgs, context: LoadContext) -> 
     seed = context.seed if args.seed is None else args.seed
     common = stream(seed, Purpose.DATASET)
     sizes = _LEAST_EXAMPLES + common.lognormal(4, 2, args.users).astype(np.int64)
-    _check_memory(int(sizes.sum()), args.dimension)
+    _check_memory(int(sizes.sum()), args.dimension, args.classes)
     shape = (args.dimension, args.classes)
     shared = common.standard_normal(shape), common.standard_normal(args.classes)
 
@@ -81,7 +81,7 @@ def load_synthetic_logistic(args: SyntheticLogisticArgs, context: LoadContext) -
         DataError: the examples do not fit into memory.
     """
     seed = context.seed if args.seed is None else args.seed
-    _check_memory(args.users * args.examples, args.dimension)
+    _check_memory(args.users * args.examples, args.dimension, args.classes)
     shape = (args.dimension, args.classes)
 
     def parameters(rng: np.random.Generator) -> tuple[NDArray[np.float64], ...]:
@@ -117,7 +117,7 @@ def load_blobs(args: BlobsArgs, context: LoadContext) -> Dataset:
         DataError: the examples do not fit into memory.
     """
     seed = context.seed if args.seed is None else args.seed
-    _check_memory(args.examples, args.dimension)
+    _check_memory(args.examples, args.dimension, args.classes)
     rng = stream(seed, Purpose.DATASET)
     centres = rng.uniform(-1, 1, (args.classes, args.dimension))
     classes = np.arange(args.examples, dtype=np.int64) % args.classes
@@ -148,11 +148,12 @@ def _of_users(parts: Iterable[Labelled], num_classes: int) -> Dataset:
     return Dataset(examples, class_names=names, groups={USER: users})
 
 
-def _check_memory(examples: int, dimension: int) -> None:
-    needed = 12 * examples * dimension  # float32, and a user's float64 at a time
+def _check_memory(examples: int, dimension: int, classes: int) -> None:
+    # Features in float32 and once in float64; weights of all users, one user, and their means.
+    needed = 12 * examples * dimension + 24 * dimension * classes
     if needed > machine_bytes():
         raise DataError(
-            f"data.args: {examples:,} examples of {dimension:,} features need "
-            f"{needed / 2**30:,.0f} GiB, and this machine has {machine_bytes() / 2**30:,.0f} GiB; "
-            "lower them"
+            f"data.args: {examples:,} examples of {dimension:,} features in {classes:,} classes "
+            f"need {needed / 2**30:,.0f} GiB, and this machine has "
+            f"{machine_bytes() / 2**30:,.0f} GiB; lower them"
         )

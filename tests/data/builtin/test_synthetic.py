@@ -109,6 +109,14 @@ def test_the_seed_decides_and_a_users_examples_are_its_own(name: str) -> None:
     assert np.array_equal(fixed.train.features, one.train.features)
 
 
-def test_data_beyond_memory_are_refused() -> None:
-    with pytest.raises(DataError, match=r"features need [\d,]+ GiB, and this machine has"):
-        load("blobs", examples=10**9, dimension=10**6)
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("blobs", {"examples": 10**9, "dimension": 10**6}),
+        ("synthetic_fedprox", {"dimension": 10**6, "classes": 10**6}),
+        ("synthetic_logistic", {"users": 10**6, "examples": 10**6}),
+    ],
+)
+def test_data_beyond_memory_are_refused(name: str, args: dict[str, int]) -> None:
+    with pytest.raises(DataError, match=r"classes need [\d,]+ GiB, and this machine has"):
+        load(name, **args)
