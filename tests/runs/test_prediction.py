@@ -64,8 +64,9 @@ def test_predictions_are_those_of_the_model_whatever_the_order_of_columns(home: 
 def test_targets_of_the_file_are_scored(home: Path) -> None:
     found = fedsim.predict(home / "run", home / "known.csv", base=home)
     rows = list(csv.DictReader((home / "known.csv").open()))
-    assert found.targets == [row["ill"] for row in rows]
-    right = np.mean([a == b for a, b in zip(found.values, found.targets, strict=True)])
+    targets = [row["ill"] for row in rows]
+    assert found.targets == targets
+    right = np.mean([a == b for a, b in zip(found.values, targets, strict=True)])
     assert found.scores is not None
     assert found.scores["metrics"] == {"accuracy": right}
     assert sum(map(sum, found.scores["confusion"])) == 50
