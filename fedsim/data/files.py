@@ -64,7 +64,7 @@ def read_files(
             ".csv and .parquet tables; its own test set are the arrays x_test and "
             f"{settings.target}_test"
         )
-    return read_npz(first, settings.target, tokens=tokens, images=images)
+    return read_npz(first, settings.target, tokens=tokens, images=images, group=group)
 
 
 def check_file(path: Path) -> None:

@@ -17,6 +17,7 @@ from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
 from fedsim.data.names import quoted, unknown_name
 from fedsim.data.settings import ImageSettings
+from fedsim.data.tables.settings import as_text
 
 _FEATURE_NAMES = ("x", "features")
 _SPLIT_FEATURE_NAMES = ("x", "X", "features", "images", "data")
@@ -24,7 +25,12 @@ _SPLIT_FORMS = ("{name}_{split}", "{split}_{name}")
 
 
 def read_npz(
-    path: Path, target: str, *, tokens: bool = False, images: ImageSettings | None = None
+    path: Path,
+    target: str,
+    *,
+    tokens: bool = False,
+    images: ImageSettings | None = None,
+    group: str | None = None,
 ) -> Dataset:
     """Return the dataset in an archive of `numpy.savez`.
 
@@ -42,16 +48,31 @@ def read_npz(
         target: name of the array of targets, without the name of the part.
         tokens: whether features are tokens (see `to_dataset`).
         images: `data.images` of the experiment.
+        group: the array (n,) that names the client of each training example, or None.
 
     Raises:
         DataError: the archive is damaged, a name is missing or ambiguous, or an array cannot be
             used.
     """
-    arrays = _read_arrays(path, lambda names: _choose_arrays(path, target, names))
+
+    def choose(names: list[str]) -> list[str | None]:
+        if group is not None and group not in names:
+            raise DataError(unknown_name(path, "array", group, names))
+        return [*_choose_arrays(path, target, [one for one in names if one != group]), group]
+
+    *arrays, clients = _read_arrays(path, choose)
     try:
-        return to_dataset(*arrays, tokens=tokens, images=images)
+        data = to_dataset(*arrays, tokens=tokens, images=images)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
+    if group is None or clients is None:
+        return data
+    if clients.shape != (len(data.train),) or clients.dtype.kind not in "iubUS":
+        raise DataError(
+            f"{path}: array {group!r} names the client of each of {len(data.train)} training "
+            f"examples as whole numbers or text, got {clients.dtype} of shape {clients.shape}"
+        )
+    return data._replace(groups={group: tuple(as_text(one) for one in clients.tolist())})
 
 
 def read_npz_features(

@@ -83,7 +83,7 @@ def _assignment(
         column = settings.column
     if column not in dataset.groups:
         known = [name for name in dataset.groups if name != FILE_GROUP]
-        has = f"it has {quoted(known)}" if known else "columns divide tables"
+        has = f"it has {quoted(known)}" if known else "columns divide tables and archives"
         raise DataError(
             f"data.partition.column: the dataset has no column {column!r} that names clients; "
             f"{has} (any data: scheme ./file.py:function)"

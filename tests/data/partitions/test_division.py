@@ -181,3 +181,16 @@ def test_every_example_is_on_one_client(tmp_path: Path) -> None:
         data = load(tmp_path, scheme, **town(**({} if "column" in scheme else {"town": "drop"})))
         found = np.concatenate([*ages(data), data.test.features[:, 0].astype(int)])
         assert sorted(found.tolist()) == list(range(30))
+
+
+def test_an_archive_may_name_the_client_of_each_example(tmp_path: Path) -> None:
+    arrays = {"x": np.arange(30.0).reshape(30, 1), "y": np.arange(30) % 2}
+    np.savez(tmp_path / "d.npz", **arrays, site=np.arange(30) % 3, wrong=np.arange(4))
+    dataset = {"path": "d.npz", "target": "y"}
+    data = load(tmp_path, {"scheme": "column", "column": "site"}, dataset=dataset)
+    assert data.client_names == ("0", "1", "2")
+    assert all({age % 3 for age in own} == {client} for client, own in enumerate(ages(data)))
+    with pytest.raises(DataError, match=r"no array named 'sites'; did you mean 'site'\?"):
+        load(tmp_path, {"scheme": "column", "column": "sites"}, dataset=dataset)
+    with pytest.raises(DataError, match=r"array 'wrong' names the client of each of 30 training"):
+        load(tmp_path, {"scheme": "column", "column": "wrong"}, dataset=dataset)
