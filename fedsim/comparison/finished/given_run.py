@@ -17,6 +17,7 @@ from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.schema import MANIFEST_SINCE
 from fedsim.runs.verification import verify_run
 
+_MAX_UNSOUND = 10  # runs that are named
 # Digests in `checkpoint/inputs.json` that are not of plug-ins.
 _NO_PLUGIN = ("data", "test", "model", "privacy")
 
@@ -101,12 +102,16 @@ def read_given(paths: Sequence[Path]) -> tuple[list[GivenRun], list[str]]:
             left_out.append(f"{path} is left out: the run is {status}.")
             continue
         problems = verify_run(directory, pages=False).problems
-        unsound += [f"{path}: {problem}" for problem in problems]
-        if not problems:
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            unsound.append(f"{path}: {problems[0]}{more}")
+        else:
             runs.append(_read(path, directory))
     if unsound:
         head = "a run that `fedsim verify` does not find sound cannot be compared:"
-        raise ComparisonError("\n".join([head, *unsound]))
+        more = len(unsound) - _MAX_UNSOUND
+        tail = [f"and {more} more runs"] if more > 0 else []
+        raise ComparisonError("\n".join([head, *unsound[:_MAX_UNSOUND], *tail]))
     return runs, left_out
 
 
