@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,20 @@ def test_there_is_a_run_for_every_variant_and_seed(compared: ComparisonResult) -
 
 def runs(out: Path) -> list[Path]:
     return [path.parent for path in out.glob("runs/*/*/summary.json")]
+
+
+def test_a_comparison_prints_short_and_is_a_table_in_a_notebook(
+    compared: ComparisonResult,
+) -> None:
+    text, page = repr(compared), compared._repr_html_()
+    assert text.startswith(f"ComparisonResult('{compared.path}': test accuracy, ")
+    assert len(text) < 400 + len(str(compared.path))
+    for variant in compared.results.variants:
+        assert f"{variant.name} " in text
+        assert f"<td>{variant.name}</td>" in page
+    names = [replace(one, name="<script>") for one in compared.results.variants]
+    other = replace(compared, results=replace(compared.results, variants=tuple(names)))
+    assert "<script" not in other._repr_html_()
 
 
 def test_a_run_is_the_one_that_fedsim_run_makes(compared: ComparisonResult, tmp_path: Path) -> None:
