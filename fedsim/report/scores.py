@@ -13,7 +13,8 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import DamagedRunError
 from fedsim.runs.final_scores import FILE
 
-_MAX_LISTED = 10  # classes in a line of a terminal
+_MAX_LISTED = 4  # classes in a line of a terminal; of more, the lowest
+_NUM_LOWEST = 3
 _MAX_NAMED = 5  # classes in a sentence
 _MAX_MATRIX = 30  # classes of a drawn confusion matrix
 _MAX_ROWS = 100  # rows of a table of classes
@@ -205,16 +206,14 @@ def advice_of(scores: Scores, *, private: bool) -> str | None:
 
 
 def recall_line(scores: Scores) -> str | None:
-    """Return the recall of each class on one line; of many classes, the lowest ones."""
+    """Return the recall of each class on one line; of more than four classes, the lowest three."""
     ordered = scores.by_recall
     if len(ordered) < 2:
         return None
-    if len(ordered) <= _MAX_LISTED:
-        shown = [one for one in scores.classes if one.recall is not None]
-        what = "recall by label" if scores.has_labels else "recall by class"
-    else:
-        shown = ordered[:_MAX_NAMED]
-        what = f"lowest recall of {len(ordered)} " + ("labels" if scores.has_labels else "classes")
+    what = "recall by label" if scores.has_labels else "recall by class"
+    shown = [one for one in scores.classes if one.recall is not None]
+    if len(ordered) > _MAX_LISTED:
+        what, shown = f"{what}, lowest", ordered[:_NUM_LOWEST]
     figures = ", ".join(f"{one.name}: {recall_text(one.recall)}" for one in shown)
     return f"{what}  {figures}"
 

@@ -20,7 +20,7 @@ from fedsim.models.metrics import eval_mode
 from fedsim.models.scores.catalog import TASK_OF_LOSS
 from fedsim.models.scores.predictions import ClassPredictions, LabelPredictions, predictions_of
 from fedsim.models.scores.summary import class_names, summarise_scores
-from fedsim.models.tasks import task_for
+from fedsim.models.tasks import Targets, task_for
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import RunDirectoryError
 from fedsim.runs.model_card import ModelCard
@@ -115,11 +115,8 @@ def predict(
 
 
 def _predictions(card: ModelCard, outputs: torch.Tensor, inputs: Inputs) -> Predictions:
-    n, width = len(outputs), card.num_outputs
-    shape = (n,) if card.task == "classification" else (n, width)
-    given = inputs.targets
-    kind = np.int64 if card.task == "classification" else np.float32
-    targets = np.zeros(shape, kind) if given is None else given
+    width, given = card.num_outputs, inputs.targets
+    targets = _no_targets(card, len(outputs)) if given is None else given
     task = task_for(_LOSS_OF_TASK[str(card.task)], targets, num_classes=width)
     found = predictions_of(task, outputs, torch.from_numpy(targets))
     scores = None
@@ -146,6 +143,13 @@ def _predictions(card: ModelCard, outputs: torch.Tensor, inputs: Inputs) -> Pred
         kept=inputs.kept,
         scores=scores,
     )
+
+
+def _no_targets(card: ModelCard, count: int) -> Targets:
+    """Return targets in the place of unknown ones."""
+    if card.task == "classification":
+        return np.zeros(count, np.int64)
+    return np.zeros((count, card.num_outputs), np.float32)
 
 
 def _outputs(model: nn.Module, features: NDArray[Any]) -> torch.Tensor:
