@@ -60,7 +60,7 @@ def shown(one: Console) -> str:
     return one.file.getvalue()
 
 
-@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("terminal", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_run_tells_its_phases_and_records_the_setup(tmp_path, terminal):
     observer = Listener(console(terminal=terminal))
     fedsim.run(EXPERIMENT, out=tmp_path / "run", observer=observer)
@@ -118,6 +118,7 @@ def test_a_replay_tells_its_rounds(tmp_path):
     assert announced == [*SETUP[:3], *rounds]
 
 
+@pytest.mark.slow
 def test_an_audit_tells_its_clients():
     announced: list[str] = []
     audit_experiment(
