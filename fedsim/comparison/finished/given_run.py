@@ -90,18 +90,21 @@ def read_given(paths: Sequence[Path]) -> tuple[list[GivenRun], list[str]]:
     Guarantee: `fedsim verify` finds every returned run sound, pages apart.
 
     Raises:
-        RunDirectoryError: a directory holds no run, or a run is not sound.
+        RunDirectoryError: a directory holds no run.
+        ComparisonError: runs are not sound; it names the first ones.
         ExperimentError: `experiment.yaml` of a run is not what this version writes.
         SchemaError: a newer fedsim wrote a run.
     """
-    runs, left_out, unsound = [], [], []
+    runs: list[GivenRun] = []
+    left_out: list[str] = []
+    unsound: list[str] = []
     for path in paths:
         directory = RunDirectory.open(path)
         status = _status(directory)
         if status not in FINISHED:
             left_out.append(f"{path} is left out: the run is {status}.")
             continue
-        problems = verify_run(directory, pages=False).problems
+        problems = list(verify_run(directory, pages=False).problems)
         if problems:
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             unsound.append(f"{path}: {problems[0]}{more}")
