@@ -12,11 +12,10 @@ from fedsim.account.foreign import EventError, ledger_of, opacus_ledger
 from fedsim.account.registry import registry_ledger
 from fedsim.accountant import NonPrivate, PrivacyLedger
 from fedsim.accountant.accountants import AccountantName
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.adjacency import Adjacency, check_adjacency
 from fedsim.accountant.ledger.journal import FileJournal, total_against_server, total_of
-from fedsim.accountant.trust.certificates import Observer
+from fedsim.accountant.trust.certificates import OBSERVERS, Observer
 from fedsim.core.errors import InputError
-from fedsim.experiment import Experiment
 from fedsim.runs.directory import RunDirectory
 
 
@@ -38,7 +37,7 @@ class RunTerms:
         adjacency: which data sets are neighbours.
         observer: the strongest observer that the ledgers hold against.
         accountant: of the run.
-        deltas: δ by client.
+        deltas: δ by client; None where the run has not ended and has none yet.
         seed: of all noise; None: noise of the operating system.
         chains: hashes of the records by client: equal ones are the same releases.
     """
@@ -48,7 +47,7 @@ class RunTerms:
     adjacency: Adjacency
     observer: Observer
     accountant: AccountantName
-    deltas: Mapping[str, float]
+    deltas: Mapping[str, float | None]
     seed: int | None
     chains: Mapping[str, tuple[str, ...]]
 
@@ -104,8 +103,8 @@ def read_source(name: str) -> Source:
 
 
 def _read_run(name: str, directory: RunDirectory) -> Source:
-    experiment = directory.read_experiment(base=Path.cwd())
-    privacy = experiment.privacy
+    settings = _settings(name, directory)
+    privacy = settings.get("privacy")
     if privacy is None:
         raise SourceError(
             f"{name}: the run trained without privacy (privacy: null), so no client that took part "
@@ -119,15 +118,20 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
         ledger = ledgers.setdefault(client, PrivacyLedger())
         if row["epsilon"] is None:  # a condition of the claim failed
             ledger.record(NonPrivate())
+    if not ledgers:
+        raise SourceError(f"{name}: no client of the run has spent anything")
     server = {client: total_against_server(charges) for client, charges in histories.items()}
+    deltas = {client: rows[client]["delta"] if client in rows else None for client in ledgers}
+    # Runs of older versions lack the keys that came later.
+    trust = privacy.get("trust", "local")
     terms = RunTerms(
-        name=experiment.name,
-        unit=privacy.unit,
-        adjacency=privacy.adjacency,
-        observer=_OBSERVERS[privacy.trust],
-        accountant=privacy.accountant,
-        deltas={c: rows[c]["delta"] if c in rows else _delta(experiment) for c in ledgers},
-        seed=experiment.seed if privacy.noise == "seeded" else None,
+        name=settings["name"],
+        unit=privacy.get("unit", "example"),
+        adjacency=check_adjacency(privacy["adjacency"]),
+        observer=OBSERVERS[trust][0],
+        accountant=privacy["accountant"],
+        deltas={c: _delta(privacy) if d is None else d for c, d in deltas.items()},
+        seed=settings["seed"] if privacy.get("noise", "seeded") == "seeded" else None,
         chains={c: tuple(charge.hash for charge in charges) for c, charges in histories.items()},
     )
     return Source(
@@ -136,10 +140,27 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
         {client: row["name"] for client, row in rows.items() if row.get("name")},
         terms,
         {c: ledger or PrivacyLedger() for c, ledger in server.items()}
-        if privacy.trust == "distributed"
+        if trust == "distributed"
         else None,
         bool(rows),
     )
+
+
+def _settings(name: str, directory: RunDirectory) -> dict[str, Any]:
+    """Return the settings that the run wrote out, whatever became of the files that they name."""
+    try:
+        found: Any = yaml.safe_load((directory.path / "experiment.yaml").read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        first = str(error).splitlines()[0]
+        raise SourceError(f"{name}: its experiment.yaml cannot be read: {first}") from error
+    keys = {"name", "seed", "privacy"}
+    privacy: Any = found.get("privacy") if isinstance(found, dict) else None
+    whole = privacy is None or (
+        isinstance(privacy, dict) and {"adjacency", "accountant", "delta"} <= set(privacy)
+    )
+    if not isinstance(found, dict) or not keys <= set(found) or not whole:
+        raise SourceError(f"{name}: its experiment.yaml is not one that a run wrote out")
+    return found
 
 
 def _rows(directory: RunDirectory) -> dict[str, Any]:
@@ -149,10 +170,10 @@ def _rows(directory: RunDirectory) -> dict[str, Any]:
     return {str(row["client"]): row for row in directory.read_json("privacy.json")["clients"]}
 
 
-def _delta(experiment: Experiment) -> float:
-    if experiment.privacy is None or not isinstance(experiment.privacy.delta, float):
-        raise SourceError("the run has no δ yet, as it has not ended; pass --delta")
-    return experiment.privacy.delta
+def _delta(privacy: Mapping[str, Any]) -> float | None:
+    """Return δ of the settings; None where only the end of the run tells it."""
+    delta = privacy["delta"]
+    return delta if isinstance(delta, float) else None
 
 
 def _read_journal(name: str, path: Path) -> Source:
@@ -168,7 +189,7 @@ def _ledgers(content: Any) -> tuple[dict[str, PrivacyLedger], dict[str, str]]:
     if isinstance(content, list):
         return {EVERYONE: ledger_of(content)}, {}
     if isinstance(content, Mapping):
-        if "clients" in content:
+        if content.get("clients"):
             return _of_clients(content["clients"])
         if "ledger" in content:
             return {EVERYONE: ledger_of(content["ledger"])}, {}
@@ -253,10 +274,3 @@ def renamed(source: Source, clients: Mapping[str, str]) -> Source:
         terms=terms,
         against_server=None if server is None else moved(server),
     )
-
-
-_OBSERVERS: Mapping[str, Observer] = {
-    "local": "server",
-    "distributed": "sums",
-    "central": "models",
-}

@@ -216,8 +216,9 @@ def _epsilon(
 
 
 def _delta(key: str, sources: Sequence[Source]) -> float:
-    found = {source.terms.deltas[key] for source in sources if source.terms is not None}
-    if len(found) != 1:
+    deltas = [source.terms.deltas[key] for source in sources if source.terms is not None]
+    found = {delta for delta in deltas if delta is not None}
+    if len(found) != 1 or None in deltas:
         given = "no δ" if not found else "several δ: " + ", ".join(f"{d:g}" for d in sorted(found))
         who = f"client {key}" if key else "the ledger"
         raise SourceError(f"{who} has {given}; pass the δ of the total with --delta")

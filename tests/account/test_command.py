@@ -104,3 +104,28 @@ def test_a_run_without_privacy_has_no_total(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "open" / "experiment.yaml").write_text(yaml.safe_dump(content))
     with pytest.raises(SourceError, match=r"trained without privacy"):
         account(tmp_path / "open")
+
+
+OLD = Path(__file__).parent.parent / "runs" / "frozen" / "0.1.0" / "run"
+
+
+@pytest.mark.skipif(not OLD.exists(), reason="reads a run of a checkout")
+def test_a_run_of_an_old_version_is_counted_whatever_its_settings_name() -> None:
+    """Its settings are of an older schema: only those that the account needs are read."""
+    found = json.loads(account(OLD, "--json"))
+    privacy = json.loads((OLD / "privacy.json").read_text())
+    for row, old in zip(found["clients"], privacy["clients"], strict=True):
+        # ε of 0.1.0 had no slack of the sampler.
+        assert old["epsilon"] <= row["epsilon"] * (1 + 1e-9)
+        assert row["epsilon"] == pytest.approx(old["epsilon"], rel=2e-3)
+
+
+def test_settings_that_no_run_wrote_are_refused(runs: Path, tmp_path: Path) -> None:
+    for text in ("name: x", "a: [", "privacy: {delta: 1}\nname: x\nseed: 0"):
+        (tmp_path / "experiment.yaml").write_text(text)
+        with pytest.raises(SourceError, match=r"its experiment\.yaml"):
+            account(tmp_path)
+    for name in ("experiment.yaml", "environment.json"):
+        shutil.copy(runs / "run0" / name, tmp_path / name)
+    with pytest.raises(SourceError, match="no client of the run has spent anything"):
+        account(tmp_path)

@@ -195,6 +195,7 @@ def test_a_history_of_opacus_has_its_epsilon(tmp_path: Path) -> None:
         ({"clients": [{"client": 1, "ledger": []}] * 2}, r"client 1 is there twice"),
         ({"name": "x"}, r"neither a list of events, nor an object with"),
         (3, r"neither a list of events"),
+        ({"clients": []}, r"neither a list of events"),
         (
             {"ledger": [{"type": "Gaussian", "noise_multiplier": -1.0}]},
             r"event 0: noise_multiplier",
