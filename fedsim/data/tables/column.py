@@ -68,6 +68,10 @@ class Column:
         if isinstance(cells, np.ndarray) and self.settings.classes is None:
             return self._of_array(cells)
         texts = [as_text(one) for one in cells.tolist()] if isinstance(cells, np.ndarray) else cells
+        if self._is_plain:  # several times as fast for a column of numbers
+            values = [as_number(text, self.decimal) for text in texts]
+            if None not in values:
+                return np.array(values, np.float64)
         known: dict[str, float] = {}
         result = np.empty(len(texts))
         for row, text in enumerate(texts):
@@ -164,6 +168,11 @@ class Column:
     @cached_property
     def _class_numbers(self) -> dict[str, float]:
         return {as_text(one): float(i) for i, one in enumerate(self.settings.classes or ())}
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether a cell with a number stands for that number."""
+        return not (self.settings.classes or self.settings.date or self.settings.missing)
 
     @cached_property
     def _missing(self) -> frozenset[str]:
