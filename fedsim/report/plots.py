@@ -8,7 +8,7 @@ from typing import TypeVar
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFormatter
 
 from fedsim.report.client_table import MAX_BARS, aligned_epsilon
 from fedsim.report.svg import Ink, Tip, inline_svg, style
@@ -23,6 +23,8 @@ _MAX_POINTS = 400
 _MAX_TIPS = 100
 
 _SAME_SHARE = 0.99  # of the largest ε: bars of such lengths look the same
+
+_FEW_DECADES = (1.0, 2.0, 5.0)  # ticks of each decade, where there are not many
 
 _Point = TypeVar("_Point")
 
@@ -97,6 +99,8 @@ def draw_curve(curve: Curve) -> Markup | None:
         _bottom_axis(axes, curve.over)
         if curve.logarithmic:
             axes.set_yscale("log")
+            low, high = axes.get_ylim()
+            axes.yaxis.set_major_locator(LogLocator(subs=_FEW_DECADES if high < 99 * low else (1,)))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.minorticks_off()
         else:
