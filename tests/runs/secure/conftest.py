@@ -157,7 +157,10 @@ class Lab:
     @staticmethod
     def same_result(one: fedsim.RunResult, other: fedsim.RunResult) -> None:
         """Check that two runs have one result: model, ledger and participants of every round."""
-        for name in ("model.safetensors", "ledger.jsonl", "clients.csv"):
+        models = [load_file(run.path / "model.safetensors") for run in (one, other)]
+        mine, yours = [{name: array.tobytes() for name, array in one.items()} for one in models]
+        assert mine == yours  # the header of the file has the statement, which names the protocol
+        for name in ("ledger.jsonl", "clients.csv"):
             assert (one.path / name).read_bytes() == (other.path / name).read_bytes(), name
         keys = ("round", "participants", "test_loss", "epsilon_max", "withdrawn", "shortened")
         for mine, yours in zip(one.rounds, other.rounds, strict=True):
