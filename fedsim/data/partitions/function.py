@@ -13,7 +13,10 @@ from fedsim.data.partitions.assignment import LEFT_OUT, Assignment
 from fedsim.data.partitions.settings import FunctionPartition
 
 _WHAT = "data.partition.scheme"
-_RETURNS = "the client of each example (whole numbers from 0, or names), or {client: row numbers}"
+_RETURNS = (
+    "the client of each example (whole numbers from 0, or names), {client: row numbers}, or a list "
+    "of each client's row numbers"
+)
 
 
 def assign_by_function(
@@ -46,6 +49,8 @@ def assign_by_function(
         found = function(train.features.copy(), train.targets.copy(), **args)
     try:
         with plugin_calls("its result failed", raises=DataError, fix=f"return {_RETURNS}"):
+            if isinstance(found, list | tuple) and all(np.ndim(one) == 1 for one in found):
+                found = dict(enumerate(found))
             values = _of_mapping(found, len(train)) if isinstance(found, Mapping) else found
             return _of_values(np.asarray(values), len(train), settings.num_clients)
     except DataError as error:

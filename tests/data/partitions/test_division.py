@@ -22,6 +22,9 @@ def names(x, y, seed, num_clients):
 def mapping(x, y, seed, rest=True):
     return {"a": np.arange(5), "b": np.arange(5, len(x) if rest else 10)}
 
+def rows_of_clients(x, y, seed):
+    return np.array_split(np.arange(len(x)), [7])
+
 def twice(x, y, seed):
     return {0: [0, 1], 1: [1]}
 
@@ -129,6 +132,7 @@ def test_a_function_says_the_client_of_each_example(tmp_path: Path) -> None:
     data = load(tmp_path, {"scheme": "./p.py:names", "num_clients": 2})
     assert data.client_names == ("a", "b")
     assert load(tmp_path, {"scheme": "./p.py:mapping"}).clients.sizes == [5, 19]
+    assert load(tmp_path, {"scheme": "./p.py:rows_of_clients"}).clients.sizes == [7, 17]
 
 
 @pytest.mark.parametrize(
