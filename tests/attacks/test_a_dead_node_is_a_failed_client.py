@@ -247,5 +247,10 @@ def test_every_loop_over_replies_is_the_same_one() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in ("send_and_receive", "pull_messages")
     }
-    grids = ("fedsim/simulation/", "fedsim/deployment/deployed_grid.py")
+    grids = (  # they pass messages on
+        "fedsim/simulation/",
+        "fedsim/deployment/deployed_grid.py",
+        "fedsim/protocol/wrapped_grid.py",
+        "fedsim/protocol/traffic.py",
+    )
     assert {loop for loop in loops if not loop.startswith(grids)} == {"fedsim/protocol/exchange.py"}

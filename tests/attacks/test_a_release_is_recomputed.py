@@ -174,6 +174,7 @@ def test_a_model_that_was_replaced_after_the_run_is_found(tmp_path: Path) -> Non
     """Also by a forger of the checkpoint, the model and the manifest."""
     from fedsim.protocol.arrays import to_arrays, to_numpy
     from fedsim.runs.manifest import write_manifest
+    from fedsim.runs.saved_model import read_model_card
 
     path = patched_run(lambda patch: None, tmp_path / "r")
     directory = RunDirectory.open(path)
@@ -182,7 +183,7 @@ def test_a_model_that_was_replaced_after_the_run_is_found(tmp_path: Path) -> Non
     values = {name: value + 1e-3 for name, value in to_numpy(checkpoint.state.arrays).items()}
     state = replace(checkpoint.state, arrays=to_arrays(values))
     directory.write_checkpoint(replace(checkpoint, state=state))
-    directory.write_model(values)
+    directory.write_model(values, read_model_card(path).to_metadata())
     write_manifest(directory)
     assert verify_run(directory).problems == ()
     assert "the final model is not the one of the last round" in difference(path)

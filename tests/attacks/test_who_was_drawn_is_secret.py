@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def records(
         fedsim.run(EXPERIMENT, out=out)
     rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     for row in rows:
-        del row["test_loss"], row["test_accuracy"]  # of the noisy model
+        del row["test_loss"], row["test_accuracy"], row["update_norm"]  # of the noisy models
     opening = json.loads((out / "checkpoint" / "opening.json").read_text())
     journal = FileJournal(out / "ledger.jsonl")
     privacy = json.loads((out / "privacy.json").read_text())
@@ -69,7 +70,7 @@ def records(
         ],
         "clients.csv": (out / "clients.csv").read_text(),
         "privacy": privacy,
-        "logs": [record.getMessage() for record in caplog.records],
+        "logs": [re.sub(r"[\d.]+ s$", "", record.getMessage()) for record in caplog.records],
     }
 
 

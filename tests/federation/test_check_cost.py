@@ -57,7 +57,8 @@ def test_the_checks_of_an_assembly_run_on_one_thread_and_once(monkeypatch, two_t
 def test_a_lot_is_seen_again_after_the_mode_or_the_parameters_changed():
     """What a probe keeps of the unchanged lot must not outlive what it was computed with."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), nn.Linear(3, 1))
+    first = nn.Linear(3, 3)
+    model = nn.Sequential(first, nn.Dropout(0.5), nn.Linear(3, 1))
     lot = isolation.ProbeLot(torch.randn(4, 3), torch.randn(4, 1))
     probe = Probe(model, lambda outputs, targets: (outputs - targets).square().sum(1))
     probe.use_train_mode()
@@ -68,6 +69,6 @@ def test_a_lot_is_seen_again_after_the_mode_or_the_parameters_changed():
     in_eval = probe._see(lot).gradients
     assert not torch.equal(in_train[0], in_eval[0])
     with torch.no_grad():
-        model[0].weight.add_(1.0)
+        first.weight.add_(1.0)
     assert probe.is_repeatable(lot)
     assert not torch.equal(in_eval[0], probe._see(lot).gradients[0])
