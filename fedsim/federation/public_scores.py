@@ -1,9 +1,9 @@
 """Scores of the global model on the server's public test set: every round, and at the end."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import ArrayRecord
@@ -22,6 +22,7 @@ from fedsim.models.scores.summary import summarise_scores
 from fedsim.server.errors import FederationError
 
 _FEW_EXAMPLES = 1024  # one batch of an evaluation
+Scores = TypeVar("Scores")
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,11 +53,14 @@ class PublicScores:
         Raises:
             FederationError: the model, the loss or a metric fails.
         """
-        with self._running(arrays):
+
+        def score() -> dict[str, MetricValue]:
             if self.chosen is None:
                 return {**evaluate(*self._parts, device=self.device)}
             known, outputs = evaluate_with_outputs(*self._parts, device=self.device)
             return {LOSS: known[LOSS], **self.chosen(known, outputs, self._targets)}
+
+        return self._of_model(arrays, score)
 
     def by_class(self, arrays: ArrayRecord, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return the scores of a global model class by class, as in `scores.json`.
@@ -68,10 +72,13 @@ class PublicScores:
         Raises:
             FederationError: the model or the loss fails.
         """
-        with self._running(arrays):
+
+        def score() -> dict[str, Any]:
             _, outputs = evaluate_with_outputs(*self._parts, device=self.device)
             found = predictions_of(self.task, outputs, self._targets)
-        return summarise_scores(found, self.class_names, metrics)
+            return summarise_scores(found, self.class_names, metrics)
+
+        return self._of_model(arrays, score)
 
     def check(self) -> None:
         """Score the initial model by the chosen metrics, so that no run ends at a wrong one.
@@ -90,9 +97,12 @@ class PublicScores:
     def _targets(self) -> Tensor:
         return torch.from_numpy(self.test.targets)
 
-    @contextmanager
-    def _running(self, arrays: ArrayRecord) -> Iterator[None]:
-        """Context with the values of a global model, in which errors are of the federation."""
+    def _of_model(self, arrays: ArrayRecord, score: Callable[[], Scores]) -> Scores:
+        """Return a score of a global model; its errors are errors of the federation.
+
+        A function, not a context: a generator that answers a plug-in's StopIteration by a
+        RuntimeError is taken by contextlib for one that let it through.
+        """
         # Threads cost more than they gain on few examples, most of all where processors are busy.
         threads = one_thread() if len(self.test) <= _FEW_EXAMPLES else nullcontext()
         try:
@@ -101,7 +111,7 @@ class PublicScores:
                 plugin_calls("the global model failed on the test set", raises=FederationError),
             ):
                 self.model.load_state_dict(arrays.to_torch_state_dict())
-                yield
+                return score()
         except MetricError as error:
             raise FederationError(str(error)) from error
         except ModelError as error:
