@@ -39,6 +39,7 @@ def test_large_blocks_stay_in_the_process(keep: bool, given_back: int) -> None:
 
 
 def test_the_collector_is_as_before_after_a_run_that_failed() -> None:
+    gc.unfreeze()  # what commands in this process have frozen
     before = gc.get_threshold(), gc.get_freeze_count()
     seen = None
 
