@@ -43,7 +43,7 @@ def test_ci_runs_the_readmes_test_command() -> None:
 def test_the_readmes_experiment_is_valid(tmp_path: Path) -> None:
     (example,) = blocks("README.md", "yaml")
     (tmp_path / "e.yaml").write_text(example)
-    assert load_experiment(tmp_path / "e.yaml").experiment.federation.rounds == 30
+    assert load_experiment(tmp_path / "e.yaml").experiment.federation.rounds == 40
 
 
 def test_the_documented_comparison_is_the_shipped_one_shortened() -> None:
