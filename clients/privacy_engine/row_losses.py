@@ -204,7 +204,7 @@ def _part(call: _Call) -> _Found | None:
 
 
 def _backward(call: _Call) -> _Found | None:
-    """Run `engine.backward` of a loss whose parts are known."""
+    """Run `engine.backward` with the loss of each example."""
     (loss, *others) = call.args
     if not _is_loss(loss) or others or any(map(bool, call.kwargs.values())):
         return None

@@ -241,7 +241,7 @@ def repeats(one: Source, other: Source) -> bool:
     """Whether every release of a run is one of another run.
 
     Args:
-        one: the run whose releases are looked for.
+        one: the run with the releases in question.
         other: the run that may have them all.
     """
     if one.terms is None or other.terms is None or not one.terms.chains:

@@ -1,6 +1,8 @@
 """The command `plan`."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -49,12 +51,7 @@ def plan_command(
         from fedsim.report.plan_plot import write_plan_plot
 
         write_plan_plot(planned, Path(plot))
-    if as_json:
-        print_json(planned.to_json())
-    else:
-        print_plan(planned)
-    if planned.refusal is not None:
-        fail(planned.refusal, ExitCode.BUDGET_FORBIDS)
+    _show(planned, print_plan, as_json=as_json)
 
 
 def _advise(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
@@ -67,9 +64,14 @@ def _advise(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     loaded = load_experiment(file, overrides)
     with shown_phases() as phases:
         advice = advise_experiment(loaded, phases=phases)
+    _show(advice, print_advice, as_json=as_json)
+
+
+def _show(result: Any, print_tables: Callable[[Any], None], *, as_json: bool) -> None:
+    """Print a plan or advice, and exit if a privacy budget forbids the run."""
     if as_json:
-        print_json(advice.to_json())
+        print_json(result.to_json())
     else:
-        print_advice(advice)
-    if advice.refusal is not None:
-        fail(advice.refusal, ExitCode.BUDGET_FORBIDS)
+        print_tables(result)
+    if result.refusal is not None:
+        fail(result.refusal, ExitCode.BUDGET_FORBIDS)

@@ -10,7 +10,7 @@ def quick_imports() -> Iterator[None]:
     """Collect no garbage in the block, and never again look at what is there at its end.
 
     Imports create half a million objects that all stay, and the collector would visit them again
-    and again. For programs only: in the process of somebody else, their garbage would stay, too.
+    and again. For programs only: in the process of another program, its garbage would stay, too.
     """
     gc.disable()
     try:

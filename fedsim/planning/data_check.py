@@ -1,4 +1,4 @@
-"""Everything that `fedsim run` checks before its first round, and what it found in the data.
+"""Every check that `fedsim run` makes before its first round, and a description of the data.
 
 Values and classes are those of the public test set: nothing is computed from a client's examples
 but their numbers, and these are shown where they are public.

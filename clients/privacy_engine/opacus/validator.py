@@ -63,7 +63,7 @@ class ModuleValidator:
 
     @classmethod
     def fix_and_validate(cls, module: nn.Module) -> nn.Module:
-        """Return `fix(module)`, whose layers are all valid."""
+        """Return `fix(module)` after a check that all of its layers are valid."""
         fixed = cls.fix(module)
         cls.validate(fixed, strict=True)
         return fixed
