@@ -52,6 +52,18 @@ def stop_after() -> Callable[[int], _StopAfter]:
 
 
 @pytest.fixture(scope="session")
+def weights_of() -> Callable[[Path], dict[str, bytes]]:
+    """Read the bytes of a run's model by name, without the words in the header of its file."""
+
+    def read(run: Path) -> dict[str, bytes]:
+        from safetensors.numpy import load_file
+
+        return {name: one.tobytes() for name, one in load_file(run / "model.safetensors").items()}
+
+    return read
+
+
+@pytest.fixture(scope="session")
 def secure_parties(_secagg_module: ModuleType) -> Callable[..., Any]:
     """Make the parties of secure aggregation: `(clients=6, shapes=..., **settings) -> Parties`."""
     return _secagg_module.make_parties
