@@ -45,6 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.markexpr = ""
 
 
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    """Give models that a test makes without a seed the same weights each time."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def stop_after() -> Callable[[int], _StopAfter]:
     """Make observers that interrupt a run after a round."""

@@ -20,6 +20,7 @@ from fedsim.clients.dp_sgd.per_example.interface import UncoveredParameterError
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 
 _NUM_SYNTHETIC_EXAMPLES = 3  # synthetic examples
+_LARGE = 1e3
 
 
 def leading_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
@@ -101,19 +102,39 @@ def _check_training_mode(call: nn.Module, examples: Tensor, rows: int) -> None:
     if not half:
         return
     x = examples[torch.arange(rows, device=examples.device) % len(examples)]
-    other = x.clone()
-    other[:half] = x.roll(1, 0)[:half] * 3
     targets = torch.zeros(rows)
     with preserve_state(call), torch.no_grad():
         call.train()
         probe = Probe(call, _fixed_function)
-        pair = [tensor_rows(probe.outputs(ProbeLot(v, targets)), rows) for v in (x, other)]
-    for one, two in zip(*pair, strict=True):
-        if not torch.equal(one[half:].nan_to_num(), two[half:].nan_to_num()):
-            raise UnsafeModelError(
-                f"in training, with {rows} rows, the outputs of an example change with the other "
-                "examples; compute for each example alone, along other dimensions than the first"
-            )
+
+        def watched(features: Tensor) -> list[Tensor]:
+            outputs = tensor_rows(probe.outputs(ProbeLot(features, targets)), rows)
+            return [value[half:].nan_to_num() for value in outputs]
+
+        expected = watched(x)
+        for other in _other_rows(x):
+            found = watched(torch.cat([other[:half], x[half:]]))
+            if not all(map(torch.equal, found, expected)):
+                raise UnsafeModelError(
+                    f"in training, with {rows} rows, the outputs of an example change with the "
+                    "other examples; compute for each example alone, along other dimensions than "
+                    "the first"
+                )
+
+
+def _other_rows(x: Tensor) -> Iterator[Tensor]:
+    """Yield other values of all rows.
+
+    Large values come with both signs: what a statistic of the rows adds to the input of a ReLU,
+    which is zero for small inputs, is positive for one of the two.
+    """
+    yield x.roll(1, 0) * 3
+    if not x.is_floating_point():
+        return
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        signs = torch.randint(0, 2, x.shape[1:], generator=generator).to(x) * 2 - 1
+        yield from (_LARGE * signs * x, -_LARGE * signs * x)
 
 
 class _Call(nn.Module):
