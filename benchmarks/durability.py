@@ -23,18 +23,18 @@ from pathlib import Path
 import torch
 from records import Number, quartiles, write_record
 
+from fedsim.algorithms.state import ServerState
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.shards import client_app
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.rounds_file import RoundsFile
 from fedsim.server.app import RoundSetup, run_round
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.round_report import RoundReport
-from fedsim.server.state import ServerState
 from fedsim.server.train_round import TrainSetup
-from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
 
 QUICKSTART = Path(__file__).parent.parent / "experiments" / "digits_dp.yaml"

@@ -7,11 +7,12 @@ answers are yielded.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from flwr.app import Context
+from torch import Tensor
 
 from fedsim.accountant.ledger.journal import Charge, Journal, JournalWriteError
 from fedsim.clients.account import (
@@ -74,6 +75,8 @@ class ClientRound:
         asked: the request.
         fault: the fault of this round.
         model_digest: of the request's global model.
+        start: flat trained values (size,) of that model.
+        fixed_digest: digest of its other arrays.
         account: the client's account, with the charge once committed; None without privacy.
         charge: the cost of the round; None without privacy or for an earlier charge.
     """
@@ -81,6 +84,8 @@ class ClientRound:
     asked: ClientRequest
     fault: Fault
     model_digest: str
+    start: Tensor
+    fixed_digest: str
     account: PrivacyAccount | None = None
     charge: Charge | None = None
 
@@ -99,22 +104,27 @@ class ClientRound:
         """The client as a member of its block."""
         task, spend = self.task, self.spend
         key = StreamKey(task.seed, task.client, self.asked.request.round_number)
+        flat = task.shared_model.flat
+        sent = {name: flat(one) for name, one in self.asked.request.sent.items()}
+        member = BlockMember(
+            *task.data(), key, range(task.local.steps), start=self.start, sent=sent
+        )
         if task.privacy is None:
-            return BlockMember(*task.data(), key, range(task.local.steps))
+            return member
         plan, step = task.privacy, task.step(self.asked.request)
+        member = replace(member, secure=plan.secure_noise, part=plan.part)
         if isinstance(step, UpdateMechanism):  # one release, whatever is trained for it
-            steps = range(task.local.steps if task.size else 0)
-            return BlockMember(*task.data(), key, steps, None, plan.secure_noise, plan.part, step)
+            return replace(member, steps=member.steps[: None if task.size else 0], update=step)
         if spend is None:
             raise ValueError("a step of DP-SGD needs a charge")
         steps = range(spend.steps - spend.round_steps, spend.steps)
-        return BlockMember(*task.data(), key, steps, step, plan.secure_noise, plan.part)
+        return replace(member, steps=steps, step=step)
 
     @property
     def shared(self) -> tuple[object, ...]:
         """Key of what the members of a block that train together have in common."""
         task = self.task
-        return id(task.shared_model), id(task.loss), task.local, self.model_digest
+        return id(task.shared_model), id(task.loss), task.local, self.fixed_digest
 
 
 @dataclass(frozen=True)
@@ -213,7 +223,9 @@ def _propose(asked: ClientRequest) -> ClientRound:
         task.secure.check_identity(task.client)
     task.step(request)
     task.check_block(asked.block)
-    client_round = ClientRound(asked, fault, task.shared_model.load(request.arrays))
+    model = task.shared_model
+    digest = model.load(request.arrays)
+    client_round = ClientRound(asked, fault, digest, model.start_values, model.fixed_digest)
     if task.privacy is None or not task.privacy.charges_itself:
         return client_round
     client_round.account = PrivacyAccount.restore(
@@ -326,6 +338,7 @@ def _train(rounds: Sequence[ClientRound]) -> list[TrainedClient]:
         task.local,
         [members.get(client) for client in block],
         rows=task.tile_rows(block),
+        rule=task.rule,
     )
     places = [block.index(client) for client in members]
     present = result.values if len(places) == len(block) else result.values[places]
@@ -361,8 +374,19 @@ def _upload(entry: ClientRound, trained: TrainedClient) -> TrainReply | SealedRe
         delay=entry.fault.delay,
         clip_norm=trained.adapted_clip_norm,
         clip_count=count,
+        numbers=_numbers(entry) if task.secure is None else {},
     )
     return reply if task.secure is None else _seal(entry, reply, task.secure)
+
+
+def _numbers(entry: ClientRound) -> Mapping[str, float]:
+    """Return the declared numbers of the request's model on the client's examples."""
+    task = entry.task
+    if task.measure is None:
+        return {}
+    task.shared_model.load(entry.asked.request.arrays)
+    task.shared_model.restart()  # the model of the request, not the trained one
+    return task.measure(task.shared_model.model)
 
 
 def _seal(entry: ClientRound, reply: TrainReply, channel: SecureChannel) -> SealedReply:
@@ -372,17 +396,12 @@ def _seal(entry: ClientRound, reply: TrainReply, channel: SecureChannel) -> Seal
         ClientFailureError: the update cannot be sealed.
     """
     task, request = entry.task, entry.asked.request
-    metrics: Mapping[str, float] = {}
-    if task.measure is not None:
-        task.shared_model.load(request.arrays)
-        task.shared_model.restart()  # the model of the request, not the trained one
-        metrics = task.measure(task.shared_model.model)
     return channel.seal(
         task.client,
         request,
         reply,
         model_digest=entry.model_digest,
-        metrics=metrics,
+        metrics=_numbers(entry),
         context=entry.asked.context,
     )
 

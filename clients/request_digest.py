@@ -35,6 +35,7 @@ class AnswerInputs:
         mechanism: text of the client's mechanism, with noise, clipping and sampling.
         conditions: digest of settings, plug-in sources, versions and device.
         data: digest of the client's examples; None where it must stay out of the record.
+        sent: digests of the algorithm's arrays in the request; "" where there are none.
     """
 
     block: tuple[int, ...]
@@ -44,6 +45,7 @@ class AnswerInputs:
     mechanism: str
     conditions: str
     data: bytes | None
+    sent: str = ""
 
 
 def request_digest(inputs: AnswerInputs, *, seed: int, client: int) -> str:
@@ -64,6 +66,7 @@ def request_digest(inputs: AnswerInputs, *, seed: int, client: int) -> str:
         inputs.mechanism,
         inputs.conditions,
         "" if inputs.data is None else inputs.data.hex(),
+        *([inputs.sent] if inputs.sent else []),
     )
     key = stream_key(seed, Purpose.REQUEST_DIGEST, client=client)
     text = "".join(f"{len(part)}:{part}" for part in parts).encode()

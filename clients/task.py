@@ -7,6 +7,7 @@ from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
 from fedsim.accountant.ledger.journal import Journal
+from fedsim.algorithms.algorithm import ClientRule
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
@@ -20,6 +21,7 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import describe_error
+from fedsim.protocol.arrays import digest
 from fedsim.protocol.messages import TrainRequest
 
 # Scores a model on the client's held-out examples: their number, and metrics by name.
@@ -50,11 +52,13 @@ class ClientTask:
         faults: faults to inject.
         secure: seals updates; None: they are sent in clear.
         weight: its planned weight among all clients; None where all weigh the same.
-        measure: the declared metrics of a model on the client's examples; None: there are none.
+        measure: numbers of a model on the client's examples that a secure sum or the algorithm
+            declares; None: there are none.
             Always None under privacy, whose noise does not cover them.
         check_tile: raises UnsafeModelError where the tiles of a planned block do not keep examples
             apart, bit for bit.
         plan_digest: digest of the privacy plan of all clients; "" without privacy.
+        rule: what the algorithm changes in local steps; None: nothing.
     """
 
     client: int
@@ -77,6 +81,7 @@ class ClientTask:
     tile_rows: Callable[[Sequence[int]], int | None] = lambda members: None
     check_tile: Callable[[Sequence[int]], None] = lambda members: None
     plan_digest: str = ""
+    rule: ClientRule | None = None
 
     def check_examples(self) -> None:
         """Check that the public number of examples is not 0, and that no lot is too large.
@@ -161,6 +166,7 @@ class ClientTask:
             mechanism="" if self.privacy is None else self.privacy.mechanism_text,
             conditions=self.conditions,
             data=self.data_digest() if repeats else None,
+            sent="".join(f"{name}={digest(one)}" for name, one in sorted(request.sent.items())),
         )
         return request_digest(inputs, seed=self.seed, client=self.client)
 

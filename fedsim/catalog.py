@@ -1,12 +1,12 @@
 """All built-in names of experiment files, with one line of description each."""
 
+from fedsim.algorithms.catalog import algorithms
 from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
 from fedsim.data.catalog import DATASETS, PARTITIONS
 from fedsim.data.partitions.settings import FLWR_SCHEMES
 from fedsim.models.catalog import LOSSES, MODELS
 from fedsim.models.features.settings import FEATURES
 from fedsim.models.scores.catalog import METRICS
-from fedsim.server.aggregation.strategy_settings import STRATEGIES
 from fedsim.simulation.catalog import ENGINES, TRACKERS
 
 KEYS = {
@@ -113,7 +113,7 @@ def catalog() -> dict[str, dict[str, str]]:
         "losses": dict(LOSSES),
         "metrics": {name: entry.description for name, entry in METRICS.items()},
         "participations": dict(_PARTICIPATIONS),
-        "strategies": {name: entry.description for name, entry in STRATEGIES.items()},
+        "strategies": {name: entry.description for name, entry in algorithms().items()},
         "weightings": dict(_WEIGHTINGS),
         "optimizers": dict(_OPTIMIZERS),
         "trust_models": dict(_TRUST_MODELS),

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 import fedsim
+from fedsim.algorithms.catalog import algorithms
 from fedsim.cli import EXIT_CODES, cli
 from fedsim.comparison.file.settings import ComparisonSettings
 from fedsim.data.catalog import DATASETS
@@ -22,7 +23,6 @@ from fedsim.deployment.policy import NodePolicy
 from fedsim.experiment import Experiment
 from fedsim.models.catalog import MODELS
 from fedsim.runs.directory import CLIENT_COLUMNS
-from fedsim.server.aggregation.strategy_settings import STRATEGIES
 from fedsim.setting_tables import SettingRow, rows_of
 
 _HEAD = """\
@@ -75,10 +75,10 @@ def _settings() -> Iterator[str]:
     for name, entry in MODELS.items():
         title = f"`model.args` of `{name}`"
         yield from _section(title, _key_table(rows_of(entry.args, "model.args")), level=3)
-    for name, strategy in STRATEGIES.items():
-        if strategy.settings.model_fields:
+    for name, algorithm in algorithms().items():
+        if algorithm.Options.model_fields:
             title = f"`federation.strategy` of `{name}`"
-            rows = rows_of(strategy.settings, "federation.strategy")
+            rows = rows_of(algorithm.Options, "federation.strategy")
             yield from _section(title, _key_table(rows), level=3)
     yield from _section("Keys of a comparison file", _key_table(rows_of(ComparisonSettings)))
     yield from _section("Keys of a node's policy", _key_table(rows_of(NodePolicy)))

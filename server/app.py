@@ -16,6 +16,8 @@ import numpy as np
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedsim.algorithms.algorithm import Algorithm
+from fedsim.algorithms.state import ServerState
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.protocol.arrays import digest, to_numpy
 from fedsim.protocol.channel import client_channel
@@ -24,10 +26,9 @@ from fedsim.protocol.traffic import Traffic
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.server.aggregation.aggregator import AggregationResult, Aggregator
+from fedsim.server.aggregation.aggregator import AggregationResult, Aggregator, PlainAggregator
 from fedsim.server.aggregation.integer_sum import IntegerSum
 from fedsim.server.aggregation.noisy_sum import NoisySum, ServerNoise
-from fedsim.server.aggregation.strategies import Strategy
 from fedsim.server.aggregation.weights import ClientWeights, uniform_weights
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.errors import FederationError
@@ -39,7 +40,6 @@ from fedsim.server.secure.aggregator import SecureAggregator
 from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.server.settings import FederationSettings
 from fedsim.server.shared_bound import SharedBound
-from fedsim.server.state import ServerState
 from fedsim.server.timeline import Timeline
 from fedsim.server.train_round import ChargeRound, ExpectedNoise, TrainRound, TrainSetup
 
@@ -100,17 +100,17 @@ class RoundSetup:
     """Everything of a server that is the same in all rounds.
 
     Attributes:
-        strategy: turns the aggregate into the next model.
-        train: clients, schedule and aggregator.
+        train: algorithm, clients, schedule and aggregator.
+        averaging: `federation.server_averaging`.
         evaluate: metrics of a global model on the server's public test set.
         evaluation: evaluation on clients' held-out examples; None: there is none.
         declared_metrics: names of the metrics that clients send in a secure sum; None without
             secure aggregation.
     """
 
-    strategy: Strategy
     train: TrainSetup
     evaluate: Callable[[ArrayRecord], Metrics]
+    averaging: float | None = None
     evaluation: ClientEvaluation | None = None
     declared_metrics: tuple[str, ...] | None = None
 
@@ -118,7 +118,7 @@ class RoundSetup:
 def make_server_app(
     *,
     settings: FederationSettings,
-    strategy: Strategy,
+    algorithm: Algorithm,
     participation: Participation,
     start: ServerState,
     evaluate: Callable[[ArrayRecord], Metrics],
@@ -135,12 +135,13 @@ def make_server_app(
     noisy_sum: NoisySumSetup | None = None,
     shared_bound: SharedBound | None = None,
     expected_noise: ExpectedNoise | None = None,
+    local_steps: Callable[[int, int], int] = lambda client, round_number: 1,
 ) -> ServerApp:
     """Return the ServerApp that runs the whole federation.
 
     Args:
         settings: rounds, deadline and averaging.
-        strategy: turns the aggregate into the next model.
+        algorithm: the federated algorithm.
         participation: the schedule of each client's rounds.
         start: the state to start from.
         evaluate: metrics of a global model on the server's public test set.
@@ -158,6 +159,7 @@ def make_server_app(
         noisy_sum: the noisy sums that clients send parts of; None: they send models.
         shared_bound: learns the bound of whole updates; None: it is fixed, or clients learn it.
         expected_noise: length of the noise in an aggregate, by plan values; None: not known.
+        local_steps: (client, round) -> planned steps of its local training.
 
     The app raises FederationError when a node is missing, and RoundError when clients of a round
     failed and fewer than `settings.min_participants` updates came, when a client would reuse noise,
@@ -176,14 +178,14 @@ def make_server_app(
         elif noisy_sum is not None:
             aggregator = IntegerSum(noisy_sum.plan, num_clients=participation.num_clients)
         else:
-            aggregator = strategy.aggregator(planned)
+            aggregator = PlainAggregator(planned, keeps_models=algorithm.uses_each_update)
         if noisy_sum is not None:
             aggregator = _noisy_sum(aggregator, noisy_sum, planned, participation)
-        name = settings.strategy_settings.name
+        name = settings.algorithm.name
         logger.info("%s over %d clients, %s", name, len(roll.clients), aggregator.name)
         setup = RoundSetup(
-            strategy=strategy,
             train=TrainSetup(
+                algorithm,
                 participation,
                 roll.clients,
                 aggregator,
@@ -195,12 +197,17 @@ def make_server_app(
                 None if noisy_sum is None else noisy_sum.charge_round,
                 shared_bound,
                 expected_noise,
+                local_steps,
             ),
             evaluate=evaluate,
+            averaging=settings.server_averaging,
             evaluation=evaluation,
             declared_metrics=None if secure is None else tuple(secure.settings.metrics),
         )
         state = start
+        if state.round_number == 0:
+            with plugin_calls("federation.strategy failed", raises=FederationError):
+                state = algorithm.init(state)
         while state.round_number < settings.rounds:
             reason = _reason_to_stop(state.withdrawn, len(roll.clients), stop_when_withdrawn)
             if reason is not None:
@@ -233,12 +240,7 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
             channel = client_channel(grid, setup.train.aggregator.reply_type)
             answers = traffic.count_training(channel, requests, timeout=MAX_ROUND_SECONDS)
         result = train.aggregate(timeline.waiting("train", answers))
-        arrays, optimizer = state.arrays, state.optimizer
-        if result.arrays is not None:
-            with plugin_calls("federation.strategy failed", raises=FederationError):
-                arrays, optimizer = setup.strategy.update(state, result.arrays)
-        averaging = setup.strategy.settings.server_averaging
-        after = train.state_after(arrays, optimizer, averaging=averaging)
+        after = train.state_after(result, averaging=setup.averaging)
     with timeline.part("evaluate"):
         metrics = setup.evaluate(after.model)
         evaluation = None
@@ -266,7 +268,9 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
         evaluates=setup.evaluation is not None,
         evaluation=evaluation,
         traffic=traffic,
-        update_norm=_update_norm(state.arrays, result.arrays, setup.strategy.parameters),
+        update_norm=_update_norm(
+            state.arrays, result.arrays, setup.train.algorithm.training.parameters
+        ),
         noise_norm=None if result.arrays is None else train.noise_norm,
     )
     is_secret = setup.train.participation.is_secret

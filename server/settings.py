@@ -1,14 +1,16 @@
-"""Settings of the server: rounds, participation, strategy, weighting, evaluation."""
+"""Settings of the server: rounds, participation, algorithm, weighting, evaluation."""
 
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from fedsim.algorithms.catalog import algorithms
+from fedsim.algorithms.settings import AlgorithmSettings
 from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS, MAX_SECONDS
 from fedsim.core.settings import Probability, Settings, Share
-from fedsim.server.aggregation.strategy_settings import STRATEGIES, StrategySettings
 
 WeightingName = Literal["uniform", "examples", "noise"]
+_DEFAULT_ALGORITHM = "fedavg"
 _Power = Annotated[float, Field(ge=0, le=4)]
 
 
@@ -93,10 +95,10 @@ class FederationSettings(Settings):
         le=MAX_CLIENTS,
         description="a round in which clients failed and fewer updates came ends the run",
     )
-    strategy: str | StrategySettings = Field(
-        default="fedavg",
-        description="how updates become the next global model: a built-in name, "
-        "package.module:Class or ./file.py:Class, or a mapping with settings",
+    strategy: str | AlgorithmSettings = Field(
+        default=_DEFAULT_ALGORITHM,
+        description="the federated algorithm: a built-in name, package.module:Class or "
+        "./file.py:Class, also a strategy of Flower; or a mapping with settings",
     )
     server_averaging: float | None = Field(
         default=None,
@@ -118,24 +120,27 @@ class FederationSettings(Settings):
         return WeightingSettings(name=named) if isinstance(named, str) else named
 
     @property
-    def strategy_settings(self) -> StrategySettings:
-        """The strategy with its settings."""
+    def algorithm(self) -> AlgorithmSettings:
+        """The algorithm with its settings."""
         named = self.strategy
-        return StrategySettings(name=named) if isinstance(named, str) else named
+        return AlgorithmSettings(name=named) if isinstance(named, str) else named
 
     @field_validator("strategy")
     @classmethod
-    def _defaults_of_the_strategy(cls, given: str | StrategySettings) -> str | StrategySettings:
-        """Add the default settings of a built-in strategy; the rules report wrong ones."""
-        named = StrategySettings(name=given) if isinstance(given, str) else given
-        entry = STRATEGIES.get(named.name)
-        if entry is None or not entry.settings.model_fields:
+    def _defaults_of_the_algorithm(cls, given: str | AlgorithmSettings) -> str | AlgorithmSettings:
+        """Add the default settings of a built-in algorithm; the rules report wrong ones.
+
+        FedAvg by its name alone is the mean, so it stays a name.
+        """
+        named = AlgorithmSettings(name=given) if isinstance(given, str) else given
+        kind = algorithms().get(named.name)
+        if kind is None or not kind.Options.model_fields or given == _DEFAULT_ALGORITHM:
             return given
         try:
-            settings = entry.settings.model_validate(named.options)
+            settings = kind.Options.model_validate(named.options)
         except ValidationError:
             return given
-        return StrategySettings.model_validate({"name": named.name, **settings.model_dump()})
+        return AlgorithmSettings.model_validate({"name": named.name, **settings.model_dump()})
 
 
 class EvaluationSettings(Settings):

@@ -6,15 +6,17 @@ report with the reason (`TrainRound.aggregate`). Its charge stays in its account
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
-from fedsim.protocol.arrays import digest
+from fedsim.algorithms.algorithm import Algorithm, Contribution, Update
+from fedsim.algorithms.state import ServerState
+from fedsim.core.plugin_errors import plugin_calls
+from fedsim.protocol.arrays import digest, to_arrays, to_numpy
 from fedsim.protocol.channel import TrainAnswer
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ENDS_RUN, ProtocolError
@@ -30,11 +32,11 @@ from fedsim.server.aggregation.aggregator import (
 from fedsim.server.aggregation.mean import InvalidUpdateError
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.client_ledgers import ClientLedgers
+from fedsim.server.errors import FederationError
 from fedsim.server.iterate_average import next_average
 from fedsim.server.participation import Participation
 from fedsim.server.round_report import Failure
 from fedsim.server.shared_bound import SharedBound
-from fedsim.server.state import ServerState
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class TrainSetup:
     """The part of the server's set-up that training uses, the same in all rounds.
 
     Attributes:
+        algorithm: what clients get and start from, and how uploads become the next model.
         participation: the schedule of each client's rounds.
         clients: the client of each node, by node id.
         aggregator: aggregates the updates of one round after another.
@@ -65,8 +68,10 @@ class TrainSetup:
             secret; None: clients charge themselves.
         shared_bound: learns the bound of whole updates; None: it is fixed, or clients learn it.
         expected_noise: length of the noise in an aggregate; None: not known.
+        local_steps: (client, round) -> planned steps of its local training, by public facts.
     """
 
+    algorithm: Algorithm
     participation: Participation
     clients: Mapping[int, int]
     aggregator: Aggregator[Any]
@@ -78,6 +83,7 @@ class TrainSetup:
     charge_round: ChargeRound | None = None
     shared_bound: SharedBound | None = None
     expected_noise: ExpectedNoise | None = None
+    local_steps: Callable[[int, int], int] = lambda client, round_number: 1
 
     @cached_property
     def nodes(self) -> Mapping[int, int]:
@@ -119,6 +125,7 @@ class TrainRound:
         self.shortened: dict[int, int] = {}
         self.uploads: dict[int, str] = {}
         self.aborted: str | None = None
+        self._contributions: dict[int, Contribution] = {}
 
     @property
     def clip_norms(self) -> dict[int, float]:
@@ -163,16 +170,22 @@ class TrainRound:
             self._abort(error)
             return {}
         self._asked = asked
-        return {
-            setup.nodes[client]: TrainRequest(
-                self.round_number,
-                state.arrays,
-                offer,
-                state.clip_norms.get(client),
-                None if setup.weights is None else setup.weights.announced(client),
-            )
-            for client in asked
-        }
+        with plugin_calls("federation.strategy failed", raises=FederationError):
+            return {setup.nodes[client]: self._request(client, offer) for client in asked}
+
+    def _request(self, client: int, offer: ConfigRecord | None) -> TrainRequest:
+        """Return the request to one client."""
+        state, setup = self._state, self._setup
+        start = setup.algorithm.start(state, client)
+        sent = setup.algorithm.send(state, client)
+        return TrainRequest(
+            self.round_number,
+            state.arrays if start is None else to_arrays(dict(start)),
+            offer,
+            state.clip_norms.get(client),
+            None if setup.weights is None else setup.weights.announced(client),
+            {name: to_arrays(dict(values)) for name, values in sent.items()},
+        )
 
     def aggregate(self, answers: Iterable[tuple[int, TrainAnswer]]) -> AggregationResult:
         """Return the aggregate of the answers; without arrays where no client succeeded.
@@ -204,30 +217,33 @@ class TrainRound:
         return result
 
     def state_after(
-        self,
-        arrays: ArrayRecord,
-        optimizer: Mapping[str, np.ndarray],
-        *,
-        averaging: float | None = None,
+        self, result: AggregationResult, *, averaging: float | None = None
     ) -> ServerState:
-        """Return the state after the round, with the new model and optimizer state.
+        """Return the state after the round; without an aggregate the model stays as it was.
 
         Args:
-            arrays: the new global model.
-            optimizer: the new state of the server's optimizer.
+            result: the aggregate of the round.
             averaging: `federation.server_averaging`.
+
+        Raises:
+            FederationError: the algorithm fails.
         """
-        average: Mapping[str, np.ndarray] = {}
+        state = self._state
+        if result.arrays is not None:
+            came = tuple(self._contributions[client] for client in self.participants)
+            update = Update(to_numpy(result.arrays), came, result.models)
+            with plugin_calls("federation.strategy failed", raises=FederationError):
+                state = self._setup.algorithm.server(state, update)
+        average = state.average
         if averaging is not None:
             average = next_average(
-                self._state.average, arrays, round_number=self.round_number, decay=averaging
+                average, state.arrays, round_number=self.round_number, decay=averaging
             )
-        return ServerState(
-            arrays=arrays,
+        return replace(
+            state,
             round_number=self.round_number,
             clip_norms=self.clip_norms,
             withdrawn=self._state.withdrawn | {one.client for one in self.withdrawn},
-            optimizer=optimizer,
             average=average,
         )
 
@@ -260,11 +276,14 @@ class TrainRound:
             late = f"answered after {answer.delay:g} s, past the deadline of {deadline:g} s"
             self._skip(client, late)
             return
+        contribution = self._contribution(client, answer)
         try:
+            aggregator.weigh(client, self._setup.algorithm.weight(contribution))
             aggregator.add(client, answer)
         except InvalidUpdateError as error:
             self._fail(client, str(error))
             return
+        self._contributions[client] = contribution
         self.participants.append(client)
         if answer.clip_norm is not None:
             self._adapted_clip_norms[client] = answer.clip_norm
@@ -272,6 +291,20 @@ class TrainRound:
         taken = None if answer.spend is None else answer.spend.round_steps
         if taken is not None and planned is not None and taken < planned:
             self.shortened[client] = taken
+
+    def _contribution(self, client: int, answer: ClientAnswer) -> Contribution:
+        """Return the facts of an answer that the algorithm uses."""
+        setup = self._setup
+        steps = setup.local_steps(client, self.round_number)
+        if answer.spend is not None and setup.steps == steps:  # charged by the step
+            steps = answer.spend.round_steps
+        weights = setup.weights
+        return Contribution(
+            client,
+            1.0 if weights is None else float(weights.values[client]),
+            steps,
+            answer.numbers if isinstance(answer, TrainReply) else {},
+        )
 
     def _take_count(self, client: int, answer: ClientAnswer) -> None:
         """Note the noisy bit of a reply where the server learns the bound from replies."""

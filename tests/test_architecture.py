@@ -18,6 +18,7 @@ FLOORS: tuple[set[str], ...] = (
     {"accountant"},
     {"noise", "secagg"},
     {"protocol"},
+    {"algorithms"},
     {"clients", "server"},
     {"data", "simulation", "statement"},
     {"models"},

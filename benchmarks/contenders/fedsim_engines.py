@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from contenders.base import Contender, Work, check_device
 from contenders.turns import Turns
+from fedsim.algorithms.state import ServerState
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.shards import client_app
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.server.app import RoundSetup, run_round
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.roll_call import call_roll
-from fedsim.server.state import ServerState
 from fedsim.server.train_round import TrainSetup
 from fedsim.simulation.engines import engine_for
-from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import LocalGrid
 from fedsim.simulation.memory import frozen_objects, keep_freed_memory
 

@@ -5,13 +5,14 @@ numbers of steps are their own. All members of the planned block have rows in ev
 they take part or not, so the shape of every product is known in advance.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.algorithms.algorithm import ClientRule
 from fedsim.clients.budget.sum_part import SumPart
 from fedsim.clients.dp_sgd.correlated_noise import CorrelatedNoise
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
@@ -45,6 +46,8 @@ class BlockMember:
             of its update; None: its result is the trained values.
         update: the release of its whole update, which it trains for without privacy; None: it
             releases its steps, or nothing is private.
+        start: flat values (size,) that it starts from; None: those of the loaded model.
+        sent: flat arrays (size,) of the algorithm by name.
     """
 
     features: Tensor
@@ -55,6 +58,8 @@ class BlockMember:
     secure: bool = False
     part: SumPart | None = None
     update: UpdateMechanism | None = None
+    start: Tensor | None = None
+    sent: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,7 @@ def train_block(
     members: Sequence[BlockMember | None],
     *,
     rows: int | None = None,
+    rule: ClientRule | None = None,
     on_step: StepCallback | None = None,
 ) -> BlockResult:
     """Train the members of a planned block from the global model.
@@ -103,6 +109,7 @@ def train_block(
         local: batch size and optimizer.
         members: the planned members in ascending order of clients; None: absent.
         rows: R of the planned block's tiles; None: as for the members present.
+        rule: what the algorithm changes in a step, after its release; None: nothing.
         on_step: sees each step of private members, for an audit.
 
     Raises:
@@ -117,13 +124,13 @@ def train_block(
     shared_model.restart()
     shared_model.model.train()
     if gradients is None:
-        trained = _train_by_torch(shared_model, loss, local, present[0])
+        trained = _train_by_torch(shared_model, loss, local, present[0], rule)
         return _released(trained, shared_model, members)
     kinds = {None if m.step is None else m.step.clipping.kind for m in present}
     if len(kinds) > 1:
         raise ValueError("members of a block must clip by one rule, or all train without privacy")
     kind = _Block if present[0].step is None else _PrivateBlock
-    block = kind(shared_model, gradients, local, members, rows)
+    block = kind(shared_model, gradients, local, members, rows, rule)
     with seeded_torch(present[0].key, present[0].features.device):
         result = _released(block.train(on_step), shared_model, members)
     if len(members) == 1 and present[0].part is None:
@@ -139,13 +146,44 @@ def member_rows(member: BlockMember, local: LocalSettings) -> int:
 
 
 def _train_by_torch(
-    shared_model: SharedModel, loss: PerExampleLoss, local: LocalSettings, member: BlockMember
+    shared_model: SharedModel,
+    loss: PerExampleLoss,
+    local: LocalSettings,
+    member: BlockMember,
+    rule: ClientRule | None,
 ) -> BlockResult:
     if member.step is not None:
         raise ValueError("training with privacy needs per-example gradients")
-    data = (member.features, member.targets)
-    train_by_torch(shared_model.model, loss, *data, local, member.key, steps=member.steps)
+    data, change = (member.features, member.targets), None
+    if rule is not None:
+        change = _ByParameter(rule, shared_model, member.sent).change
+    train_by_torch(
+        shared_model.model, loss, *data, local, member.key, steps=member.steps, change=change
+    )
     return BlockResult(shared_model.parameters.data.unsqueeze(0).clone(), (None,), (None,))
+
+
+class _ByParameter:
+    """A rule over the tensors of a model, one after the other."""
+
+    def __init__(
+        self, rule: ClientRule, shared_model: SharedModel, sent: Mapping[str, Tensor]
+    ) -> None:
+        self._rule, self._parameters = rule, shared_model.parameters
+        self._places = self._parameters.slices(range(len(self._parameters.tensors)))
+        self._start, self._sent = shared_model.start_values.clone(), sent
+
+    def change(self, gradients: Sequence[Tensor]) -> None:
+        """Change the gradients of a step in place, one for each trained tensor of the model."""
+        tensors = self._parameters.tensors
+        for tensor, place, gradient in zip(tensors, self._places, gradients, strict=True):
+            with torch.no_grad():
+                self._rule.change_(
+                    gradient,
+                    tensor,
+                    self._start[place].view_as(tensor),
+                    {name: one[place].view_as(tensor) for name, one in self._sent.items()},
+                )
 
 
 def _released(
@@ -154,15 +192,15 @@ def _released(
     """Return the members' results with the release of each whole update in place of its values."""
     if all(member is None or member.update is None for member in members):
         return trained
-    start, counts = shared_model.start_values, list(trained.counts)
-    values = start.double().repeat(len(members), 1)
+    starts, counts = _starts(shared_model, members), list(trained.counts)
+    values = starts.double().clone()
     on_grid = any(member is not None and member.part is not None for member in members)
     for k, member in enumerate(members):
         if member is None or member.update is None:
             continue
         released = release_update(
             trained.values[k],
-            start,
+            starts[k],
             member.update,
             _noise_of_update(member),
             has_data=len(member.features) > 0,
@@ -173,7 +211,25 @@ def _released(
             values[k] += released.steps * member.update.update_step
             if released.count is not None:
                 counts[k] = released.count * member.update.count_step
-    return replace(trained, values=values if on_grid else values.to(start), counts=tuple(counts))
+    return replace(trained, values=values if on_grid else values.to(starts), counts=tuple(counts))
+
+
+def _starts(shared_model: SharedModel, members: Sequence[BlockMember | None]) -> Tensor:
+    """Return the values (members, size) that the members start from."""
+    loaded = shared_model.start_values
+    if all(one is None or one.start is None or one.start is loaded for one in members):
+        return loaded.expand(len(members), -1)
+    return torch.stack([loaded if m is None or m.start is None else m.start for m in members])
+
+
+def _sent(members: Sequence[BlockMember | None], like: Tensor) -> dict[str, Tensor]:
+    """Return the algorithm's arrays (members, size) by name; zeros for absent members."""
+    names = next((member.sent for member in members if member is not None), {})
+    zeros = torch.zeros_like(like[0])
+    return {
+        name: torch.stack([zeros if one is None else one.sent[name] for one in members])
+        for name in names
+    }
 
 
 def _noise_of_update(member: BlockMember) -> NoiseSource:
@@ -193,6 +249,7 @@ class _Block:
         local: LocalSettings,
         members: Sequence[BlockMember | None],
         rows: int | None,
+        rule: ClientRule | None,
     ) -> None:
         self.gradients, self.local, self.members = gradients, local, members
         present = [member for member in members if member is not None]
@@ -200,12 +257,13 @@ class _Block:
         rows = max(member_rows(m, local) for m in present) if rows is None else rows
         self.rows = rows
         self._lots = [None if m is None else self.lots(m) for m in members]
-        start = shared_model.start_values
+        start = _starts(shared_model, members)
+        self._rule, self._start, self._sent = rule, start, _sent(members, start)
         views = [None if m is None else m.key.views(local) for m in members]
         self._reader = LotReader(
             data, rows, dtype=start.dtype, views=None if local.views is None else views
         )
-        self.values = start.expand(len(members), -1).clone()
+        self.values = start.clone()
         self.released = torch.empty_like(self.values)
         self.step_number = 0  # in the round
 
@@ -234,6 +292,8 @@ class _Block:
             self.fill_released(active, lots)
             if on_step is not None:
                 on_step(lots, self.released, used)
+            if self._rule is not None:
+                self._rule.change_(self.released, self.values, self._start, self._sent)
             optimizer.step([self.values], [self.released])
             for k, end in enumerate(ends):
                 if end == step + 1 < max(ends):
@@ -275,8 +335,9 @@ class _PrivateBlock(_Block):
         local: LocalSettings,
         members: Sequence[BlockMember | None],
         rows: int | None,
+        rule: ClientRule | None,
     ) -> None:
-        super().__init__(shared_model, gradients, local, members, rows)
+        super().__init__(shared_model, gradients, local, members, rows, rule)
         self._steps = [None if m is None else m.step for m in members]
         self._noise_states = shared_model.noise_states
         self._noises = [None if m is None else self._noise_of(m) for m in members]

@@ -1,6 +1,6 @@
 """Training without privacy by torch, for models that no rules fit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 
 import numpy as np
@@ -24,6 +24,7 @@ def train_by_torch(
     *,
     steps: range | None = None,
     optimizer: LocalOptimizer | None = None,
+    change: Callable[[Sequence[Tensor]], None] | None = None,
 ) -> None:
     """Take steps of minibatch SGD on the mean loss, in place.
 
@@ -38,6 +39,7 @@ def train_by_torch(
         key: of the client's random streams.
         steps: numbers of the steps to take; None: `settings.steps` of them.
         optimizer: takes the place of that in the settings.
+        change: changes the gradients of a step in place; None: nothing does.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = optimizer or make_optimizer(settings.optimizer)
@@ -53,6 +55,8 @@ def train_by_torch(
                 x, y = views.draw(x, batch, number), y.repeat_interleave(views.number, 0)
             rows = most if most is None or views is None else most * views.number
             found = _mean_gradient(model, loss, x, y, trainable, rows)
+            if change is not None:
+                change(found)
             optimizer.step(trainable, found)
 
 

@@ -26,7 +26,9 @@ class SharedModel:
         parameters: the flat layout of `model` where it exists already; None: it is made here.
 
     Attributes:
-        start_values: flat trainable values (size,) of the global model.
+        start_values: flat trainable values (size,) of the global model; another one is another
+            tensor.
+        fixed_digest: digest of its other arrays; "" where all of them are trained.
         noise_states: states of correlated noise that spare its computation from the first step on.
     """
 
@@ -43,6 +45,7 @@ class SharedModel:
         self._fixed = {name: v.detach() for name, v in state if name not in self._places}
         self._loaded: tuple[ArrayRecord, str] | None = None
         self.start_values: Tensor = self.parameters.data.clone()
+        self.fixed_digest = ""
         self.noise_states = NoiseStates()
         self._fixed_values: list[tuple[Tensor, Tensor]] = []
         # A module may put another tensor in a buffer's place, or have buffers outside its state.
@@ -74,7 +77,9 @@ class SharedModel:
         self._put_buffers_back()
         state = {name: torch.from_numpy(np.array(a.numpy())) for name, a in arrays.items()}
         self.model.load_state_dict(state)
-        self.start_values.copy_(self.parameters.data)
+        self.start_values = self.parameters.data.clone()
+        fixed = {name: array for name, array in arrays.items() if name not in self._places}
+        self.fixed_digest = digest(ArrayRecord(fixed)) if fixed else ""
         self._fixed_values = [(tensor, tensor.clone()) for tensor in self._fixed.values()]
         self._loaded = arrays, digest(arrays)
         return self._loaded[1]
@@ -85,6 +90,23 @@ class SharedModel:
         self._put_buffers_back()
         for tensor, value in self._fixed_values:
             tensor.copy_(value)
+
+    def flat(self, arrays: ArrayRecord) -> Tensor:
+        """Return an array for each trained tensor as one flat tensor (size,).
+
+        Args:
+            arrays: by name; tied tensors are there under each name.
+
+        Raises:
+            ValueError: names or shapes are not those of the trained tensors.
+        """
+        shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        if shapes != self.trained_shapes:
+            raise ValueError(f"arrays for {self.trained_shapes} are expected, got {shapes}")
+        values = torch.empty_like(self.start_values)
+        for name, (place, _) in self._places.items():
+            values[place] = torch.from_numpy(np.array(arrays[name].numpy())).to(values).flatten()
+        return values
 
     def _put_buffers_back(self) -> None:
         for module, name, tensor, first in self._buffers:

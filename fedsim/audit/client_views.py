@@ -52,7 +52,7 @@ def views_of(federation: Federation, laws: Mapping[int, UploadLaw | None]) -> di
 def _is_sum_of_rounds(federation: Federation) -> bool:
     """Whether the final model is the sum of all rounds' mean updates, as its estimate takes it."""
     settings = federation.experiment.federation
-    return settings.strategy_settings.name == "fedavg" and settings.server_averaging is None
+    return settings.algorithm.name == "fedavg" and settings.server_averaging is None
 
 
 def _rounds(federation: Federation, client: int, plan: PrivacyPlan) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ class Experiment(Settings):
         """
         dataset = self.data.dataset
         data = dataset if isinstance(dataset, str) else ""
-        strategy = self.federation.strategy_settings.name
+        strategy = self.federation.algorithm.name
         scheme = self.data.partition.scheme
         named = (data, scheme, self.model.name, self.model.loss, strategy, *(self.metrics or ()))
         return tuple(reference for reference in named if ":" in reference)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.algorithms.algorithm import Algorithm
 from fedsim.clients.app import one_thread
 from fedsim.clients.budget.client_privacy import ClientPrivacy, resolve_client_privacy
 from fedsim.clients.budget.plan import PrivacyPlan, plan_privacy
@@ -22,6 +23,7 @@ from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data import DataError, FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.experiment.load import with_num_clients
+from fedsim.federation.algorithm import checked_algorithm
 from fedsim.federation.batch_sizes import check_batch_size
 from fedsim.federation.client_tables import read_client_tables
 from fedsim.federation.client_tensors import order_by_client
@@ -38,7 +40,6 @@ from fedsim.federation.noise_shares import share_noise
 from fedsim.federation.plan_digest import plan_digest
 from fedsim.federation.schedule import participation_of
 from fedsim.federation.secure_setup import secure_channel
-from fedsim.federation.server_strategy import checked_strategy
 from fedsim.federation.train_metrics import check_train_metrics
 from fedsim.models.features.pipeline import FeaturePipeline
 from fedsim.models.losses import resolve_loss
@@ -46,7 +47,6 @@ from fedsim.models.metrics import Task, task_for
 from fedsim.models.preflight import preflight
 from fedsim.personalization.personalize import check_personalization
 from fedsim.protocol.noisy_sums import SumPlan
-from fedsim.server.aggregation.strategies import Strategy
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.participation import Participation
 
@@ -111,11 +111,11 @@ def _assemble(
     shared_model = SharedModel(
         model, parameters=None if gradients is None else gradients.parameters
     )
-    strategy = checked_strategy(experiment, model, loaded.base)
+    algorithm = checked_algorithm(experiment, model, len(data.clients), loaded.base)
     if client_privacy is not None:
         phases.begin("calibrating noise")
     plans, weights, sums = _planned(
-        experiment, client_privacy, data, participation, shared_model, strategy
+        experiment, client_privacy, data, participation, shared_model, algorithm
     )
     digest = plan_digest(experiment, plans, weights, sums)
     secure = secure_channel(
@@ -188,7 +188,7 @@ def _planned(
     data: FederatedData,
     participation: Participation,
     shared_model: SharedModel,
-    strategy: Strategy,
+    algorithm: Algorithm,
 ) -> tuple[tuple[PrivacyPlan, ...] | None, ClientWeights, SumPlan | None]:
     """Return the plans and weights of all clients, and the plan of noisy sums where there are any.
 
@@ -199,7 +199,7 @@ def _planned(
     if client_privacy is not None:
         plans = _plans(client_privacy, experiment, data, participation, shared_model.parameters)
     weights = client_weights(
-        experiment, data.clients.sizes, plans, takes_weights=strategy.takes_weights
+        experiment, data.clients.sizes, plans, takes_weights=algorithm.takes_weights
     )
     if client_privacy is None or plans is None or not _has_noisy_sums(experiment):
         return plans, weights, None
@@ -276,9 +276,9 @@ def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
     client_privacy = _client_privacy(loaded, len(data.clients))
     if client_privacy is None:
         raise ValueError("there is nothing to plan without privacy")
-    strategy = checked_strategy(experiment, federation.model, loaded.base)
+    algorithm = checked_algorithm(experiment, federation.model, len(data.clients), loaded.base)
     plans, weights, sums = _planned(
-        experiment, client_privacy, data, participation, federation.shared_model, strategy
+        experiment, client_privacy, data, participation, federation.shared_model, algorithm
     )
     return replace(
         federation,

@@ -64,7 +64,7 @@ def ignored_weighting(experiment: Experiment, weights: ClientWeights) -> str | N
         return None
     return (
         f"federation.weighting: {federation.weights.name} is ignored, as the strategy "
-        f"{federation.strategy_settings.name} takes no weights"
+        f"{federation.algorithm.name} takes no weights"
     )
 
 

@@ -12,6 +12,8 @@ from flwr.serverapp import ServerApp
 from torch import nn
 
 from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.algorithms.algorithm import Algorithm, ClientRule
+from fedsim.algorithms.state import ServerState
 from fedsim.clients.app import one_thread
 from fedsim.clients.budget.client_privacy import ClientPrivacy
 from fedsim.clients.budget.plan import PrivacyPlan
@@ -27,6 +29,7 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.plugin_sources import PluginSources
 from fedsim.data import FederatedData
 from fedsim.experiment import Experiment
+from fedsim.federation.algorithm import algorithm_of
 from fedsim.federation.block_plan import BlockPlan
 from fedsim.federation.block_size import block_size
 from fedsim.federation.client_tensors import ClientTensors
@@ -36,7 +39,6 @@ from fedsim.federation.initial_model import NUM_CHECK_EXAMPLES, public_examples,
 from fedsim.federation.public_scores import PublicScores
 from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.federation.server_charges import ServerCharges
-from fedsim.federation.server_strategy import strategy_of
 from fedsim.federation.train_metrics import TrainMetrics
 from fedsim.models.metrics import Task, evaluate
 from fedsim.models.scores.metrics import MetricValue, choose_metrics
@@ -44,7 +46,6 @@ from fedsim.protocol.clip_bound import BoundRule
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.server.aggregation.noisy_sum import ServerNoise
-from fedsim.server.aggregation.strategies import Strategy
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.app import NoisySumSetup, SecureAggregationSetup, make_server_app
 from fedsim.server.client_ledgers import ClientLedgers
@@ -53,7 +54,6 @@ from fedsim.server.participation import Participation
 from fedsim.server.round_report import RoundReport
 from fedsim.server.secure.opened_sums import NO_OPENED_SUMS, OpenedSums
 from fedsim.server.shared_bound import SharedBound
-from fedsim.server.state import ServerState
 from fedsim.server.train_round import ChargeRound, ExpectedNoise
 
 
@@ -164,7 +164,12 @@ class Federation:
             tile_rows=self.tile_rows,
             check_tile=self._check_tile,
             plan_digest=self.plan_digest,
+            rule=self._rule,
         )
+
+    @cached_property
+    def _rule(self) -> ClientRule | None:
+        return self.algorithm.client()
 
     def check_tiles(self, round_number: int) -> None:
         """Check that the tiles of a round's blocks keep examples apart; clients check it again.
@@ -215,12 +220,13 @@ class Federation:
         return tuple(plan.step.tile_rows for plan in self.plans or ())
 
     def _train_metrics(self, client: int) -> TrainMetrics | None:
-        """Return a client's metrics for the secure sum; None under privacy: they carry no noise."""
-        declared = {} if self.secure is None else self.secure.settings.metrics
+        """Return the numbers that a client declares; None under privacy: they carry no noise."""
+        declared = tuple(() if self.secure is None else self.secure.settings.metrics)
+        declared = declared or self.algorithm.private_numbers()
         if not declared or self.plans is not None:
             return None
         examples = partial(self.data.clients.__getitem__, client)
-        return TrainMetrics(tuple(declared), self.loss, self.task, examples)
+        return TrainMetrics(declared, self.loss, self.task, examples)
 
     def _evaluate(self, client: int) -> Evaluate | None:
         """Return how a client scores a model for the server; None without `evaluation.holdout`.
@@ -280,13 +286,14 @@ class Federation:
         found = self.public_scores.metrics(arrays)
         return {f"test_{name}": value for name, value in found.items()}
 
-    def strategy(self) -> Strategy:
-        """Return a new object of the experiment's strategy.
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """The federated algorithm; its state is the server's, so one object serves all rounds.
 
         Raises:
-            StrategyError: there is no such strategy, or it does not take its settings.
+            AlgorithmError: there is no such algorithm, or it does not take its settings.
         """
-        return strategy_of(self.experiment, self.model, self.base)
+        return algorithm_of(self.experiment, self.model, self.num_clients, self.base)
 
     def server_app(
         self,
@@ -313,7 +320,7 @@ class Federation:
         tags = None if self.experiment.has_server_noise else UploadTags(self.experiment.seed)
         return make_server_app(
             settings=self.experiment.federation,
-            strategy=self.strategy(),
+            algorithm=self.algorithm,
             participation=self.participation,
             start=start,
             evaluate=self.test_metrics,
@@ -334,6 +341,7 @@ class Federation:
             noisy_sum=self._noisy_sum(opened_sums),
             shared_bound=self._shared_bound(),
             expected_noise=self._expected_noise(),
+            local_steps=lambda client, round_number: self.experiment.local.steps,
         )
 
     def _shared_bound(self) -> SharedBound | None:
@@ -352,7 +360,7 @@ class Federation:
 
     def _expected_noise(self) -> ExpectedNoise | None:
         privacy, sizes = self.experiment.privacy, self.shared_model.parameters.sizes
-        if privacy is None or self.plans is None:
+        if privacy is None or self.plans is None or not self._averages_plain_steps:
             return None
         if self.sums is not None:
             return SumNoise(self.sums, self.weights.values, privacy.clip_norm, sum(sizes)).norm
@@ -361,6 +369,13 @@ class Federation:
         return ClientNoise.of(
             self.plans, self.weights.values, self.shared_model.parameters, self.experiment.local
         ).norm
+
+    @property
+    def _averages_plain_steps(self) -> bool:
+        """Whether the aggregate update is the weighted sum of the noise of plain local steps."""
+        algorithm = self.algorithm
+        is_mean = not (algorithm.uses_each_update or algorithm.weighs_steps)
+        return is_mean and algorithm.client() is None
 
     def _noisy_sum(self, opened_sums: OpenedSums) -> NoisySumSetup | None:
         """Return what the server needs for noisy sums; None where clients send models."""

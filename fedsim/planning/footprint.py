@@ -43,7 +43,7 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
     experiment = loaded.experiment
     dataset = experiment.data.dataset
     code = [name for name in (experiment.model.name, experiment.model.loss) if ":" in name]
-    strategy = experiment.federation.strategy_settings.name
+    strategy = experiment.federation.algorithm.name
     code += [strategy] if ":" in strategy else []
     code += [name for name in experiment.runtime.trackers if ":" in name]
     scheme = experiment.data.partition.scheme

@@ -7,7 +7,7 @@ among the metrics: strategies average metrics, and an averaged ε means nothing.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -31,6 +31,7 @@ DELAY = "simulated-delay"
 CLIP_NORM = "clip-norm"
 CLIP_COUNT = "clip-count"
 WEIGHT = "weight"
+SENT = "sent/"  # before the names of the algorithm's arrays
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class TrainRequest:
         clip_norm: the bound that the client's clipping adapted to in earlier rounds; None without.
         weight: the client's planned weight, which it compares with its own; None where all clients
             weigh the same.
+        sent: arrays of the algorithm for each trained parameter, by name; functions of earlier
+            uploads.
     """
 
     round_number: int
@@ -51,6 +54,7 @@ class TrainRequest:
     offer: ConfigRecord | None = None
     clip_norm: float | None = None
     weight: int | None = None
+    sent: Mapping[str, ArrayRecord] = field(default_factory=dict)
 
     def to_message(self, node_id: int) -> Message:
         """Return the message to one node."""
@@ -62,6 +66,8 @@ class TrainRequest:
         content = RecordDict({ARRAYS: self.arrays, CONFIG: config})
         if self.offer is not None:
             content[OFFER] = self.offer
+        for name, arrays in self.sent.items():
+            content[f"{SENT}{name}"] = arrays
         return Message(content, node_id, MessageType.TRAIN)
 
     @classmethod
@@ -83,7 +89,12 @@ class TrainRequest:
         weight = config.get(WEIGHT)
         if weight is not None and (not isinstance(weight, int) or weight < 0):
             raise ProtocolError(f"{CONFIG}.{WEIGHT} must be a whole number >= 0, got {weight!r}")
-        return cls(round_number, arrays, offer, _clip_norm(config), weight)
+        sent = {
+            name.removeprefix(SENT): record
+            for name, record in message.content.array_records.items()
+            if name.startswith(SENT)
+        }
+        return cls(round_number, arrays, offer, _clip_norm(config), weight, sent)
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,7 @@ class TrainReply:
             for; None without adaptive clipping.
         clip_count: its noisy centred bit, from which the server learns the bound of whole updates;
             None where there is none.
+        numbers: numbers of its examples that the algorithm declares, by name; none with privacy.
     """
 
     arrays: ArrayRecord
@@ -107,13 +119,14 @@ class TrainReply:
     delay: float = 0.0
     clip_norm: float | None = None
     clip_count: float | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
     def to_message(self, request: Message) -> Message:
         """Return the reply to `request`."""
         content = RecordDict(
             {
                 ARRAYS: self.arrays,
-                METRICS: MetricRecord({NUM_EXAMPLES: self.examples}),
+                METRICS: MetricRecord({NUM_EXAMPLES: self.examples, **self.numbers}),
                 **side_records(self.spend, self.delay),
             }
         )
@@ -144,7 +157,13 @@ class TrainReply:
             isinstance(clip_count, float) and math.isfinite(clip_count)
         ):
             raise ProtocolError(f"{CLIP_COUNT} must be a finite number, got {clip_count!r}")
-        return cls(arrays, examples, *read_side_records(message), clip_norm, clip_count)
+        numbers = {
+            name: value
+            for name, value in metrics.items()
+            if name != NUM_EXAMPLES and isinstance(value, float)
+        }
+        side = read_side_records(message)
+        return cls(arrays, examples, *side, clip_norm, clip_count, numbers)
 
 
 @dataclass(frozen=True)

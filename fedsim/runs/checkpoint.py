@@ -15,12 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from fedsim.algorithms.state import ServerState
 from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.runs.files import DamagedRunError, read_bytes
 from fedsim.runs.schema import CHECKPOINT_SCHEMA
-from fedsim.server.state import ServerState
 
-_OPTIMIZER = "optimizer/"  # before the names of the optimizer's arrays
+_MEMORY = "optimizer/"  # before the names of the algorithm's arrays; as in older checkpoints
+_CLIENT_MEMORY = "clients/"  # before those of its arrays of all clients
 _AVERAGE = "average/"  # before those of the average of the global models
 _CONTENT, _DIGEST, _SCHEMA = "content", "digest", "schema"  # keys of the metadata
 
@@ -66,11 +67,12 @@ class RunCheckpoint:
             heads=dict(self.heads),
             rounds_digest=self.rounds_digest,
         ).model_dump_json()
-        optimizer = {f"{_OPTIMIZER}{name}": value for name, value in self.state.optimizer.items()}
+        memory = {f"{_MEMORY}{name}": value for name, value in self.state.memory.items()}
+        rows = {f"{_CLIENT_MEMORY}{name}": one for name, one in self.state.client_memory.items()}
         average = {f"{_AVERAGE}{name}": value for name, value in self.state.average.items()}
         tensors = {
             name: np.asarray(value, order="C")
-            for name, value in {**arrays, **optimizer, **average}.items()
+            for name, value in {**arrays, **memory, **rows, **average}.items()
         }
         metadata = {
             _SCHEMA: str(CHECKPOINT_SCHEMA),
@@ -104,7 +106,8 @@ class RunCheckpoint:
             round_number=content.round,
             clip_norms=content.clip_norms,
             withdrawn=frozenset(content.withdrawn),
-            optimizer=_below(_OPTIMIZER, tensors),
+            memory=_below(_MEMORY, tensors),
+            client_memory=_below(_CLIENT_MEMORY, tensors),
             average=_below(_AVERAGE, tensors),
         )
         return cls(state, content.heads, content.rounds_digest)

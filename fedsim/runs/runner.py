@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import fedsim
+from fedsim.algorithms.state import ServerState
 from fedsim.core.file_errors import StorageError, describe_os_error
 from fedsim.core.phases import Phases
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
@@ -43,7 +44,6 @@ from fedsim.server.app import RoundError
 from fedsim.server.errors import FederationError
 from fedsim.server.round_report import RoundReport, numbers_of, withdrawal_rounds
 from fedsim.server.secure.opened_sums import OpenedSums
-from fedsim.server.state import ServerState
 from fedsim.simulation.engine import Engine
 from fedsim.simulation.engines import LocalEngine, engine_for
 from fedsim.tracking.observer import RunObserver, phases_of

@@ -10,8 +10,8 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedsim.protocol.flower_internals import preserve_identity, server_identity
 from fedsim.simulation.engine import Engine, EngineError
-from fedsim.simulation.flower_internals import preserve_identity, server_identity
 from fedsim.simulation.local_grid import LocalGrid
 from fedsim.simulation.memory import frozen_objects, keep_freed_memory
 from fedsim.simulation.settings import RuntimeSettings

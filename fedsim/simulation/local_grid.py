@@ -22,6 +22,7 @@ from itertools import chain, groupby
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedsim.protocol.flower_internals import replace_content
 from fedsim.simulation.answers import answer_requests
 from fedsim.simulation.direct_channel import (
     DirectAnswers,
@@ -29,7 +30,6 @@ from fedsim.simulation.direct_channel import (
     LiveArrayCache,
     failure_reason,
 )
-from fedsim.simulation.flower_internals import replace_content
 from fedsim.simulation.virtual_grid import FIRST_NODE as FIRST_NODE
 from fedsim.simulation.virtual_grid import VirtualGrid, failure
 

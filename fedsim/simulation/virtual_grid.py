@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.simulation.flower_internals import CLIENT_RAISED, empty_run, set_message_id
+from fedsim.protocol.flower_internals import CLIENT_RAISED, empty_run, set_message_id
 
 FIRST_NODE = 1000
 

@@ -1,4 +1,4 @@
-"""How client updates become the next global model: the mean, aggregators and Flower strategies."""
+"""How updates are aggregated: the mean, noisy sums, aggregators, clients' weights."""
 
 from fedsim.core.moved_names import moved_names_of as _moved_names_of
 

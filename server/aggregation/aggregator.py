@@ -61,6 +61,8 @@ class AggregationResult:
             client is in the aggregate.
         clip_count: the noisy count that an adaptive bound learns from, in steps of its grid; None
             where the bound is fixed.
+        models: the clients' models (n, ...) by name, ascending by client, where they are kept; else
+            empty.
     """
 
     arrays: ArrayRecord | None
@@ -70,6 +72,7 @@ class AggregationResult:
     clipped_metrics: int = 0
     sums: Mapping[str, np.ndarray] | None = None
     clip_count: int | None = None
+    models: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 class Aggregator(ABC, Generic[A]):
@@ -106,6 +109,19 @@ class Aggregator(ABC, Generic[A]):
             clip_norm: S; None: it is fixed.
         """
 
+    def weigh(self, client: int, factor: float) -> None:
+        """Multiply the planned weight of a client in this round, before it is added.
+
+        Args:
+            client: its number.
+            factor: > 0.
+
+        Raises:
+            ValueError: clients weigh their own updates, as in a secure sum.
+        """
+        if factor != 1.0:
+            raise ValueError(f"client {client} weighs its own update, got a factor of {factor:g}")
+
     @abstractmethod
     def add(self, client: int, answer: A) -> None:
         """Add the update of a client.
@@ -134,24 +150,33 @@ class PlainAggregator(Aggregator[TrainReply]):
 
     Args:
         weights: the weights of all clients.
+        keeps_models: whether the models of a round are part of its result.
     """
 
     reply_type = TrainReply
 
-    def __init__(self, weights: ClientWeights) -> None:
+    def __init__(self, weights: ClientWeights, *, keeps_models: bool = False) -> None:
         self.name = f"{weights.name} weights"
         self._weights = weights
+        self._keeps_models = keeps_models
         self._mean: OrderedMean | None = None
+        self._models: dict[int, Mapping[str, np.ndarray]] = {}
+        self._factors: dict[int, float] = {}
 
     def begin(
         self, round_number: int, arrays: ArrayRecord, clients: Sequence[int], grid: Grid
     ) -> ConfigRecord | None:
         """Begin a round; its requests carry the model only."""
-        self._mean = OrderedMean(clients, to_numpy(arrays))
+        self._mean, self._models = OrderedMean(clients, to_numpy(arrays)), {}
+        self._factors = {}
         return None
 
+    def weigh(self, client: int, factor: float) -> None:
+        """Multiply the planned weight of a client in this round."""
+        self._factors[client] = factor
+
     def add(self, client: int, answer: TrainReply) -> None:
-        """Add a client's model with its planned weight.
+        """Add a client's model with its planned weight, times its factor.
 
         Raises:
             InvalidUpdateError: as `OrderedMean.add`, or the client reports another number of
@@ -162,7 +187,11 @@ class PlainAggregator(Aggregator[TrainReply]):
         except WeightingError as error:
             self.skip(client)
             raise InvalidUpdateError(str(error)) from error
-        self._current.add(client, to_numpy(answer.arrays), float(self._weights.values[client]))
+        model = to_numpy(answer.arrays)
+        weight = float(self._weights.values[client]) * self._factors.get(client, 1.0)
+        self._current.add(client, model, weight)
+        if self._keeps_models:
+            self._models[client] = model
 
     def skip(self, client: int) -> None:
         """Leave a client out of the aggregate."""
@@ -171,7 +200,9 @@ class PlainAggregator(Aggregator[TrainReply]):
     def finish(self) -> AggregationResult:
         """Return the mean; without arrays where no client with a positive weight was added."""
         mean, self._mean = self._current.result(), None
-        return AggregationResult(None if mean is None else to_arrays(mean))
+        kept = [self._models[client] for client in sorted(self._models)]
+        models = {name: np.stack([one[name] for one in kept]) for name in (kept or [{}])[0]}
+        return AggregationResult(None if mean is None else to_arrays(mean), models=models)
 
     @property
     def _current(self) -> OrderedMean:

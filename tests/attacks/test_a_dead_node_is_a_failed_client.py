@@ -21,9 +21,9 @@ from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import GENESIS, Charge, FileJournal
 from fedsim.deployment.ledgers import LEDGER, collect_ledgers, ledger_reply
 from fedsim.protocol.errors import NODE_RESTARTED
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.simulation.engines import LocalEngine
-from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
 
 ROOT = Path(__file__).parents[2]

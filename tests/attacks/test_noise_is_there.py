@@ -25,9 +25,9 @@ from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.runs.runner import run_experiment
-from fedsim.simulation.flower_internals import server_identity
 
 SIZE = 100_000
 FALSE_ALARM = 1e-9

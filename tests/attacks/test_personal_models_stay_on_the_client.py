@@ -13,9 +13,9 @@ from fedsim.clients import app
 from fedsim.clients.failure_text import ClientFailureError
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import EvaluateRequest
 from fedsim.runs.runner import run_experiment
-from fedsim.simulation.flower_internals import server_identity
 
 METHODS = (
     {"method": "fine_tune", "steps": 5},

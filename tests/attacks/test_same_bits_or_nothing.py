@@ -23,10 +23,10 @@ from fedsim.federation.conditions import plugin_sources
 from fedsim.federation.federation import Federation
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.errors import NOISE_REUSE
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.runs.directory import RunDirectoryError
 from fedsim.runs.runner import run_experiment
-from fedsim.simulation.flower_internals import server_identity
 from fedsim.tracking.observer import RunObserver
 
 PLUGIN = """

@@ -25,9 +25,9 @@ from fedsim.deployment.flower_app import write_app
 from fedsim.deployment.policy import NodePolicy
 from fedsim.deployment.policy_rules import PolicyRefusalError, check_experiment
 from fedsim.experiment import load_experiment
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainRequest
 from fedsim.protocol.roll_call import roll_call_message
-from fedsim.simulation.flower_internals import server_identity
 
 EXPERIMENT: dict[str, Any] = {
     "name": "asked",

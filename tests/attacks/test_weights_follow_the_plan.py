@@ -10,10 +10,10 @@ from flwr.clientapp import ClientApp
 
 from fedsim.clients.task import ClientTask
 from fedsim.federation.federation import Federation
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.runs.runner import run_experiment
 from fedsim.server.errors import FederationError
 from fedsim.simulation.engines import LocalEngine
-from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import LocalGrid
 
 LIAR = 1

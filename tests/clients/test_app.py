@@ -22,9 +22,9 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import digest
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import EvaluateRequest, TrainReply, TrainRequest
 from fedsim.protocol.roll_call import identity_of, roll_call_message
-from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
 
 CLIENTS = 3

@@ -24,7 +24,7 @@ from fedsim.accountant import (
     RdpAccountant,
 )
 from fedsim.clients.flower_mod import RECORD, PrivacyLedgerMod, client_ledgers, declare_release
-from fedsim.simulation.flower_internals import server_identity
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
 
 STEP = PoissonSampled(0.1, Gaussian(1.0))

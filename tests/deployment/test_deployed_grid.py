@@ -11,10 +11,10 @@ from flwr.serverapp import Grid
 from fedsim.deployment.deployed_grid import DeployedGrid
 from fedsim.protocol.errors import NODE_RESTARTED
 from fedsim.protocol.exchange import NO_REPLY, ClientError, PatientGrid, exchange
+from fedsim.protocol.flower_internals import server_identity, set_message_id
 from fedsim.protocol.secure import HELLO, make_reply
 from fedsim.secagg.messages import Hello, HelloReply
 from fedsim.server.secure.rounds import QueryChannel
-from fedsim.simulation.flower_internals import server_identity, set_message_id
 
 NODES = (11, 12)
 

@@ -16,8 +16,8 @@ from fedsim.cli import cli
 from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.flower_app import write_app
 from fedsim.experiment import load_experiment
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.roll_call import roll_call_message
-from fedsim.simulation.flower_internals import server_identity
 
 EXPERIMENT: dict[str, Any] = {
     "name": "My_App.2",

@@ -12,12 +12,12 @@ from fedsim.deployment.flower_app import write_app
 from fedsim.deployment.ledgers import LEDGER_TYPE
 from fedsim.experiment import load_experiment
 from fedsim.federation.lasting_keys import make_lasting_key
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.roll_call import NodeIdentity, identity_of, roll_call_message
 from fedsim.protocol.secure import COMBINE, HELLO, from_records, make_query
 from fedsim.secagg.errors import ReplayError
 from fedsim.secagg.identity import verify_helper_key
 from fedsim.secagg.messages import CombineReply, CombineRequest, Hello, HelloReply
-from fedsim.simulation.flower_internals import server_identity
 
 EXPERIMENT = {
     "name": "helped",

@@ -12,8 +12,6 @@ from fedsim.clients.dp_sgd.sampling import SAMPLINGS
 from fedsim.clients.dp_sgd.sampling_schemes import SamplingName
 from fedsim.data.builtin.loaders import LOADERS
 from fedsim.data.catalog import DATASETS
-from fedsim.server.aggregation import strategy_registry
-from fedsim.server.aggregation.strategy_settings import STRATEGIES
 from fedsim.simulation.engines import engine_for
 from fedsim.simulation.settings import RuntimeSettings
 
@@ -70,7 +68,6 @@ def test_names_of_the_code_in_the_list_exist(kind: str) -> None:
 
 
 def test_the_registries_agree() -> None:
-    assert set(strategy_registry.STRATEGIES) == set(STRATEGIES)
     assert set(SAMPLINGS) == set(get_args(SamplingName))
     assert set(LOADERS) == set(DATASETS)
     assert nn.Embedding in layers.RULES

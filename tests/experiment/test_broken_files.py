@@ -102,8 +102,8 @@ BROKEN = [
     ),
     (
         "weighting: uniform",
-        "strategy: {name: fedadam, lr: 0}",
-        "13:29: federation.strategy.lr: must be > 0, got 0",
+        "strategy: {name: fedadam, server_lr: 0}",
+        "13:29: federation.strategy.server_lr: must be > 0, got 0",
     ),
     ("weighting: uniform", "weighting: no", "13:3: federation.weighting: must be one of 'uniform', 'examples' or 'noise', got 'no'"),
     (

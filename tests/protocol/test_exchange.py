@@ -8,7 +8,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.protocol.exchange import NO_REPLY, ClientError, exchange
-from fedsim.simulation.flower_internals import server_identity, set_message_id
+from fedsim.protocol.flower_internals import server_identity, set_message_id
 
 NODES = (11, 12, 13)
 

@@ -10,6 +10,7 @@ from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
 from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ProtocolError
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import (
     ARRAYS,
     CONFIG,
@@ -19,7 +20,6 @@ from fedsim.protocol.messages import (
     TrainRequest,
     Withdrawal,
 )
-from fedsim.simulation.flower_internals import server_identity
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from fedsim.protocol.errors import ProtocolError
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.roll_call import NodeIdentity, identity_of, roll_call_message, roll_call_reply
-from fedsim.simulation.flower_internals import server_identity
 
 
 @pytest.fixture(autouse=True)

@@ -16,11 +16,11 @@ from fedsim.clients.task import ClientTask
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.protocol.arrays import digest
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
-from fedsim.simulation.flower_internals import server_identity
 from fedsim.tracking.observer import RunObserver
 
 PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5, "clipping": "adaptive"}

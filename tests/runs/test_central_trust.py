@@ -159,13 +159,12 @@ def test_noise_of_the_operating_system_charges_a_repeated_round_again(
 
 def test_a_strategy_that_looks_at_single_updates_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        "from fedsim.server.aggregation.strategies import FedAvg\n"
+        "from fedsim.algorithms.built_in.fedavg import FedAvg\n"
         "class Own(FedAvg):\n"
-        "    def aggregator(self, weights):\n"
-        "        return super().aggregator(weights)\n"
+        "    uses_each_update = True\n"
     )
     own = {**EXPERIMENT, "federation": {"rounds": 1, "strategy": "./own.py:Own"}}
-    with pytest.raises(ValueError, match="only the sum of the updates may be used"):
+    with pytest.raises(ValueError, match="only sums may be used"):
         fedsim.run(own, base=tmp_path, out=tmp_path / "r")
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsim.algorithms.state import ServerState
 from fedsim.protocol.arrays import digest, to_arrays
 from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.directory import RunDirectory
-from fedsim.server.state import ServerState
 
 
 def test_a_checkpoint_is_the_state_of_the_server(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from fedsim.data.splits import split_client
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import EvaluateRequest
 from fedsim.runs.runner import run_experiment
-from fedsim.simulation.flower_internals import server_identity
 
 PRIVATE = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
 

@@ -21,13 +21,13 @@ from fedsim.federation.assembly import assemble
 from fedsim.planning.projection import plan_experiment
 from fedsim.protocol.arrays import to_arrays
 from fedsim.protocol.errors import NOISE_REUSE
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.replay.replay import replay_run
 from fedsim.runs.resume import refuse_changes
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification.verify import verify_run
-from fedsim.simulation.flower_internals import server_identity
 from fedsim.statement import read_facts
 from fedsim.tracking.observer import RunObserver
 

@@ -20,10 +20,10 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.protocol.arrays import digest, to_arrays
 from fedsim.protocol.errors import NOISE_REUSE
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.runs.directory import RunDirectoryError
 from fedsim.runs.runner import RunFailedError, run_experiment
-from fedsim.simulation.flower_internals import server_identity
 
 PLUGIN = """
 import numpy as np

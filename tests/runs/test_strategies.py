@@ -19,20 +19,23 @@ from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.runs.verification import verify_run
 
-ADAM = {"name": "fedadam", "lr": 0.05}
+ADAM = {"name": "fedadam", "server_lr": 0.05}
 PRIVACY = {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5}
 OWN = """
 import numpy as np
-from fedsim.server.aggregation.strategies import Strategy
+from fedsim.algorithms.algorithm import Algorithm
 
-class Last(Strategy):
+class Last(Algorithm):
     takes_weights = False
 
-    def update(self, state, aggregate):
-        rounds = state.optimizer.get("rounds", 0) + 1
+    def init(self, state):
+        return state.with_memory({"rounds": np.asarray(0)})
+
+    def server(self, state, update):
+        rounds = state.memory["rounds"] + 1
         if rounds > 5:
             raise ValueError("no more than five")
-        return aggregate, {"rounds": np.asarray(rounds)}
+        return state.with_model(update.mean).with_memory({"rounds": rounds})
 """
 
 

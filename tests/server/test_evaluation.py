@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from fedsim.protocol.errors import ProtocolError
 from fedsim.protocol.exchange import NO_REPLY, ClientError
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import EvaluateReply, EvaluateRequest, TrainReply
 from fedsim.server.evaluation import ClientEvaluation, EvaluationResult
 from fedsim.server.settings import EvaluationSettings
-from fedsim.simulation.flower_internals import server_identity
 
 
 def evaluation(rounds: int = 10, deadline: float | None = None, **keys: object) -> ClientEvaluation:

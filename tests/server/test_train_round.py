@@ -9,18 +9,17 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from fedsim.algorithms.built_in.fedavg import FedAvg
+from fedsim.algorithms.state import ServerState
 from fedsim.protocol.arrays import to_arrays, to_numpy
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
 from fedsim.server.aggregation.aggregator import AggregationResult, PlainAggregator
 from fedsim.server.aggregation.aggregator import RoundAbortedError as Aborted
-from fedsim.server.aggregation.strategies import FedAvg
 from fedsim.server.aggregation.weights import uniform_weights
 from fedsim.server.app import RoundError, RoundSetup, check_participants, run_round
 from fedsim.server.participation import Participation
-from fedsim.server.settings import FederationSettings
-from fedsim.server.state import ServerState
 from fedsim.server.train_round import TrainSetup
-from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
 
 CLIENTS = 4
@@ -60,8 +59,8 @@ def round_of(
     clients: Clients, state: ServerState, aggregator: PlainAggregator | None = None, **options: Any
 ) -> tuple[ServerState, Any]:
     setup = RoundSetup(
-        FedAvg(FederationSettings(rounds=ROUNDS)),
         TrainSetup(
+            FedAvg(),
             Participation(0, CLIENTS, CLIENTS, ROUNDS),
             {FIRST_NODE + client: client for client in range(CLIENTS)},
             aggregator or PlainAggregator(uniform_weights(CLIENTS)),

@@ -17,9 +17,9 @@ from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.channel import MessageChannel, client_channel
 from fedsim.protocol.exchange import ClientError
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.simulation.direct_channel import DirectChannel
-from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
 
 CLIENTS = 6

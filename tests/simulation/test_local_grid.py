@@ -20,8 +20,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import FedMedian, Result
 
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.simulation.engines import LocalEngine
-from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedsim.experiment.messages import PathMessage
+from fedsim.experiment.rules.algorithm import check_algorithm
 from fedsim.experiment.rules.clients import (
     check_budget_files,
     check_budgets,
@@ -17,7 +18,7 @@ from fedsim.experiment.rules.clients import (
 )
 from fedsim.experiment.rules.dataset import check_data
 from fedsim.experiment.rules.features import check_features, check_views
-from fedsim.experiment.rules.model import check_model, check_strategy
+from fedsim.experiment.rules.model import check_model
 from fedsim.experiment.rules.participation import check_poisson_draws
 from fedsim.experiment.rules.runtime import check_trackers
 from fedsim.experiment.rules.scores import (
@@ -42,8 +43,7 @@ def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
     if sections.model is not None:
         yield from check_model(sections.model, base)
     yield from check_features(sections)
-    if sections.federation is not None:
-        yield from check_strategy(sections.federation, base)
+    yield from check_algorithm(sections, base)
     yield from check_participation(sections)
     if sections.federation is not None:
         yield from check_poisson_draws(

@@ -1,4 +1,4 @@
-"""Rules of `model` and `federation.strategy`: names and their arguments."""
+"""Rules of `model`: names and their arguments."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +11,6 @@ from fedsim.experiment.rules.messages import finite_messages, messages_at
 from fedsim.experiment.text import KeyPath
 from fedsim.models.catalog import LOSSES, MODELS
 from fedsim.models.settings import ModelSettings
-from fedsim.server.aggregation.strategy_settings import STRATEGIES
-from fedsim.server.settings import FederationSettings
 
 
 def check_model(model: ModelSettings, base: Path) -> Iterator[PathMessage]:
@@ -35,24 +33,3 @@ def check_model(model: ModelSettings, base: Path) -> Iterator[PathMessage]:
         entry.args.model_validate(model.args)
     except ValidationError as error:
         yield from validation_messages(error, model.args, entry.args, args)
-
-
-def check_strategy(federation: FederationSettings, base: Path) -> Iterator[PathMessage]:
-    """Yield the mistakes in the name of the strategy and its arguments.
-
-    Args:
-        federation: the `federation` section.
-        base: the directory in which relative paths start.
-    """
-    path: KeyPath = ("federation", "strategy")
-    named = federation.strategy_settings
-    place = path if isinstance(federation.strategy, str) else (*path, "name")
-    yield from messages_at(place, check_name(named.name, "strategy", STRATEGIES, base))
-    if named.name not in STRATEGIES:
-        yield from finite_messages(named.options, path)
-        return
-    settings = STRATEGIES[named.name].settings
-    try:
-        settings.model_validate(named.options)
-    except ValidationError as error:
-        yield from validation_messages(error, named.options, settings, path)

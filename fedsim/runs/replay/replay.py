@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fedsim.accountant.ledger.journal import Charge
+from fedsim.algorithms.state import ServerState
 from fedsim.core.errors import FedsimError, InputError
 from fedsim.core.phases import Phases
 from fedsim.experiment import load_experiment
@@ -27,7 +28,6 @@ from fedsim.runs.replay.channel import MemoryJournal, ReplayGrid
 from fedsim.runs.replay.recorded import RecordedRound, read_recorded
 from fedsim.server.app import RoundError
 from fedsim.server.round_report import RoundReport
-from fedsim.server.state import ServerState
 from fedsim.simulation.engines import LocalEngine
 
 

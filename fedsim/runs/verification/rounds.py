@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 from safetensors.numpy import load_file
 
+from fedsim.algorithms.state import ServerState
 from fedsim.federation.schedule import participation_of
 from fedsim.protocol.arrays import to_numpy
 from fedsim.runs.consistency import contradictions
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.server.participation import Participation
 from fedsim.server.round_report import RoundRow, withdrawal_rounds
-from fedsim.server.state import ServerState
 
 
 def schedule_problems(files: RunFiles) -> Iterator[str]:

@@ -7,11 +7,11 @@ from typing import Any, cast
 from safetensors import SafetensorError
 
 from fedsim.accountant.ledger.journal import FileJournal, JournalError
+from fedsim.algorithms.state import ServerState
 from fedsim.core.errors import FedsimError
 from fedsim.experiment import Experiment, read_settings
 from fedsim.runs.directory import RunDirectory
 from fedsim.server.round_report import RoundRow
-from fedsim.server.state import ServerState
 from fedsim.statement.privacy_file import PrivacyFile, PrivateClientRow
 
 # What code meets in content that no run wrote: another type, a missing key, an absurd number.

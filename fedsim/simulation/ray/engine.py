@@ -14,8 +14,8 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.simulation.engine import Engine, EngineError
-from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.memory import frozen_objects, keep_freed_memory
 from fedsim.simulation.ray.placement import place_ranges
 from fedsim.simulation.settings import RuntimeSettings

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
-from fedsim.simulation.flower_internals import replace_content
+from fedsim.protocol.flower_internals import replace_content
 from fedsim.simulation.ray.host import PackedRequest
 from fedsim.simulation.ray.pool import WorkerPool
 from fedsim.simulation.virtual_grid import FIRST_NODE, VirtualGrid

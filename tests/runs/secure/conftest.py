@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 import fedsim
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.runs.runner import run_experiment
 from fedsim.simulation.engines import LocalEngine
-from fedsim.simulation.flower_internals import server_identity
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
 
 

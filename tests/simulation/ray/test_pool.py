@@ -7,7 +7,7 @@ from flwr.app import Message, MessageType, RecordDict
 
 pytest.importorskip("ray", reason="needs the extra `ray`")
 
-from fedsim.simulation.flower_internals import server_identity
+from fedsim.protocol.flower_internals import server_identity
 from fedsim.simulation.ray.host import PackedRequest
 from fedsim.simulation.ray.pool import Worker, _Job
 

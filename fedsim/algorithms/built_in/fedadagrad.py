@@ -1,0 +1,35 @@
+"""FedAdagrad: Adagrad at the server: v ← v + Δ²."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from fedsim.algorithms.server_optimizer import AdaptiveOptimizer
+from fedsim.core.settings import Settings
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class FedAdagradOptions(Settings):
+    """`federation.strategy` of `fedadagrad`."""
+
+    server_lr: float = Field(default=0.1, gt=0, description="server learning rate η")
+    beta_1: float = Field(default=0.0, ge=0, lt=1, description="decay of the first moment")
+    tau: float = Field(default=1e-3, gt=0, description="adaptivity τ: the least denominator")
+
+
+class FedAdagrad(AdaptiveOptimizer):
+    """Adagrad at the server: v ← v + Δ².
+
+    Source: Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2.
+    """
+
+    name: ClassVar[str] = "fedadagrad"
+    description: ClassVar[str] = "Adagrad at the server (Reddi et al. 2021)"
+    Options: ClassVar[type[Settings]] = FedAdagradOptions
+    options: FedAdagradOptions
+
+    def second_moment(self, v: "np.ndarray", square: "np.ndarray") -> "np.ndarray":
+        """Return v + Δ²."""
+        return v + square

@@ -1,0 +1,26 @@
+"""FedAdam: Adam at the server: v ← β₂ v + (1 − β₂) Δ²."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from fedsim.algorithms.server_optimizer import AdaptiveOptimizer, AdaptiveOptions
+from fedsim.core.settings import Settings
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class FedAdam(AdaptiveOptimizer):
+    """Adam at the server: v ← β₂ v + (1 − β₂) Δ².
+
+    Source: Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2.
+    """
+
+    name: ClassVar[str] = "fedadam"
+    description: ClassVar[str] = "Adam at the server (Reddi et al. 2021)"
+    Options: ClassVar[type[Settings]] = AdaptiveOptions
+    options: AdaptiveOptions
+
+    def second_moment(self, v: "np.ndarray", square: "np.ndarray") -> "np.ndarray":
+        """Return β₂ v + (1 − β₂) Δ²."""
+        beta = self.options.beta_2
+        return beta * v + (1 - beta) * square

@@ -1,0 +1,30 @@
+"""FedMedian: the median of the clients' models, value by value."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from fedsim.algorithms.algorithm import Algorithm, Update
+
+if TYPE_CHECKING:
+    from fedsim.algorithms.state import ServerState
+
+
+class FedMedian(Algorithm):
+    """Each value of the next global model is the median of the clients' values.
+
+    Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
+    Rates", Algorithm 1, option I.
+    """
+
+    name: ClassVar[str] = "fedmedian"
+    description: ClassVar[str] = "median of the models, value by value (Yin et al. 2018)"
+    takes_weights: ClassVar[bool] = False
+    uses_each_update: ClassVar[bool] = True
+
+    def server(self, state: "ServerState", update: Update) -> "ServerState":
+        """Return the state with the median; buffers take the mean."""
+        model, n = dict(update.mean), len(update.contributions)
+        for name, _ in self.trained(state):
+            ordered = update.models[name].astype("float64")
+            ordered.sort(axis=0)
+            model[name] = ordered[(n - 1) // 2 : n // 2 + 1].mean(0)
+        return state.with_model(model)

@@ -1,0 +1,47 @@
+"""FedNova: clients that take more steps do not count for more."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from fedsim.algorithms.algorithm import Algorithm, Contribution, Update
+from fedsim.algorithms.built_in.fedavg import FedAvgOptions
+from fedsim.core.settings import Settings
+
+if TYPE_CHECKING:
+    from fedsim.algorithms.state import ServerState
+
+
+class FedNova(Algorithm):
+    """x ← x − η τ Σ p_k d_k, with d_k = (x − y_k) / a_k and τ = Σ p_k a_k.
+
+    p_k are the clients' shares of the weights, and a_k is the norm ‖a_k‖₁ of the coefficients with
+    which client k's gradients enter its update: K_k steps of SGD with momentum ρ have
+    a_k = (K_k − ρ (1 − ρ^K_k) / (1 − ρ)) / (1 − ρ), without momentum a_k = K_k. So the mean
+    with weights p_k / a_k, times τ Σ p_k / a_k, is the update. With equal steps it is FedAvg's.
+
+    Source: Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous
+    Federated Optimization", equations 8 and 9 and section 4.1.
+    """
+
+    name: ClassVar[str] = "fednova"
+    description: ClassVar[str] = "updates normalised by the clients' local steps (Wang et al. 2020)"
+    Options: ClassVar[type[Settings]] = FedAvgOptions
+    weighs_steps: ClassVar[bool] = True
+    options: FedAvgOptions
+
+    def weight(self, contribution: Contribution) -> float:
+        """Return 1 / a_k."""
+        return 1.0 / self._norm(contribution)
+
+    def server(self, state: "ServerState", update: Update) -> "ServerState":
+        """Return the state with the normalised update."""
+        total = sum(one.weight for one in update.contributions)
+        shares = [(one.weight / total, self._norm(one)) for one in update.contributions]
+        steps = sum(p * a for p, a in shares)
+        gain = self.options.server_lr * steps * sum(p / a for p, a in shares)
+        model = dict(update.mean)
+        model |= {name: x + gain * (model[name] - x) for name, x in self.trained(state)}
+        return state.with_model(model)
+
+    def _norm(self, contribution: Contribution) -> float:
+        steps, rho = max(1, contribution.steps), self.training.momentum
+        return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)

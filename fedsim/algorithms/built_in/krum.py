@@ -1,0 +1,66 @@
+"""Krum and multi-Krum: the mean of the models that are nearest to others."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from fedsim.algorithms.algorithm import Algorithm, Update
+from fedsim.core.settings import Settings
+
+if TYPE_CHECKING:
+    from fedsim.algorithms.state import ServerState
+
+
+class KrumOptions(Settings):
+    """`federation.strategy` of `krum`."""
+
+    malicious_clients: int = Field(default=0, ge=0, description="f, malicious models of a round")
+    kept_models: int = Field(
+        default=1, ge=1, description="m, models whose mean is taken; 1: Krum, more: multi-Krum"
+    )
+
+
+class Krum(Algorithm):
+    """The mean of the m models with the smallest sums of squares to their n − f − 2 neighbours.
+
+    Where fewer models came, each keeps at least one neighbour, and ties go to the smaller number.
+
+    Source: Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient
+    Descent", section 4.
+    """
+
+    name: ClassVar[str] = "krum"
+    description: ClassVar[str] = "the models nearest to others (Blanchard et al. 2017)"
+    Options: ClassVar[type[Settings]] = KrumOptions
+    takes_weights: ClassVar[bool] = False
+    uses_each_update: ClassVar[bool] = True
+    options: KrumOptions
+
+    def server(self, state: "ServerState", update: Update) -> "ServerState":
+        """Return the state with the mean of the chosen models, buffers included."""
+        chosen = self.chosen(state, update)
+        model = {
+            name: value[chosen].astype("float64").mean(0) for name, value in update.models.items()
+        }
+        return state.with_model({**update.mean, **model})
+
+    def chosen(self, state: "ServerState", update: Update) -> list[int]:
+        """Return the places of the chosen models, nearest first.
+
+        Args:
+            state: the state before the round.
+            update: the uploads of the round.
+        """
+        n = len(update.contributions)
+        neighbours = max(1, n - self.options.malicious_clients - 2)
+        moves = [
+            (update.models[name].astype("float64") - x).reshape(n, -1)
+            for name, x in self.trained(state)
+        ]
+
+        def score(k: int) -> float:
+            squares = [((move - move[k]) ** 2).sum(1) for move in moves]
+            others = sorted(sum(float(one[j]) for one in squares) for j in range(n) if j != k)
+            return sum(others[:neighbours])
+
+        return sorted(range(n), key=lambda k: (score(k), k))[: self.options.kept_models]

@@ -1,0 +1,47 @@
+"""Trimmed mean: the mean without the largest and the smallest values."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from fedsim.algorithms.algorithm import Algorithm, Update
+from fedsim.core.settings import Settings
+
+if TYPE_CHECKING:
+    from fedsim.algorithms.state import ServerState
+
+
+class TrimmedMeanOptions(Settings):
+    """`federation.strategy` of `trimmed_mean`."""
+
+    trimmed_share: float = Field(
+        default=0.2,
+        ge=0,
+        lt=0.5,
+        description="share of the models that is left out at each end, value by value",
+    )
+
+
+class TrimmedMean(Algorithm):
+    """Each value is the mean of the clients' values without β n at each end, rounded down.
+
+    Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
+    Rates", Algorithm 1, option II.
+    """
+
+    name: ClassVar[str] = "trimmed_mean"
+    description: ClassVar[str] = "mean without the extreme values (Yin et al. 2018)"
+    Options: ClassVar[type[Settings]] = TrimmedMeanOptions
+    takes_weights: ClassVar[bool] = False
+    uses_each_update: ClassVar[bool] = True
+    options: TrimmedMeanOptions
+
+    def server(self, state: "ServerState", update: Update) -> "ServerState":
+        """Return the state with the trimmed mean; buffers take the mean."""
+        model, n = dict(update.mean), len(update.contributions)
+        left_out = int(self.options.trimmed_share * n)
+        for name, _ in self.trained(state):
+            ordered = update.models[name].astype("float64")
+            ordered.sort(axis=0)
+            model[name] = ordered[left_out : n - left_out].mean(0)
+        return state.with_model(model)

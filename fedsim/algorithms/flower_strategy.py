@@ -1,0 +1,199 @@
+"""Strategies of Flower as algorithms: `federation.strategy: package.module:Class`.
+
+fedsim draws the clients and sends the requests; a strategy of Flower aggregates. Its settings are
+the arguments of its constructor. What it keeps between rounds, its attributes that are arrays or
+numbers, becomes the algorithm's memory, so that a run can be resumed and replayed.
+"""
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from pydantic import ConfigDict, create_model
+
+from fedsim.algorithms.algorithm import Algorithm, Training, Update
+from fedsim.algorithms.state import Arrays, ServerState
+from fedsim.core.settings import Settings
+from fedsim.protocol.arrays import to_arrays, to_numpy
+from fedsim.protocol.flower_internals import server_identity
+
+# fedsim draws the clients: a strategy must wait for nobody, and ask those it is given.
+_FIXED = {
+    "fraction_train": 1.0,
+    "fraction_evaluate": 0.0,
+    "min_train_nodes": 1,
+    "min_evaluate_nodes": 0,
+    "min_available_nodes": 1,
+}
+_ROUND = "server-round"
+
+
+class FlowerAlgorithm(Algorithm):
+    """A strategy of Flower: `configure_train` sees the model, `aggregate_train` makes the next one.
+
+    Each reply has the client's model and, as `num-examples`, its planned weight.
+
+    Raises:
+        ValueError: the strategy asks clients for what fedsim's clients do not do, returns no model,
+            or keeps objects between rounds that a checkpoint cannot hold.
+    """
+
+    uses_each_update: ClassVar[bool] = True
+    kind: ClassVar[type[Strategy]]
+
+    def __init__(
+        self, options: Mapping[str, Any] | None = None, training: Training | None = None
+    ) -> None:
+        super().__init__(options, training)
+        self._make()  # arguments that it refuses are found before the first round
+
+    def init(self, state: ServerState) -> ServerState:
+        """Return the state with the arrays that the strategy starts with."""
+        return state.with_memory(_kept(self._make(), {}))
+
+    def server(self, state: ServerState, update: Update) -> ServerState:
+        """Return the state with the strategy's next model and its arrays."""
+        strategy, number = self._make(), state.round_number + 1
+        first = dict(vars(strategy))
+        _put_back(strategy, state.memory)
+        nodes = [one.client + 1 for one in update.contributions]
+        with server_identity(run_id=1):
+            asked = list(
+                strategy.configure_train(number, state.arrays, ConfigRecord(), _grid(nodes))
+            )
+            _check_requests(asked)
+            replies = list(_replies(update, nodes))
+        arrays, _ = strategy.aggregate_train(number, replies)
+        if arrays is None:
+            raise ValueError("aggregate_train returned no model")
+        values = to_numpy(arrays)
+        kept = _kept(strategy, first)
+        return state.with_model({**update.mean, **values}).with_memory(kept)
+
+    def _make(self) -> Strategy:
+        known = inspect.signature(self.kind).parameters
+        fixed = {name: value for name, value in _FIXED.items() if name in known}
+        given = {name: value for name, value in self.options if value is not _UNSET}
+        return self.kind(**fixed, **given)
+
+
+_UNSET = "(as the strategy has it)"
+
+
+def of_flower(kind: type[Strategy], name: str) -> type[Algorithm]:
+    """Return the algorithm of a strategy's class.
+
+    Args:
+        kind: the class.
+        name: its name in the experiment.
+    """
+    names = [
+        one.name
+        for one in inspect.signature(kind).parameters.values()
+        if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD) and one.name not in _FIXED
+    ]
+    fields: dict[str, Any] = dict.fromkeys(names, (Any, _UNSET))
+    options = create_model(f"{kind.__name__}Options", __base__=_FlowerOptions, **fields)
+    return type(kind.__name__, (FlowerAlgorithm,), {"Options": options, "kind": kind})
+
+
+class _FlowerOptions(Settings):
+    """Arguments of a strategy's constructor."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class _Nodes:
+    """The part of a grid that `configure_train` sees: the nodes of the round."""
+
+    def __init__(self, nodes: list[int]) -> None:
+        self._nodes = nodes
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes."""
+        return list(self._nodes)
+
+
+def _grid(nodes: list[int]) -> Grid:
+    return cast(Grid, _Nodes(nodes))
+
+
+def _check_requests(asked: list[Message]) -> None:
+    """Check that a strategy asks clients for nothing but training from the global model."""
+    for message in asked:
+        for record in message.content.config_records.values():
+            extra = sorted(set(record) - {_ROUND})
+            if extra:
+                raise ValueError(
+                    f"it sends {', '.join(extra)} to clients, which fedsim's clients do not read; "
+                    "use a built-in algorithm with the same name (fedsim list strategies)"
+                )
+
+
+def _replies(update: Update, nodes: list[int]) -> Iterator[Message]:
+    for k, (one, node) in enumerate(zip(update.contributions, nodes, strict=True)):
+        arrays = to_arrays({name: rows[k] for name, rows in update.models.items()})
+        metrics = MetricRecord({"num-examples": one.weight})
+        asked = Message(RecordDict(), node, MessageType.TRAIN)
+        yield Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=asked)
+
+
+def _kept(strategy: Strategy, first: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return what a strategy keeps between rounds, as arrays by attribute.
+
+    Args:
+        strategy: the strategy after a round.
+        first: its attributes before its first one.
+
+    Raises:
+        ValueError: another attribute changed.
+    """
+    kept: dict[str, np.ndarray] = {}
+    for name, value in vars(strategy).items():
+        if isinstance(value, ArrayRecord):
+            kept |= {f"{name}/r/{key}": one for key, one in to_numpy(value).items()}
+        elif isinstance(value, np.ndarray):
+            kept[f"{name}/a"] = value
+        elif _has_arrays(value, dict):
+            kept |= {f"{name}/d/{key}": one for key, one in value.items()}
+        elif _has_arrays(value, list):
+            kept |= {f"{name}/l/{index:09d}": one for index, one in enumerate(value)}
+        elif isinstance(value, bool | int | float):
+            kept[f"{name}/n"] = np.array(value)
+        elif name in first and first[name] is not value and first[name] != value:
+            raise ValueError(
+                f"it changed its attribute {name!r} to a {type(value).__name__}, which a "
+                "checkpoint cannot hold; keep arrays, dicts or lists of arrays, or numbers"
+            )
+    return kept
+
+
+def _has_arrays(value: object, kind: type) -> bool:
+    if not isinstance(value, kind) or not value:
+        return False
+    parts = value.values() if isinstance(value, dict) else cast(list[object], value)
+    return all(isinstance(one, np.ndarray) for one in parts)
+
+
+def _put_back(strategy: Strategy, memory: Arrays) -> None:
+    """Set the attributes that `_kept` returned."""
+    found, records = dict[str, Any](), set[str]()
+    for path, value in sorted(memory.items()):
+        name, _, rest = path.partition("/")
+        kind, _, key = rest.partition("/")
+        if kind == "a":
+            found[name] = value
+        elif kind == "n":
+            found[name] = value.item()
+        elif kind == "l":
+            found.setdefault(name, []).append(value)
+        else:
+            found.setdefault(name, {})[key] = value
+            if kind == "r":
+                records.add(name)
+    for name, value in found.items():
+        setattr(strategy, name, to_arrays(value) if name in records else value)

@@ -1,0 +1,140 @@
+"""The algorithm of an experiment: a built-in one, a class of the user, or a strategy of Flower."""
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
+from pydantic import ValidationError
+
+from fedsim.algorithms.algorithm import Algorithm, Contribution, Training, Update
+from fedsim.algorithms.catalog import algorithms
+from fedsim.algorithms.flower_strategy import of_flower
+from fedsim.algorithms.settings import AlgorithmSettings
+from fedsim.algorithms.state import Arrays, ServerState
+from fedsim.core.errors import InputError
+from fedsim.core.plugin_errors import plugin_calls
+from fedsim.core.plugins import PluginError, resolve
+from fedsim.protocol.arrays import to_arrays
+
+
+class AlgorithmError(InputError, ValueError):
+    """An algorithm that cannot be used; the message is one line with the fix."""
+
+
+def algorithm_class(name: str, base: Path = Path()) -> type[Algorithm]:
+    """Return the class that `federation.strategy` names.
+
+    Args:
+        name: a built-in name, package.module:Class, or ./file.py:Class.
+        base: the directory in which relative paths start.
+
+    Raises:
+        AlgorithmError: there is no such algorithm.
+    """
+    return algorithms().get(name) or _own_class(name, base)
+
+
+def algorithm_for(
+    settings: AlgorithmSettings, *, base: Path = Path(), training: Training | None = None
+) -> Algorithm:
+    """Return a new object of the algorithm that `federation.strategy` names.
+
+    Args:
+        settings: `federation.strategy`.
+        base: the directory in which relative paths start.
+        training: public facts of the federation.
+
+    Raises:
+        AlgorithmError: there is no such algorithm, or it does not take these settings.
+    """
+    kind = algorithm_class(settings.name, base)
+    try:
+        kind.Options.model_validate(settings.options)
+    except ValidationError as error:
+        found = error.errors()[0]
+        key = ".".join(str(part) for part in found["loc"])
+        raise AlgorithmError(
+            f"federation.strategy {settings.name!r} refuses {key}: {found['msg']}; its settings "
+            f"are {', '.join(kind.Options.model_fields) or 'none'}"
+        ) from error
+    with plugin_calls(f"federation.strategy {settings.name!r} failed", raises=AlgorithmError):
+        return kind(settings.options, training)
+
+
+def check_algorithm(algorithm: Algorithm, name: str, arrays: ArrayRecord) -> None:
+    """Check an algorithm on the initial model before the first round: two rounds of that model.
+
+    Args:
+        algorithm: the algorithm.
+        name: its name in the experiment.
+        arrays: the initial model.
+
+    Raises:
+        AlgorithmError: a call fails, or the next model has another layout or values that are NaN.
+    """
+    state = ServerState(arrays)
+    contributions = tuple(
+        Contribution(client, numbers=dict.fromkeys(algorithm.private_numbers(), 1.0))
+        for client in range(min(2, algorithm.training.num_clients))
+    )
+    where = f"federation.strategy {name!r} failed on the initial model"
+    with plugin_calls(where, raises=AlgorithmError):
+        state = algorithm.init(state)
+        for number in range(1, 3):
+            values = {key: value.copy() for key, value in state.values.items()}
+            each = {key: np.stack([value] * len(contributions)) for key, value in values.items()}
+            models: Arrays = each if algorithm.uses_each_update else {}
+            for one in contributions:
+                algorithm.weight(one)
+                algorithm.send(state, one.client)
+                algorithm.start(state, one.client)
+            after = algorithm.server(state, Update(values, contributions, models))
+            _check_layout(after.values, state.values, name)
+            state = ServerState(
+                to_arrays(after.values),
+                number,
+                memory=after.memory,
+                client_memory=after.client_memory,
+            )
+
+
+def _check_layout(values: Mapping[str, np.ndarray], reference: Arrays, name: str) -> None:
+    """Check that a next model has the layout of the model, and finite values.
+
+    Raises:
+        AlgorithmError: it has not.
+    """
+    layouts = [{k: (v.shape, v.dtype) for k, v in one.items()} for one in (values, reference)]
+    if list(values) != list(reference) or layouts[0] != layouts[1]:
+        raise AlgorithmError(
+            f"federation.strategy {name!r} returned another layout than the model's: "
+            f"{layouts[0]}, expected {layouts[1]}"
+        )
+    for key, value in values.items():
+        if not np.isfinite(value).all():
+            raise AlgorithmError(
+                f"federation.strategy {name!r} returned NaN or infinite values in {key!r} for an "
+                "update that is the initial model"
+            )
+
+
+def _own_class(name: str, base: Path) -> type[Algorithm]:
+    try:
+        found = resolve(name, base=base, what="federation.strategy")
+    except PluginError as error:
+        raise AlgorithmError(str(error)) from error
+    if isinstance(found, type) and issubclass(found, FlowerStrategy):
+        return of_flower(found, name)
+    if not (isinstance(found, type) and issubclass(found, Algorithm)) or inspect.isabstract(found):
+        old = (
+            " (its method update is now server(state, update))" if hasattr(found, "update") else ""
+        )
+        raise AlgorithmError(
+            f"federation.strategy {name!r} is no algorithm{old}: write a class that derives from "
+            "fedsim.algorithms.algorithm.Algorithm and has the method server, or name a strategy "
+            "of Flower"
+        )
+    return found

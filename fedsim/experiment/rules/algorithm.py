@@ -1,0 +1,111 @@
+"""Rules of `federation.strategy`: its name and settings, and what its declaration goes with."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from fedsim.algorithms.algorithm import Algorithm
+from fedsim.algorithms.catalog import algorithms
+from fedsim.clients.settings import LocalSettings, PrivacySettings, SgdSettings
+from fedsim.experiment.messages import PathMessage, validation_messages
+from fedsim.experiment.references import check_name
+from fedsim.experiment.rules.messages import finite_messages, messages_at
+from fedsim.experiment.rules.sections import Sections
+from fedsim.experiment.text import KeyPath
+from fedsim.server.settings import FederationSettings
+
+_PATH: KeyPath = ("federation", "strategy")
+_MOVED = {"lr": "server_lr"}
+
+
+def check_algorithm(sections: Sections, base: Path) -> Iterator[PathMessage]:
+    """Yield the mistakes in the algorithm: its name, its settings, and other keys beside it.
+
+    What a class of the user declares is known when the federation is assembled.
+
+    Args:
+        sections: the valid sections.
+        base: the directory in which relative paths start.
+    """
+    federation = sections.federation
+    if federation is None:
+        return
+    named = federation.algorithm
+    place = _PATH if isinstance(federation.strategy, str) else (*_PATH, "name")
+    yield from messages_at(place, check_name(named.name, "strategy", algorithms(), base))
+    kind = algorithms().get(named.name)
+    if kind is None:
+        yield from finite_messages(named.options, _PATH)
+        return
+    for old, new in _MOVED.items():
+        if old in named.options and new in kind.Options.model_fields:
+            yield (*_PATH, old), f"is {new} now, beside local.optimizer.lr; write {new}"
+            return
+    try:
+        kind.Options.model_validate(named.options)
+    except ValidationError as error:
+        yield from validation_messages(error, named.options, kind.Options, _PATH)
+    yield from check_declaration(kind, federation, sections)
+
+
+def check_declaration(
+    kind: type[Algorithm], federation: FederationSettings, sections: Sections
+) -> Iterator[PathMessage]:
+    """Yield what an algorithm's declaration does not go with.
+
+    Args:
+        kind: the algorithm.
+        federation: the section that names it.
+        sections: the valid sections.
+    """
+    name = federation.algorithm.name
+    needs = _needs(kind)
+    privacy = sections.privacy
+    if needs is not None and sections.secure_aggregation is not None:
+        yield (
+            _PATH,
+            f"{name} {needs}, and secure_aggregation opens the sum alone; remove "
+            "secure_aggregation, or use another strategy",
+        )
+    if needs is not None and privacy is not None and privacy.trust != "local":
+        yield (
+            _PATH,
+            f"{name} {needs}, and with trust: {privacy.trust} only sums may be used; use trust: "
+            "local, or another strategy",
+        )
+    private = kind.private_numbers()
+    if private and privacy is not None:
+        yield (
+            _PATH,
+            f"{name} needs each client's {', '.join(private)}, a function of its examples without "
+            "noise, which no ε covers; use privacy: null, or another strategy",
+        )
+    if sections.local is not None:
+        yield from _check_local(kind, name, sections.local, privacy)
+
+
+def _needs(kind: type[Algorithm]) -> str | None:
+    """Return why an algorithm needs more than a sum with planned weights; None: it does not."""
+    if kind.uses_each_update:
+        return "uses each client's model by itself"
+    return "weighs clients by the steps that they took" if kind.weighs_steps else None
+
+
+def _check_local(
+    kind: type[Algorithm], name: str, local: LocalSettings, privacy: PrivacySettings | None
+) -> Iterator[PathMessage]:
+    optimizer = local.optimizer
+    plain = isinstance(optimizer, SgdSettings) and not optimizer.weight_decay
+    if kind.needs_plain_sgd and not (plain and not getattr(optimizer, "momentum", 0.0)):
+        yield (
+            ("local", "optimizer"),
+            f"must be sgd without momentum and weight_decay with strategy {name}, which reads mean "
+            f"gradients off the clients' models, got {optimizer.name}",
+        )
+    elif kind.weighs_steps and not plain:
+        yield (
+            ("local", "optimizer"),
+            f"must be sgd without weight_decay with strategy {name}, whose formula is for sgd, "
+            f"got {optimizer.name}",
+        )

@@ -1,0 +1,73 @@
+"""The algorithm of an experiment, checked before the first round."""
+
+from pathlib import Path
+
+from torch import nn
+
+from fedsim.algorithms.algorithm import Algorithm, Training
+from fedsim.algorithms.catalog import algorithms
+from fedsim.algorithms.registry import AlgorithmError, algorithm_for, check_algorithm
+from fedsim.clients.settings import SgdSettings
+from fedsim.experiment import Experiment
+from fedsim.experiment.rules.algorithm import check_declaration
+from fedsim.experiment.rules.sections import Sections
+from fedsim.protocol.arrays import to_arrays
+
+
+def algorithm_of(
+    experiment: Experiment, model: nn.Module, num_clients: int, base: Path
+) -> Algorithm:
+    """Return a new object of the experiment's algorithm.
+
+    Args:
+        experiment: the settings.
+        model: the global model; the algorithm changes its trained parameters.
+        num_clients: N.
+        base: the directory in which relative paths start.
+
+    Raises:
+        AlgorithmError: there is no such algorithm, or it does not take its settings.
+    """
+    parameters = model.named_parameters(remove_duplicate=False)
+    optimizer = experiment.local.optimizer
+    training = Training(
+        parameters=frozenset(name for name, value in parameters if value.requires_grad),
+        num_clients=num_clients,
+        learning_rate=lambda round_number: optimizer.lr,
+        momentum=optimizer.momentum if isinstance(optimizer, SgdSettings) else 0.0,
+    )
+    return algorithm_for(experiment.federation.algorithm, base=base, training=training)
+
+
+def checked_algorithm(
+    experiment: Experiment, model: nn.Module, num_clients: int, base: Path
+) -> Algorithm:
+    """Return the experiment's algorithm; one of the user's own is tried on the initial model.
+
+    Args:
+        experiment: the settings.
+        model: the initial model.
+        num_clients: N.
+        base: the directory in which relative paths start.
+
+    Raises:
+        AlgorithmError: as `algorithm_of`, a call fails, or it cannot go with the settings.
+    """
+    algorithm, name = (
+        algorithm_of(experiment, model, num_clients, base),
+        experiment.federation.algorithm.name,
+    )
+    if name not in algorithms():  # of a built-in one the rules of the file know it
+        sections = Sections(
+            data=experiment.data,
+            model=experiment.model,
+            federation=experiment.federation,
+            privacy=experiment.privacy,
+            local=experiment.local,
+            secure_aggregation=experiment.secure_aggregation,
+        )
+        for path, message in check_declaration(type(algorithm), experiment.federation, sections):
+            raise AlgorithmError(f"{'.'.join(map(str, path))}: {message}")
+        arrays = {key: value.cpu().numpy() for key, value in model.state_dict().items()}
+        check_algorithm(algorithm, name, to_arrays(arrays))
+    return algorithm
