@@ -2,19 +2,44 @@
 
 Nothing is averaged here. The federation's guarantee is the largest ε of any client, in the view
 that it is claimed for. The ledger against a server that sees single uploads is checked beside it.
+
+Clients with equal ledgers, δ and target are one kind. ε is computed once for each kind, so a round
+takes time for its participants and for the kinds, not for all clients.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
 from fedsim.accountant import Event, FleetAccountant, PrivacyLedger, UnsupportedEventError
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
-from fedsim.accountant.fleet.accountant import Client
 from fedsim.accountant.sampler_slack import SHARE, epsilon_with_slack, sampler_slack
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ProtocolError
 
 _MOST_OWN_EPSILONS = 1 << 16  # kept in memory
+
+
+class _Kind(NamedTuple):
+    """What the ε of a client depends on."""
+
+    entries: tuple[tuple[Event, int], ...]
+    delta: float
+    target_epsilon: float | None
+
+    @classmethod
+    def of(cls, spend: ClientSpend) -> "_Kind":
+        return cls(spend.ledger.entries, spend.delta, spend.target_epsilon)
+
+    @property
+    def counts(self) -> Mapping[Event, int]:
+        """Number of releases of each event."""
+        found: Counter[Event] = Counter()
+        for event, count in self.entries:
+            found[event] += count
+        return found
 
 
 class ClientLedgers:
@@ -37,8 +62,9 @@ class ClientLedgers:
         self._recorded = recorded
         self._spends: dict[int, ClientSpend] = {}
         self._fleet = FleetAccountant(accountant, adjacency=adjacency)
-        # By ledger and δ: of clients with equal ledgers, one is computed.
-        self._own_epsilons: dict[tuple[str, float], float] = {}
+        self._ledgers: dict[_Kind, tuple[PrivacyLedger, int]] = {}  # and its number of clients
+        self._bounds: dict[_Kind, float] = {}  # ε of the kinds in `_ledgers`, where known
+        self._own_epsilons: dict[_Kind, float] = {}
 
     @property
     def spends(self) -> dict[int, ClientSpend]:
@@ -53,30 +79,44 @@ class ClientLedgers:
                 event without an accounting rule; nothing was recorded.
         """
         before = self._spends.get(spend.client)
-        new = self._extension(spend.client, spend.ledger, before and before.ledger)
+        self._check_extension(spend.client, spend.ledger, before and before.ledger)
         second = before and before.against_server
         if spend.against_server is not None or second is not None:
-            self._extension(spend.client, spend.against_server or PrivacyLedger(), second)
-        for event, count in new:
-            self._fleet.compose(spend.client, event, count)
-        self._spends[spend.client] = spend
+            self._check_extension(spend.client, spend.against_server or PrivacyLedger(), second)
+        if before is not None:
+            self._leave(_Kind.of(before))
+        kind = _Kind.of(spend)
+        ledger, members = self._ledgers.get(kind, (spend.ledger, 0))
+        self._ledgers[kind] = ledger, members + 1
+        # The clients of a kind share one ledger in memory.
+        self._spends[spend.client] = replace(spend, ledger=ledger)
 
-    def _extension(
+    def _leave(self, kind: _Kind) -> None:
+        """Count one client less of a kind, and forget a kind without clients."""
+        ledger, members = self._ledgers.pop(kind)
+        if members > 1:
+            self._ledgers[kind] = ledger, members - 1
+        else:
+            self._bounds.pop(kind, None)
+
+    def _check_extension(
         self, client: int, ledger: PrivacyLedger, before: PrivacyLedger | None
-    ) -> tuple[tuple[Event, int], ...]:
-        """Return what a ledger adds to the one before, checked."""
+    ) -> None:
+        """Check that a ledger adds releases with a rule to the one before.
+
+        Raises:
+            ProtocolError: it does not.
+        """
         known = PrivacyLedger() if before is None else before
         if not ledger.starts_with(known):
             raise ProtocolError(
                 f"client {client} reports a ledger that does not extend its previous one"
             )
-        new = ledger.entries_after(known)
         try:
-            for event, _ in new:
+            for event, _ in ledger.entries_after(known):
                 self._fleet.check(event)
         except UnsupportedEventError as error:
             raise ProtocolError(f"client {client} reports a release: {error}") from error
-        return new
 
     def look_up(self, client: int) -> None:
         """Record the spend of a client whose reply was lost, by the durable ledger.
@@ -97,22 +137,13 @@ class ClientLedgers:
         own accountant calibrated the noise, so it decides where the difference shows: for the
         largest ε, and where the fleet's bound is above a client's target.
         """
-        spends, epsilons = self.spends, dict[int, float]()
-        deltas: dict[Client, float] = {
-            client: spend.delta * (1.0 - SHARE) for client, spend in spends.items()
-        }
-        together = self._fleet.get_epsilon(deltas)
-        for client, spend in spends.items():
-            epsilon, target = together[client], spend.target_epsilon
-            if epsilon > 0.0:
-                epsilon += sampler_slack(epsilon, spend.delta).epsilon
-            above = target is not None and epsilon > target
-            epsilons[client] = self._own_epsilon(spend) if above else epsilon
+        bounds, spends = self._epsilon_bounds(), self.spends
+        epsilons = {client: bounds[_Kind.of(spend)] for client, spend in spends.items()}
         largest = 0.0
         for client in sorted(epsilons, key=epsilons.__getitem__, reverse=True):
             if epsilons[client] <= largest:
                 break
-            epsilons[client] = self._own_epsilon(spends[client])
+            epsilons[client] = self._own_epsilon(_Kind.of(spends[client]))
             largest = max(largest, epsilons[client])
         return epsilons
 
@@ -121,15 +152,40 @@ class ClientLedgers:
         return self.epsilons()[client]
 
     def epsilon_max(self) -> float | None:
-        """Return the largest ε of any client so far, or None before the first report."""
-        return max(self.epsilons().values(), default=None)
+        """Return the largest ε of any client so far, or None before the first report.
 
-    def _own_epsilon(self, spend: ClientSpend) -> float:
-        key = spend.ledger.to_text(), spend.delta
-        if key not in self._own_epsilons:
+        Guarantee: it is the largest of `epsilons`, from the kinds alone.
+        """
+        bounds = self._epsilon_bounds()
+        largest = 0.0 if bounds else None
+        for kind in sorted(bounds, key=bounds.__getitem__, reverse=True):
+            if largest is None or bounds[kind] <= largest:
+                break
+            largest = max(largest, self._own_epsilon(kind))
+        return largest
+
+    def _epsilon_bounds(self) -> Mapping[_Kind, float]:
+        """Return ε of every kind by the fleet; by its own accountant where that is over target."""
+        new: dict[float, list[_Kind]] = {}
+        for kind in self._ledgers:
+            if kind not in self._bounds:
+                new.setdefault(kind.delta, []).append(kind)
+        for delta, kinds in new.items():
+            compositions = [kind.counts for kind in kinds]
+            together = self._fleet.epsilons_of(compositions, delta * (1.0 - SHARE)).tolist()
+            for kind, epsilon in zip(kinds, together, strict=True):
+                if epsilon > 0.0:
+                    epsilon += sampler_slack(epsilon, delta).epsilon
+                above = kind.target_epsilon is not None and epsilon > kind.target_epsilon
+                self._bounds[kind] = self._own_epsilon(kind) if above else epsilon
+        return self._bounds
+
+    def _own_epsilon(self, kind: _Kind) -> float:
+        if kind not in self._own_epsilons:
             if len(self._own_epsilons) >= _MOST_OWN_EPSILONS:
                 self._own_epsilons.clear()
-            self._own_epsilons[key] = epsilon_with_slack(
-                lambda delta: self._fleet.get_own_epsilon(spend.client, delta), spend.delta
+            counts = kind.counts
+            self._own_epsilons[kind] = epsilon_with_slack(
+                lambda delta: self._fleet.own_epsilon_of(counts, delta), kind.delta
             )
-        return self._own_epsilons[key]
+        return self._own_epsilons[kind]

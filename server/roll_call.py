@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from fedsim.protocol.errors import NODE_RESTARTED, ProtocolError
 from fedsim.protocol.exchange import NO_REPLY, ClientError, exchange
-from fedsim.protocol.roll_call import NodeIdentity, identity_of, roll_call_message
+from fedsim.protocol.roll_call import NodeIdentity, NumberedGrid, identity_of, roll_call_message
 from fedsim.server.errors import FederationError
 
 # Flower's error codes for a message or a node that is no longer there, and that of a restart.
@@ -43,7 +43,7 @@ def whole_roll(grid: Grid, num_clients: int, num_helpers: int, *, patience: floa
 
     Flower's simulation starts the server before its nodes exist. A round with the nodes of that
     moment would silently change the participants. Nodes that are listed but gone, such as a
-    SuperNode before its restart, are skipped.
+    SuperNode before its restart, are skipped. A grid that made the nodes itself is asked instead.
 
     Args:
         grid: reaches the nodes.
@@ -58,6 +58,12 @@ def whole_roll(grid: Grid, num_clients: int, num_helpers: int, *, patience: floa
     """
     deadline = time.monotonic() + patience
     expected = num_clients + num_helpers
+    known = grid.numbered_nodes() if isinstance(grid, NumberedGrid) else None
+    if known is not None and len(known) == expected:
+        return Roll(
+            {node: client for client, node in enumerate(known[:num_clients])},
+            {node: helper for helper, node in enumerate(known[num_clients:], start=1)},
+        )
     there: dict[int, NodeIdentity] = {}
     while len(there) < expected:
         nodes = _wait_for_nodes(grid, expected, deadline, patience)

@@ -131,10 +131,38 @@ class FleetAccountant:
         Raises:
             ValueError: `delta` is not in (0, 1).
         """
+        return self.own_epsilon_of(self._counts.get(client, {}), delta)
+
+    def own_epsilon_of(self, composition: Mapping[Event, int], delta: float) -> float:
+        """Return the epsilon of a composition, by an accountant of its own, on no account.
+
+        Args:
+            composition: number of releases of each event.
+            delta: in (0, 1).
+
+        Raises:
+            ValueError: `delta` is not in (0, 1).
+        """
         accountant = self._single()
-        for event, count in self._counts.get(client, {}).items():
+        for event, count in composition.items():
             accountant.compose(event, count)
         return accountant.get_epsilon(delta)
+
+    def epsilons_of(self, compositions: Sequence[Mapping[Event, int]], delta: float) -> Floats:
+        """Return the epsilon of each composition, as of a client that composed it, on no account.
+
+        Args:
+            compositions: number of releases of each event; 0 is epsilon 0.
+            delta: in (0, 1).
+
+        Raises:
+            UnsupportedEventError: the accountant has no rule for an event.
+            ValueError: `delta` is not in (0, 1).
+        """
+        delta = checks.open_probability("delta", delta)
+        for event in {event for counts in compositions for event in counts}:
+            self._learn(event)
+        return self._epsilons_of(compositions, delta)
 
     def get_epsilons(self, delta: float) -> Floats:
         """Return the epsilons at `delta` as an array, in the order of `clients`.
@@ -203,29 +231,30 @@ class FleetAccountant:
 
     def _answer(self, clients: Iterable[Client], delta: float) -> None:
         """Compute the epsilon at `delta` of the clients for which it is not kept."""
-        together: dict[Client, Counter[Mechanism]] = {}
-        for client in clients:
-            known = self._answers.get(client)
-            if known is not None and known[0] == delta:
-                continue
-            steps = self._steps(self._counts.get(client, {}))
+        new = [client for client in clients if self._answers.get(client, (None,))[0] != delta]
+        epsilons = self._epsilons_of([self._counts.get(client, {}) for client in new], delta)
+        self._answers |= {c: (delta, e) for c, e in zip(new, epsilons.tolist(), strict=True)}
+
+    def _epsilons_of(self, compositions: Sequence[Mapping[Event, int]], delta: float) -> Floats:
+        """Return the epsilon of each composition of known events."""
+        epsilons = np.zeros(len(compositions))
+        together: dict[int, Counter[Mechanism]] = {}
+        for place, counts in enumerate(compositions):
+            steps = self._steps(counts)
             if steps is None:
-                self._answers[client] = delta, math.inf
-            elif not steps:
-                self._answers[client] = delta, 0.0
-            elif self._name in ("rdp", "pld"):
-                together[client] = steps
-            else:
-                self._answers[client] = delta, self.get_own_epsilon(client, delta)
+                epsilons[place] = math.inf
+            elif steps and self._name in ("rdp", "pld"):
+                together[place] = steps
+            elif steps:
+                epsilons[place] = self.own_epsilon_of(counts, delta)
         if together:
-            compositions = list(together.values())
-            epsilons = (
-                pld_epsilons(compositions, delta, self._pld_curves)
+            kinds = list(together.values())
+            epsilons[list(together)] = (
+                pld_epsilons(kinds, delta, self._pld_curves)
                 if self._name == "pld"
-                else self._rdp_epsilons(compositions, delta)
+                else self._rdp_epsilons(kinds, delta)
             )
-            for client, epsilon in zip(together, epsilons.tolist(), strict=True):
-                self._answers[client] = delta, epsilon
+        return epsilons
 
     def _steps(self, counts: Mapping[Event, int]) -> Counter[Mechanism] | None:
         """Return all mechanisms of a client; None after a release without any guarantee."""

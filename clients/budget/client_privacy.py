@@ -55,9 +55,18 @@ def resolve_client_privacy(
     _draw_shares(groups, privacy.clients, singles, seed)
     if privacy.unit == "client":
         privacy = _of_clients(privacy, num_clients, clients_per_round or num_clients)
+    # Members of a group without entries of their own share one object.
+    shared = {
+        name: ClientPrivacy(_own(privacy, None, name, {}), name)
+        for name in {None, *groups.of.values()}
+        if name not in tables
+    }
     return tuple(
-        ClientPrivacy(_own(privacy, client, groups.of.get(client), tables), groups.of.get(client))
+        ClientPrivacy(_own(privacy, client, name, tables), name)
+        if name not in shared or client in singles
+        else shared[name]
         for client in range(num_clients)
+        for name in (groups.of.get(client),)
     )
 
 
@@ -116,12 +125,13 @@ def _draw_shares(
 
 
 def _own(
-    privacy: PrivacySettings, client: int, group: str | None, tables: Mapping[str, Table]
+    privacy: PrivacySettings, client: int | None, group: str | None, tables: Mapping[str, Table]
 ) -> PrivacySettings:
+    """Return the settings of a client; of None, those of its group."""
     own = privacy
     if group is not None:
         own = own.with_own(privacy.clients[group].own)
-        if group in tables:
+        if group in tables and client is not None:
             own = own.with_own(tables[group][client])
     single = privacy.clients.get(str(client))
     return own if single is None else own.with_own(single.own)

@@ -16,10 +16,12 @@ from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.choice import training_gradients
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.dp_sgd.views import check_views
+from fedsim.clients.settings import PrivacySettings
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
 from fedsim.core.phases import Phases
 from fedsim.core.plugin_errors import plugin_calls
+from fedsim.core.shared_values import map_shared
 from fedsim.data import DataError, FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.experiment.load import with_num_clients
@@ -242,19 +244,19 @@ def _plans(
     participation: Participation,
     parameters: FlatParameters,
 ) -> tuple[PrivacyPlan, ...]:
-    return tuple(
-        plan_privacy(
-            own.privacy,
+    def plan(privacy: PrivacySettings, examples: int, planned_rounds: int) -> PrivacyPlan:
+        return plan_privacy(
+            privacy,
             experiment.local,
             examples=examples,
             planned_rounds=planned_rounds,
             parameters=parameters,
             drawn=participation.secret_rate,
         )
-        for own, examples, planned_rounds in zip(
-            client_privacy, data.clients.sizes, participation.planned_rounds(), strict=True
-        )
-    )
+
+    settings = [own.privacy for own in client_privacy]
+    sizes, rounds = data.clients.sizes, participation.planned_rounds()
+    return tuple(map_shared(plan, settings, sizes, rounds))
 
 
 def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment
 from fedsim.server.aggregation.weights import (
     WEIGHT_UNITS,
@@ -38,12 +39,10 @@ def client_weights(
     secure, units = experiment.secure_aggregation, WEIGHT_UNITS
     if secure is not None and secure.max_weight != "auto":
         units = min(units, secure.max_weight)
-    values = [PlanValues(size) for size in sizes]
+    values = [*map_shared(PlanValues, sizes)]
     if plans is not None:
         # Where the unit is the client, its size is private, and no weight depends on it.
-        values = [
-            PlanValues(plan.examples if plan.update is None else 1, _noise(plan)) for plan in plans
-        ]
+        values = [*map_shared(_values, plans)]
     return plan_weights(
         experiment.federation.weights,
         values,
@@ -66,6 +65,10 @@ def ignored_weighting(experiment: Experiment, weights: ClientWeights) -> str | N
         f"federation.weighting: {federation.weights.name} is ignored, as the strategy "
         f"{federation.algorithm.name} takes no weights"
     )
+
+
+def _values(plan: PrivacyPlan) -> PlanValues:
+    return PlanValues(plan.examples if plan.update is None else 1, _noise(plan))
 
 
 def _noise(plan: PrivacyPlan) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 
 import fedsim
 from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.secagg.settings import RUNTIME_KEYS
@@ -51,7 +52,7 @@ def plan_digest(
         else secure.model_dump(mode="json", exclude=_KEYS_OF_MACHINES),
         "weights": list(weights.values),
         "sums": None if sums is None else [_text(sums.unit), sums.server_noise, sums.divisor],
-        "clients": [_facts(plan) for plan in plans],
+        "clients": [*map_shared(_facts, plans)],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

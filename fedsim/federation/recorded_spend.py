@@ -17,7 +17,8 @@ class RecordedSpend:
 
     def __init__(self, plans: Sequence[PrivacyPlan], journal: FileJournal) -> None:
         self._journal = journal
-        self._spends = [plan.initial_spend(client) for client, plan in enumerate(plans)]
+        self._plans = plans
+        self._spends: dict[int, ClientSpend] = {}
 
     def clients(self) -> tuple[int, ...]:
         """Return the clients that were ever charged."""
@@ -25,7 +26,9 @@ class RecordedSpend:
 
     def of(self, client: int) -> ClientSpend:
         """Return what a client has spent so far."""
-        before = self._spends[client]
-        after = before.after(self._journal.history(client, after=before.rounds))
-        self._spends[client] = after
-        return after
+        before = self._spends.get(client) or self._plans[client].initial_spend(client)
+        history = self._journal.history(client, after=before.rounds)
+        if not history:
+            return before
+        self._spends[client] = before.after(history)
+        return self._spends[client]

@@ -1,7 +1,8 @@
 """The roll call: the server asks every node which client or helper it is."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
@@ -22,6 +23,15 @@ class NodeIdentity:
 
     number: int
     role: Literal["client", "helper"] = "client"
+
+
+@runtime_checkable
+class NumberedGrid(Protocol):
+    """A grid that made its nodes: it knows which client or helper each one is."""
+
+    def numbered_nodes(self) -> Sequence[int] | None:
+        """Return the ids of all clients by number, then of all helpers; None: ask the nodes."""
+        ...
 
 
 def roll_call_message(node_id: int) -> Message:

@@ -1,4 +1,4 @@
-"""The table of clients: rows for a page without scripts, columns for the script.
+"""The table of clients: rows for a page without scripts, kinds and numbers for the script.
 
 With privacy it has every client's spend, ε first, so that a narrow screen shows it. Without, it has
 the sizes of clients and their rounds.
@@ -6,8 +6,8 @@ the sizes of clients and their rounds.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from markupsafe import Markup
@@ -36,6 +36,7 @@ class Column:
 
 _SERVER = "epsilon_against_server"
 _NAME = Column("name", "name")
+_IDENTITY = ("client", "name")
 COLUMNS = (
     Column("client", "client"),
     Column("epsilon", "ε"),
@@ -58,25 +59,33 @@ PLAIN_COLUMNS = (
 
 CellValue = str | int
 ClientRow = tuple[CellValue, ...]
+Note = tuple[str, str]
+"""(kind to filter by, text)"""
 
 
 @dataclass(frozen=True)
 class ClientTable:
-    """Every client as text for people, in the order of `table_columns`.
+    """Every client as text for people: kinds of clients with equal cells, and who is of which.
+
+    A hundred thousand clients have few kinds of cells, so the page holds their numbers alone.
 
     Attributes:
-        columns: the columns.
-        rows: all clients, in their initial order.
-        shown: number of rows on a page without scripts.
+        columns: the columns; the first are the client's number and, with names, its name.
+        kinds: the other cells of each kind.
+        members: the clients of each kind, ascending.
+        first_rows: whole rows for a page without scripts, in their initial order.
         sorted_by: the column of the initial order.
         notes: all kinds of notes in the table, to filter by.
+        names: public name of each client by number; empty: they have numbers alone.
     """
 
     columns: tuple[Column, ...]
-    rows: tuple[ClientRow, ...]
-    shown: int
+    kinds: tuple[ClientRow, ...]
+    members: tuple[tuple[int, ...], ...]
+    first_rows: tuple[ClientRow, ...]
     sorted_by: str
     notes: tuple[str, ...]
+    names: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def has_names(self) -> bool:
@@ -84,11 +93,15 @@ class ClientTable:
         return _NAME in self.columns
 
     def to_json(self) -> Markup:
-        """Return all clients for the script: one array for each column, safe inside `<script>`."""
-        columns = [list(column) for column in zip(*self.rows, strict=True)]
+        """Return all clients for the script, safe inside `<script>`.
+
+        The members of a kind are the first number and the steps from one number to the next.
+        """
         content = {
             "keys": [column.key for column in self.columns],
-            "columns": columns,
+            "kinds": self.kinds,
+            "members": [_steps(clients) for clients in self.members],
+            "names": self.names,
             "sorted_by": self.sorted_by,
         }
         text = json.dumps(content, ensure_ascii=True, separators=(",", ":"))
@@ -96,6 +109,10 @@ class ClientTable:
         for character in "<>&":
             text = text.replace(character, f"\\u{ord(character):04x}")
         return Markup(text)
+
+
+def _steps(numbers: Sequence[int]) -> list[int]:
+    return [number - before for before, number in zip((0, *numbers), numbers, strict=False)]
 
 
 def client_table(
@@ -108,15 +125,27 @@ def client_table(
         rows: the clients of `privacy.json`, in the order of `facts.clients`.
         lost: for each client the number of charged updates that never arrived.
     """
-    columns = with_names(table_columns(facts), rows)
     order = list(range(len(rows)))
     if len(rows) > MAX_CLIENTS:
         order.sort(key=lambda place: (-facts.clients[place].epsilon, facts.clients[place].client))
     largest = clients_above_others(facts)
+
+    def kind_of(place: int) -> tuple[object, ...]:
+        """Return all that the cells of a client depend on."""
+        client, row = facts.clients[place], rows[place]
+        number = client.client
+        spent = client.epsilon, client.target_epsilon, row.get(_SERVER), row.get("epsilon_rdp")
+        plan = client.delta, client.examples, client.sampling_rate, client.noise_multiplier
+        times = client.rounds, client.steps, client.withdrawn_round
+        return *spent, *plan, *times, lost.get(number, 0), number in largest
+
     return make_table(
-        columns,
-        [_spend_cells(facts.clients[place], rows[place]) for place in order],
-        [_spend_notes(facts, facts.clients[place], lost, largest) for place in order],
+        with_names(table_columns(facts), rows),
+        rows,
+        order,
+        kind_of=kind_of,
+        cells_of=lambda place: _spend_cells(facts.clients[place], rows[place]),
+        notes_of=lambda place: _spend_notes(facts, facts.clients[place], lost, largest),
         sorted_by="epsilon" if len(rows) > MAX_CLIENTS else "client",
     )
 
@@ -139,45 +168,84 @@ def plain_table(
     if scores is not None:
         columns = (columns[0], Column("score", "held-out accuracy"), *columns[1:])
     numbers = [row["client"] for row in rows]
-    cells = [
-        {
-            "client": number,
-            "name": row.get("name") or _NOTHING,
-            "examples": row["examples"],
-            "rounds": rounds.get(number, 0),
-            "score": (scores or {}).get(number, _NOTHING),
+
+    def cells_of(place: int) -> dict[str, CellValue]:
+        return {
+            "examples": rows[place]["examples"],
+            "rounds": rounds.get(numbers[place], 0),
+            "score": (scores or {}).get(numbers[place], _NOTHING),
         }
-        for number, row in zip(numbers, rows, strict=True)
-    ]
-    notes = [_lost_notes(lost.get(number, 0)) for number in numbers]
-    for found, number in zip(notes, numbers, strict=True):
-        if not rounds.get(number):
-            found.append(("never trained", "never trained"))
-    return make_table(with_names(columns, rows), cells, notes, sorted_by="client")
+
+    def notes_of(place: int) -> list[Note]:
+        notes = _lost_notes(lost.get(numbers[place], 0))
+        never = not rounds.get(numbers[place])
+        return [*notes, ("never trained", "never trained")] if never else notes
+
+    return make_table(
+        with_names(columns, rows),
+        rows,
+        range(len(rows)),
+        kind_of=lambda place: (*cells_of(place).values(), lost.get(numbers[place], 0)),
+        cells_of=cells_of,
+        notes_of=notes_of,
+        sorted_by="client",
+    )
 
 
 def make_table(
     columns: tuple[Column, ...],
-    cells: Sequence[Mapping[str, CellValue]],
-    notes: Sequence[Sequence[tuple[str, str]]],
+    rows: Sequence[Mapping[str, Any]],
+    order: Sequence[int],
     *,
+    kind_of: Callable[[int], tuple[object, ...]],
+    cells_of: Callable[[int], Mapping[str, CellValue]],
+    notes_of: Callable[[int], Sequence[Note]],
     sorted_by: str,
 ) -> ClientTable:
-    """Return a table from the cells of each client by column.
+    """Return a table from the cells of each kind of clients.
 
     Args:
         columns: the columns to show, `notes` last.
-        cells: of each client, by key of a column.
-        notes: of each client: (kind to filter by, text).
+        rows: the clients of `privacy.json`.
+        order: places in `rows`, in the initial order.
+        kind_of: returns the key of a place; places with one key have equal cells and notes.
+        cells_of: returns the cells of a place by key of a column, without number and name.
+        notes_of: returns the notes of a place.
         sorted_by: the column of the given order.
     """
-    rows = []
-    for each, found in zip(cells, notes, strict=True):
-        named = {**each, "notes": "; ".join(text for _, text in found) or _NOTHING}
-        rows.append(tuple(named[column.key] for column in columns))
-    kinds = dict.fromkeys(kind for found in notes for kind, _ in found)
+    members: dict[tuple[object, ...], list[int]] = {}
+    for place in order:
+        members.setdefault(kind_of(place), []).append(place)
+    own = [column.key for column in columns if column.key not in _IDENTITY]
+    kinds: dict[tuple[object, ...], ClientRow] = {}
+    filters: dict[str, None] = {}
+    for key, places in members.items():
+        found = notes_of(places[0])
+        filters |= dict.fromkeys(kind for kind, _ in found)
+        notes = "; ".join(text for _, text in found) or _NOTHING
+        cells = {**cells_of(places[0]), "notes": notes}
+        kinds[key] = tuple(cells[column] for column in own)
+    names: dict[int, str] = {}
+    if _NAME in columns:
+        names = {row["client"]: row.get("name") or _NOTHING for row in rows}
     shown = SHOWN_CLIENTS if len(rows) > MAX_CLIENTS else len(rows)
-    return ClientTable(columns, tuple(rows), shown, sorted_by, tuple(kinds))
+    first_rows = [
+        (
+            rows[place]["client"],
+            *([rows[place].get("name") or _NOTHING] if names else ()),
+            *kinds[kind_of(place)],
+        )
+        for place in order[:shown]
+    ]
+    return ClientTable(
+        columns,
+        tuple(kinds.values()),
+        tuple(tuple(sorted(rows[place]["client"] for place in own)) for own in members.values()),
+        tuple(first_rows),
+        sorted_by,
+        tuple(filters),
+        names,
+    )
 
 
 def with_names(
@@ -228,8 +296,6 @@ def aligned_epsilon(epsilon: float | None) -> str:
 def _spend_cells(client: ClientFacts, row: Mapping[str, Any]) -> dict[str, CellValue]:
     target = client.target_epsilon
     return {
-        "client": client.client,
-        "name": row.get("name") or _NOTHING,
         "epsilon": aligned_epsilon(client.epsilon),
         _SERVER: aligned_epsilon(row.get(_SERVER)),
         "target_epsilon": _NOTHING if target is None else f"{target:g}",
@@ -245,8 +311,8 @@ def _spend_cells(client: ClientFacts, row: Mapping[str, Any]) -> dict[str, CellV
 
 def _spend_notes(
     facts: Facts, client: ClientFacts, lost: Mapping[int, int], largest: frozenset[int]
-) -> list[tuple[str, str]]:
-    """Return the notes on a client: (kind to filter by, text)."""
+) -> list[Note]:
+    """Return the notes on a client."""
     notes = []
     if math.isinf(client.epsilon):
         notes.append(("no bound", "no bound"))
@@ -264,5 +330,5 @@ def _spend_notes(
     return notes
 
 
-def _lost_notes(count: int) -> list[tuple[str, str]]:
+def _lost_notes(count: int) -> list[Note]:
     return [("lost updates", count_text(count, "lost update"))] if count else []

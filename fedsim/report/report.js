@@ -31,10 +31,21 @@
   addEventListener("beforeprint", () => { opened = folded(); for (const part of opened) part.open = true; });
   addEventListener("afterprint", () => { for (const part of opened) part.open = false; });
 
-  // The table of clients: all of them as columns, one page of rows in the document.
+  // The table of clients: all of them as columns, one page of rows in the document. Clients with
+  // equal cells are of one kind; its members are the first number and the steps to the next ones.
   const source = document.getElementById("clients-data");
   if (!source) return;
-  const { keys, columns, sorted_by } = JSON.parse(source.textContent);
+  const { keys, kinds, members, names, sorted_by } = JSON.parse(source.textContent);
+  const columns = keys.map(() => []);
+  const named = keys.includes("name");
+  members.forEach((steps, kind) => {
+    let client = 0;
+    for (const step of steps) {
+      client += step;
+      const row = named ? [client, names[client], ...kinds[kind]] : [client, ...kinds[kind]];
+      row.forEach((cell, column) => columns[column].push(cell));
+    }
+  });
   const count = columns.length ? columns[0].length : 0;
   const at = (key) => keys.indexOf(key);
   const table = document.getElementById("clients");
@@ -72,14 +83,14 @@
   };
 
   const chosen = () => {
-    const wanted = ranges(find.value), names = columns[at("name")], part = find.value.trim().toLowerCase();
-    find.setAttribute("aria-invalid", String(wanted === null && !names));
+    const wanted = ranges(find.value), called = columns[at("name")], part = find.value.trim().toLowerCase();
+    find.setAttribute("aria-invalid", String(wanted === null && !called));
     const floor = !least || least.value === "" ? -Infinity : Number(least.value);
     const kind = note ? note.value : "";
     const clients = values("client"), notes = columns[at("notes")];
     const rows = [];
     for (let row = 0; row < count; row++) {
-      if (wanted === null && !(names && names[row].toLowerCase().includes(part))) continue;
+      if (wanted === null && !(called && called[row].toLowerCase().includes(part))) continue;
       if (wanted && wanted.length && !wanted.some(([from, to]) => from <= clients[row] && clients[row] <= to)) continue;
       if (least && values("epsilon")[row] < floor) continue;
       if (kind && !notes[row].includes(kind)) continue;

@@ -246,6 +246,14 @@ class RunDirectory:
         """Write a JSON file; NaN and infinity are refused."""
         self.write_text(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
+    def write_privacy(self, content: Mapping[str, Any]) -> None:
+        """Write `privacy.json`: a client is one line, so that files of many clients stay short.
+
+        Args:
+            content: of the file, `clients` last; NaN and infinity are refused.
+        """
+        self.write_text("privacy.json", privacy_text(content))
+
     def read_json(self, name: str) -> dict[str, Any]:
         """Read a JSON object of the directory.
 
@@ -354,6 +362,17 @@ class RunDirectory:
             return None
         found = read_sealed(self.path / _OPENING, _Opening)
         return OpenedSum(found.round, tuple(found.clients), found.sum)
+
+
+def privacy_text(content: Mapping[str, Any]) -> str:
+    """Return the text of `privacy.json`; see `RunDirectory.write_privacy`."""
+    clients = content["clients"]
+    text = json.dumps({**content, "clients": []}, indent=2, allow_nan=False)
+    if not clients:
+        return text + "\n"
+    encode = json.JSONEncoder(allow_nan=False).encode  # without an indent, it is in C
+    lines = ",\n    ".join(map(encode, clients))
+    return text.removesuffix("[]\n}") + f"[\n    {lines}\n  ]\n}}\n"
 
 
 def client_columns(

@@ -10,6 +10,8 @@ from itertools import chain
 
 import numpy as np
 
+from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.core.shared_values import map_shared
 from fedsim.data import Examples
 from fedsim.federation.federation import Federation
 from fedsim.protocol.arrays import digest
@@ -35,10 +37,7 @@ def fingerprint(federation: Federation) -> dict[str, str]:
         "data": _sha256(part for each in examples for part in _bytes_of(each)),
         "test": _sha256([*_array_bytes(data.test.targets)]),
         "model": digest(federation.initial_arrays()),
-        "privacy": _sha256(
-            repr((plan.release, plan.delta, plan.target_epsilon, plan.secure_noise)).encode()
-            for plan in federation.plans or ()
-        ),
+        "privacy": _sha256(map_shared(_mechanism_bytes, federation.plans or ())),
         **federation.sources.entries,
     }
 
@@ -61,6 +60,10 @@ def refuse_other_inputs(before: Mapping[str, str], federation: Federation) -> No
                 f"{what} changed since the run began, though the experiment did not: "
                 "restore the original to resume, or start a new run in another --out"
             )
+
+
+def _mechanism_bytes(plan: PrivacyPlan) -> bytes:
+    return repr((plan.release, plan.delta, plan.target_epsilon, plan.secure_noise)).encode()
 
 
 def _bytes_of(examples: Examples) -> Iterable[bytes]:

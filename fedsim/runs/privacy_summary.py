@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, cast
 
 import fedsim
+from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
@@ -97,7 +98,7 @@ class PrivacySummary:
         if not math.isfinite(self.system_epsilon):
             return None
         # At the largest ε: the slack grows with it, and with a smaller δ.
-        pairs = [(spend.epsilon, spend.delta) for spend in self.clients]
+        pairs = {(spend.epsilon, spend.delta) for spend in self.clients}
         return Slack(*map(max, zip(*(sampler_slack(*pair) for pair in pairs), strict=True)))
 
     @cached_property
@@ -230,10 +231,8 @@ def summarise_privacy(
     recorded = RecordedSpend(plans, journal)
     spends = [recorded.of(client) for client in range(len(plans))]
     # Each client's own accountant makes a run's ε equal to its plan's, to the last digit.
-    epsilons = [
-        spend.ledger.epsilon_with_slack(spend.delta, settings.accountant, settings.adjacency)
-        for spend in spends
-    ]
+    own = _OwnEpsilons(settings)
+    epsilons = [own.of(spend.ledger, spend.delta) for spend in spends]
     by_rdp = _epsilons(spends, "rdp", settings.adjacency)
     clients = [
         ClientSummary(
@@ -244,7 +243,7 @@ def summarise_privacy(
             group=terms[client].group,
             withdrawn_round=(withdrawn or {}).get(client),
             clip_norm=(clip_norms or {}).get(client, plan.release.adapted_clip_norm),
-            epsilon_against_server=_against_server(spend, settings),
+            epsilon_against_server=_against_server(spend, settings, own),
             max_update_norm=terms[client].privacy.max_update_norm,
             name=None if names is None else names[client],
         )
@@ -267,12 +266,27 @@ def summarise_privacy(
     )
 
 
-def _against_server(spend: ClientSpend, settings: PrivacySettings) -> float | None:
+class _OwnEpsilons:
+    """ε of ledgers, each by an accountant of its own; of equal ledgers one is computed."""
+
+    def __init__(self, settings: PrivacySettings) -> None:
+        self._how = settings.accountant, settings.adjacency
+        self._known: dict[object, float] = {}
+
+    def of(self, ledger: PrivacyLedger, delta: float) -> float:
+        """Return ε at `delta`, with the slack of the sampler."""
+        kind = ledger.entries, delta
+        if kind not in self._known:
+            self._known[kind] = ledger.epsilon_with_slack(delta, *self._how)
+        return self._known[kind]
+
+
+def _against_server(
+    spend: ClientSpend, settings: PrivacySettings, own: _OwnEpsilons
+) -> float | None:
     """Return ε of the second ledger; 0 before a client's first charge, None without one."""
     ledger = server_ledger(spend, settings.trust)
-    if ledger is None:
-        return None
-    return ledger.epsilon_with_slack(spend.delta, settings.accountant, settings.adjacency)
+    return None if ledger is None else own.of(ledger, spend.delta)
 
 
 def _epsilons(

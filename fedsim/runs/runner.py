@@ -350,7 +350,7 @@ class _Recorder:
         directory = self._directory
         card = self._model_card(content["statement"])
         directory.write_model(to_numpy(self._state.model), card.to_metadata())
-        directory.write_json("privacy.json", content)
+        directory.write_privacy(content)
         directory.write_clients(content["clients"])
         summary = {
             "name": self._federation.experiment.name,

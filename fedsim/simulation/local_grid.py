@@ -16,7 +16,7 @@ Where Flower leaves the semantics open:
   never lost.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
 
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -53,10 +53,19 @@ class LocalGrid(VirtualGrid):
         None for an app that is not fedsim's, that has mods, or where a subclass of the grid sees
         messages.
         """
-        app, watched = self._client_app, type(self).send_and_receive is not _SEND_AND_RECEIVE
-        if isinstance(app, DirectAnswers) and app.takes_batches and not watched:
+        app = self._client_app
+        if isinstance(app, DirectAnswers) and self._needs_no_messages:
             return DirectChannel(app, self._contexts)
         return None
+
+    def numbered_nodes(self) -> Sequence[int] | None:
+        """Return all nodes by number; None for an app that sees, or may answer, the roll call."""
+        return self.node_range if self._needs_no_messages else None
+
+    @property
+    def _needs_no_messages(self) -> bool:
+        app, watched = self._client_app, type(self).send_and_receive is not _SEND_AND_RECEIVE
+        return isinstance(app, DirectAnswers) and app.takes_batches and not watched
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.protocol.flower_internals import CLIENT_RAISED, empty_run, set_message_id
-
-FIRST_NODE = 1000
+from fedsim.simulation.node_contexts import FIRST_NODE as FIRST_NODE
+from fedsim.simulation.node_contexts import NodeContexts
 
 FlowerRecord = ArrayRecord | MetricRecord | ConfigRecord
 
@@ -27,16 +27,7 @@ class VirtualGrid(Grid):
 
     def __init__(self, num_clients: int, *, run_id: int) -> None:
         self._run = empty_run(run_id)
-        self._contexts = {
-            FIRST_NODE + partition: Context(
-                run_id=run_id,
-                node_id=FIRST_NODE + partition,
-                node_config={"partition-id": partition, "num-partitions": num_clients},
-                state=RecordDict(),
-                run_config={},
-            )
-            for partition in range(num_clients)
-        }
+        self._contexts = NodeContexts(range(num_clients), num_nodes=num_clients, run_id=run_id)
         self._ids = count(1)
         self._pushed: dict[str, Message] = {}
 
@@ -60,9 +51,14 @@ class VirtualGrid(Grid):
         """Return a message; Flower keeps this method for old apps."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
+    @property
+    def node_range(self) -> range:
+        """The ids of all nodes, in the order of their partitions."""
+        return range(FIRST_NODE, FIRST_NODE + len(self._contexts))
+
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of all nodes in the order of their partitions."""
-        return list(self._contexts)
+        return list(self.node_range)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Store messages and return their ids; they are answered when they are pulled."""

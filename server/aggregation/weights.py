@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 from fedsim.core.errors import InputError
 from fedsim.server.settings import WeightingSettings
@@ -52,7 +53,7 @@ class ClientWeights:
     values: tuple[int, ...]
     examples: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def is_uniform(self) -> bool:
         """Whether every weight is 1."""
         return all(value == 1 for value in self.values)

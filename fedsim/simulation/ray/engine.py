@@ -80,7 +80,12 @@ class RayEngine(Engine):
         )
         from fedsim.simulation.ray.grid import RayGrid
 
-        grid = RayGrid(num_nodes, run_id=_RUN_ID, first_of_block=clients.first_of_block)
+        grid = RayGrid(
+            num_nodes,
+            run_id=_RUN_ID,
+            first_of_block=clients.first_of_block,
+            is_federation=clients is client_app,
+        )
         server = Context(
             run_id=_RUN_ID, node_id=0, node_config={}, state=RecordDict(), run_config={}
         )
@@ -180,7 +185,7 @@ class RayEngine(Engine):
 def _worker(
     number: int,
     share: Sequence[int],
-    contexts: Sequence[Context],
+    contexts: Any,
     clients: ShardableApp,
     journal_actor: Any | None,
     gpus: float,
@@ -192,7 +197,7 @@ def _worker(
 
     host = ray.remote(ClientHost).options(num_cpus=1, num_gpus=gpus)
 
-    def make_actor(recorded: Sequence[Context]) -> Any:
+    def make_actor(recorded: Any) -> Any:
         return host.remote(clients.shard(share), recorded, journal_actor)
 
     return Worker(number, contexts, make_actor)

@@ -6,13 +6,14 @@ once.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import ray
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 
 from fedsim.protocol.flower_internals import replace_content
+from fedsim.simulation.node_contexts import NodeContexts
 from fedsim.simulation.ray.host import PackedRequest
 from fedsim.simulation.ray.pool import WorkerPool
 from fedsim.simulation.virtual_grid import FIRST_NODE, VirtualGrid
@@ -21,24 +22,36 @@ from fedsim.simulation.virtual_grid import FIRST_NODE, VirtualGrid
 class RayGrid(VirtualGrid):
     """A grid whose nodes live in the workers of a pool.
 
-    It holds the recorded context of each client, as of the client's last reply.
+    Each worker's contexts are recorded here, as of each client's last reply.
 
     Args:
         num_clients: number of nodes.
         run_id: Flower's id of the run.
         first_of_block: returns the first client of the block in which a client answers a message.
+        is_federation: whether the nodes are a federation's clients, then its helpers, by number.
     """
 
     def __init__(
-        self, num_clients: int, *, run_id: int, first_of_block: Callable[[int, Message], int]
+        self,
+        num_clients: int,
+        *,
+        run_id: int,
+        first_of_block: Callable[[int, Message], int],
+        is_federation: bool = False,
     ) -> None:
         super().__init__(num_clients, run_id=run_id)
+        self._run_id = run_id
+        self._is_federation = is_federation
         self._first_of_block = first_of_block
         self._pool = WorkerPool((), patience=0.0)
 
-    def contexts(self, clients: Iterable[int]) -> list[Context]:
-        """Return the recorded contexts of some clients."""
-        return [self._contexts[FIRST_NODE + client] for client in clients]
+    def numbered_nodes(self) -> Sequence[int] | None:
+        """Return all nodes by number; None for another app than a federation's."""
+        return self.node_range if self._is_federation else None
+
+    def contexts(self, clients: Iterable[int]) -> NodeContexts:
+        """Return contexts for some clients, of which each is in one worker."""
+        return NodeContexts(clients, num_nodes=len(self._contexts), run_id=self._run_id)
 
     def set_pool(self, pool: WorkerPool) -> None:
         """Send messages to the workers of this pool from now on."""

@@ -12,12 +12,12 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 import fedsim
-from fedsim.clients.app import partition_of
 from fedsim.core.plugin_errors import error_text, type_name
 from fedsim.protocol.flower_internals import replace_content
 from fedsim.protocol.live_arrays import is_live, live_record
 from fedsim.simulation.answers import answer_requests, chunk_by_time
 from fedsim.simulation.memory import freeze_objects, keep_freed_memory
+from fedsim.simulation.node_contexts import NodeContexts
 from fedsim.simulation.ray.fast_pickle import FastPickle
 from fedsim.simulation.ray.journal import RemoteJournal, call_actor
 from fedsim.simulation.shardable_app import ShardFactory
@@ -101,21 +101,21 @@ class ClientHost:
 
     Args:
         make_app: makes the ClientApp of the clients.
-        contexts: last recorded context of each client.
+        contexts: last recorded contexts of its clients.
         journal_actor: actor that writes the durable ledger; None without a ledger.
     """
 
     def __init__(
-        self, make_app: ShardFactory, contexts: Sequence[Context], journal_actor: Any | None
+        self, make_app: ShardFactory, contexts: NodeContexts, journal_actor: Any | None
     ) -> None:
         torch.set_num_threads(1)
         keep_freed_memory()
         logging.getLogger("flwr").setLevel(logging.ERROR)
-        self._contexts = {context.node_id: context for context in contexts}
-        clients = [partition_of(context) for context in contexts]
-        self._app = make_app(
-            None if journal_actor is None else RemoteJournal(journal_actor, call_actor, clients)
-        )
+        self._contexts = contexts
+        journal = None
+        if journal_actor is not None:
+            journal = RemoteJournal(journal_actor, call_actor, contexts.partitions)
+        self._app = make_app(journal)
         self._shared: dict[str, ArrayRecord] = {}
         freeze_objects()  # until the process ends
 

@@ -18,16 +18,17 @@ from itertools import chain
 from typing import Any
 
 import ray
-from flwr.app import Context, Message
+from flwr.app import Message
 from ray.exceptions import RayError, RayTaskError
 
+from fedsim.simulation.node_contexts import FIRST_NODE, NodeContexts
 from fedsim.simulation.ray.fast_pickle import FastPickle
 from fedsim.simulation.ray.host import PackedRequest
 from fedsim.simulation.virtual_grid import failure
 
 logger = logging.getLogger(__name__)
 
-ActorFactory = Callable[[Sequence[Context]], Any]
+ActorFactory = Callable[[NodeContexts], Any]
 
 _MAX_OPEN_CALLS = 2  # of one worker: one in execution, and the next so that it never waits
 _TARGET_CALL_SECONDS = 1.0
@@ -60,7 +61,7 @@ class Worker:
     """
 
     number: int
-    contexts: Sequence[Context]
+    contexts: NodeContexts
     make_actor: ActorFactory
     actor: Any = None
     queue: deque[_Job] = field(default_factory=deque)
@@ -164,9 +165,7 @@ class WorkerPool:
     def __init__(self, workers: Sequence[Worker], *, patience: float) -> None:
         self._workers = list(workers)
         self._patience = patience
-        self._workers_by_node = {
-            context.node_id: (worker, context) for worker in workers for context in worker.contexts
-        }
+        self._workers_by_node = {node: worker for worker in workers for node in worker.contexts}
 
     def send_and_receive(
         self,
@@ -189,7 +188,7 @@ class WorkerPool:
         for worker in self._workers:
             worker.shared = shared
         for request, block in requests:
-            self._workers_by_node[request.node][0].queue.append(_Job(request, block))
+            self._workers_by_node[request.node].queue.append(_Job(request, block))
         try:
             while owners := self._submit_requests():
                 left = _POLL_SECONDS if deadline is None else deadline - time.monotonic()
@@ -232,7 +231,7 @@ class WorkerPool:
         else:
             jobs = worker.pop_answered(ready, len(chunk.replies), chunk.seconds)
             for job, reply in zip(jobs, chunk.replies, strict=True):
-                self._workers_by_node[job.request.node][1].state = reply.state
+                worker.contexts[job.request.node].state = reply.state
             for reply in chunk.replies:
                 yield reply.unpack()
 
@@ -268,10 +267,8 @@ class WorkerPool:
 
     def _log_missing(self, timeout: float | None) -> None:
         jobs = [job for w in self._workers for job in (*chain(*w.jobs_by_call.values()), *w.queue)]
-        nodes = sorted(
-            self._workers_by_node[job.request.node][1].node_config["partition-id"] for job in jobs
-        )
-        logger.warning("no reply within %s s from clients %s", timeout, nodes)
+        clients = sorted(job.request.node - FIRST_NODE for job in jobs)
+        logger.warning("no reply within %s s from clients %s", timeout, clients)
 
 
 def _first_ready(owners: dict[Any, Worker], *, within: float) -> Any | None:

@@ -8,13 +8,15 @@ from flwr.app import Message, MessageType, RecordDict
 pytest.importorskip("ray", reason="needs the extra `ray`")
 
 from fedsim.protocol.flower_internals import server_identity
+from fedsim.simulation.node_contexts import NodeContexts
 from fedsim.simulation.ray.host import PackedRequest
 from fedsim.simulation.ray.pool import Worker, _Job
 
 
 def make_worker(*blocks: tuple[int, ...], per_call: int = 1) -> Worker:
     """Return a worker with the requests of some blocks in its queue."""
-    worker = Worker(0, (), lambda contexts: None, group={MessageType.TRAIN: per_call})
+    none = NodeContexts((), num_nodes=0, run_id=1)
+    worker = Worker(0, none, lambda contexts: None, group={MessageType.TRAIN: per_call})
     with server_identity(1):
         for block in blocks:
             for client in block:
