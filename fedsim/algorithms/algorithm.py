@@ -163,6 +163,11 @@ class Algorithm(ABC):
         """Return the names of the numbers of a client's examples that it sends."""
         return tuple(one.name for one in cls.wire if one.content == "private")
 
+    @property
+    def least_clients(self) -> int:
+        """The fewest clients of a round that the algorithm's proof allows."""
+        return 1
+
     def init(self, state: "ServerState") -> "ServerState":
         """Return the state before the first round, with the algorithm's own arrays.
 

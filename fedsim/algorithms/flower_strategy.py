@@ -29,6 +29,7 @@ _FIXED = {
     "min_evaluate_nodes": 0,
     "min_available_nodes": 1,
 }
+_NOT_SETTINGS = ("_key", "_fn")  # names of records, functions of metrics
 _ROUND = "server-round"
 
 
@@ -91,12 +92,13 @@ def of_flower(kind: type[Strategy], name: str) -> type[Algorithm]:
         kind: the class.
         name: its name in the experiment.
     """
-    names = [
-        one.name
+    fields: dict[str, Any] = {
+        one.name: (Any, ... if one.default is one.empty else _UNSET)
         for one in inspect.signature(kind).parameters.values()
-        if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD) and one.name not in _FIXED
-    ]
-    fields: dict[str, Any] = dict.fromkeys(names, (Any, _UNSET))
+        if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)
+        and one.name not in _FIXED
+        and not one.name.endswith(_NOT_SETTINGS)
+    }
     options = create_model(f"{kind.__name__}Options", __base__=_FlowerOptions, **fields)
     return type(kind.__name__, (FlowerAlgorithm,), {"Options": options, "kind": kind})
 
@@ -130,7 +132,7 @@ def _check_requests(asked: list[Message]) -> None:
             if extra:
                 raise ValueError(
                     f"it sends {', '.join(extra)} to clients, which fedsim's clients do not read; "
-                    "use a built-in algorithm with the same name (fedsim list strategies)"
+                    "use a built-in strategy, see `fedsim list strategies`"
                 )
 
 

@@ -19,6 +19,8 @@ from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.plugins import PluginError, resolve
 from fedsim.protocol.arrays import to_arrays
 
+_MOST_TRIED = 16  # clients, each with a copy of the model
+
 
 class AlgorithmError(InputError, ValueError):
     """An algorithm that cannot be used; the message is one line with the fix."""
@@ -64,13 +66,16 @@ def algorithm_for(
         return kind(settings.options, training)
 
 
-def check_algorithm(algorithm: Algorithm, name: str, arrays: ArrayRecord) -> None:
+def check_algorithm(
+    algorithm: Algorithm, name: str, arrays: ArrayRecord, *, clients: int = 2
+) -> None:
     """Check an algorithm on the initial model before the first round: two rounds of that model.
 
     Args:
         algorithm: the algorithm.
         name: its name in the experiment.
         arrays: the initial model.
+        clients: clients of a round.
 
     Raises:
         AlgorithmError: a call fails, or the next model has another layout or values that are NaN.
@@ -78,7 +83,7 @@ def check_algorithm(algorithm: Algorithm, name: str, arrays: ArrayRecord) -> Non
     state = ServerState(arrays)
     contributions = tuple(
         Contribution(client, numbers=dict.fromkeys(algorithm.private_numbers(), 1.0))
-        for client in range(min(2, algorithm.training.num_clients))
+        for client in range(min(clients, _MOST_TRIED, algorithm.training.num_clients))
     )
     where = f"federation.strategy {name!r} failed on the initial model"
     with plugin_calls(where, raises=AlgorithmError):

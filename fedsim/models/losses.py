@@ -48,7 +48,7 @@ class CrossEntropy:
                 total = losses.sum() if weights is None else torch.dot(losses, weights)
             return torch.autograd.grad(total, leaf)[0]
         g, ignored = torch.softmax(outputs.detach(), 1), targets == _IGNORED
-        known = g.new_ones(g.shape[0]) if weights is None else weights
+        known = g.new_ones(g.shape[0]) if weights is None else weights.to(g)
         column = known.masked_fill(ignored, 0).unsqueeze(1)
         classes = targets.masked_fill(ignored, 0).unsqueeze(1)
         return g.mul_(column).scatter_add_(1, classes, -column)

@@ -36,6 +36,12 @@ class Krum(Algorithm):
     uses_each_update: ClassVar[bool] = True
     options: KrumOptions
 
+    @property
+    def least_clients(self) -> int:
+        """2 f + 3: the paper's condition 2 f + 2 < n; without malicious clients 1."""
+        f = self.options.malicious_clients
+        return 2 * f + 3 if f else 1
+
     def server(self, state: "ServerState", update: Update) -> "ServerState":
         """Return the state with the mean of the chosen models, buffers included."""
         chosen = self.chosen(state, update)

@@ -43,7 +43,7 @@ def check_algorithm(sections: Sections, base: Path) -> Iterator[PathMessage]:
             yield (*_PATH, old), f"is {new} now, beside local.optimizer.lr; write {new}"
             return
     try:
-        kind.Options.model_validate(named.options)
+        yield from _check_clients(kind(named.options), named.name, sections.clients_per_round)
     except ValidationError as error:
         yield from validation_messages(error, named.options, kind.Options, _PATH)
     yield from check_declaration(kind, federation, sections)
@@ -83,6 +83,16 @@ def check_declaration(
         )
     if sections.local is not None:
         yield from _check_local(kind, name, sections.local, privacy)
+
+
+def _check_clients(algorithm: Algorithm, name: str, clients: int | None) -> Iterator[PathMessage]:
+    least = algorithm.least_clients
+    if clients is not None and clients < least:
+        yield (
+            _PATH,
+            f"{name} needs at least {least} clients in a round with these settings, got {clients}; "
+            "raise federation.clients_per_round",
+        )
 
 
 def _needs(kind: type[Algorithm]) -> str | None:

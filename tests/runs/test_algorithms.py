@@ -1,0 +1,147 @@
+"""Whole runs of algorithms: charges, resume, replay, refusals; strategies of Flower."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+from fedsim.experiment import ExperimentError, load_experiment
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.replay import replay_run
+from fedsim.runs.runner import run_experiment
+from fedsim.runs.verification import verify_run
+
+PRIVACY = {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5}
+FLOWER = "flwr.serverapp.strategy:"
+
+
+def experiment(strategy: object, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": "algorithms",
+        "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 5}},
+        "model": {"name": "logistic"},
+        "federation": {"rounds": 3, "strategy": strategy},
+        "local": {"steps": 2, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.5}},
+        "privacy": PRIVACY,
+        **changes,
+    }
+
+
+def model_of(path: Path) -> dict[str, np.ndarray]:
+    return load_file(path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "strategy", ["scaffold", pytest.param(f"{FLOWER}FedAdam", marks=pytest.mark.slow)]
+)
+def test_a_resumed_run_has_the_same_bits_and_can_be_replayed(
+    strategy: str, tmp_path: Path, stop_after: Any
+) -> None:
+    settings = experiment(strategy)
+    whole = run_experiment(settings, out=tmp_path / "whole")
+    run_experiment(settings, out=tmp_path / "part", observer=stop_after(2))
+    again = run_experiment(settings, out=tmp_path / "part", resume=True)
+    for name in ("model.safetensors", "ledger.jsonl"):
+        assert (whole.path / name).read_bytes() == (again.path / name).read_bytes(), name
+    assert verify_run(RunDirectory(again.path)).problems == ()
+    assert replay_run(RunDirectory(again.path)).problems == ()
+
+
+def test_control_variates_cost_nothing(tmp_path: Path) -> None:
+    """The events of DP-SCAFFOLD are those of FedAvg: its upload is the model alone."""
+    runs = {
+        name: run_experiment(experiment(name), out=tmp_path / name)
+        for name in ("fedavg", "scaffold")
+    }
+    spent = {
+        name: [
+            {key: one[key] for key in ("epsilon", "epsilon_rdp", "noise_multiplier", "ledger")}
+            for one in json.loads((run.path / "privacy.json").read_text())["clients"]
+        ]
+        for name, run in runs.items()
+    }
+    assert spent["fedavg"] == spent["scaffold"]
+    models = {name: model_of(one.path) for name, one in runs.items()}
+    assert any(
+        np.abs(models["fedavg"][key] - models["scaffold"][key]).max() > 1e-4
+        for key in models["fedavg"]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["scaffold", "fedprox"])
+def test_ray_workers_train_the_same(strategy: str, tmp_path: Path, shared_ray: None) -> None:
+    here = run_experiment(experiment(strategy), out=tmp_path / "here")
+    there = run_experiment(
+        experiment(strategy, runtime={"engine": "ray", "workers": 2}), out=tmp_path / "ray"
+    )
+    for name, value in model_of(here.path).items():
+        np.testing.assert_array_equal(value, model_of(there.path)[name])
+
+
+@pytest.mark.parametrize("theirs", ["FedMedian", "FedTrimmedAvg"])
+def test_flowers_own_robust_means_are_the_built_in_ones(theirs: str, tmp_path: Path) -> None:
+    ours = {"FedMedian": "fedmedian", "FedTrimmedAvg": "trimmed_mean"}[theirs]
+    one = run_experiment(experiment(ours, privacy=None), out=tmp_path / "ours")
+    two = run_experiment(experiment(f"{FLOWER}{theirs}", privacy=None), out=tmp_path / "theirs")
+    for name, value in model_of(one.path).items():
+        np.testing.assert_allclose(value, model_of(two.path)[name], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (f"{FLOWER}FedProx", "it sends proximal-mu to clients, which fedsim's clients do not"),
+        (f"{FLOWER}QFedAvg", "refuses client_learning_rate: Field required"),
+        ({"name": f"{FLOWER}FedAdam", "etta": 1}, "refuses etta: .* its settings are eta, eta_l,"),
+        (f"{FLOWER}FedXgbBagging", "failed on the initial model with InconsistentMessageReplies"),
+    ],
+)
+def test_a_strategy_of_flower_that_cannot_work_is_refused_in_one_line(
+    strategy: object, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        run_experiment(experiment(strategy), out=tmp_path / "run")
+    assert "\n" not in str(caught.value)
+
+
+SECURE = {"secure_aggregation": {"min_clients": 3}}
+CENTRAL = {"privacy": {**PRIVACY, "trust": "central", "unit": "client", "max_update_norm": 1.0}}
+del CENTRAL["privacy"]["max_grad_norm"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes", "message"),
+    [
+        ("scaffold", SECURE, "scaffold uses each client's model by itself, and secure_aggregation"),
+        ("fednova", SECURE, "fednova weighs clients by the steps that they took, and secure_agg"),
+        ("krum", CENTRAL, "krum uses each client's model by itself, and with trust: central"),
+        ("qfedavg", {}, "qfedavg needs each client's loss, .* use privacy: null"),
+        (
+            "scaffold",
+            {"local": {"steps": 2, "batch_size": 32, "optimizer": {"name": "adam", "lr": 0.1}}},
+            "local.optimizer: must be sgd without momentum and weight_decay with strategy scaffold",
+        ),
+        (
+            {"name": "krum", "malicious_clients": 2},
+            {},
+            "krum needs at least 7 clients in a round with these settings, got 5",
+        ),
+        ({"name": "fedadam", "lr": 0.1}, {}, "federation.strategy.lr: is server_lr now"),
+    ],
+)
+def test_what_an_algorithm_does_not_go_with_is_found_in_the_file(
+    strategy: object, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(experiment(strategy, **changes)))
+    with pytest.raises(ExperimentError, match=message):
+        load_experiment(tmp_path / "e.yaml")
+
+
+def test_server_optimizers_go_with_sums(tmp_path: Path) -> None:
+    for changes in (SECURE, CENTRAL):
+        load_experiment(experiment({"name": "fedadam", "server_lr": 0.1}, **changes))
