@@ -79,7 +79,7 @@ def local(
 
 
 def mean(models: Sequence[np.ndarray], weights: Sequence[float] = (1, 1, 1, 1)) -> np.ndarray:
-    return sum(w * y for w, y in zip(weights, models, strict=True)) / sum(weights)
+    return np.average(np.stack(models), axis=0, weights=list(weights))
 
 
 def fedavg(x: np.ndarray, clip: float | None = None) -> np.ndarray:

@@ -53,9 +53,13 @@ def test_a_resumed_run_has_the_same_bits_and_can_be_replayed(
 
 def test_control_variates_cost_nothing(tmp_path: Path) -> None:
     """The events of DP-SCAFFOLD are those of FedAvg: its upload is the model alone."""
-    runs = {
-        name: run_experiment(experiment(name), out=tmp_path / name)
+    given = {
+        name: {"rounds": 3, "clients_per_round": 3, "strategy": name}
         for name in ("fedavg", "scaffold")
+    }
+    runs = {
+        name: run_experiment(experiment(name, federation=federation), out=tmp_path / name)
+        for name, federation in given.items()
     }
     spent = {
         name: [
@@ -110,8 +114,15 @@ def test_a_strategy_of_flower_that_cannot_work_is_refused_in_one_line(
 
 
 SECURE = {"secure_aggregation": {"min_clients": 3}}
-CENTRAL = {"privacy": {**PRIVACY, "trust": "central", "unit": "client", "max_update_norm": 1.0}}
-del CENTRAL["privacy"]["max_grad_norm"]  # type: ignore[attr-defined]
+CENTRAL = {
+    "privacy": {
+        "target_epsilon": 8.0,
+        "delta": 1e-3,
+        "trust": "central",
+        "unit": "client",
+        "max_update_norm": 1.0,
+    }
+}
 
 
 @pytest.mark.parametrize(
