@@ -126,8 +126,9 @@ def checkpoint_schema(path: Path) -> int:
 
 
 def _below(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays with a prefix, without it."""
-    return {k.removeprefix(prefix): value for k, value in tensors.items() if k.startswith(prefix)}
+    """Return the arrays with a prefix, without it, by name: a file of tensors keeps no order."""
+    named = sorted(name for name in tensors if name.startswith(prefix))
+    return {name.removeprefix(prefix): tensors[name] for name in named}
 
 
 def _metadata(data: bytes) -> dict[str, str]:

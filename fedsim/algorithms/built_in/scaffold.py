@@ -79,7 +79,7 @@ class Scaffold(Algorithm):
     def send(self, state: "ServerState", client: int) -> "Mapping[str, Arrays]":
         """Return c − c_k."""
         control, own = state.memory, state.client_memory
-        return {CORRECTION: {name: control[name] - own[name][client] for name in control}}
+        return {CORRECTION: {name: c - own[name][client] for name, c in control.items()}}
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
         """Return the state with x + η Δ, and with the next control variates."""
