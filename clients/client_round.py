@@ -103,12 +103,11 @@ class ClientRound:
     def member(self) -> BlockMember:
         """The client as a member of its block."""
         task, spend = self.task, self.spend
-        key = StreamKey(task.seed, task.client, self.asked.request.round_number)
+        number = self.asked.request.round_number
+        key, planned = StreamKey(task.seed, task.client, number), task.planned_steps(number)
         flat = task.shared_model.flat
         sent = {name: flat(one) for name, one in self.asked.request.sent.items()}
-        member = BlockMember(
-            *task.data(), key, range(task.local.steps), start=self.start, sent=sent
-        )
+        member = BlockMember(*task.data(), key, range(planned), start=self.start, sent=sent)
         if task.privacy is None:
             return member
         plan, step = task.privacy, task.step(self.asked.request)
@@ -234,7 +233,7 @@ def _propose(asked: ClientRequest) -> ClientRound:
     client_round.charge = client_round.account.propose(
         round_number=request.round_number,
         request=task.request_digest(request, asked.block, client_round.model_digest),
-        steps=task.privacy.round_steps,
+        steps=1 if task.privacy.update is not None else task.planned_steps(request.round_number),
     )
     return client_round
 

@@ -4,6 +4,7 @@
 steps. Nothing else in an experiment changes ε.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
@@ -18,6 +19,8 @@ from fedsim.clients.dp_sgd.sampling_schemes import POISSON, SAMPLING_SCHEMES, Sa
 from fedsim.clients.dp_sgd.view_settings import DEFAULT_VIEWS, MAX_VIEWS, ViewSettings
 from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_STEPS
 from fedsim.core.settings import Probability, Settings, Share
+
+_ROUNDING = 1e-9  # relative: what rounding may add to a whole number of steps
 
 
 class SgdSettings(Settings):
@@ -43,7 +46,16 @@ OptimizerSettings = Annotated[SgdSettings | AdamSettings, Field(discriminator="n
 class LocalSettings(Settings):
     """`local:` in an experiment file: the training of one client in one round."""
 
-    steps: int = Field(ge=1, le=MAX_STEPS, description="optimizer steps per round")
+    steps: int | None = Field(
+        default=None, ge=1, le=MAX_STEPS, description="optimizer steps per round"
+    )
+    epochs: float | None = Field(
+        default=None,
+        gt=0,
+        le=MAX_STEPS,
+        description="passes over a client's examples per round, in place of steps: a client takes "
+        "epochs · examples / lot steps, rounded up",
+    )
     batch_size: Literal["full"] | Annotated[int, Field(ge=1, le=MAX_EXAMPLES)] = Field(
         description="expected batch (lot); with privacy the sampling rate is batch_size / "
         "declared client size; full: all examples of a client in every step, a sampling rate of 1",
@@ -81,6 +93,48 @@ class LocalSettings(Settings):
     def __hash__(self) -> int:
         """Return a hash of the values: lists have none."""
         return hash(self.model_dump_json())
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.steps is None and self.epochs is None:
+            raise ValueError("needs steps, or epochs in its place, got neither; add steps: 5")
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError(
+                f"steps ({self.steps}) and epochs ({self.epochs:g}) both set the length of a "
+                "round; remove one of them, or set it to null (local.steps=null)"
+            )
+        return self
+
+    @property
+    def given_steps(self) -> int:
+        """`steps`.
+
+        Raises:
+            ValueError: `epochs` take their place, so the steps depend on the client.
+        """
+        if self.steps is None:
+            raise ValueError(f"local.epochs = {self.epochs} gives each client steps of its own")
+        return self.steps
+
+    def steps_at_rate(self, rate: float) -> int:
+        """Return the optimizer steps of a whole round: `steps`, or as many as `epochs` take.
+
+        Args:
+            rate: expected share of a client's examples in a lot, in (0, 1].
+
+        Raises:
+            ValueError: the epochs are more than the largest number of steps.
+        """
+        if self.steps is not None:
+            return self.steps
+        epochs = self.epochs or 0.0
+        steps = max(1, math.ceil(epochs / rate * (1.0 - _ROUNDING)))
+        if steps > MAX_STEPS:
+            raise ValueError(
+                f"local.epochs = {epochs:g} at a sampling rate of {rate:.3g} are {steps:,} steps a "
+                f"round, and {MAX_STEPS:,} is the most; use fewer epochs, or larger lots"
+            )
+        return steps
 
     @property
     def views(self) -> Sequence[ViewSettings] | None:

@@ -59,6 +59,7 @@ class ClientTask:
             apart, bit for bit.
         plan_digest: digest of the privacy plan of all clients; "" without privacy.
         rule: what the algorithm changes in local steps; None: nothing.
+        steps: returns the planned local steps of a round; None: `local.steps` in every round.
     """
 
     client: int
@@ -82,6 +83,11 @@ class ClientTask:
     check_tile: Callable[[Sequence[int]], None] = lambda members: None
     plan_digest: str = ""
     rule: ClientRule | None = None
+    steps: Callable[[int], int] | None = None
+
+    def planned_steps(self, round_number: int) -> int:
+        """Return the planned local steps of a round."""
+        return self.local.given_steps if self.steps is None else self.steps(round_number)
 
     def check_examples(self) -> None:
         """Check that the public number of examples is not 0, and that no lot is too large.

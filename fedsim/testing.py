@@ -260,7 +260,7 @@ class _Trial:
         gradients = gradients_for(model, self._loss, *data)
         lot = max(1.0, 0.5 * len(self._features))
         step = DpSgdMechanism(PoissonSampling(0.5), FlatClipping(1.0), 1.0, lot)
-        member = BlockMember(*data, key, range(_LOCAL.steps), step)
+        member = BlockMember(*data, key, range(_LOCAL.given_steps), step)
         shared_model = SharedModel(model, parameters=gradients.parameters)
         train_block(shared_model, self._loss, gradients, _LOCAL, [member])
         return model.state_dict()

@@ -41,7 +41,13 @@ from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.server.settings import FederationSettings
 from fedsim.server.shared_bound import SharedBound
 from fedsim.server.timeline import Timeline
-from fedsim.server.train_round import ChargeRound, ExpectedNoise, TrainRound, TrainSetup
+from fedsim.server.train_round import (
+    ChargeRound,
+    ExpectedNoise,
+    PlannedSteps,
+    TrainRound,
+    TrainSetup,
+)
 
 Metrics = Mapping[str, float | list[float]]
 
@@ -124,7 +130,7 @@ def make_server_app(
     evaluate: Callable[[ArrayRecord], Metrics],
     on_round: Callable[[ServerState, RoundReport], None],
     ledgers: ClientLedgers | None,
-    steps: int | None = None,
+    steps: PlannedSteps | None = None,
     stop_when_withdrawn: bool = False,
     on_stop: Callable[[str], None] = logger.info,
     patience: float = 60.0,
@@ -147,7 +153,7 @@ def make_server_app(
         evaluate: metrics of a global model on the server's public test set.
         on_round: called at the end of every round, in the server's thread.
         ledgers: the ledgers of the clients; None without privacy.
-        steps: planned local steps of a round; a client that took fewer is reported.
+        steps: planned steps of a client in a round; a client that took fewer is reported.
         stop_when_withdrawn: end after the round in which the first client withdrew.
         on_stop: called with the reason when the federation ends before its last round because
             clients withdrew.

@@ -43,11 +43,14 @@ logger = logging.getLogger(__name__)
 ChargeRound = Callable[[int, str], Sequence[ClientSpend]]
 """(round, digest of its global model) -> the spend of every client, all charged on disk."""
 
-ExpectedNoise = Callable[[Mapping[int, int | None], Mapping[int, float]], float | None]
+ExpectedNoise = Callable[[Mapping[int, int], Mapping[int, float]], float | None]
 """(steps of each participant, adapted bounds) -> length of the noise in the aggregate update.
 
-Steps are None where a client took all planned ones. By public plan values alone.
+By public plan values alone.
 """
+
+PlannedSteps = Callable[[int, int], int]
+"""(client, round) -> planned steps of the client in the round, as ledgers count them."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class TrainSetup:
         clients: the client of each node, by node id.
         aggregator: aggregates the updates of one round after another.
         ledgers: the ledgers of the clients; None without privacy.
-        steps: planned local steps of a round; None: shortened rounds are not reported.
+        steps: planned steps; None: shortened rounds are not reported.
         deadline: simulated seconds after which a reply comes too late; None: never.
         upload_tags: makes the tags of uploads; None: they are not recorded.
         weights: the weights of all clients, which requests announce; None: they announce none.
@@ -76,7 +79,7 @@ class TrainSetup:
     clients: Mapping[int, int]
     aggregator: Aggregator[Any]
     ledgers: ClientLedgers | None = None
-    steps: int | None = None
+    steps: PlannedSteps | None = None
     deadline: float | None = None
     upload_tags: UploadTags | None = None
     weights: ClientWeights | None = None
@@ -146,10 +149,13 @@ class TrainRound:
     @property
     def noise_norm(self) -> float | None:
         """Expected length of the noise in the aggregate update; None where it is not known."""
-        expected = self._setup.expected_noise
-        if expected is None:
+        expected, planned = self._setup.expected_noise, self._setup.steps
+        if expected is None or planned is None:
             return None
-        steps = {client: self.shortened.get(client) for client in self.participants}
+        steps = {
+            client: self.shortened.get(client, planned(client, self.round_number))
+            for client in self.participants
+        }
         return expected(steps, self._state.clip_norms)
 
     def requests(self, grid: Grid) -> dict[int, TrainRequest]:
@@ -289,14 +295,17 @@ class TrainRound:
             self._adapted_clip_norms[client] = answer.clip_norm
         planned = self._setup.steps
         taken = None if answer.spend is None else answer.spend.round_steps
-        if taken is not None and planned is not None and taken < planned:
+        if taken is None or planned is None:
+            return
+        if taken < planned(client, self.round_number):
             self.shortened[client] = taken
 
     def _contribution(self, client: int, answer: ClientAnswer) -> Contribution:
         """Return the facts of an answer that the algorithm uses."""
         setup = self._setup
         steps = setup.local_steps(client, self.round_number)
-        if answer.spend is not None and setup.steps == steps:  # charged by the step
+        charged = None if setup.steps is None else setup.steps(client, self.round_number)
+        if answer.spend is not None and charged == steps:  # charged by the step
             steps = answer.spend.round_steps
         weights = setup.weights
         return Contribution(

@@ -51,7 +51,7 @@ class PrivacyPlan:
         secure_noise: lots and noise come from the operating system instead of the seed.
         part: the client's part of noisy sums, with distributed or central trust; None: the client
             alone adds the noise of its claim.
-        round_steps: releases of a round, where the budget affords all of them.
+        round_steps: releases of a whole round, where the budget affords all of them.
         charges_itself: whether the client charges its rounds; else the server charges every client
             for every round, as who takes part is secret.
     """
@@ -147,6 +147,7 @@ def plan_privacy(
     *,
     examples: int,
     planned_rounds: int,
+    planned_steps: int | None = None,
     parameters: FlatParameters | None = None,
     drawn: float | None = None,
 ) -> PrivacyPlan:
@@ -161,6 +162,7 @@ def plan_privacy(
         local: the `local` section.
         examples: the client's number of examples.
         planned_rounds: rounds that the client is scheduled for.
+        planned_steps: steps over these rounds; None: whole rounds.
         parameters: the model's; with them, the ledger records each group of parameters.
         drawn: probability with which the client is in each of the rounds, where the unit is the
             client and nobody but the server learns who is; None: it is in all of them.
@@ -174,12 +176,16 @@ def plan_privacy(
     public_size = privacy.declared_examples or examples
     sampling, expected_lot = _sampling(privacy, local, max(1, public_size))
     delta = delta_of(privacy, public_size)
-    steps = local.steps * planned_rounds if public_size else 0  # nothing to train on, no step
+    round_steps = _steps_at(local, sampling.sampling_rate)
+    if privacy.noise == "secure":
+        sampling = sampling.within_rounds(round_steps)
+    steps = round_steps * planned_rounds if planned_steps is None else planned_steps
+    steps = steps if public_size else 0  # nothing to train on, no step
     correlation = _correlation(privacy, steps)
     if correlation is not None:
         sampling = _spaced(sampling, correlation.bands)
     _check_accountable(privacy, sampling)
-    noise = _noise_multiplier(privacy, delta, sampling, max(steps, local.steps), local.steps)
+    noise = _noise_multiplier(privacy, delta, sampling, max(steps, round_steps), round_steps)
     try:
         step = DpSgdMechanism(
             sampling=sampling,
@@ -213,7 +219,7 @@ def plan_privacy(
         planned_steps=steps,
         affordable_steps=_affordable(privacy, delta, step, steps),
         secure_noise=privacy.noise == "secure",
-        round_steps=local.steps,
+        round_steps=round_steps,
     )
 
 
@@ -265,7 +271,34 @@ def _sampling(
     batch_size = local.lot(public_size) if rate is None else max(1, round(rate * public_size))
     kind = SAMPLINGS[privacy.sampling]
     sampling, lot = kind.for_client(public_size, batch_size, sampling_rate=rate)
-    return sampling.within_rounds(local.steps) if privacy.noise == "secure" else sampling, lot
+    return sampling, lot
+
+
+def whole_round_steps(privacy: PrivacySettings | None, local: LocalSettings, examples: int) -> int:
+    """Return the local steps of a client in a whole round, from public facts.
+
+    Args:
+        privacy: the client's settings; None without privacy, where nothing is kept secret.
+        local: the `local` section.
+        examples: the client's number of examples.
+
+    Raises:
+        PrivacyPlanError: the epochs are more than the largest number of steps.
+    """
+    if local.steps is not None:
+        return local.steps
+    if privacy is None:
+        size = max(1, examples)
+        return _steps_at(local, local.lot(size) / size)
+    size = max(1, privacy.declared_examples or examples)
+    return _steps_at(local, _sampling(privacy, local, size)[0].sampling_rate)
+
+
+def _steps_at(local: LocalSettings, rate: float) -> int:
+    try:
+        return local.steps_at_rate(rate)
+    except ValueError as error:
+        raise PrivacyPlanError(str(error)) from error
 
 
 def _correlation(privacy: PrivacySettings, steps: int) -> NoiseCorrelation | None:

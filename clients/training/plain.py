@@ -47,7 +47,7 @@ def train_by_torch(
     views, most = key.views(settings), settings.max_physical_batch
     model.train()
     with seeded_torch(key, features.device):
-        for number in range(settings.steps if steps is None else len(steps)):
+        for number in range(settings.given_steps if steps is None else len(steps)):
             batch = next(batches)
             index = torch.from_numpy(batch).to(features.device)
             x, y = features.index_select(0, index), targets.index_select(0, index)

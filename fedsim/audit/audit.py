@@ -155,6 +155,7 @@ def _audit_client(
         seed=experiment.seed,
         client=client,
         steps=steps,
+        round_steps=plan.round_steps,
         secure=plan.secure_noise,
         others=None
         if view is None
@@ -177,7 +178,7 @@ def _audit_client(
         adjacency=experiment.privacy.adjacency,
         is_fixed=step.clipping.adapted_clip_norm is None,
     )
-    findings = measure_leakage(seen, claim, round_steps=experiment.local.steps, miss=miss)
+    findings = measure_leakage(seen, claim, round_steps=plan.round_steps, miss=miss)
     return ClientAudit(client, size, claim, findings, against=observer.against)
 
 

@@ -57,7 +57,7 @@ def _is_sum_of_rounds(federation: Federation) -> bool:
 
 def _rounds(federation: Federation, client: int, plan: PrivacyPlan) -> tuple[int, ...]:
     """Return the rounds that a client's budget affords."""
-    count = -(-plan.steps_to_take // plan.round_steps)
+    count = federation.steps.rounds_in(client, plan.steps_to_take)
     return federation.participation.rounds_of(client)[:count]
 
 

@@ -92,6 +92,7 @@ def observe(
     seed: int,
     client: int,
     steps: int,
+    round_steps: int,
     secure: bool,
     others: OtherNoise | None = None,
 ) -> Observations:
@@ -104,10 +105,11 @@ def observe(
         targets: targets of the client's examples (n, ...).
         has_canary: which examples have a canary (n,).
         step: the client's mechanism, bound to the model.
-        local: the client's settings; a round has `local.steps` steps.
+        local: the client's settings.
         seed: seed of the client's random streams.
         client: the client's number.
         steps: minimum number of steps; the count is rounded up to whole rounds.
+        round_steps: steps of a round.
         secure: whether lots and noise come from the operating system's random source.
         others: noise of all others in the sums that are seen; None: the client's own releases are
             seen.
@@ -116,7 +118,7 @@ def observe(
     canaries = has_canary[: rounds.coordinates]
     found: list[_Round] = []
     pairs: list[tuple[_Round, _Round]] = []
-    for number, own in enumerate(_rounds(steps, local.steps), start=1):
+    for number, own in enumerate(_rounds(steps, round_steps), start=1):
         seen = rounds.run(number, own, step, secure=secure)
         found.append(seen)
         if number <= _MAX_PAIRED_ROUNDS:

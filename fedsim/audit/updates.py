@@ -130,7 +130,7 @@ class UpdateRounds:
             features,
             targets,
             StreamKey(federation.experiment.seed, self._client, number),
-            range(federation.experiment.local.steps if has_data else 0),
+            range(federation.steps.whole_rounds[self._client] if has_data else 0),
             secure=secure,
             part=self._plan.part,
             update=self.update,

@@ -105,11 +105,6 @@ class Experiment(Settings):
         return self.privacy is not None and self.privacy.unit == "example"
 
     @property
-    def round_steps(self) -> int:
-        """Steps of a client in a round as ledgers count them; a whole update counts as one."""
-        return self.local.steps if self.privacy is None or self.clips_examples else 1
-
-    @property
     def holdout(self) -> float | None:
         """Share of each client's examples that it never trains on; None: it trains on all."""
         sections = (self.evaluation, self.personalization)

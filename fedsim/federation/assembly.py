@@ -10,7 +10,7 @@ from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.clients.app import one_thread
 from fedsim.clients.budget.client_privacy import ClientPrivacy, resolve_client_privacy
-from fedsim.clients.budget.plan import PrivacyPlan, plan_privacy
+from fedsim.clients.budget.plan import PrivacyPlan, plan_privacy, whole_round_steps
 from fedsim.clients.dp_sgd.model_checks.safety import check_private_model
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.choice import training_gradients
@@ -40,7 +40,7 @@ from fedsim.federation.initial_model import (
 )
 from fedsim.federation.noise_shares import share_noise
 from fedsim.federation.plan_digest import plan_digest
-from fedsim.federation.schedule import participation_of
+from fedsim.federation.schedule import StepSchedule, participation_of
 from fedsim.federation.secure_setup import secure_channel
 from fedsim.federation.train_metrics import check_train_metrics
 from fedsim.models.features.pipeline import FeaturePipeline
@@ -100,7 +100,9 @@ def _assemble(
             "least 2; raise test_fraction, or bring a test set of at least 2 examples"
         )
     if in_process:
-        per_round = experiment.local.steps * experiment.local.lot(max(data.clients.sizes))
+        largest = max(data.clients.sizes)
+        steps = whole_round_steps(None, experiment.local, largest)
+        per_round = steps * experiment.local.lot(largest)
         data = replace(data, clients=order_by_client(data.clients, examples_per_round=per_round))
     loss = resolve_loss(experiment.model.loss, base=loaded.base)
     task = task_for(experiment.model.loss, data.test.targets, num_classes=data.num_classes)
@@ -108,6 +110,7 @@ def _assemble(
     check_views(experiment.local.views or (), data.input_shape)
     participation = participation_of(experiment, len(data.clients))
     client_privacy = _client_privacy(loaded, len(data.clients))
+    steps = StepSchedule.of(experiment, participation, client_privacy, data.clients.sizes)
     phases.begin("checking the model")
     model, gradients = _checked_model(loaded, data, loss, task, device)
     shared_model = SharedModel(
@@ -117,7 +120,7 @@ def _assemble(
     if client_privacy is not None:
         phases.begin("calibrating noise")
     plans, weights, sums = _planned(
-        experiment, client_privacy, data, participation, shared_model, algorithm
+        experiment, client_privacy, data, steps, shared_model, algorithm
     )
     digest = plan_digest(experiment, plans, weights, sums)
     secure = secure_channel(
@@ -147,6 +150,7 @@ def _assemble(
         journal=None if ledger is None else FileJournal(ledger),
         weights=weights,
         sources=sources,
+        steps=steps,
         secure=secure,
         sums=sums,
         plan_digest=digest,
@@ -188,7 +192,7 @@ def _planned(
     experiment: Experiment,
     client_privacy: tuple[ClientPrivacy, ...] | None,
     data: FederatedData,
-    participation: Participation,
+    steps: StepSchedule,
     shared_model: SharedModel,
     algorithm: Algorithm,
 ) -> tuple[tuple[PrivacyPlan, ...] | None, ClientWeights, SumPlan | None]:
@@ -199,7 +203,7 @@ def _planned(
     """
     plans = None
     if client_privacy is not None:
-        plans = _plans(client_privacy, experiment, data, participation, shared_model.parameters)
+        plans = _plans(client_privacy, experiment, data, steps, shared_model.parameters)
     weights = client_weights(
         experiment, data.clients.sizes, plans, takes_weights=algorithm.takes_weights
     )
@@ -208,7 +212,7 @@ def _planned(
     plans, sums = share_noise(
         experiment, client_privacy, plans, weights, shared_model.trained_shapes
     )
-    return plans, weights, _with_public_divisor(sums, participation, weights)
+    return plans, weights, _with_public_divisor(sums, steps.participation, weights)
 
 
 def _with_public_divisor(
@@ -241,22 +245,26 @@ def _plans(
     client_privacy: tuple[ClientPrivacy, ...],
     experiment: Experiment,
     data: FederatedData,
-    participation: Participation,
+    steps: StepSchedule,
     parameters: FlatParameters,
 ) -> tuple[PrivacyPlan, ...]:
-    def plan(privacy: PrivacySettings, examples: int, planned_rounds: int) -> PrivacyPlan:
+    def plan(
+        privacy: PrivacySettings, examples: int, planned_rounds: int, planned_steps: int
+    ) -> PrivacyPlan:
         return plan_privacy(
             privacy,
             experiment.local,
             examples=examples,
             planned_rounds=planned_rounds,
+            planned_steps=planned_steps,
             parameters=parameters,
-            drawn=participation.secret_rate,
+            drawn=drawn,
         )
 
     settings = [own.privacy for own in client_privacy]
-    sizes, rounds = data.clients.sizes, participation.planned_rounds()
-    return tuple(map_shared(plan, settings, sizes, rounds))
+    sizes, rounds = data.clients.sizes, steps.participation.planned_rounds()
+    drawn, planned = steps.participation.secret_rate, steps.planned()
+    return tuple(map_shared(plan, settings, sizes, rounds, planned))
 
 
 def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
@@ -279,13 +287,15 @@ def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
     if client_privacy is None:
         raise ValueError("there is nothing to plan without privacy")
     algorithm = checked_algorithm(experiment, federation.model, len(data.clients), loaded.base)
+    steps = StepSchedule.of(experiment, participation, client_privacy, data.clients.sizes)
     plans, weights, sums = _planned(
-        experiment, client_privacy, data, participation, federation.shared_model, algorithm
+        experiment, client_privacy, data, steps, federation.shared_model, algorithm
     )
     return replace(
         federation,
         experiment=experiment,
         participation=participation,
+        steps=steps,
         client_privacy=client_privacy,
         plans=plans,
         weights=weights,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil
 
 from fedsim.clients.budget.affordable_steps import epsilon_of_steps
 from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlan
@@ -38,7 +37,9 @@ def last_round(federation: Federation, client: int) -> int:
     """Return the last round in which a client takes a step, without failures; 0 for none."""
     plan = None if federation.plans is None else federation.plans[client]
     scheduled = federation.participation.rounds_of(client)
-    count = len(scheduled) if plan is None else ceil(plan.steps_to_take / plan.round_steps)
+    count = (
+        len(scheduled) if plan is None else federation.steps.rounds_in(client, plan.steps_to_take)
+    )
     return scheduled[count - 1] if count else 0
 
 
@@ -112,5 +113,5 @@ def _affordable_rounds(federation: Federation) -> int:
 def _rounds_before_exceeding(federation: Federation) -> Iterator[int]:
     for client, plan in enumerate(federation.plans or ()):
         if plan.steps_to_take < plan.planned_steps:
-            whole = plan.steps_to_take // plan.round_steps
+            whole = federation.steps.whole_rounds_in(client, plan.steps_to_take)
             yield federation.participation.rounds_of(client)[whole] - 1

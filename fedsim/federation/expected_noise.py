@@ -33,9 +33,7 @@ class SumNoise:
     clip_norm: float
     size: int
 
-    def norm(
-        self, steps: Mapping[int, int | None], clip_norms: Mapping[int, float]
-    ) -> float | None:
+    def norm(self, steps: Mapping[int, int], clip_norms: Mapping[int, float]) -> float | None:
         """Return the expected L2 norm; None for a sum of nothing.
 
         Guarantee: where the divisor is public, it does not depend on who took part.
@@ -67,13 +65,11 @@ class ClientNoise:
             it is not known what becomes of it.
         bounds: of each client, the clipping bound that the variance is for; 0: it does not adapt.
         weights: weight of each client.
-        round_steps: releases of a round.
     """
 
     variances: tuple[float | None, ...]
     bounds: tuple[float, ...]
     weights: Sequence[int]
-    round_steps: int
 
     @classmethod
     def of(
@@ -97,16 +93,13 @@ class ClientNoise:
         """
         known = _step_variances(plans, parameters, local)
         bounds = tuple(plan.release.adapted_clip_norm or 0.0 for plan in plans)
-        steps = 1 if all(plan.update is not None for plan in plans) else local.steps
-        return cls(known, bounds, weights, steps)
+        return cls(known, bounds, weights)
 
-    def norm(
-        self, steps: Mapping[int, int | None], clip_norms: Mapping[int, float]
-    ) -> float | None:
+    def norm(self, steps: Mapping[int, int], clip_norms: Mapping[int, float]) -> float | None:
         """Return the expected L2 norm; None where it is not known.
 
         Args:
-            steps: steps of each participant; None: all that were planned.
+            steps: steps of each participant.
             clip_norms: adapted bound of each client.
         """
         divisor = sum(self.weights[client] for client in steps)
@@ -116,8 +109,7 @@ class ClientNoise:
             if variance is None:
                 return None
             scale = clip_norms.get(client, bound) / bound if bound else 1.0
-            count = self.round_steps if taken is None else taken
-            terms.append(count * variance * (self.weights[client] * scale) ** 2)
+            terms.append(taken * variance * (self.weights[client] * scale) ** 2)
         return math.sqrt(math.fsum(terms)) / divisor if divisor else None
 
 
@@ -133,7 +125,7 @@ def _step_variances(
             found.append(parameters.size * deviation**2)
         elif not is_plain or plan.step.correlation is not None:
             found.append(None)
-        elif plan.step.adapted_clip_norm is not None and local.steps > 1:
+        elif plan.step.adapted_clip_norm is not None and plan.round_steps > 1:
             found.append(None)  # the bound of each step stays with the client
         else:
             groups = plan.step.groups(parameters)

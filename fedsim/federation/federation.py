@@ -38,6 +38,7 @@ from fedsim.federation.expected_noise import ClientNoise, SumNoise
 from fedsim.federation.initial_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
 from fedsim.federation.public_scores import PublicScores
 from fedsim.federation.recorded_spend import RecordedSpend
+from fedsim.federation.schedule import StepSchedule
 from fedsim.federation.server_charges import ServerCharges
 from fedsim.federation.train_metrics import TrainMetrics
 from fedsim.models.metrics import Task, evaluate
@@ -77,6 +78,7 @@ class Federation:
         journal: the durable ledger; None: accounts live in the clients' state only.
         weights: the weights of all clients' updates.
         sources: what is recorded of the plug-ins' sources.
+        steps: the planned steps of each client in each round.
         secure: keys and encoding of secure aggregation; None where updates are sent in clear.
         sums: the plan of noisy sums; None with local trust.
         plan_digest: digest of everything public that fixes the clients' releases; "" without
@@ -98,6 +100,7 @@ class Federation:
     journal: FileJournal | None
     weights: ClientWeights
     sources: PluginSources
+    steps: StepSchedule
     secure: SecureChannel | None = None
     sums: SumPlan | None = None
     plan_digest: str = ""
@@ -165,6 +168,7 @@ class Federation:
             check_tile=self._check_tile,
             plan_digest=self.plan_digest,
             rule=self._rule,
+            steps=partial(self.steps.local_steps, client),
         )
 
     @cached_property
@@ -326,7 +330,7 @@ class Federation:
             evaluate=self.test_metrics,
             on_round=on_round,
             ledgers=ledgers,
-            steps=self.experiment.round_steps,
+            steps=self.steps.charged_steps,
             stop_when_withdrawn=privacy is not None and privacy.on_exhausted == "stop",
             on_stop=on_stop,
             patience=patience,
@@ -341,7 +345,7 @@ class Federation:
             noisy_sum=self._noisy_sum(opened_sums),
             shared_bound=self._shared_bound(),
             expected_noise=self._expected_noise(),
-            local_steps=lambda client, round_number: self.experiment.local.steps,
+            local_steps=self.steps.local_steps,
         )
 
     def _shared_bound(self) -> SharedBound | None:

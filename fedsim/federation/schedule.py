@@ -1,5 +1,15 @@
-"""The participation of an experiment's clients."""
+"""The public schedule of an experiment: the rounds of its clients, and their steps in each.
 
+Everything here follows from settings, public client sizes and the seed. So every party computes the
+same schedule, and a client's charges can be planned before the first round.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedsim.clients.budget.client_privacy import ClientPrivacy
+from fedsim.clients.budget.plan import whole_round_steps
+from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment
 from fedsim.server.participation import Participation
 
@@ -19,3 +29,97 @@ def participation_of(experiment: Experiment, num_clients: int | None = None) -> 
         private=privacy is not None,
         secure_noise=privacy is not None and privacy.noise == "secure",
     )
+
+
+@dataclass(frozen=True)
+class StepSchedule:
+    """The planned local steps of each client in each round.
+
+    Training, plans, charges, the server's reports and `verify` all ask `local_steps`.
+
+    Guarantee: a function of settings, public sizes and the seed; no example's value enters.
+
+    Attributes:
+        participation: the rounds of each client.
+        whole_rounds: local steps of each client in a whole round.
+        releases_updates: whether a round is one release, whatever steps it has: unit client.
+    """
+
+    participation: Participation
+    whole_rounds: tuple[int, ...]
+    releases_updates: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        experiment: Experiment,
+        participation: Participation,
+        terms: Sequence[ClientPrivacy] | None,
+        sizes: Sequence[int],
+    ) -> "StepSchedule":
+        """Return the schedule of an experiment.
+
+        Args:
+            experiment: the settings.
+            participation: the rounds of each client.
+            terms: privacy settings of each client; None without privacy.
+            sizes: number of examples of each client; public where it enters.
+
+        Raises:
+            PrivacyPlanError: `local.epochs` are more than the largest number of steps.
+        """
+        local = experiment.local
+        private = [None] * len(sizes) if terms is None else [own.privacy for own in terms]
+        steps = map_shared(lambda own, size: whole_round_steps(own, local, size), private, sizes)
+        whole = experiment.privacy is not None and not experiment.clips_examples
+        return cls(participation, tuple(steps), releases_updates=whole)
+
+    def local_steps(self, client: int, round_number: int) -> int:
+        """Return the local steps that a client plans to take in one of its rounds.
+
+        Args:
+            client: its number.
+            round_number: the round ≥ 1.
+        """
+        return self.whole_rounds[client]
+
+    def charged_steps(self, client: int, round_number: int) -> int:
+        """Return the steps of a round as ledgers count them: a whole update is one.
+
+        Args:
+            client: its number.
+            round_number: the round ≥ 1.
+        """
+        return 1 if self.releases_updates else self.local_steps(client, round_number)
+
+    def steps_after(self, client: int, rounds: int) -> int:
+        """Return the charged steps of a client in the first rounds that it is scheduled for.
+
+        Args:
+            client: its number.
+            rounds: number of its rounds; beyond its schedule, further whole ones.
+        """
+        return rounds * (1 if self.releases_updates else self.whole_rounds[client])
+
+    def planned(self) -> tuple[int, ...]:
+        """Return the charged steps of each client in all rounds that it is scheduled for."""
+        rounds = self.participation.planned_rounds()
+        return tuple(self.steps_after(client, own) for client, own in enumerate(rounds))
+
+    def whole_rounds_in(self, client: int, steps: int) -> int:
+        """Return the number of a client's rounds that some charged steps complete.
+
+        Args:
+            client: its number.
+            steps: charged steps from its first round on.
+        """
+        return steps // self.steps_after(client, 1)
+
+    def rounds_in(self, client: int, steps: int) -> int:
+        """Return the number of a client's rounds that some charged steps begin.
+
+        Args:
+            client: its number.
+            steps: charged steps from its first round on.
+        """
+        return -(-steps // self.steps_after(client, 1))

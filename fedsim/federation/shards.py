@@ -124,11 +124,11 @@ class FederationClientApp(ClientApp):
     def expected_work(self) -> list[float]:
         """Return the expected number of per-example gradients of each node in the run."""
         federation = self._federation
-        local = federation.experiment.local
+        local, steps = federation.experiment.local, federation.steps.whole_rounds
         rounds = federation.participation.planned_rounds()
         clients = [
-            float(planned * local.steps * local.lot(size))
-            for planned, size in zip(rounds, federation.data.clients.sizes, strict=True)
+            float(planned * own * local.lot(size))
+            for planned, own, size in zip(rounds, steps, federation.data.clients.sizes, strict=True)
         ]
         return clients + [0.0] * num_helpers(federation.experiment)  # helpers compute no gradients
 

@@ -180,7 +180,8 @@ class UpdateProbe:
         if self._charged[k] is None or update is None:
             return None
         features, targets = self._examples
-        steps = min(self._federation.experiment.local.steps, _MAX_STEPS) if examples else 0
+        whole = self._federation.steps.whole_rounds[self._block[k]]
+        steps = min(whole, _MAX_STEPS) if examples else 0
         return BlockMember(
             features.expand(examples, *features.shape[1:]),
             targets.expand(examples, *targets.shape[1:]),

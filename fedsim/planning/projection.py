@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from statistics import median_low
 from typing import Any
 
@@ -193,11 +194,12 @@ def _refusal(federation: Federation) -> str | None:
 
 def _plan_client(federation: Federation, client: int, rounds: int, *, curve: bool) -> PlannedClient:
     plans, terms = federation.plans or (), federation.client_privacy or ()
-    plan, own, steps = plans[client], terms[client], plans[client].round_steps
+    plan, own = plans[client], terms[client]
     parts = range(1, _MAX_CURVE_POINTS + 1) if curve else (_MAX_CURVE_POINTS,)
     marks = sorted({max(1, round(rounds * k / _MAX_CURVE_POINTS)) for k in parts})
+    steps_after = partial(federation.steps.steps_after, client)
     points = tuple(
-        (mark, _epsilon(plan, own.privacy, min(mark * steps, plan.steps_to_take)))
+        (mark, _epsilon(plan, own.privacy, min(steps_after(mark), plan.steps_to_take)))
         for mark in marks
         if mark <= rounds
     )
@@ -210,7 +212,7 @@ def _plan_client(federation: Federation, client: int, rounds: int, *, curve: boo
         delta=plan.delta,
         target_epsilon=plan.target_epsilon,
         steps=plan.steps_to_take,
-        affordable_rounds=_affordable_rounds(plan, own.privacy, steps),
+        affordable_rounds=_affordable_rounds(federation, client, own.privacy),
         last_round=last_round(federation, client),
         epsilon=points[-1][1] if points else 0.0,
         curve=points,
@@ -225,17 +227,20 @@ def _shown(client: PlannedClient) -> dict[str, Any]:
     return {name: value for name, value in vars(client).items() if name not in hidden}
 
 
-def _affordable_rounds(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> int | None:
+def _affordable_rounds(federation: Federation, client: int, privacy: PrivacySettings) -> int | None:
+    plan = (federation.plans or ())[client]
+    steps_after = partial(federation.steps.steps_after, client)
     if plan.target_epsilon is None:
         return None
+    taken = federation.steps.whole_rounds_in(client, plan.steps_to_take)
     if plan.release.correlation is not None:  # charged for these rounds, and for no others
-        return plan.steps_to_take // steps
-    taken = plan.steps_to_take // steps
-    if taken and _epsilon(plan, privacy, (taken + 1) * steps) > plan.target_epsilon:
+        return taken
+    if taken and _epsilon(plan, privacy, steps_after(taken + 1)) > plan.target_epsilon:
         return taken  # as of every calibrated noise, but for thousands of rounds
-    most = _MAX_PLANNED_RUNS * max(plan.planned_steps // steps, 1)
+    planned = federation.steps.whole_rounds_in(client, plan.planned_steps)
+    most = _MAX_PLANNED_RUNS * max(planned, 1)
     found = largest_count(
-        lambda count: _epsilon(plan, privacy, count * steps) if count <= most else math.inf,
+        lambda count: _epsilon(plan, privacy, steps_after(count)) if count <= most else math.inf,
         plan.target_epsilon,
         start=max(1, taken),
     )

@@ -1,5 +1,6 @@
 """An assembled experiment in two lines, with notes and warnings before its first round."""
 
+from fedsim.clients.settings import LocalSettings
 from fedsim.core.formatting import delta_text
 from fedsim.data.scale_note import scale_note
 from fedsim.data.settings import FileDataset
@@ -20,7 +21,7 @@ def headline(federation: Federation) -> list[str]:
         f"{experiment.name}: {_clients(federation)} with "
         f"{_sizes(federation)}, {len(federation.data.test):,} test examples, "
         f"{count_text(experiment.federation.rounds, 'round')} of "
-        f"{count_text(experiment.local.steps, 'step')}"
+        f"{_length(experiment.local)}"
     )
     if federation.plans is None:
         return [first, "no differential privacy"]
@@ -29,6 +30,13 @@ def headline(federation: Federation) -> list[str]:
     target = experiment.privacy.target_epsilon if experiment.privacy else None
     goal = f"target ε = {target:g}" if target is not None else "given noise"
     return [first, f"{_mechanism(federation)}: {goal} at δ = {delta}, noise multiplier {noise}"]
+
+
+def _length(local: LocalSettings) -> str:
+    """Return the length of a round: steps, or passes over a client's examples."""
+    if local.epochs is not None:
+        return f"{local.epochs:g} epoch{'' if local.epochs == 1 else 's'}"
+    return count_text(local.given_steps, "step")
 
 
 def notes(federation: Federation) -> list[str]:

@@ -24,7 +24,7 @@ BROKEN = [
     ("seed: 7", "7: seed", '2:1: 7: a key must be a string; write "7"'),
     ("seed: 7", "name: x", "2:1: name: duplicate key; it is already on line 1"),
     ("seed: 7", "rounds: 7", "2:1: rounds: unknown key here; it belongs to federation"),
-    ("  steps: 5\n", "", "14:1: local.steps: missing; optimizer steps per round"),
+    ("  steps: 5\n", "", "14:1: local: needs steps, or epochs in its place, got neither; add steps: 5"),
     ("steps: 5", "step: 5", "15:3: local.step: unknown key; did you mean 'steps'?"),
     ("runtime: {engine: local}", "runtime: {cohort: off}", "22:11: runtime.cohort: unknown key here; it belongs to local"),
     (f"optimizer: {SGD}", "lr: 1", "17:3: local.lr: unknown key here; it belongs to local.optimizer"),
@@ -346,7 +346,6 @@ runtime: {engine: raye}
         "exp.yaml:10:3: model.loss: unknown loss 'hinge'; built in: 'bce', 'cross_entropy' or "
         f"'mse'; a plug-in is {PLUGIN}",
         "exp.yaml:12:3: federation.rounds: must be >= 1, got 0",
-        "exp.yaml:14:1: local.steps: missing; optimizer steps per round",
         "exp.yaml:15:15: local.batch_size: tag !!int is not allowed; write the value",
         "exp.yaml:16:22: local.optimizer.nmae: unknown key; did you mean 'name'?",
         "exp.yaml:19:3: privacy.delta: must be < 1, got 2",

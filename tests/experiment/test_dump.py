@@ -129,6 +129,7 @@ federation:
   weighting: uniform
 local:
   steps: 5
+  epochs: null
   batch_size: 28
   max_physical_batch: null
   optimizer:

@@ -5,7 +5,7 @@ Each refusal is a condition of docs/client_unit.md that fails.
 
 from collections.abc import Iterator
 
-from fedsim.clients.settings import PrivacySettings
+from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.experiment.messages import PathMessage
 from fedsim.server.settings import FederationSettings
 
@@ -22,14 +22,23 @@ _EXAMPLE_KEYS_OF_CLIENTS = ("max_grad_norm", "sampling_rate")
 
 
 def check_client_unit(
-    privacy: PrivacySettings, federation: FederationSettings | None
+    privacy: PrivacySettings,
+    federation: FederationSettings | None,
+    local: LocalSettings | None,
 ) -> Iterator[PathMessage]:
     """Yield (path, message) for every setting that whole updates have no theorem for.
 
     Args:
         privacy: the `privacy` section, with unit client.
         federation: the `federation` section; None if it has mistakes.
+        local: the `local` section; None if it has mistakes.
     """
+    if local is not None and local.epochs is not None:
+        yield (
+            ("local", "epochs"),
+            "makes a client's steps follow from its size, which is part of what unit: client "
+            "protects; use local.steps",
+        )
     for key, (allowed, fix) in _EXAMPLE_KEYS.items():
         if getattr(privacy, key) not in allowed:
             yield ("privacy", key), f"{_WHY}; {fix}"

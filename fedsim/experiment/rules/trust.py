@@ -40,7 +40,7 @@ def check_trust(
         secure: the `secure_aggregation` section; None if there is none.
     """
     if privacy.unit == "client":
-        yield from check_client_unit(privacy, federation)
+        yield from check_client_unit(privacy, federation, local)
     if privacy.trust == "local":
         return
     if privacy.trust == "distributed":
@@ -113,7 +113,13 @@ def _check_grid(secure: SecureAggregationSettings) -> Iterator[PathMessage]:
 
 def _check_one_step(trust: str, local: LocalSettings) -> Iterator[PathMessage]:
     """Check that an upload is one noisy step, and linear in its noise."""
-    if local.steps != 1:
+    if local.epochs is not None:
+        yield (
+            ("local", "epochs"),
+            f"gives several steps a round, and trust: {trust} needs exactly one: a client's second "
+            "step would depend on its own first one, which no other noise protects; set steps: 1",
+        )
+    elif local.steps != 1:
         yield (
             ("local", "steps"),
             f"must be 1 with trust: {trust}, got {local.steps}: a client's second step would "

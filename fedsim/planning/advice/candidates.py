@@ -46,11 +46,16 @@ class Candidate:
         return self.rounds * self.steps
 
 
-def file_candidate(experiment: Experiment) -> Candidate:
-    """Return the schedule of the file itself."""
+def file_candidate(experiment: Experiment, facts: PublicFacts) -> Candidate:
+    """Return the schedule of the file itself; with `local.epochs`, steps of the median client.
+
+    Args:
+        experiment: the file's settings.
+        facts: of the federation.
+    """
     return Candidate(
         rounds=experiment.federation.rounds,
-        steps=experiment.local.steps,
+        steps=facts.steps,
         rate=None,
         weighting=weighting_of(experiment),
         learning_rate=experiment.local.optimizer.lr,
@@ -108,13 +113,15 @@ def changes_of(candidate: Candidate, experiment: Experiment, facts: PublicFacts)
         experiment: the file's settings.
         facts: of the federation.
     """
-    given, changes = file_candidate(experiment), dict[str, Any]()
+    given, changes = file_candidate(experiment, facts), dict[str, Any]()
     if candidate.rounds != given.rounds:
         changes["federation.rounds"] = candidate.rounds
     if candidate.weighting != given.weighting:
         changes["federation.weighting"] = candidate.weighting
     if candidate.steps != given.steps:
         changes["local.steps"] = candidate.steps
+        if experiment.local.epochs is not None:
+            changes["local.epochs"] = None
     changes |= _rate_changes(candidate.rate, experiment, facts)
     if candidate.learning_rate != given.learning_rate:
         optimizer = experiment.local.optimizer.model_dump(mode="json", exclude_defaults=True)

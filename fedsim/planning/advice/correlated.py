@@ -54,7 +54,7 @@ def correlated_candidates(
         except ValueError:  # no such bands, or no noise for the target
             continue
         candidate = replace(
-            file_candidate(federation.experiment),
+            file_candidate(federation.experiment, facts),
             sampling=SAMPLING,
             correlation={"name": "toeplitz", "bands": bands},
         )

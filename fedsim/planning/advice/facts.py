@@ -36,7 +36,7 @@ class PublicFacts:
             multiplier 1/μ spends it.
         clients_per_round: number of clients that train in a round.
         rounds: rounds of the file, the most that candidates have.
-        steps: local steps of the file.
+        steps: local steps of the file; with `local.epochs` those of the median client.
         learning_rate: of the file's local optimizer.
         stride: length of the path of one step of learning rate 1, in clipping bounds.
         trained_values: number of trained values.
@@ -111,7 +111,7 @@ def public_facts(federation: Federation) -> PublicFacts:
         unit_mu=np.array(mus),
         clients_per_round=min(federation.participation.clients_per_round, len(members)),
         rounds=experiment.federation.rounds,
-        steps=experiment.local.steps,
+        steps=int(np.median([federation.steps.whole_rounds[client] for client in members])),
         learning_rate=experiment.local.optimizer.lr,
         stride=_stride(federation, float(clip_norms.mean()), values),
         trained_values=values,

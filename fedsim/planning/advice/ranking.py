@@ -91,7 +91,7 @@ class Ranking:
     def __init__(self, federation: Federation, facts: PublicFacts) -> None:
         self._federation, self.facts = federation, facts
         self._experiment = federation.experiment
-        self._given = file_candidate(self._experiment)
+        self._given = file_candidate(self._experiment, facts)
         self._tasks = plausible_tasks()
         self._weightings = self._usable_weightings()
         rates = [rate for rate in RATES if self._adds_rate(rate)]

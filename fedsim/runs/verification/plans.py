@@ -20,7 +20,7 @@ from fedsim.clients.dp_sgd.sampling import Charges
 from fedsim.clients.settings import PrivacySettings
 from fedsim.federation.client_weights import client_weights
 from fedsim.federation.noise_shares import share_noise
-from fedsim.federation.schedule import participation_of
+from fedsim.federation.schedule import StepSchedule, participation_of
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.statement.privacy_file import PrivateClientRow
 
@@ -40,41 +40,67 @@ def plan_problems(files: RunFiles) -> Iterator[str]:
     if settings is None or files.privacy["accountant"] is None:
         return  # `environment_problems` compares the two
     rows = files.rows
-    rounds = participation_of(experiment, expected).planned_rounds()
-    terms = resolve_client_privacy(
-        settings,
-        num_clients=expected,
-        seed=experiment.seed,
-        tables=_tables(settings, rows),
-        clients_per_round=experiment.federation.clients_per_round,
-    )
+    terms = _terms(files, settings)
     adapted = {} if files.state is None else files.state.clip_norms
-    for row, own, plan in zip(rows, terms, _plans(files, terms, rounds), strict=True):
+    schedule = step_schedule(files)
+    for row, own, plan in zip(rows, terms, _plans(files, terms, schedule), strict=True):
         if _is_unreadable(settings, own):
             continue
         clip_norm = adapted.get(row["client"], plan.release.adapted_clip_norm)
         for what in _against_plan(row, own, plan, clip_norm):
             yield f"client {row['client']}: {what}"
-        for what in _against_steps(row, plan, files.journal):
+        for what in _against_steps(row, plan, schedule, files.journal):
             yield f"client {row['client']}: {what}"
 
 
+def _terms(files: RunFiles, settings: PrivacySettings) -> tuple[ClientPrivacy, ...]:
+    """Return the privacy settings of every client; those of tables are the recorded ones."""
+    experiment = files.experiment
+    return resolve_client_privacy(
+        settings,
+        num_clients=len(files.rows),
+        seed=experiment.seed,
+        tables=_tables(settings, files.rows),
+        clients_per_round=experiment.federation.clients_per_round,
+    )
+
+
+def step_schedule(files: RunFiles) -> StepSchedule:
+    """Return the planned steps of every client in every round, by its recorded public size."""
+    experiment = files.experiment
+    settings, sizes = experiment.privacy, [row["examples"] or 0 for row in files.rows]
+    terms = None if settings is None else _terms(files, settings)
+    participation = participation_of(experiment, len(sizes))
+    return StepSchedule.of(experiment, participation, terms, sizes)
+
+
+def unreadable_clients(files: RunFiles) -> frozenset[int]:
+    """Return the clients whose plan cannot be made again: a table gave their sampling rate."""
+    settings = files.experiment.privacy
+    if settings is None:
+        return frozenset()
+    named = enumerate(_terms(files, settings))
+    return frozenset(client for client, own in named if _is_unreadable(settings, own))
+
+
 def _plans(
-    files: RunFiles, terms: Sequence[ClientPrivacy], rounds: Sequence[int]
+    files: RunFiles, terms: Sequence[ClientPrivacy], schedule: StepSchedule
 ) -> tuple[PrivacyPlan, ...]:
     """Return the plan of every client, with its part of the noise of a sum where there are sums."""
     experiment, settings = files.experiment, files.experiment.privacy
     sizes = [row["examples"] or 0 for row in files.rows]
-    drawn = participation_of(experiment).secret_rate
+    participation, planned = schedule.participation, schedule.planned()
+    rounds, drawn = participation.planned_rounds(), participation.secret_rate
     plans = tuple(
         plan_privacy(
             own.privacy,
             experiment.local,
             examples=size,
-            planned_rounds=planned_rounds,
+            planned_rounds=rounds[client],
+            planned_steps=planned[client],
             drawn=drawn,
         )
-        for own, size, planned_rounds in zip(terms, sizes, rounds, strict=True)
+        for client, (own, size) in enumerate(zip(terms, sizes, strict=True))
     )
     if settings is None or settings.trust == "local":
         return plans
@@ -116,7 +142,9 @@ def _against_plan(
         yield f"noise_multiplier is {recorded:g} in privacy.json and {noise:g} by experiment.yaml"
 
 
-def _against_steps(row: PrivateClientRow, plan: PrivacyPlan, journal: FileJournal) -> Iterator[str]:
+def _against_steps(
+    row: PrivateClientRow, plan: PrivacyPlan, schedule: StepSchedule, journal: FileJournal
+) -> Iterator[str]:
     """Yield the first record of a client that is not the next charge of its plan."""
     factor = 1.0 if plan.part is None else plan.part.noise_factor
     noise = row["noise_multiplier"] / factor
@@ -125,7 +153,7 @@ def _against_steps(row: PrivateClientRow, plan: PrivacyPlan, journal: FileJourna
     for charge in journal.history(row["client"]):
         where = f"the record of round {charge.round_number}"
         left = math.inf if plan.affordable_steps is None else plan.affordable_steps - taken
-        steps = min(plan.round_steps, left)
+        steps = min(schedule.charged_steps(row["client"], charge.round_number), left)
         if charge.steps != steps:
             yield f"{where} has {charge.steps} steps, and experiment.yaml plans {steps}"
             return

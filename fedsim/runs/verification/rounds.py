@@ -12,6 +12,7 @@ from fedsim.algorithms.state import ServerState
 from fedsim.federation.schedule import participation_of
 from fedsim.protocol.arrays import to_numpy
 from fedsim.runs.consistency import contradictions
+from fedsim.runs.verification.plans import step_schedule, unreadable_clients
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.server.participation import Participation
 from fedsim.server.round_report import RoundRow, withdrawal_rounds
@@ -43,7 +44,8 @@ def charge_problems(files: RunFiles) -> Iterator[str]:
     """Yield every participation with other steps, and every record without its round."""
     if files.experiment.privacy is None:
         return
-    journal, schedule = files.journal, _schedule(files)
+    journal, steps_of, unknown = files.journal, step_schedule(files), unreadable_clients(files)
+    schedule = steps_of.participation
     charges = {
         (charge.client, charge.round_number): charge.steps
         for client in journal.clients()
@@ -53,8 +55,10 @@ def charge_problems(files: RunFiles) -> Iterator[str]:
         shortened = {one["client"]: one["steps"] for one in row["shortened"]}
         for client in row["participants"]:
             steps = charges.get((client, row["round"]))
-            reported = shortened.get(client, files.experiment.round_steps)
-            if steps not in (None, reported):
+            if steps is None or client in unknown:
+                continue
+            reported = shortened.get(client, steps_of.charged_steps(client, row["round"]))
+            if steps != reported:
                 yield (
                     f"client {client}: {reported} steps in round {row['round']} by rounds.jsonl, "
                     f"{steps} by ledger.jsonl"
