@@ -44,6 +44,7 @@ class Traffic:
         for request in requests.values():
             model = sizes.setdefault(id(request.arrays), _array_bytes(request.arrays))
             self.down += model + (0 if request.offer is None else _field_bytes(request.offer))
+            self.down += sum(map(_array_bytes, request.sent.values()))
         for node, answer in channel.train(requests, timeout=timeout):
             if isinstance(answer, TrainReply):
                 self.up += _array_bytes(answer.arrays)

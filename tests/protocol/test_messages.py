@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
-from fedsim.protocol.arrays import to_arrays, to_numpy
+from fedsim.protocol.arrays import digest, to_arrays, to_numpy
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ProtocolError
 from fedsim.protocol.flower_internals import server_identity
@@ -54,6 +54,19 @@ def test_request_round_trip() -> None:
     request = TrainRequest.from_message(message)
     assert request.round_number == 4
     np.testing.assert_array_equal(to_numpy(request.arrays)["w"], ARRAYS_VALUE["w"])
+
+
+def test_what_an_algorithm_sends_travels_beside_the_model() -> None:
+    arrays = to_arrays({"w": np.arange(3.0)})
+    sent = {"correction": to_arrays({"w": np.full(3, 0.25)})}
+    asked = TrainRequest(2, arrays, sent=sent).to_message(1)
+    found = TrainRequest.from_message(asked)
+    assert digest(found.arrays) == digest(arrays)
+    assert {name: digest(one) for name, one in found.sent.items()} == {
+        "correction": digest(sent["correction"])
+    }
+    reply = TrainReply(arrays, 4, None, numbers={"loss": 0.125}).to_message(asked)
+    assert TrainReply.from_message(reply).numbers == {"loss": 0.125}
 
 
 def test_a_learnt_bound_travels_both_ways_to_the_bit() -> None:

@@ -28,6 +28,8 @@ def test_models_go_down_and_up_and_evaluation_goes_down(tmp_path: Path) -> None:
     assert traffic(tmp_path / "a") == {"down": model, "up": model}
     evaluated = traffic(tmp_path / "b", evaluation={"holdout": 0.2})
     assert evaluated == {"down": 2 * model, "up": model}
+    corrected = traffic(tmp_path / "c", **{"federation.strategy": "scaffold"})
+    assert corrected == {"down": 2 * model, "up": model}, "the model and a correction"
 
 
 @pytest.mark.slow

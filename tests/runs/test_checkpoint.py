@@ -19,7 +19,8 @@ def test_a_checkpoint_is_the_state_of_the_server(tmp_path: Path) -> None:
         round_number=7,
         clip_norms={3: 0.1, 0: 1 / 3},
         withdrawn=frozenset({4, 1}),
-        optimizer={"z": np.full((2, 3), 0.5), "momentum": np.arange(4)},
+        memory={"m/z": np.full((2, 3), 0.5), "momentum": np.arange(4)},
+        client_memory={"z": np.ones((5, 2, 3)), "a": np.arange(5.0), "c": np.zeros((5, 0))},
     )
     directory.write_checkpoint(RunCheckpoint(state, {3: "ab"}, "cd"))
     checkpoint = directory.read_checkpoint()
@@ -29,6 +30,10 @@ def test_a_checkpoint_is_the_state_of_the_server(tmp_path: Path) -> None:
     assert digest(found.arrays) == digest(state.arrays), "names keep their order"
     assert found.clip_norms == state.clip_norms
     assert (found.round_number, found.withdrawn) == (7, {1, 4})
-    assert found.optimizer.keys() == state.optimizer.keys()
-    for name, array in state.optimizer.items():
-        np.testing.assert_array_equal(found.optimizer[name], array)
+    for one, other in (
+        (found.memory, state.memory),
+        (found.client_memory, state.client_memory),
+    ):
+        assert list(one) == sorted(other), "in the order of their names, whatever the file's"
+        for name, array in other.items():
+            np.testing.assert_array_equal(one[name], array)

@@ -69,7 +69,10 @@ class Scaffold(Algorithm):
         """Return the state with c = 0 and c_k = 0 for all clients."""
         control = {name: x * 0.0 for name, x in self.trained(state)}
         clients = self.training.num_clients
-        rows = {name: value[None].repeat(clients, 0) for name, value in control.items()}
+        rows = {
+            name: value[None].astype(state.values[name].dtype).repeat(clients, 0)
+            for name, value in control.items()
+        }
         return state.with_memory(control, rows)
 
     def client(self) -> ClientRule:
@@ -77,9 +80,14 @@ class Scaffold(Algorithm):
         return CorrectionRule()
 
     def send(self, state: "ServerState", client: int) -> "Mapping[str, Arrays]":
-        """Return c − c_k."""
-        control, own = state.memory, state.client_memory
-        return {CORRECTION: {name: c - own[name][client] for name, c in control.items()}}
+        """Return c − c_k, in the types of the model."""
+        own = state.client_memory
+        return {
+            CORRECTION: {
+                name: (c - own[name][client]).astype(own[name].dtype)
+                for name, c in state.memory.items()
+            }
+        }
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
         """Return the state with x + η Δ, and with the next control variates."""
@@ -92,7 +100,7 @@ class Scaffold(Algorithm):
                 if one.steps:
                     moved = (x - update.models[name][k]) / (one.steps * step_size)
                     change = moved - c
-                    rows[one.client] += change
+                    rows[one.client] += change.astype(rows.dtype)
                     control[name] = control[name] + change / len(rows)
             clients[name] = rows
             model[name] = x + rate * (model[name] - x)
