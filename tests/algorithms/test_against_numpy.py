@@ -1,6 +1,7 @@
 """Whole runs of every algorithm against a few lines of numpy: three rounds, to 1e-6."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import fedsim
+from fedsim.algorithms.catalog import algorithms
 
 PLUGIN = """
 import numpy as np
@@ -22,6 +24,13 @@ def data(seed=0):
     x = rng.normal(size=(42, 3)).astype(np.float32) + users[:, None].astype(np.float32) / 2
     y = (x @ [1.0, -1.0, 0.5] + rng.normal(size=42) > 0.7).astype(np.int64)
     return x, y, x[:8], y[:8]
+
+
+def equal(seed=0):
+    # every example of a client is its first one: every batch has the same gradient
+    x, y, *test = data(seed)
+    first = np.repeat([0, 6, 15, 27], [6, 9, 12, 15])
+    return x[first], y[first], *test
 
 
 def user(features, targets, seed):
@@ -46,17 +55,17 @@ NAME, ROUNDS, STEPS, LR, CLIP = "linear.weight", 3, 4, 0.2, 0.3
 START = np.array([[0.1, -0.2, 0.3], [0.0, 0.2, -0.1]], np.float32).astype(np.float64)
 
 
-def clients() -> list[tuple[np.ndarray, np.ndarray]]:
+def clients(of: str = "data") -> list[tuple[np.ndarray, np.ndarray]]:
     scope: dict[str, Any] = {}
     exec(PLUGIN, scope)  # the same arrays
-    x, y, *_ = scope["data"]()
+    x, y, *_ = scope[of]()
     users = scope["user"](x, y, 0)
     return [(x[users == k].astype(float), y[users == k]) for k in range(4)]
 
 
-def losses_and_gradients(w: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def losses_and_gradients(w: np.ndarray, k: int, of: str = "data") -> tuple[np.ndarray, np.ndarray]:
     """Return the loss (n,) and the gradient (n, 2, 3) of each example of a client."""
-    x, y = clients()[k]
+    x, y = clients(of)[k]
     z = x @ w.T
     p = np.exp(z - z.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
@@ -122,6 +131,26 @@ def robust(x: np.ndarray, rule: Callable[[np.ndarray], np.ndarray]) -> np.ndarra
     return x
 
 
+def optimized(x: np.ndarray, kind: str) -> np.ndarray:
+    """Return the model of a server optimizer with its paper's defaults."""
+    m, v, tau = np.zeros_like(x), np.full_like(x, 1e-6), 1e-3
+    for _ in range(ROUNDS):
+        delta = mean([local(x, k, STEPS, lambda w: 0.0, None) for k in range(4)]) - x
+        if kind == "fedavgm":
+            m = 0.9 * m + delta
+            x = x + m
+            continue
+        beta = 0.0 if kind == "fedadagrad" else 0.9
+        m = beta * m + (1 - beta) * delta
+        v = {
+            "fedadagrad": v + delta**2,
+            "fedadam": 0.99 * v + 0.01 * delta**2,
+            "fedyogi": v - 0.01 * delta**2 * np.sign(v - delta**2),
+        }[kind]
+        x = x + 0.1 * m / (np.sqrt(v) + tau)
+    return x
+
+
 def krum(models: np.ndarray) -> np.ndarray:
     flat = models.reshape(4, -1)
     squares = ((flat[:, None] - flat[None]) ** 2).sum(2)
@@ -154,6 +183,10 @@ CASES: dict[str, tuple[object, Callable[[np.ndarray], np.ndarray]]] = {
         lambda x: robust(x, lambda y: np.sort(y, axis=0)[1:3].mean(0)),
     ),
     "krum": ("krum", lambda x: robust(x, krum)),
+    **{
+        kind: (kind, partial(optimized, kind=kind))
+        for kind in ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
+    },
 }
 
 
@@ -181,3 +214,39 @@ def test_with_privacy_a_rule_is_added_to_the_release_of_clipped_gradients(
         load_file(found.path / "model.safetensors")[NAME], expected, atol=1e-6
     )
     assert np.abs(expected - scaffold(START)).max() > 1e-3, "clipping changes the model"
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_fednova_normalises_by_steps(momentum: float, tmp_path: Path) -> None:
+    """Clients take 4, 6, 8 and 10 steps, by their sizes."""
+    x, p = START, np.array([6, 9, 12, 15]) / 42
+    steps = [4, 6, 8, 10]
+    norm = [sum((1 - momentum ** (k - i)) / (1 - momentum) for i in range(k)) for k in steps]
+    for _ in range(ROUNDS):
+        models = []
+        for k in range(4):
+            w, v = x.copy(), np.zeros_like(x)
+            for _ in range(steps[k]):
+                v = momentum * v + losses_and_gradients(w, k, "equal")[1].mean(0)
+                w = w - LR * v
+            models.append(w)
+        d = [(x - models[k]) / norm[k] for k in range(4)]
+        tau = sum(p[k] * norm[k] for k in range(4))
+        x = x - tau * sum(p[k] * d[k] for k in range(4))
+    found = run(
+        tmp_path,
+        "fednova",
+        data={"dataset": "./p.py:equal", "partition": {"scheme": "./p.py:user"}},
+        federation={"rounds": ROUNDS, "strategy": "fednova", "weighting": "examples"},
+        local={
+            "epochs": 2,
+            "batch_size": 3,
+            "optimizer": {"name": "sgd", "lr": LR, "momentum": momentum},
+        },
+    )
+    np.testing.assert_allclose(load_file(found.path / "model.safetensors")[NAME], x, atol=1e-6)
+
+
+def test_every_built_in_algorithm_is_here() -> None:
+    later = {"mr_mtl", "local_only"} & set(algorithms())  # tests/algorithms/test_mr_mtl.py
+    assert set(algorithms()) == {*CASES, "fednova", *later}
