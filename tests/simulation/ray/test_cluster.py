@@ -1,7 +1,10 @@
 """The Ray engine on a cluster of several machines (several Ray nodes on this one)."""
 
-from collections.abc import Iterator
+import json
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -9,7 +12,9 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
+from fedsim.runs.verification.verify import verify_run
 from fedsim.simulation.ray.engine import RayEngine
 from fedsim.simulation.settings import RuntimeSettings
 
@@ -120,3 +125,98 @@ def test_the_result_and_the_ledger_are_those_of_one_process(machines: Any, tmp_p
         assert (local.path / name).read_bytes() == (ray.path / name).read_bytes(), name
     ledgers = [sorted((run.path / "ledger.jsonl").open()) for run in (local, ray)]
     assert ledgers[0] == ledgers[1]
+
+
+# The loss of one step, on a worker of a machine that is not the head's, names its machine through a
+# pipe and never returns: the client is charged, and its reply will not come.
+PLUGIN = """\
+import os
+import ray
+from torch import nn
+
+def loss(outputs, targets):
+    found = nn.functional.cross_entropy(outputs, targets, reduction="none")
+    if not ray.is_initialized():
+        return found
+    here = ray.get_runtime_context().get_node_id()
+    if here == {head!r}:
+        return found
+    try:
+        os.unlink({armed!r})  # one process can
+    except OSError:
+        return found
+    with open({pipe!r}, "w") as pipe:
+        pipe.write(here)
+    with open({never!r}) as pipe:  # until the machine goes
+        pipe.read()
+"""
+
+
+class ArmInRound:
+    """An observer that has a machine removed in a round, by the test."""
+
+    def __init__(self, round_number: int, armed: Path) -> None:
+        self._round, self._armed = round_number, armed
+
+    def started(self, federation: Any, path: Path) -> None: ...
+
+    def round_finished(self, row: Any) -> None:
+        if row["round"] == self._round - 1:
+            self._armed.touch()
+
+    def ended(self) -> None: ...
+
+
+def remove_the_machine_that_asks(cluster: Any, pipe: Path, removed: list[str]) -> None:
+    """Wait for the name of a machine in a pipe and end it at once, with its workers."""
+    name = pipe.read_text()
+    (machine,) = (one for one in cluster.list_all_nodes() if one.node_id == name)
+    cluster.remove_node(machine, allow_graceful=False)
+    removed.append(name)
+
+
+@pytest.mark.parametrize("sums", [False, True], ids=["plain", "secure sums"])
+def test_a_run_that_loses_a_machine_goes_on_with_the_local_result(
+    machines: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    weights_of: Callable[[Path], dict[str, bytes]],
+    sums: bool,
+) -> None:
+    """Four machines, three workers; one machine goes after a charge and before the reply to it."""
+    for _ in range(2):
+        machines.add_node(**SMALL)
+    monkeypatch.chdir(tmp_path)
+    armed, pipe, never = (tmp_path / name for name in ("armed", "pipe", "never"))
+    os.mkfifo(pipe)
+    os.mkfifo(never)
+    names = {"armed": str(armed), "pipe": str(pipe), "never": str(never)}
+    (tmp_path / "plugin.py").write_text(PLUGIN.format(head=machines.head_node.node_id, **names))
+    experiment = {
+        **EXPERIMENT,
+        "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 12}},
+        "model": {"name": "mlp", "args": {"hidden": [8]}, "loss": "./plugin.py:loss"},
+        "federation": {"rounds": 4, "clients_per_round": 9},
+        "local": {"steps": 2, "batch_size": 16, "cohort": 2},
+        **({"secure_aggregation": {"protocol": "additive"}} if sums else {}),
+    }
+    local = run_experiment(experiment, out=tmp_path / "local")
+    removed: list[str] = []
+    arguments = (machines, pipe, removed)
+    Thread(target=remove_the_machine_that_asks, args=arguments, daemon=True).start()
+    runtime = {"engine": "ray", "workers": 3, "address": machines.address}
+    out = tmp_path / "ray"
+    observer = ArmInRound(3, armed)
+    run = run_experiment(experiment, overrides={"runtime": runtime}, out=out, observer=observer)
+    assert len(removed) == 1
+    assert len(machines.list_all_nodes()) == 3
+    assert all(row["failed"] == [] for row in run.rounds), "every client went on"
+    assert weights_of(local.path) == weights_of(out)
+    charges = [sorted((path / "ledger.jsonl").open()) for path in (local.path, out)]
+    if not sums:  # a secure upload is bound to its run, and so is the record of its charge
+        assert charges[0] == charges[1], "no charge is lost or doubled"
+        for name in ("privacy.json", "clients.csv"):
+            assert (local.path / name).read_bytes() == (out / name).read_bytes(), name
+    charged = [(row["client"], row["round"]) for row in map(json.loads, charges[1])]
+    assert len(charged) == len(set(charged)) == 4 * 9
+    assert verify_run(RunDirectory.open(out)).problems == ()
