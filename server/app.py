@@ -278,6 +278,7 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
             state.arrays, result.arrays, setup.train.algorithm.training.parameters
         ),
         noise_norm=None if result.arrays is None else train.noise_norm,
+        unmoved=_unmoved(state, after, setup.strategy.parameters),
     )
     is_secret = setup.train.participation.is_secret
     return after, report.without_participants() if is_secret else report
@@ -392,6 +393,20 @@ def _update_norm(
     old, new = to_numpy(before), to_numpy(aggregate)
     steps = [np.subtract(new[name], old[name], dtype=np.float64) for name in sorted(parameters)]
     return math.sqrt(math.fsum(float(np.vdot(step, step)) for step in steps))
+
+
+def _unmoved(
+    before: ServerState, after: ServerState, parameters: Collection[str]
+) -> tuple[str, ...]:
+    """Return the trained tensors that round 1 left as they were; none after other rounds.
+
+    The models are releases, so this is post-processing of them.
+    """
+    if before.round_number or after.arrays is before.arrays:
+        return ()
+    old, new = to_numpy(before.arrays), to_numpy(after.arrays)
+    named = [name for name in sorted(parameters) if old[name].size]
+    return tuple(name for name in named if np.array_equal(old[name], new[name]))
 
 
 def _abort_message(report: RoundReport) -> str:

@@ -80,6 +80,7 @@ class RoundRow(_RowOfAllRounds, total=False):
     traffic: TrafficRow | None
     update_norm: float | None
     noise_norm: float | None
+    unmoved: list[str]
     secure_aggregation: SecureRoundRow
     evaluated: EvaluatedRow | None
 
@@ -140,6 +141,7 @@ class RoundReport:
         update_norm: L2 norm of the aggregate update; None without one.
         noise_norm: expected L2 norm of the noise in it; None without noise, or where it is not
             known.
+        unmoved: trained tensors that round 1 left as they were.
     """
 
     round_number: int
@@ -161,6 +163,7 @@ class RoundReport:
     traffic: Traffic | None = None
     update_norm: float | None = None
     noise_norm: float | None = None
+    unmoved: tuple[str, ...] = ()
 
     def without_participants(self) -> Self:
         """Return the report for everybody but the server, where participation is secret.
@@ -205,7 +208,8 @@ class RoundReport:
             update_norm=None if self.update_norm is None else finite_or_none(self.update_norm),
             noise_norm=self.noise_norm,
         )
-        return RoundRow(**row, **self._secure_keys(), **self._evaluation_keys())
+        unmoved: Any = {"unmoved": list(self.unmoved)} if self.unmoved else {}
+        return RoundRow(**row, **unmoved, **self._secure_keys(), **self._evaluation_keys())
 
     def _secure_keys(self) -> dict[str, Any]:
         if self.secure is None:

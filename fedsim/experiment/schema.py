@@ -111,6 +111,15 @@ class Experiment(Settings):
         return next((each.holdout for each in sections if each is not None and each.holdout), None)
 
     @property
+    def saves_derived_model(self) -> bool:
+        """Whether the saved model is made from the values that travel and from those that do not.
+
+        Without low-rank adapters, or where these are merged, it is the whole model.
+        """
+        lora = self.model.lora
+        return self.model.has_local_base and (lora is None or lora.save == "merged")
+
+    @property
     def has_server_noise(self) -> bool:
         """Whether the server adds the noise, so that a client's upload is no release."""
         return self.privacy is not None and self.privacy.trust == "central"

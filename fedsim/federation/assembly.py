@@ -34,15 +34,18 @@ from fedsim.federation.conditions import plugin_sources, refuse_edited_plugins
 from fedsim.federation.federation import Federation
 from fedsim.federation.initial_model import (
     NUM_CHECK_EXAMPLES,
+    NUM_PROBE_EXAMPLES,
     initial_model,
     public_examples,
     to_tensors,
 )
+from fedsim.federation.movement import StillParameter, still_parameters
 from fedsim.federation.noise_shares import share_noise
 from fedsim.federation.plan_digest import plan_digest
 from fedsim.federation.schedule import StepSchedule, participation_of
 from fedsim.federation.secure_setup import secure_channel
 from fedsim.federation.train_metrics import check_train_metrics
+from fedsim.models.errors import ModelError
 from fedsim.models.features.pipeline import FeaturePipeline
 from fedsim.models.losses import resolve_loss
 from fedsim.models.metrics import Task, task_for
@@ -116,6 +119,7 @@ def _assemble(
     shared_model = SharedModel(
         model, parameters=None if gradients is None else gradients.parameters
     )
+    still = _still_parameters(experiment, model, loss, data, device)
     algorithm = checked_algorithm(experiment, model, len(data.clients), loaded.base)
     if client_privacy is not None:
         phases.begin("calibrating noise")
@@ -154,6 +158,7 @@ def _assemble(
         secure=secure,
         sums=sums,
         plan_digest=digest,
+        still=still,
     )
     federation.public_scores.check()
     refuse_edited_plugins(sources, experiment, loaded.base)
@@ -178,7 +183,7 @@ def _checked_model(
         preflight(model, loss, task, data.test)
         model = model.to(device)
         features, targets = to_tensors(public_examples(data, NUM_CHECK_EXAMPLES), device)
-        if experiment.clips_examples:
+        if experiment.clips_examples or experiment.model.has_local_base:
             check_private_model(model, features)
         if experiment.personalization is not None:
             check_personalization(experiment.personalization, model, loss, features, targets)
@@ -186,6 +191,20 @@ def _checked_model(
             model, loss, features, targets, private=experiment.clips_examples
         )
     return model, gradients
+
+
+def _still_parameters(
+    experiment: Experiment,
+    model: nn.Module,
+    loss: PerExampleLoss,
+    data: FederatedData,
+    device: torch.device,
+) -> tuple[StillParameter, ...]:
+    """Return the trained parameters that training does not move, on public examples."""
+    public = to_tensors(public_examples(data, NUM_PROBE_EXAMPLES), device)
+    lr = experiment.local.optimizer.lr
+    with one_thread(), plugin_calls("the model failed in training", raises=ModelError):
+        return still_parameters(model, loss, *public, lr=lr)
 
 
 def _planned(

@@ -1,11 +1,13 @@
 """A federation: data, model, plans and parties of an experiment, ready to run."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
@@ -36,13 +38,17 @@ from fedsim.federation.client_tensors import ClientTensors
 from fedsim.federation.conditions import digest_conditions
 from fedsim.federation.expected_noise import ClientNoise, SumNoise
 from fedsim.federation.initial_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
+from fedsim.federation.movement import StillParameter
 from fedsim.federation.public_scores import PublicScores
 from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.federation.schedule import StepSchedule
 from fedsim.federation.server_charges import ServerCharges
 from fedsim.federation.train_metrics import TrainMetrics
+from fedsim.models.adapters.attach import merge_adapters
+from fedsim.models.local_base import whole_state
 from fedsim.models.metrics import Task, evaluate
 from fedsim.models.scores.metrics import MetricValue, choose_metrics
+from fedsim.protocol.arrays import to_numpy
 from fedsim.protocol.clip_bound import BoundRule
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.protocol.upload_tags import UploadTags
@@ -81,6 +87,7 @@ class Federation:
         steps: the planned steps of each client in each round.
         secure: keys and encoding of secure aggregation; None where updates are sent in clear.
         sums: the plan of noisy sums; None with local trust.
+        still: trained parameters that training does not move, on public examples.
         plan_digest: digest of everything public that fixes the clients' releases; "" without
             privacy.
     """
@@ -104,6 +111,7 @@ class Federation:
     secure: SecureChannel | None = None
     sums: SumPlan | None = None
     plan_digest: str = ""
+    still: tuple[StillParameter, ...] = ()
 
     @cached_property
     def _tensors(self) -> ClientTensors:
@@ -143,6 +151,18 @@ class Federation:
     def initial_arrays(self) -> ArrayRecord:
         """Return the initial global model as a record."""
         return ArrayRecord({name: value.cpu() for name, value in self.model.state_dict().items()})
+
+    def saved_values(self, arrays: ArrayRecord) -> dict[str, np.ndarray]:
+        """Return the values of `model.safetensors` by name.
+
+        Args:
+            arrays: the global model.
+        """
+        if not self.experiment.saves_derived_model:
+            return to_numpy(arrays)
+        self.model.load_state_dict(arrays.to_torch_state_dict())
+        merged = merge_adapters(deepcopy(self.model))
+        return {name: value.cpu().numpy() for name, value in whole_state(merged).items()}
 
     def client_task(self, client: int) -> ClientTask:
         """Return the task of a client: its data, its settings and the shared model."""

@@ -14,10 +14,12 @@ from torch.nn.parameter import is_lazy
 from fedsim.core.plugins import PluginError, plugin_calls, resolve
 from fedsim.core.settings import Settings
 from fedsim.core.streams import Purpose, stream_key, torch_seed
+from fedsim.models.adapters.attach import add_adapters, fix_statistics, train_only
 from fedsim.models.architectures import architecture
 from fedsim.models.catalog import MODELS
 from fedsim.models.errors import ModelError
 from fedsim.models.initial_weights import freeze, load_initial_weights
+from fedsim.models.local_base import LocalBase
 from fedsim.models.settings import ModelSettings
 
 
@@ -48,10 +50,23 @@ def build_model(
     build = _builder(settings, input_shape, num_outputs, base)
     with _seed_torch(seed):
         model = build()
-    _check_trainable(model, settings.name)
-    if settings.init is not None:
-        load_initial_weights(model, base / Path(settings.init).expanduser())
+        _check_trainable(model, settings.name)
+        if settings.init is not None:
+            load_initial_weights(model, base / Path(settings.init).expanduser())
+        model = _with_trained_part(model, settings)
+    return model
+
+
+def _with_trained_part(model: nn.Module, settings: ModelSettings) -> nn.Module:
+    """Return the model with its frozen parameters frozen, and with its adapters."""
     freeze(model, settings.freeze)
+    if not settings.has_local_base:
+        return model
+    train_only(model, settings.train)
+    if settings.lora is not None:
+        model = add_adapters(model, settings.lora)
+    fix_statistics(model)
+    LocalBase(model).attach(model)
     return model
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import Field
 
 from fedsim.core.settings import Settings
+from fedsim.models.adapters.settings import LoraSettings
 from fedsim.models.features.settings import FeatureSettings
 
 
@@ -28,6 +29,16 @@ class ModelSettings(Settings):
         description="patterns of parameter names, such as 0.*, that stay as they are: no gradient, "
         "no noise, no update",
     )
+    train: list[str] = Field(
+        default=[],
+        description="patterns of parameter names, such as head.*, that are trained; all others are "
+        "frozen, and no message carries them",
+    )
+    lora: LoraSettings | None = Field(
+        default=None,
+        description="low-rank adapters on frozen layers: they and the parameters of `train` are "
+        "trained, and nothing else travels; null: none",
+    )
     loss: str = Field(
         default="cross_entropy",
         description="cross_entropy, mse, bce, or package.module:callable / ./file.py:callable "
@@ -35,8 +46,18 @@ class ModelSettings(Settings):
     )
 
     @property
+    def has_local_base(self) -> bool:
+        """Whether each party builds the frozen values by itself, and messages carry the rest."""
+        return bool(self.train) or self.lora is not None
+
+    @property
     def public_parts(self) -> dict[str, Any] | None:
-        """Names of the features, file of the initial weights, frozen patterns; None without any."""
-        features = [one.name for one in self.features]
-        parts = {"features": features, "init": self.init, "freeze": self.freeze}
+        """Features, file of initial weights, what is frozen or trained alone; None without any."""
+        parts = {
+            "features": [one.name for one in self.features],
+            "init": self.init,
+            "freeze": self.freeze,
+            "train": self.train,
+            "lora": None if self.lora is None else self.lora.targets,
+        }
         return {name: part for name, part in parts.items() if part} or None

@@ -8,6 +8,7 @@ from fedsim.data.tables.dataset import column_of
 from fedsim.federation.batch_sizes import full_batch_note
 from fedsim.federation.client_weights import ignored_weighting
 from fedsim.federation.federation import Federation
+from fedsim.federation.movement import still_warnings
 from fedsim.statement.sentence import count_text, range_text
 
 _MAX_NAMES = 5
@@ -87,6 +88,11 @@ def _sizes(federation: Federation) -> str:
 
 
 def warnings(federation: Federation) -> list[str]:
+    """Return warnings of parameters that would not learn, and of a δ that is too large."""
+    return [*still_warnings(federation.still), *_loose_deltas(federation)]
+
+
+def _loose_deltas(federation: Federation) -> list[str]:
     """Return a warning if δ of a client allows publishing a whole example; else nothing."""
     if federation.plans is None:
         return []

@@ -25,6 +25,7 @@ from fedsim.report.phase_display import PhaseDisplay
 from fedsim.server.round_report import numbers_of
 
 _MAX_METRICS = 3  # in the line of a round
+_MAX_NAMES = 5  # of parameters in a warning
 
 
 class ProgressObserver:
@@ -74,6 +75,14 @@ class ProgressObserver:
                 print_sentence(self._console, text, style="yellow")
         for one in (row.get("evaluated") or {"failed": ()})["failed"]:
             text = f"round {row['round']}: client {one['client']} did not evaluate: {one['reason']}"
+            print_sentence(self._console, text, style="yellow")
+        if unmoved := row.get("unmoved"):
+            more = f" and {len(unmoved) - _MAX_NAMES} more" if len(unmoved) > _MAX_NAMES else ""
+            text = (
+                f"warning: round {row['round']} left {', '.join(unmoved[:_MAX_NAMES])}{more} as "
+                "before: no update reached these parameters; raise local.optimizer.lr, and check "
+                "federation.strategy"
+            )
             print_sentence(self._console, text, style="yellow")
         done = int(row["round"])
         end = self._pace.end_after(self._rounds - done)

@@ -28,6 +28,8 @@ class ModelCard:
         metrics: its metrics on the public test set, by name.
         statement: the guarantee in words, as in `privacy.json`.
         fedsim: version that trained it.
+        values: digest of the values that travelled, where the file holds the model made from them
+            and from the parts that do not travel; None where the file holds those values.
     """
 
     input_shape: tuple[int, ...]
@@ -41,6 +43,7 @@ class ModelCard:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     statement: str | None = None
     fedsim: str | None = None
+    values: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the card as JSON."""
@@ -56,6 +59,7 @@ class ModelCard:
             "metrics": dict(self.metrics),
             "statement": self.statement,
             "fedsim": self.fedsim,
+            **({} if self.values is None else {"values": self.values}),
         }
 
     def to_metadata(self) -> dict[str, str]:
@@ -86,6 +90,7 @@ class ModelCard:
                 metrics=dict(card.get("metrics") or {}),
                 statement=card.get("statement"),
                 fedsim=card.get("fedsim"),
+                values=card.get("values"),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError("it does not say what inputs the model takes") from error

@@ -18,7 +18,7 @@ from fedsim.federation.budget_check import refuse_overspending
 from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import probe_mechanisms
 from fedsim.federation.shards import client_app
-from fedsim.protocol.arrays import to_numpy
+from fedsim.protocol.arrays import digest
 from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.client_data import FILE as CLIENT_DATA
 from fedsim.runs.client_data import client_data
@@ -349,7 +349,7 @@ class _Recorder:
         metrics: dict[str, Any] = numbers_of(last, ("test_", "clients_"))
         directory = self._directory
         card = self._model_card(content["statement"])
-        directory.write_model(to_numpy(self._state.model), card.to_metadata())
+        directory.write_model(self._federation.saved_values(self._state.model), card.to_metadata())
         directory.write_privacy(content)
         directory.write_clients(content["clients"])
         summary = {
@@ -425,6 +425,9 @@ class _Recorder:
             metrics=self._model_metrics,
             statement=statement,
             fedsim=fedsim.__version__,
+            values=digest(self._state.model)
+            if self._federation.experiment.saves_derived_model
+            else None,
         )
 
     def _personal_models(self, status: Status) -> dict[str, Any]:

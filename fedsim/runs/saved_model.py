@@ -8,15 +8,19 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from fedsim.experiment.load import read_settings
+from fedsim.models.adapters.attach import merge_adapters
 from fedsim.models.build import build_model
 from fedsim.models.errors import ModelError
 from fedsim.models.features.module import FeatureModel
 from fedsim.models.features.pipeline import FeaturePipeline
+from fedsim.models.local_base import OtherBaseError
+from fedsim.models.settings import ModelSettings
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import DamagedRunError, RunDirectoryError
 from fedsim.runs.model_card import ModelCard
 
 _FILE = "model.safetensors"
+_OF_WHOLE_MODELS = {"init": None, "train": [], "lora": None}
 
 
 def read_model_card(run: str | Path) -> ModelCard:
@@ -49,20 +53,41 @@ def load_model(run: str | Path, *, base: str | Path | None = None) -> nn.Module:
         ExperimentError: `experiment.yaml` is not what a run writes.
         ModelError: the model cannot be built, or is not the one that was trained.
     """
-    directory = RunDirectory.open(Path(run))
-    settings = read_settings(directory.path / "experiment.yaml").model
-    card, values = _read_model(directory)
-    model = build_model(
-        settings.model_copy(update={"init": None}),
-        input_shape=card.input_shape,
-        num_outputs=card.num_outputs,
-        seed=0,
-        base=Path.cwd() if base is None else Path(base).absolute(),
-    )
-    _load_values(model, values, directory.path / _FILE)
+    settings, model = _load(run, base)
     if settings.features:
         model = FeatureModel(FeaturePipeline(settings.features), model)
     return model.eval()
+
+
+def load_core(run: str | Path, *, base: Path) -> nn.Module:
+    """Return the final model of a run for examples that `model.features` has transformed.
+
+    Args:
+        run: the run directory.
+        base: directory of the experiment file.
+
+    Raises:
+        Exception: as `load_model`.
+    """
+    return _load(run, base)[1].eval()
+
+
+def _load(run: str | Path, base: str | Path | None) -> tuple[ModelSettings, nn.Module]:
+    """Return the settings of a run's model, and the model without its features."""
+    directory = RunDirectory.open(Path(run))
+    experiment = read_settings(directory.path / "experiment.yaml")
+    settings = experiment.model
+    card, values = _read_model(directory)
+    is_whole = settings.lora is None or settings.lora.save == "merged"
+    model = build_model(
+        settings.model_copy(update=_OF_WHOLE_MODELS) if is_whole else settings,
+        input_shape=card.input_shape,
+        num_outputs=card.num_outputs,
+        seed=experiment.seed,
+        base=Path.cwd() if base is None else Path(base).absolute(),
+    )
+    _load_values(model, values, directory.path / _FILE)
+    return settings, model if is_whole else merge_adapters(model)
 
 
 def _read_model(directory: RunDirectory) -> tuple[ModelCard, dict[str, torch.Tensor]]:
@@ -84,6 +109,11 @@ def _read_model(directory: RunDirectory) -> tuple[ModelCard, dict[str, torch.Ten
 def _load_values(model: nn.Module, values: Mapping[str, torch.Tensor], path: Path) -> None:
     try:
         model.load_state_dict(values)
+    except OtherBaseError as error:
+        raise ModelError(
+            f"{path}: the adapters belong to another backbone than model.init gives here: restore "
+            "the file of model.init; base is the directory that its path starts in"
+        ) from error
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise ModelError(

@@ -38,6 +38,14 @@ class PublicPartsSentence(Sentence):
                 f"The parameters {', '.join(map(str, patterns))} are not trained: they get no "
                 "gradient, no noise and no update."
             )
+        if parts.get("train") or parts.get("lora"):
+            trained = [*map(str, parts.get("train") or ())]
+            if layers := parts.get("lora"):
+                trained.append(f"low-rank adapters of {', '.join(map(str, layers))}")
+            sentences.append(
+                f"Only these are trained: {', '.join(trained)}. All other parameters are frozen, "
+                "get no noise, and are in no message."
+            )
         return " ".join(sentences)
 
     @property

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from fedsim.models.metrics import evaluate
 from fedsim.runs.manifest import list_again
+from fedsim.runs.saved_model import load_core
 from fedsim.runs.schema import COMPARISON_SCHEMA
 
 if TYPE_CHECKING:
@@ -30,12 +31,16 @@ def write_client_metrics(federation: "Federation", directory: "RunDirectory") ->
         federation: the federation of the same experiment; its model is overwritten.
         directory: the run directory with its `model.safetensors`.
     """
-    state = load_file(str(directory.path / "model.safetensors"), device=str(federation.device))
-    federation.model.load_state_dict(state)
+    model = federation.model
+    if federation.experiment.saves_derived_model:
+        model = load_core(directory.path, base=federation.base).to(federation.device)
+    else:
+        path = directory.path / "model.safetensors"
+        model.load_state_dict(load_file(str(path), device=str(federation.device)))
     rows: list[dict[str, Any]] = []
     for client, examples in enumerate(federation.data.clients):
         found = evaluate(
-            federation.model, federation.loss, federation.task, examples, device=federation.device
+            model, federation.loss, federation.task, examples, device=federation.device
         )
         figures = {f"client_{name}": _finite(value) for name, value in found.items()}
         rows.append({"client": client, "examples": len(examples), **figures})

@@ -25,6 +25,7 @@ def check_model(model: ModelSettings, base: Path) -> Iterator[PathMessage]:
     yield from messages_at(("model", "name"), check_name(model.name, "model", MODELS, base))
     if model.init is not None:
         yield from messages_at(("model", "init"), check_weights(model.init, base))
+    yield from _check_trained_part(model)
     if model.name not in MODELS:
         yield from finite_messages(model.args, args)
         return
@@ -33,3 +34,18 @@ def check_model(model: ModelSettings, base: Path) -> Iterator[PathMessage]:
         entry.args.model_validate(model.args)
     except ValidationError as error:
         yield from validation_messages(error, model.args, entry.args, args)
+
+
+def _check_trained_part(model: ModelSettings) -> Iterator[PathMessage]:
+    """Check that one key says what is trained, and that a frozen backbone is one."""
+    if model.has_local_base and model.freeze:
+        yield (
+            ("model", "freeze"),
+            "with model.train or model.lora all other parameters are frozen; remove freeze",
+        )
+    if model.lora is not None and model.init is None and model.name in MODELS:
+        yield (
+            ("model", "lora"),
+            f"adapters need a trained backbone, and the weights of {model.name!r} would come from "
+            "the seed; add init: weights.safetensors",
+        )

@@ -10,8 +10,9 @@ from safetensors.numpy import load_file
 
 from fedsim.algorithms.state import ServerState
 from fedsim.federation.schedule import participation_of
-from fedsim.protocol.arrays import to_numpy
+from fedsim.protocol.arrays import digest, to_numpy
 from fedsim.runs.consistency import contradictions
+from fedsim.runs.saved_model import read_model_card
 from fedsim.runs.verification.plans import step_schedule, unreadable_clients
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.server.participation import Participation
@@ -85,6 +86,8 @@ def checkpoint_problems(files: RunFiles) -> Iterator[str]:
 
 
 def _is_model_of(state: ServerState, files: RunFiles) -> bool:
+    if files.experiment.saves_derived_model:  # made from them; the manifest has its bytes
+        return read_model_card(files.directory.path).values == digest(state.model)
     model = load_file(files.directory.path / "model.safetensors")
     arrays = to_numpy(state.model)
     return model.keys() == arrays.keys() and all(

@@ -1,0 +1,139 @@
+"""Check, on public examples before round 1, that training moves every trained parameter.
+
+Noise moves every parameter, so a private run shows no sign of a layer that learns nothing. Here two
+steps of plain SGD are taken on public examples, without noise, and undone. Two, since the factor A
+of a low-rank adapter has a gradient once B is no longer 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.clients.dp_sgd.model_checks.safety import preserve_state
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss
+from fedsim.models.adapters.layers import AdaptedLayer
+from fedsim.models.errors import ModelError
+
+_STEPS = 2
+_MAX_NAMES = 5
+
+
+@dataclass(frozen=True)
+class StillParameter:
+    """A trained parameter that two steps on public examples leave as it is.
+
+    Attributes:
+        name: of the parameter.
+        reason: why, and what to change.
+    """
+
+    name: str
+    reason: str
+
+
+def still_parameters(
+    model: nn.Module, loss: PerExampleLoss, features: Tensor, targets: Tensor, *, lr: float
+) -> tuple[StillParameter, ...]:
+    """Return the trained parameters that training does not move.
+
+    Args:
+        model: the initial model.
+        loss: one value per example.
+        features: public examples (n ≥ 1, ...).
+        targets: their targets (n, ...).
+        lr: the learning rate.
+
+    Guarantee:
+        the model's values, buffers and modes and the global random generators are unchanged.
+
+    Raises:
+        ModelError: no parameter moves, so that nothing would be learned.
+    """
+    trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+    named = [(name, value) for name, value in trained if value.numel()]
+    start = [value.detach().clone() for _, value in named]
+    was_used, had_gradient = [False] * len(named), [False] * len(named)
+    with preserve_state(model):
+        model.eval()
+        try:
+            for _ in range(_STEPS):
+                for k, found in enumerate(_gradients(model, loss, features, targets, named)):
+                    if found is None:
+                        continue
+                    was_used[k] = True
+                    had_gradient[k] |= bool(found.any())
+                    with torch.no_grad():
+                        named[k][1].sub_(found.nan_to_num(), alpha=lr)
+            moved = [not torch.equal(v, s) for (_, v), s in zip(named, start, strict=True)]
+        finally:
+            with torch.no_grad():
+                for (_, value), first in zip(named, start, strict=True):
+                    value.copy_(first)
+    still = tuple(
+        StillParameter(name, _reason(model, name, used=used, gradient=gradient, lr=lr))
+        for (name, _), used, gradient, changed in zip(
+            named, was_used, had_gradient, moved, strict=True
+        )
+        if not changed
+    )
+    if len(still) == len(named):
+        raise ModelError(
+            f"training moves no parameter of the model: {_listed(still)} on public examples; "
+            f"{still[0].reason}"
+        )
+    return still
+
+
+def still_warnings(still: Sequence[StillParameter]) -> list[str]:
+    """Return a warning for each reason why trained parameters stay as they are."""
+    by_reason: dict[str, list[StillParameter]] = {}
+    for one in still:
+        by_reason.setdefault(one.reason, []).append(one)
+    return [
+        f"training does not move {_listed(parts)} on public examples: {reason}"
+        for reason, parts in by_reason.items()
+    ]
+
+
+def _gradients(
+    model: nn.Module,
+    loss: PerExampleLoss,
+    features: Tensor,
+    targets: Tensor,
+    named: Sequence[tuple[str, nn.Parameter]],
+) -> Sequence[Tensor | None]:
+    value = loss(model(features), targets).mean()
+    if not value.requires_grad:
+        return [None] * len(named)
+    return torch.autograd.grad(value, [parameter for _, parameter in named], allow_unused=True)
+
+
+def _reason(model: nn.Module, name: str, *, used: bool, gradient: bool, lr: float) -> str:
+    if gradient:
+        return (
+            f"a step with local.optimizer.lr = {lr:g} is smaller than the precision of its values; "
+            "raise lr"
+        )
+    if not used:
+        return (
+            "the outputs do not depend on it; use it in forward, without detach() and "
+            "torch.no_grad(), or exclude it by model.freeze"
+        )
+    layer = model.get_submodule(name.rpartition(".")[0].rpartition(".")[0])
+    if isinstance(layer, AdaptedLayer):
+        return (
+            "its gradient is 0, as where both factors of an adapter are 0, or the layers behind it "
+            "pass no gradient; start one factor from other values, or leave the layer out of "
+            "model.lora.targets"
+        )
+    return (
+        "its gradient is 0, as behind a weight of 0 or an activation that is always off; start it "
+        "from other values, scale the features, or exclude it by model.freeze"
+    )
+
+
+def _listed(still: Sequence[StillParameter]) -> str:
+    names = ", ".join(repr(one.name) for one in still[:_MAX_NAMES])
+    return f"{names} and {len(still) - _MAX_NAMES} more" if len(still) > _MAX_NAMES else names

@@ -1,0 +1,127 @@
+"""The local base of a model: the values that no message carries.
+
+Where a part of a model alone is trained, each party builds the rest by itself, from the experiment
+and its files. `state_dict` and `load_state_dict` of such a model have the values that travel, so
+requests, uploads, sums and checkpoints hold nothing else, beside a digest of the base: a party with
+another base is refused before it trains.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsim.protocol.errors import ProtocolError
+
+BASE_DIGEST = "base-sha256"
+"""Name of the digest of the base among the values that travel, uint8 (32,)."""
+
+
+class OtherBaseError(ProtocolError):
+    """A model's values belong to another base than the one of this party."""
+
+
+class LocalBase:
+    """What stays with each party: all but the trained parameters.
+
+    Args:
+        model: with its final values; `attach` makes it this model's base.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        named = model.named_parameters(remove_duplicate=False)
+        self.trained = tuple(name for name, value in named if value.requires_grad)
+        state = model.state_dict()
+        self.hidden = frozenset(state) - frozenset(self.trained)
+        self.digest = _digest({name: state[name] for name in sorted(self.hidden)})
+        self._is_whole = False
+
+    def to_wire(self, state: dict[str, Tensor]) -> None:
+        """Reduce all values of the model to those that travel, in place."""
+        for name in self.hidden:
+            state.pop(name, None)
+        state[BASE_DIGEST] = self.digest.clone()
+
+    def from_wire(self, state: dict[str, Tensor]) -> None:
+        """Turn values that came into values of the model, in place.
+
+        Raises:
+            OtherBaseError: they belong to another base.
+        """
+        digest = state.pop(BASE_DIGEST, None)
+        if digest is not None and not torch.equal(digest.cpu(), self.digest):
+            raise OtherBaseError(
+                "the frozen values of the model here are others than the sender's: give all "
+                "parties the same file in model.init, the same seed and the same plug-ins"
+            )
+
+    def attach(self, model: nn.Module) -> None:
+        """Make `state_dict` and `load_state_dict` of the model those of its wire form."""
+        vars(model)[_ATTRIBUTE] = self
+        model.register_state_dict_post_hook(_after_state)
+        model.register_load_state_dict_pre_hook(_before_load)
+        model.register_load_state_dict_post_hook(_after_load)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Within the context, `state_dict` has all values of the model."""
+        before, self._is_whole = self._is_whole, True
+        try:
+            yield
+        finally:
+            self._is_whole = before
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether `state_dict` has all values of the model."""
+        return self._is_whole
+
+
+def local_base(model: nn.Module) -> LocalBase | None:
+    """Return the local base of a model; None where all of its values travel."""
+    found = vars(model).get(_ATTRIBUTE)
+    return found if isinstance(found, LocalBase) else None
+
+
+def whole_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return all values of a model by name, those of its local base too."""
+    base = local_base(model)
+    if base is None:
+        return model.state_dict()
+    with base.whole():
+        return model.state_dict()
+
+
+def _digest(values: Mapping[str, Tensor]) -> Tensor:
+    """Return the SHA-256 of names, types, shapes and bytes, uint8 (32,)."""
+    state = hashlib.sha256()
+    for name, value in values.items():
+        array = np.ascontiguousarray(value.detach().cpu().numpy())
+        state.update(f"{len(name)}:{name}{array.dtype.str}{array.shape}".encode())
+        state.update(array.data.cast("B") if array.size else b"")
+    return torch.frombuffer(bytearray(state.digest()), dtype=torch.uint8)
+
+
+def _after_state(model: nn.Module, state: dict[str, Tensor], prefix: str, local: Any) -> None:
+    base = local_base(model)
+    if base is not None and not base.is_whole and not prefix:
+        base.to_wire(state)
+
+
+def _before_load(model: nn.Module, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+    base = local_base(model)
+    if base is not None and not prefix:
+        base.from_wire(state)
+
+
+def _after_load(model: nn.Module, keys: Any) -> None:
+    base = local_base(model)
+    if base is not None:
+        keys.missing_keys[:] = [name for name in keys.missing_keys if name not in base.hidden]
+
+
+_ATTRIBUTE = "fedsim_local_base"
