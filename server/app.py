@@ -278,7 +278,7 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
             state.arrays, result.arrays, setup.train.algorithm.training.parameters
         ),
         noise_norm=None if result.arrays is None else train.noise_norm,
-        unmoved=_unmoved(state, after, setup.strategy.parameters),
+        unmoved=_unmoved(state, after, setup.train.algorithm.training.parameters),
     )
     is_secret = setup.train.participation.is_secret
     return after, report.without_participants() if is_secret else report
