@@ -7,6 +7,7 @@ from fedsim.data.partitions.settings import FLWR_SCHEMES
 from fedsim.models.catalog import LOSSES, MODELS
 from fedsim.models.features.settings import FEATURES
 from fedsim.models.scores.catalog import METRICS
+from fedsim.server.participation.settings import PARTICIPATIONS
 from fedsim.simulation.catalog import ENGINES, TRACKERS
 
 KEYS = {
@@ -34,10 +35,6 @@ KEYS = {
 }
 """The key of an experiment file that takes the names of a kind."""
 
-_PARTICIPATIONS = {
-    "uniform": "clients_per_round clients, each set as likely as another",
-    "poisson": "each client on its own, with probability clients_per_round / number of clients",
-}
 _WEIGHTINGS = {
     "uniform": "every update counts the same",
     "examples": "by the number of the client's examples, which must be public",
@@ -112,7 +109,7 @@ def catalog() -> dict[str, dict[str, str]]:
         "features": dict(FEATURES),
         "losses": dict(LOSSES),
         "metrics": {name: entry.description for name, entry in METRICS.items()},
-        "participations": dict(_PARTICIPATIONS),
+        "participations": dict(PARTICIPATIONS),
         "strategies": {name: entry.description for name, entry in algorithms().items()},
         "weightings": dict(_WEIGHTINGS),
         "optimizers": dict(_OPTIMIZERS),

@@ -33,7 +33,7 @@ from fedsim.server.aggregation.weights import ClientWeights, uniform_weights
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.errors import FederationError
 from fedsim.server.evaluation import ClientEvaluation
-from fedsim.server.participation import Participation
+from fedsim.server.participation.participation import Participation
 from fedsim.server.roll_call import Roll, whole_roll
 from fedsim.server.round_report import Failure, RoundReport, SecureRoundReport
 from fedsim.server.secure.aggregator import SecureAggregator

@@ -8,6 +8,7 @@ from fedsim.algorithms.catalog import algorithms
 from fedsim.algorithms.settings import AlgorithmSettings
 from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS, MAX_SECONDS
 from fedsim.core.settings import Probability, Settings, Share
+from fedsim.server.participation.settings import ParticipationSettings, UniformParticipation
 
 WeightingName = Literal["uniform", "examples", "noise"]
 _DEFAULT_ALGORITHM = "fedavg"
@@ -59,16 +60,6 @@ class WeightingSettings(Settings):
         return self
 
 
-class ParticipationSettings(Settings):
-    """`federation.participation`: how the clients of a round are drawn."""
-
-    scheme: Literal["uniform", "poisson"] = Field(
-        default="uniform",
-        description="uniform: clients_per_round clients, each set as likely as another; poisson: "
-        "each client on its own, with probability clients_per_round / number of clients",
-    )
-
-
 class FederationSettings(Settings):
     """`federation:` in an experiment file."""
 
@@ -80,7 +71,9 @@ class FederationSettings(Settings):
         description="clients that train in a round; null: all of them",
     )
     participation: ParticipationSettings = Field(
-        default=ParticipationSettings(), description="how the clients of a round are drawn"
+        default=UniformParticipation(),
+        discriminator="scheme",
+        description="how the clients of a round are drawn",
     )
     deadline: float | None = Field(
         default=None,

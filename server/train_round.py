@@ -34,7 +34,7 @@ from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.errors import FederationError
 from fedsim.server.iterate_average import next_average
-from fedsim.server.participation import Participation
+from fedsim.server.participation.participation import Participation
 from fedsim.server.round_report import Failure
 from fedsim.server.shared_bound import SharedBound
 

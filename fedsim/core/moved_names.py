@@ -101,6 +101,7 @@ _NAME_MOVES = (
     ("server.averaging", "server.aggregation.aggregator", "Averaging=Aggregator"),
     ("server.averaging", "server.aggregation.aggregator", "PlainAveraging=PlainAggregator"),
     ("server.evaluating", "server.evaluation", "Evaluated=EvaluationResult"),
+    ("server.participation", "server.participation.participation", "Participation"),
     ("server.privacy_book", "server.client_ledgers", "PrivacyBook=ClientLedgers"),
     ("plugins", "core.plugins", "describe=describe_error"),
     ("server.live_arrays", "protocol.live_arrays", "portable=to_portable"),

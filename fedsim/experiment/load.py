@@ -15,6 +15,7 @@ from fedsim.data.settings import DataSettings
 from fedsim.experiment.errors import ExperimentError, Problem
 from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.overrides import Overrides, apply_overrides, parse_overrides
+from fedsim.experiment.public_tables import read_public_tables
 from fedsim.experiment.rules.check import check_rules
 from fedsim.experiment.rules.sections import Sections
 from fedsim.experiment.schema import Experiment
@@ -56,7 +57,8 @@ def load_experiment(
 ) -> LoadedExperiment:
     """Return the checked experiment of a YAML file or a mapping.
 
-    Plug-ins and data files are checked by name only: nothing is imported, opened or trained.
+    Plug-ins and data files are checked by name only: nothing is imported or trained. Public tables
+    of `federation.participation` are read.
 
     Args:
         source: the path of the file, or its content as a mapping.
@@ -207,10 +209,16 @@ def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
     """Return the experiment; raise if there are problems, the given ones included."""
     experiment, failed = _settings(tree, problems)
     sections = _valid_sections(to_python(tree), failed)
+    federation = sections.federation
+    if federation is not None:
+        read = read_public_tables(federation, base)
+        problems += _locate_messages(tree, read.mistakes)
+        federation = read.federation
+        sections = replace(sections, federation=federation)
     problems += _locate_messages(tree, check_rules(sections, base))
     if problems or experiment is None:
         raise ExperimentError(problems)
-    return experiment
+    return experiment.model_copy(update={"federation": federation})
 
 
 def _locate_messages(tree: Node, messages: Iterable[PathMessage]) -> list[Problem]:

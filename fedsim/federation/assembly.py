@@ -53,7 +53,7 @@ from fedsim.models.preflight import preflight
 from fedsim.personalization.personalize import check_personalization
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.server.aggregation.weights import ClientWeights
-from fedsim.server.participation import Participation
+from fedsim.server.participation.participation import Participation
 
 
 def assemble(
@@ -256,7 +256,7 @@ def _client_privacy(loaded: LoadedExperiment, num_clients: int) -> tuple[ClientP
         num_clients=num_clients,
         seed=loaded.experiment.seed,
         tables=read_client_tables(privacy, loaded.base),
-        clients_per_round=loaded.experiment.federation.clients_per_round,
+        clients_per_round=participation_of(loaded.experiment, num_clients).round_sizes[1],
     )
 
 

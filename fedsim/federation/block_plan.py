@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
-from fedsim.server.participation import Participation
+from fedsim.server.participation.participation import Participation
 
 MAX_RANGES = 64
 MAX_LOT_RATIO = 2.0  # of a block: every member is padded to the longest lot
@@ -45,7 +45,7 @@ class BlockPlan:
         More than one range are an even number, for the balance of two workers.
         """
         clients = self.participation.num_clients
-        participants = min(self.participation.clients_per_round, clients)
+        _, participants = self.participation.round_sizes
         blocks = -(-participants // self.max_clients)
         even = blocks + blocks % 2 if blocks > 1 else 1
         parts = _even_parts(clients, min(even, MAX_RANGES, clients))

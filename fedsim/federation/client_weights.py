@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment
+from fedsim.federation.schedule import participation_of
 from fedsim.server.aggregation.weights import (
     WEIGHT_UNITS,
     ClientWeights,
@@ -46,7 +47,7 @@ def client_weights(
     return plan_weights(
         experiment.federation.weights,
         values,
-        clients_per_round=experiment.federation.clients_per_round or len(sizes),
+        clients_per_round=participation_of(experiment, len(sizes)).round_sizes[0],
         units=units,
     )
 

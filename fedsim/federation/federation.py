@@ -57,7 +57,7 @@ from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.app import NoisySumSetup, SecureAggregationSetup, make_server_app
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.evaluation import ClientEvaluation
-from fedsim.server.participation import Participation
+from fedsim.server.participation.participation import Participation
 from fedsim.server.round_report import RoundReport
 from fedsim.server.secure.opened_sums import NO_OPENED_SUMS, OpenedSums
 from fedsim.server.shared_bound import SharedBound
@@ -444,8 +444,8 @@ class Federation:
         local, participation = self.experiment.local, self.participation
         size = 1
         if self._trains_in_blocks and participation.is_keyed:
-            participants = min(participation.clients_per_round, participation.num_clients)
             values = self.shared_model.parameters.size
+            _, participants = participation.round_sizes
             size = block_size(self.model, values, participants, local.cohort)
         if local.max_physical_batch is not None and size > 1:
             rows = self.tile_rows(range(self.num_clients))

@@ -11,7 +11,7 @@ from fedsim.clients.budget.client_privacy import ClientPrivacy
 from fedsim.clients.budget.plan import whole_round_steps
 from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment
-from fedsim.server.participation import Participation
+from fedsim.server.participation.participation import Participation
 
 
 def participation_of(experiment: Experiment, num_clients: int | None = None) -> Participation:

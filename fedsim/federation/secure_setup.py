@@ -10,6 +10,7 @@ from fedsim.clients.secure.channel import SecureChannel
 from fedsim.core.errors import InputError
 from fedsim.experiment import Experiment
 from fedsim.federation.lasting_keys import identity_of_client
+from fedsim.federation.schedule import participation_of
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.errors import CapacityError
@@ -58,7 +59,7 @@ def secure_channel(
         except HpkeMissingError as error:
             raise SecureSetupError(str(error)) from error
     identity_of = partial(_identity_of, settings, base)
-    per_round = experiment.federation.clients_per_round or len(weights.values)
+    _, per_round = participation_of(experiment, len(weights.values)).round_sizes
     if sums is not None:
         codec, planned = _integer_codec(sums, per_round), (1,) * len(weights.values)
         return SecureChannel(settings, codec, planned, experiment.seed, plan, identity_of)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.experiment import Experiment
+from fedsim.experiment.text import shorten
 from fedsim.runs.directory import RunDirectoryError
 
 _MISSING = object()
@@ -48,9 +49,13 @@ def refuse_changes(before: Experiment, after: Experiment) -> None:
             _check_rounds(after, old, new)
             continue
         raise RunDirectoryError(
-            f"{key} was {old} in the run and is {new} now, and cannot change on resume: set it "
-            "back, or start a new run in another --out"
+            f"{key} was {_one_line(old)} in the run and is {_one_line(new)} now, and cannot "
+            "change on resume: set it back, or start a new run in another --out"
         )
+
+
+def _one_line(value: object) -> str:
+    return shorten(" ".join(str(value).split()))
 
 
 def _check_rounds(after: Experiment, old: int, new: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 import fedsim
 from fedsim.accountant import Gaussian, PoissonSampled
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.server.participation import Participation
+from fedsim.server.participation.participation import Participation
 
 CLIENTS, ROUNDS = 6, 2
 EXPERIMENT: dict[str, Any] = {

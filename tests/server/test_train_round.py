@@ -18,7 +18,7 @@ from fedsim.server.aggregation.aggregator import AggregationResult, PlainAggrega
 from fedsim.server.aggregation.aggregator import RoundAbortedError as Aborted
 from fedsim.server.aggregation.weights import uniform_weights
 from fedsim.server.app import RoundError, RoundSetup, check_participants, run_round
-from fedsim.server.participation import Participation
+from fedsim.server.participation.participation import Participation
 from fedsim.server.train_round import TrainSetup
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
 

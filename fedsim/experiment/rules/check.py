@@ -19,7 +19,7 @@ from fedsim.experiment.rules.clients import (
 from fedsim.experiment.rules.dataset import check_data
 from fedsim.experiment.rules.features import check_features, check_views
 from fedsim.experiment.rules.model import check_model
-from fedsim.experiment.rules.participation import check_poisson_draws
+from fedsim.experiment.rules.participation import check_poisson_draws, check_schemes
 from fedsim.experiment.rules.runtime import check_trackers
 from fedsim.experiment.rules.scores import (
     check_evaluation,
@@ -45,6 +45,7 @@ def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
     yield from check_features(sections)
     yield from check_algorithm(sections, base)
     yield from check_participation(sections)
+    yield from check_schemes(sections)
     if sections.federation is not None:
         yield from check_poisson_draws(
             sections.federation, sections.privacy, sections.secure_aggregation

@@ -59,7 +59,7 @@ def check_client_unit(
     elif privacy.adjacency == "add_remove" and _is_scheduled(federation):
         yield (
             ("privacy", "adjacency"),
-            "add_remove hides whether a client is there, and a uniform schedule names the clients "
+            "add_remove hides whether a client is there, and a public schedule names the clients "
             "of a round; use zero_out or replace_one, or federation.participation: {scheme: "
             "poisson}",
         )

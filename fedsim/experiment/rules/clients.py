@@ -27,6 +27,8 @@ def check_participation(sections: Sections) -> Iterator[PathMessage]:
         yield path, f"{rule}, got {value_text(per_round)}"
     rounds = sections.federation.rounds
     charged = per_round or clients
+    if sections.round_sizes is not None:
+        charged = sections.round_sizes[1]
     if sections.federation.participation.scheme == "poisson" and sections.privacy is not None:
         charged = clients  # also those that were not drawn
     records = rounds * charged
@@ -52,9 +54,9 @@ def check_weighting(sections: Sections) -> Iterator[PathMessage]:
             f"'{weights.name}' would reveal client sizes, which adjacency add_remove keeps "
             f"private; use weighting: uniform{other} or adjacency: zero_out",
         )
-    clients = sections.clients_per_round
-    if clients is None or weights.max_share is None:
+    if sections.round_sizes is None or weights.max_share is None:
         return
+    clients, _ = sections.round_sizes
     if weights.max_share * clients < 1:
         yield (
             (*path, "max_share"),

@@ -1,11 +1,127 @@
-"""Rules of `federation.participation`: where clients may be drawn one by one."""
+"""Rules of `federation.participation`: which schemes fit the clients and the trust model."""
 
 from collections.abc import Iterator
 
 from fedsim.clients.settings import PrivacySettings
 from fedsim.experiment.messages import PathMessage
+from fedsim.experiment.rules.sections import Sections
+from fedsim.experiment.text import KeyPath
 from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.server.participation.settings import (
+    BufferedParticipation,
+    CyclicParticipation,
+    DurationTable,
+    TraceParticipation,
+)
 from fedsim.server.settings import FederationSettings
+
+_PARTICIPATION: KeyPath = ("federation", "participation")
+
+
+def check_schemes(sections: Sections) -> Iterator[PathMessage]:
+    """Yield the mistakes of a scheme that does not fit the clients, or the trust model."""
+    if sections.federation is None:
+        return
+    match sections.federation.participation:
+        case CyclicParticipation() as cyclic:
+            yield from _check_groups(cyclic, sections)
+        case TraceParticipation() as trace:
+            yield from _check_trace(trace, sections)
+        case BufferedParticipation() as buffered:
+            yield from _check_buffer(buffered, sections)
+            yield from _check_stale_updates(sections)
+        case _:
+            pass
+
+
+def _check_groups(settings: CyclicParticipation, sections: Sections) -> Iterator[PathMessage]:
+    clients, groups = sections.num_clients, settings.groups
+    if clients is None:
+        return
+    if groups is not None and groups > clients:
+        rule = f"must be at most {clients}, the number of clients, got {groups}"
+        yield (*_PARTICIPATION, "groups"), rule
+    if settings.members is None:
+        return
+    # Imported here, as below: numpy is slow to import, and most files do not need it.
+    from fedsim.experiment.rules.schedules import first_difference
+
+    if difference := first_difference(settings, clients):
+        yield (*_PARTICIPATION, "members"), difference
+
+
+def _check_trace(settings: TraceParticipation, sections: Sections) -> Iterator[PathMessage]:
+    if sections.num_clients is None or settings.availability is None:
+        return
+    from fedsim.experiment.rules.schedules import unknown_client
+
+    unknown = unknown_client(settings, sections.num_clients)
+    if unknown is not None:
+        yield (
+            _PARTICIPATION,
+            f"the trace names client {unknown}, and clients are 0 to {sections.num_clients - 1} "
+            "(data.partition.num_clients); remove it from the trace",
+        )
+    elif sections.round_sizes == (0, 0):
+        rounds = 0 if sections.federation is None else sections.federation.rounds
+        yield (
+            _PARTICIPATION,
+            f"none of the {rounds} rounds has {settings.min_available} available clients "
+            "(min_available); lower it, or use another trace",
+        )
+
+
+def _check_buffer(settings: BufferedParticipation, sections: Sections) -> Iterator[PathMessage]:
+    federation, clients = sections.federation, sections.num_clients
+    if federation is not None and federation.clients_per_round is not None:
+        yield (
+            ("federation", "clients_per_round"),
+            "a buffered round has buffer_size clients; remove clients_per_round, and set "
+            "participation.buffer_size",
+        )
+    if clients is None:
+        return
+    for key in ("concurrency", "buffer_size"):
+        if getattr(settings, key) > clients:
+            yield (
+                (*_PARTICIPATION, key),
+                f"must be at most {clients}, the number of clients, got {getattr(settings, key)}",
+            )
+    durations = settings.durations
+    if isinstance(durations, DurationTable) and len(durations.values or ()) != clients:
+        yield (
+            (*_PARTICIPATION, "durations"),
+            f"has {len(durations.values or ())} durations for {clients} clients "
+            "(data.partition.num_clients); write one for each client",
+        )
+
+
+def _check_stale_updates(sections: Sections) -> Iterator[PathMessage]:
+    """Yield what needs all clients of a round to start with it."""
+    scheme, privacy = (*_PARTICIPATION, "scheme"), sections.privacy
+    yield scheme, "buffered is planned, and not yet trained; use scheme: uniform"  # until wired
+    if sections.secure_aggregation is not None:
+        yield (
+            scheme,
+            "the server scales each update of a buffer by its own staleness, and "
+            "secure_aggregation shows it sums only; remove secure_aggregation, or use scheme: "
+            "uniform",
+        )
+    if privacy is None:
+        return
+    if privacy.trust != "local":
+        yield (
+            scheme,
+            f"the server scales each update of a buffer by its own staleness, and trust: "
+            f"{privacy.trust} plans the noise of a sum without scales; use trust: local, or "
+            "scheme: uniform",
+        )
+    elif privacy.unit == "client" and privacy.clipping == "adaptive":
+        yield (
+            ("privacy", "clipping"),
+            "the bound is learnt from whole rounds, and clients of a buffer start in other rounds; "
+            "use clipping: flat, or participation: {scheme: uniform}",
+        )
 
 
 def check_poisson_draws(

@@ -1,6 +1,7 @@
 """The sections of an experiment file that its rules read."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from fedsim.clients.faults.settings import FaultSettings
 from fedsim.clients.settings import LocalSettings, PrivacySettings
@@ -37,8 +38,19 @@ class Sections:
         """Number of clients; None where only the data know it."""
         return None if self.data is None else self.data.partition.num_clients
 
-    @property
-    def clients_per_round(self) -> int | None:
-        """Clients of a round; None where only the data know it."""
-        drawn = None if self.federation is None else self.federation.clients_per_round
-        return drawn or self.num_clients
+    @cached_property
+    def round_sizes(self) -> tuple[int, int] | None:
+        """The fewest clients of a round that has any, and the most; None where they are not known.
+
+        With Poisson draws, twice their expected number.
+        """
+        if self.federation is None or self.num_clients is None:
+            drawn = None if self.federation is None else self.federation.clients_per_round
+            return None if drawn is None else (drawn, drawn)
+        if self.federation.participation.scheme in ("uniform", "poisson"):
+            drawn = self.federation.clients_per_round or self.num_clients
+            return drawn, drawn
+        # Imported here: numpy is slow to import, and most files do not need it.
+        from fedsim.experiment.rules.schedules import sizes_of_rounds
+
+        return sizes_of_rounds(self.federation, self.num_clients)

@@ -22,22 +22,23 @@ def check_secure_aggregation(sections: Sections) -> Iterator[PathMessage]:
             "that secure_aggregation hides; use clipping: flat, or remove secure_aggregation",
         )
     yield from _check_metrics(secure.metrics, private=sections.privacy is not None)
-    if sections.clients_per_round is not None:
-        yield from _check_sizes(secure, sections, sections.clients_per_round)
+    if sections.round_sizes is not None:
+        yield from _check_sizes(secure, sections, *sections.round_sizes)
 
 
 def _check_sizes(
-    secure: SecureAggregationSettings, sections: Sections, clients: int
+    secure: SecureAggregationSettings, sections: Sections, fewest: int, clients: int
 ) -> Iterator[PathMessage]:
-    """Yield the mistakes that depend on the number of clients of a round."""
+    """Yield the mistakes that depend on the numbers of clients of the rounds."""
     section: KeyPath = ("secure_aggregation",)
-    if secure.min_clients > clients:
+    if secure.min_clients > fewest:
+        of_round = "a round" if fewest == clients else "the smallest round"
         yield (
             (*section, "min_clients"),
-            f"must be at most {clients}, the clients of a round, got {secure.min_clients}; lower "
-            "it, or raise federation.clients_per_round",
+            f"must be at most {fewest}, the clients of {of_round}, got {secure.min_clients}; lower "
+            f"it, or raise {_ways_to_more_clients(sections)}",
         )
-    if secure.threshold != "auto" and not clients // 2 < secure.threshold <= clients:
+    if secure.threshold != "auto" and not clients // 2 < secure.threshold <= fewest:
         yield (
             (*section, "threshold"),
             f"must be above half of the {clients} clients of a round and at most all of them, got "
@@ -56,6 +57,13 @@ def _check_sizes(
         MetricGrids.from_bounds(secure.metrics, encoder)
     except CapacityError as error:
         yield section, f"the sum does not fit into the ring: {error}"
+
+
+def _ways_to_more_clients(sections: Sections) -> str:
+    federation = sections.federation
+    if federation is not None and federation.participation.scheme == "trace":
+        return "federation.participation.min_available, below which a round goes by"
+    return "federation.clients_per_round"
 
 
 def _check_client_keys(secure: SecureAggregationSettings, clients: int) -> Iterator[PathMessage]:

@@ -118,6 +118,13 @@ def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None)
             f"with unit {privacy.unit}; call it with privacy.trust=local and privacy.unit=example, "
             "and fedsim plan without --advise for this trust model"
         )
+    scheme = loaded.experiment.federation.participation.scheme
+    if scheme in ("trace", "buffered"):
+        raise PrivacyPlanError(
+            "the advice compares numbers of rounds in which all clients take part equally often, "
+            f"got participation {scheme}; use scheme: uniform for the advice, and fedsim plan "
+            "without --advise for this scheme"
+        )
     phases = phases or Phases()
     federation = assemble(loaded, ledger=None, phases=phases)
     phases.begin("comparing schedules")

@@ -109,7 +109,7 @@ def public_facts(federation: Federation) -> PublicFacts:
         deltas=np.array([plan.delta for plan in plans]),
         clip_norms=clip_norms,
         unit_mu=np.array(mus),
-        clients_per_round=min(federation.participation.clients_per_round, len(members)),
+        clients_per_round=min(federation.participation.round_sizes[1], len(members)),
         rounds=experiment.federation.rounds,
         steps=int(np.median([federation.steps.whole_rounds[client] for client in members])),
         learning_rate=experiment.local.optimizer.lr,

@@ -82,13 +82,14 @@ def planned_clients(experiment: Experiment, federation: Federation) -> tuple[Pla
     if privacy is None:
         raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
     sizes = federation.data.clients.sizes
-    rounds = participation_of(experiment, len(sizes)).planned_rounds()
+    participation = participation_of(experiment, len(sizes))
+    rounds = participation.planned_rounds()
     terms = resolve_client_privacy(
         privacy,
         num_clients=len(sizes),
         seed=experiment.seed,
         tables=read_client_tables(privacy, federation.base),
-        clients_per_round=experiment.federation.clients_per_round,
+        clients_per_round=participation.round_sizes[1],
     )
     parameters = federation.shared_model.parameters
     return tuple(

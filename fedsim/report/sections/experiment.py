@@ -86,19 +86,44 @@ def _federation(contents: RunContents) -> str:
     federation = _section(contents, "federation")
     if not federation:
         return ""
-    count, asked = len(contents.clients), federation.get("clients_per_round")
-    who = f"all {count:,}" if asked in (None, count) else f"{_text(asked)} of {count:,}"
     parts = [
-        f"{_text(federation.get('rounds'))} rounds of {who} clients",
+        f"{_text(federation.get('rounds'))} rounds of {_participants(contents, federation)}",
         _name_of(federation.get("strategy")),
         f"weights {_name_of(federation.get('weighting'))}",
     ]
-    scheme = _section(federation, "participation").get("scheme")
-    if scheme not in (None, "uniform"):
-        parts.append(f"participation {_text(scheme)}")
+    participation = _section(federation, "participation")
+    if participation.get("scheme") == "poisson":
+        parts.append("participation poisson")
+    if participation.get("scheme") == "buffered":
+        at_once = f"{_text(participation.get('concurrency'))} train at once"
+        parts.append(f"asynchronous ({at_once}, durations {_durations(participation)})")
     if federation.get("server_averaging"):
         parts.append(f"server averaging {_text(federation['server_averaging'])}")
     return ", ".join(parts)
+
+
+def _participants(contents: RunContents, federation: Mapping[str, Any]) -> str:
+    """Return the clients of a round in words."""
+    participation = _section(federation, "participation")
+    count, asked = len(contents.clients), federation.get("clients_per_round")
+    scheme = participation.get("scheme")
+    if scheme == "trace":
+        return f"{'all' if asked is None else _text(asked)} of the available clients (trace)"
+    if scheme == "cyclic":
+        groups = participation.get("groups") or len(participation.get("members") or ())
+        return f"{'all' if asked is None else _text(asked)} clients of one of {groups} groups"
+    if scheme == "buffered":
+        asked = participation.get("buffer_size")
+    return (
+        f"all {count:,} clients"
+        if asked in (None, count)
+        else f"{_text(asked)} of {count:,} clients"
+    )
+
+
+def _durations(participation: Mapping[str, Any]) -> str:
+    durations = participation.get("durations")
+    return "by a table" if isinstance(durations, Mapping) else _text(durations).replace("_", "-")
 
 
 def _local(contents: RunContents) -> str:

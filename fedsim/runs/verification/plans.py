@@ -61,7 +61,7 @@ def _terms(files: RunFiles, settings: PrivacySettings) -> tuple[ClientPrivacy, .
         num_clients=len(files.rows),
         seed=experiment.seed,
         tables=_tables(settings, files.rows),
-        clients_per_round=experiment.federation.clients_per_round,
+        clients_per_round=participation_of(experiment, len(files.rows)).round_sizes[1],
     )
 
 

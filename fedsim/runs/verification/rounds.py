@@ -15,7 +15,7 @@ from fedsim.runs.consistency import contradictions
 from fedsim.runs.saved_model import read_model_card
 from fedsim.runs.verification.plans import step_schedule, unreadable_clients
 from fedsim.runs.verification.run_files import RunFiles
-from fedsim.server.participation import Participation
+from fedsim.server.participation.participation import Participation
 from fedsim.server.round_report import RoundRow, withdrawal_rounds
 
 

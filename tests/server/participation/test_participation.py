@@ -3,7 +3,7 @@ from collections import Counter
 import numpy as np
 from scipy import stats
 
-from fedsim.server.participation import Participation
+from fedsim.server.participation.participation import Participation
 from fedsim.server.settings import FederationSettings
 
 

@@ -1,8 +1,8 @@
 """The participants of each round: a public schedule, or a secret draw.
 
-A uniform schedule is fixed by the seed before the run. It depends on nothing private and is known
-in advance, so each client's number of rounds, and with it its noise, can be planned. The server
-knows it too: it gives no privacy amplification, and none is claimed.
+A public schedule is fixed by the seed and by public settings before the run. It depends on nothing
+private and is known in advance, so each client's number of rounds, and with it its noise, can be
+planned. The server knows it too: it gives no privacy amplification, and none is claimed.
 
 A Poisson draw takes each client on its own. With privacy it is secret: nobody but the server learns
 who takes part, so every client is charged for every round, whether it was drawn or not, with
@@ -11,11 +11,28 @@ schedule exists.
 """
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
-from fedsim.core.streams import Purpose, stream
+from fedsim.server.participation.buffered import BufferedSchedule
+from fedsim.server.participation.ranges import parse_ranges
+from fedsim.server.participation.schedules import (
+    CyclicSchedule,
+    PoissonSchedule,
+    Schedule,
+    TraceSchedule,
+    UniformSchedule,
+    equal_groups,
+)
+from fedsim.server.participation.settings import (
+    BufferedParticipation,
+    CyclicParticipation,
+    DurationTable,
+    ParticipationSettings,
+    PoissonParticipation,
+    TraceParticipation,
+    UniformParticipation,
+)
 from fedsim.server.settings import FederationSettings
 
 
@@ -26,9 +43,9 @@ class Participation:
     Attributes:
         seed: the experiment's seed.
         num_clients: N, the clients of the federation.
-        clients_per_round: k, the clients of a round; with Poisson draws their expected number.
+        clients_per_round: k, the most clients of a round; with Poisson draws their expected number.
         rounds: number of rounds.
-        scheme: how the clients of a round are drawn.
+        settings: how the clients of a round are drawn.
         is_secret: whether nobody but the server may learn who takes part in a round.
         is_keyed: whether draws follow from the seed; else they are from the operating system.
     """
@@ -37,7 +54,7 @@ class Participation:
     num_clients: int
     clients_per_round: int
     rounds: int
-    scheme: Literal["uniform", "poisson"] = "uniform"
+    settings: ParticipationSettings = field(default_factory=UniformParticipation)
     is_secret: bool = False
     is_keyed: bool = True
 
@@ -60,9 +77,11 @@ class Participation:
             private: whether the experiment has differential privacy.
             secure_noise: whether its noise is from the operating system.
         """
+        scheme = settings.participation
         per_round = settings.clients_per_round or num_clients
-        scheme = settings.participation.scheme
-        secret = private and scheme == "poisson"
+        if isinstance(scheme, BufferedParticipation):
+            per_round = scheme.buffer_size
+        secret = private and isinstance(scheme, PoissonParticipation)
         return cls(
             seed,
             num_clients,
@@ -72,6 +91,49 @@ class Participation:
             is_secret=secret,
             is_keyed=not (secret and secure_noise),
         )
+
+    @property
+    def scheme(self) -> str:
+        """The name of the scheme."""
+        return self.settings.scheme
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The clients of every round, where draws follow from the seed."""
+        settings, basis = self.settings, (self.seed, self.num_clients, self.clients_per_round)
+        match settings:
+            case UniformParticipation():
+                return UniformSchedule(*basis)
+            case PoissonParticipation():
+                return PoissonSchedule(*basis)
+            case CyclicParticipation():
+                groups = groups_of(settings, self.num_clients)
+                turns = settings.rounds_per_group
+                return CyclicSchedule(self.seed, groups, turns, self.clients_per_round)
+            case TraceParticipation():
+                text = settings.availability or ""
+                return TraceSchedule(*basis, text, settings.period, settings.min_available)
+            case BufferedParticipation():
+                durations = settings.durations
+                return BufferedSchedule(
+                    self.seed,
+                    self.num_clients,
+                    settings.concurrency,
+                    settings.buffer_size,
+                    tuple(durations.values or ())
+                    if isinstance(durations, DurationTable)
+                    else durations,
+                )
+
+    @property
+    def buffered(self) -> BufferedSchedule | None:
+        """The schedule of asynchronous rounds; None where all clients of a round start with it."""
+        return self.schedule if isinstance(self.schedule, BufferedSchedule) else None
+
+    @cached_property
+    def round_sizes(self) -> tuple[int, int]:
+        """The fewest clients of a round that has any, and the most, without failures."""
+        return self.schedule.sizes(self.rounds)
 
     @property
     def rate(self) -> float:
@@ -102,14 +164,9 @@ class Participation:
 
         They are those that do, or all of them where the draw has no key.
         """
-        if self.clients_per_round >= self.num_clients or not self.is_keyed:
+        if not self.is_keyed:
             return tuple(range(self.num_clients))
-        generator = stream(self.seed, Purpose.PARTICIPATION, round_number=round_number)
-        if self.scheme == "poisson":  # integers: a float below k / N has another probability
-            drawn = generator.integers(self.num_clients, size=self.num_clients)
-            return tuple(int(one) for one in (drawn < self.clients_per_round).nonzero()[0])
-        chosen = generator.choice(self.num_clients, self.clients_per_round, replace=False)
-        return tuple(sorted(int(client) for client in chosen))
+        return self.schedule.in_round(round_number)
 
     def on_record(self, round_number: int) -> tuple[int, ...]:
         """Return the clients that the records of a round account for: those that took part.
@@ -137,10 +194,24 @@ class Participation:
     def _schedule(self) -> tuple[tuple[int, ...], ...]:
         """Every client's rounds, from one pass: each draw takes time for all clients."""
         all_rounds = range(1, self.rounds + 1)
-        if self.clients_per_round >= self.num_clients or self.is_secret:
+        if self.schedule.has_all or self.is_secret:
             return (tuple(all_rounds),) * self.num_clients
         rounds: list[list[int]] = [[] for _ in range(self.num_clients)]
         for round_number in all_rounds:
             for client in self.in_round(round_number):
                 rounds[client].append(round_number)
         return tuple(tuple(numbers) for numbers in rounds)
+
+
+def groups_of(settings: CyclicParticipation, num_clients: int) -> tuple[tuple[int, ...], ...]:
+    """Return the clients of each group that takes turns.
+
+    Args:
+        settings: the groups.
+        num_clients: clients of the federation, at least as many as groups.
+    """
+    if settings.members is None:
+        return equal_groups(num_clients, settings.groups or 1)
+    return tuple(
+        tuple(client for each in parse_ranges(text) for client in each) for text in settings.members
+    )

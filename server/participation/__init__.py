@@ -1,0 +1,14 @@
+"""The participants of each round: public schedules, and a secret draw.
+
+| module | content |
+|---|---|
+| `settings.py` | `federation.participation`, a class for each scheme |
+| `participation.py` | what plans, charges, blocks and checks ask of a schedule |
+| `schedules.py` | uniform draws, independent draws, groups that take turns, availability traces |
+| `buffered.py` | asynchronous rounds on a simulated clock (FedBuff) |
+| `ranges.py` | texts such as `1-20, 41-60` |
+"""
+
+from fedsim.core.moved_names import moved_names_of as _moved_names_of
+
+__getattr__ = _moved_names_of(__name__)

@@ -1,0 +1,133 @@
+"""Asynchronous rounds on a simulated clock: FedBuff (Nguyen et al. 2022, algorithm 1).
+
+`concurrency` clients train at the same time. A client that ends puts its update into the server's
+buffer, and the server starts another one, drawn uniformly, from the current model. When the buffer
+holds `buffer_size` updates, the server applies them: that is a round. A client may have started
+some rounds earlier: its update is stale, and is scaled by (1 + s)^(-1/2), where s is the number of
+rounds that were applied while it trained.
+
+The schedule is a function of the seed and of public settings: no duration depends on a client's
+data or on a machine. So each client's trainings are known before round 1.
+
+A client is in a buffer at most once, so that it has one training, one charge and one draw of noise
+in a round: the server starts clients that neither train nor wait in the buffer.
+"""
+
+import heapq
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedsim.core.streams import Purpose, stream
+from fedsim.server.participation.settings import DurationLaw
+
+
+@dataclass(frozen=True)
+class BufferedRound:
+    """One full buffer.
+
+    Attributes:
+        clients: its clients, ascending.
+        starts: the round after which each of them started: it trained the model of that round, 0
+            for the initial model.
+        time: simulated time at which the buffer was full.
+    """
+
+    clients: tuple[int, ...]
+    starts: tuple[int, ...]
+    time: float
+
+
+@dataclass(frozen=True)
+class BufferedSchedule:
+    """The schedule of asynchronous rounds.
+
+    Guarantee: a round depends on the fields alone, and rounds that are added change no earlier one.
+
+    Attributes:
+        seed: the experiment's seed.
+        num_clients: N.
+        concurrency: clients that train at the same time <= N.
+        buffer_size: updates of a round <= N.
+        durations: the law of every training's duration, or a number > 0 for each client.
+    """
+
+    seed: int
+    num_clients: int
+    concurrency: int
+    buffer_size: int
+    durations: DurationLaw | tuple[float, ...] = "half_normal"
+    _clock: list["_Clock"] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    has_all = False
+
+    def in_round(self, round_number: int) -> tuple[int, ...]:
+        """Return the clients of a round, in ascending order."""
+        return self.round(round_number).clients
+
+    def sizes(self, rounds: int) -> tuple[int, int]:
+        """Return the fewest and the most clients of a round: those of a buffer."""
+        return self.buffer_size, self.buffer_size
+
+    def round(self, round_number: int) -> BufferedRound:
+        """Return a round >= 1; the clock runs on to it where it has not."""
+        if not self._clock:
+            self._clock.append(_Clock(self))
+        return self._clock[0].round(round_number)
+
+
+class _Clock:
+    """The simulation: who trains, who waits in the buffer, and when each training ends."""
+
+    def __init__(self, schedule: BufferedSchedule) -> None:
+        self._schedule = schedule
+        # Round 0 has no draw of another scheme. One stream: events have one order.
+        self._generator = stream(schedule.seed, Purpose.PARTICIPATION)
+        self._idle = np.arange(schedule.num_clients)
+        self._num_idle = schedule.num_clients
+        self._training: list[tuple[float, int, int, int]] = []  # end, order, client, start
+        self._buffer: list[tuple[int, int]] = []  # client, start
+        self._order = 0
+        self._rounds: list[BufferedRound] = []
+        self._start_clients(0.0)
+
+    def round(self, round_number: int) -> BufferedRound:
+        while len(self._rounds) < round_number:
+            self._next_end()
+        return self._rounds[round_number - 1]
+
+    def _next_end(self) -> None:
+        """Let the next training end, and start other clients."""
+        time, _, client, start = heapq.heappop(self._training)
+        self._buffer.append((client, start))
+        if len(self._buffer) == self._schedule.buffer_size:
+            ordered = sorted(self._buffer)
+            self._rounds.append(
+                BufferedRound(tuple(c for c, _ in ordered), tuple(s for _, s in ordered), time)
+            )
+            for member, _ in self._buffer:
+                self._idle[self._num_idle] = member
+                self._num_idle += 1
+            self._buffer.clear()
+        self._start_clients(time)
+
+    def _start_clients(self, time: float) -> None:
+        """Start idle clients, each as likely as another, until enough clients train."""
+        while len(self._training) < self._schedule.concurrency and self._num_idle:
+            place = int(self._generator.integers(self._num_idle))
+            client = int(self._idle[place])
+            self._num_idle -= 1
+            self._idle[place] = self._idle[self._num_idle]
+            end = time + self._duration(client)
+            heapq.heappush(self._training, (end, self._order, client, len(self._rounds)))
+            self._order += 1
+
+    def _duration(self, client: int) -> float:
+        durations = self._schedule.durations
+        if not isinstance(durations, str):
+            return durations[client]
+        if durations == "constant":
+            return 1.0
+        if durations == "exponential":
+            return float(self._generator.exponential())
+        return abs(float(self._generator.normal()))

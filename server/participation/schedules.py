@@ -1,0 +1,224 @@
+"""Schedules of a round's clients: uniform, independent, cyclic, by an availability trace.
+
+Each is a function of the seed and of public settings. Rounds that are added later change no
+earlier one.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+
+from fedsim.core.streams import Purpose, stream
+from fedsim.server.participation.ranges import join_ranges, parse_ranges
+
+
+class Schedule(Protocol):
+    """The clients of every round."""
+
+    @property
+    def has_all(self) -> bool:
+        """Whether all clients are in every round."""
+        ...
+
+    def in_round(self, round_number: int) -> tuple[int, ...]:
+        """Return the clients of a round, in ascending order."""
+        ...
+
+    def sizes(self, rounds: int) -> tuple[int, int]:
+        """Return the fewest clients of a round that has any, and the most, in `rounds` rounds."""
+        ...
+
+
+@dataclass(frozen=True)
+class UniformSchedule:
+    """A fixed number of clients in each round, each set as likely as another.
+
+    Attributes:
+        seed: the experiment's seed.
+        num_clients: N.
+        clients_per_round: k <= N.
+    """
+
+    seed: int
+    num_clients: int
+    clients_per_round: int
+
+    @property
+    def has_all(self) -> bool:
+        """Whether all clients are in every round."""
+        return self.clients_per_round >= self.num_clients
+
+    def in_round(self, round_number: int) -> tuple[int, ...]:
+        """Return the clients of a round, in ascending order."""
+        everybody = np.arange(self.num_clients)
+        return draw_of(everybody, self.clients_per_round, self.seed, round_number)
+
+    def sizes(self, rounds: int) -> tuple[int, int]:
+        """Return the fewest and the most clients of a round: k both."""
+        size = min(self.clients_per_round, self.num_clients)
+        return size, size
+
+
+@dataclass(frozen=True)
+class PoissonSchedule:
+    """Independent draws: each client with probability exactly k / N.
+
+    Attributes:
+        seed: the experiment's seed.
+        num_clients: N.
+        clients_per_round: k.
+    """
+
+    seed: int
+    num_clients: int
+    clients_per_round: int
+
+    @property
+    def has_all(self) -> bool:
+        """Whether all clients are in every round."""
+        return self.clients_per_round >= self.num_clients
+
+    def in_round(self, round_number: int) -> tuple[int, ...]:
+        """Return the clients of a round, in ascending order."""
+        if self.has_all:
+            return tuple(range(self.num_clients))
+        generator = stream(self.seed, Purpose.PARTICIPATION, round_number=round_number)
+        # Integers: a float below k / N has another probability.
+        drawn = generator.integers(self.num_clients, size=self.num_clients)
+        return tuple(int(one) for one in (drawn < self.clients_per_round).nonzero()[0])
+
+    def sizes(self, rounds: int) -> tuple[int, int]:
+        """Return the expected number of clients of a round, twice."""
+        size = min(self.clients_per_round, self.num_clients)
+        return size, size
+
+
+@dataclass(frozen=True)
+class CyclicSchedule:
+    """Groups of clients that take turns (Eichner et al. 2019; Cho et al. 2023).
+
+    Attributes:
+        seed: the experiment's seed.
+        groups: the clients of each group, ascending, in the order of the turns.
+        rounds_per_group: rounds of a turn.
+        clients_per_round: clients drawn from the group; all of a smaller one.
+    """
+
+    seed: int
+    groups: tuple[tuple[int, ...], ...]
+    rounds_per_group: int
+    clients_per_round: int
+
+    has_all = False
+
+    def in_round(self, round_number: int) -> tuple[int, ...]:
+        """Return the clients of a round, in ascending order."""
+        turn = (round_number - 1) // self.rounds_per_group
+        group = np.array(self.groups[turn % len(self.groups)], dtype=np.int64)
+        return draw_of(group, self.clients_per_round, self.seed, round_number)
+
+    def sizes(self, rounds: int) -> tuple[int, int]:
+        """Return the fewest and the most clients of a round."""
+        turns = -(-rounds // self.rounds_per_group)
+        sizes = [min(len(group), self.clients_per_round) for group in self.groups[:turns]]
+        return min(sizes), max(sizes)
+
+
+@dataclass(frozen=True)
+class TraceSchedule:
+    """Uniform draws among the clients that a public trace has as available.
+
+    Attributes:
+        seed: the experiment's seed.
+        num_clients: N; the trace may name no other client.
+        clients_per_round: clients drawn; all where fewer are available.
+        availability: lines `clients: rounds`.
+        period: rounds after which the trace begins again; None: never.
+        min_available: rounds with fewer available clients have none.
+    """
+
+    seed: int
+    num_clients: int
+    clients_per_round: int
+    availability: str
+    period: int | None = None
+    min_available: int = 1
+
+    has_all = False
+
+    def in_round(self, round_number: int) -> tuple[int, ...]:
+        """Return the clients of a round, in ascending order; none where too few are available."""
+        place = round_number if self.period is None else (round_number - 1) % self.period + 1
+        clients, first, end = self._windows
+        available = np.unique(clients[(first <= place) & (place < end)])
+        if len(available) < self.min_available:
+            return ()
+        return draw_of(available, self.clients_per_round, self.seed, round_number)
+
+    def sizes(self, rounds: int) -> tuple[int, int]:
+        """Return the fewest clients of a round that has any, and the most; (0, 0) without any."""
+        last = rounds if self.period is None else min(rounds, self.period)
+        _, first, end = self._windows
+        change = np.zeros(last + 2, dtype=np.int64)
+        np.add.at(change, np.minimum(first, last + 1), 1)
+        np.add.at(change, np.minimum(end, last + 1), -1)
+        available = np.cumsum(change)[1 : last + 1]
+        enough = available[available >= self.min_available]
+        if not len(enough):
+            return 0, 0
+        drawn = np.minimum(enough, self.clients_per_round)
+        return int(drawn.min()), int(drawn.max())
+
+    @cached_property
+    def clients(self) -> frozenset[int]:
+        """The clients that the trace names."""
+        return frozenset(self._windows[0].tolist())
+
+    @cached_property
+    def _windows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Client, first round and round after the last of each window; a client's are disjoint."""
+        rounds_of: dict[int, list[range]] = {}
+        for line in self.availability.splitlines():
+            if line.strip():
+                clients, _, rounds = line.partition(":")
+                windows = parse_ranges(rounds)
+                for each in parse_ranges(clients):
+                    for client in each:
+                        rounds_of.setdefault(client, []).extend(windows)
+        found = [
+            (client, window.start, window.stop)
+            for client, windows in sorted(rounds_of.items())
+            for window in join_ranges(windows)
+        ]
+        table = np.array(found, dtype=np.int64).reshape(-1, 3)
+        return table[:, 0], table[:, 1], table[:, 2]
+
+
+def equal_groups(num_clients: int, groups: int) -> tuple[tuple[int, ...], ...]:
+    """Return consecutive groups of clients whose sizes differ by at most 1.
+
+    Args:
+        num_clients: N >= groups.
+        groups: their number.
+    """
+    ends = [num_clients * part // groups for part in range(groups + 1)]
+    return tuple(tuple(range(a, b)) for a, b in pairwise(ends))
+
+
+def draw_of(clients: np.ndarray, number: int, seed: int, round_number: int) -> tuple[int, ...]:
+    """Return `number` of the clients, each set as likely as another; all where there are fewer.
+
+    Args:
+        clients: client numbers (n,), ascending.
+        number: clients to draw.
+        seed: the experiment's seed.
+        round_number: the round >= 1.
+    """
+    if number >= len(clients):
+        return tuple(clients.tolist())
+    generator = stream(seed, Purpose.PARTICIPATION, round_number=round_number)
+    places = generator.choice(len(clients), number, replace=False)
+    return tuple(sorted(clients[places].tolist()))

@@ -1,0 +1,175 @@
+"""`federation.participation`: which clients take part in which round, a class for each scheme."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS, MAX_SECONDS
+from fedsim.core.settings import Settings
+from fedsim.server.participation.ranges import parse_ranges
+
+MAX_AVAILABILITY_CHARACTERS = 2 << 20
+"""Characters of an availability trace: the experiment of a run holds it whole."""
+
+DurationLaw = Literal["half_normal", "exponential", "constant"]
+_Duration = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
+
+
+class UniformParticipation(Settings):
+    """`clients_per_round` clients, each set as likely as another."""
+
+    scheme: Literal["uniform"] = Field(default="uniform")
+
+
+class PoissonParticipation(Settings):
+    """Each client on its own, with probability clients_per_round / number of clients."""
+
+    scheme: Literal["poisson"] = Field(default="poisson")
+
+
+class CyclicParticipation(Settings):
+    """Groups of clients that take turns; `clients_per_round` are drawn from the group."""
+
+    scheme: Literal["cyclic"] = Field(default="cyclic")
+    groups: int | None = Field(
+        default=None,
+        ge=2,
+        le=MAX_CLIENTS,
+        description="number of groups that take turns: equal parts in the order of the clients",
+    )
+    members: list[str] | None = Field(
+        default=None,
+        min_length=2,
+        description="the groups in place of their number: a text of client numbers for each, such "
+        "as ['0-4', '5, 7-9']",
+    )
+    rounds_per_group: int = Field(
+        default=1, ge=1, le=MAX_ROUNDS, description="rounds in a row of a group's turn"
+    )
+
+    @field_validator("members")
+    @classmethod
+    def _disjoint(cls, members: list[str] | None) -> list[str] | None:
+        found: set[int] = set()
+        for text in members or ():
+            for each in parse_ranges(text):
+                if each.stop > MAX_CLIENTS:
+                    raise ValueError(f"client numbers are below {MAX_CLIENTS:,}, got {text!r}")
+                twice = found.intersection(each)
+                if twice:
+                    raise ValueError(f"client {min(twice)} is in two groups; remove it from one")
+                found.update(each)
+        return members
+
+    @model_validator(mode="after")
+    def _one_division(self) -> Self:
+        if (self.groups is None) == (self.members is None):
+            raise ValueError("the scheme cyclic needs groups or members, and not both")
+        return self
+
+
+class TraceParticipation(Settings):
+    """`clients_per_round` clients, drawn from those that a public trace has as available."""
+
+    scheme: Literal["trace"] = Field(default="trace")
+    path: str | None = Field(
+        default=None,
+        description="file.csv with the columns client and round, or client, first and last (rounds "
+        "from 1), relative to the experiment file; a run keeps its content as availability",
+    )
+    availability: str | None = Field(
+        default=None,
+        max_length=MAX_AVAILABILITY_CHARACTERS,
+        description="the trace in place of a file: a line `clients: rounds` for each group of "
+        "clients, such as `0-9, 12: 1-20, 41-60`",
+    )
+    period: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_ROUNDS,
+        description="rounds after which the trace begins again; null: it is as long as the run",
+    )
+    min_available: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_CLIENTS,
+        description="a round with fewer available clients goes by without an update",
+    )
+
+    @field_validator("availability")
+    @classmethod
+    def _readable(cls, text: str | None) -> str | None:
+        for number, line in enumerate((text or "").splitlines(), 1):
+            if not line.strip():
+                continue
+            clients, colon, rounds = line.partition(":")
+            if not colon:
+                raise ValueError(f"line {number}: must be `clients: rounds`, such as 0-9: 1-20")
+            try:
+                parse_ranges(clients)
+                parse_ranges(rounds)
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from None
+        return text
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.path is None) == (self.availability is None):
+            raise ValueError("the scheme trace needs path or availability, and not both")
+        return self
+
+
+class DurationTable(Settings):
+    """Public durations of the clients' training, a number for each client."""
+
+    path: str | None = Field(
+        default=None,
+        description="file.csv with the column client, relative to the experiment file; a run keeps "
+        "its content as values",
+    )
+    column: str = Field(default="duration", description="column of the durations")
+    values: list[_Duration] | None = Field(
+        default=None, description="the durations in place of a file, in the order of the clients"
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.path is None) == (self.values is None):
+            raise ValueError("durations need path or values, and not both")
+        return self
+
+
+class BufferedParticipation(Settings):
+    """Asynchronous rounds on a simulated clock (FedBuff): a full buffer of updates is a round."""
+
+    scheme: Literal["buffered"] = Field(default="buffered")
+    concurrency: int = Field(
+        ge=1, le=MAX_CLIENTS, description="clients that train at the same time"
+    )
+    buffer_size: int = Field(
+        default=10, ge=1, le=MAX_CLIENTS, description="updates that the server waits for"
+    )
+    durations: DurationLaw | DurationTable = Field(
+        default="half_normal",
+        description="simulated duration of a training: half_normal (the absolute value of a "
+        "standard normal), exponential (mean 1), constant (1), or a mapping with a public number "
+        "for each client",
+    )
+
+
+ParticipationSettings = (
+    UniformParticipation
+    | PoissonParticipation
+    | CyclicParticipation
+    | TraceParticipation
+    | BufferedParticipation
+)
+
+PARTICIPATIONS = {
+    "uniform": "clients_per_round clients, each set as likely as another",
+    "poisson": "each client on its own, with probability clients_per_round / number of clients",
+    "cyclic": "groups of clients take turns",
+    "trace": "clients_per_round clients, drawn from those that a public trace has as available",
+    "buffered": "asynchronous: a full buffer of updates is a round (FedBuff, Nguyen et al. 2022)",
+}
+"""The schemes, with one line of description each."""
