@@ -69,6 +69,6 @@ def checked_algorithm(
         for path, message in check_declaration(type(algorithm), experiment.federation, sections):
             raise AlgorithmError(f"{'.'.join(map(str, path))}: {message}")
         arrays = {key: value.cpu().numpy() for key, value in model.state_dict().items()}
-        per_round = experiment.federation.clients_per_round or num_clients
+        per_round, _ = participation_of(experiment, num_clients).round_sizes
         check_algorithm(algorithm, name, to_arrays(arrays), clients=per_round)
     return algorithm

@@ -8,6 +8,15 @@ from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS, MAX_SECONDS
 from fedsim.core.settings import Settings
 from fedsim.server.participation.ranges import parse_ranges
 
+PARTICIPATIONS = {
+    "uniform": "clients_per_round clients, each set as likely as another",
+    "poisson": "each client on its own, with probability clients_per_round / number of clients",
+    "cyclic": "groups of clients take turns",
+    "trace": "clients_per_round clients, drawn from those that a public trace has as available",
+    "buffered": "asynchronous: a full buffer of updates is a round (FedBuff, Nguyen et al. 2022)",
+}
+"""The schemes, with one line of description each."""
+
 MAX_AVAILABILITY_CHARACTERS = 2 << 20
 """Characters of an availability trace: the experiment of a run holds it whole."""
 
@@ -18,19 +27,19 @@ _Duration = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 class UniformParticipation(Settings):
     """`clients_per_round` clients, each set as likely as another."""
 
-    scheme: Literal["uniform"] = Field(default="uniform")
+    scheme: Literal["uniform"] = Field(default="uniform", description=PARTICIPATIONS["uniform"])
 
 
 class PoissonParticipation(Settings):
     """Each client on its own, with probability clients_per_round / number of clients."""
 
-    scheme: Literal["poisson"] = Field(default="poisson")
+    scheme: Literal["poisson"] = Field(default="poisson", description=PARTICIPATIONS["poisson"])
 
 
 class CyclicParticipation(Settings):
     """Groups of clients that take turns; `clients_per_round` are drawn from the group."""
 
-    scheme: Literal["cyclic"] = Field(default="cyclic")
+    scheme: Literal["cyclic"] = Field(default="cyclic", description=PARTICIPATIONS["cyclic"])
     groups: int | None = Field(
         default=None,
         ge=2,
@@ -71,7 +80,7 @@ class CyclicParticipation(Settings):
 class TraceParticipation(Settings):
     """`clients_per_round` clients, drawn from those that a public trace has as available."""
 
-    scheme: Literal["trace"] = Field(default="trace")
+    scheme: Literal["trace"] = Field(default="trace", description=PARTICIPATIONS["trace"])
     path: str | None = Field(
         default=None,
         description="file.csv with the columns client and round, or client, first and last (rounds "
@@ -142,7 +151,7 @@ class DurationTable(Settings):
 class BufferedParticipation(Settings):
     """Asynchronous rounds on a simulated clock (FedBuff): a full buffer of updates is a round."""
 
-    scheme: Literal["buffered"] = Field(default="buffered")
+    scheme: Literal["buffered"] = Field(default="buffered", description=PARTICIPATIONS["buffered"])
     concurrency: int = Field(
         ge=1, le=MAX_CLIENTS, description="clients that train at the same time"
     )
@@ -164,12 +173,3 @@ ParticipationSettings = (
     | TraceParticipation
     | BufferedParticipation
 )
-
-PARTICIPATIONS = {
-    "uniform": "clients_per_round clients, each set as likely as another",
-    "poisson": "each client on its own, with probability clients_per_round / number of clients",
-    "cyclic": "groups of clients take turns",
-    "trace": "clients_per_round clients, drawn from those that a public trace has as available",
-    "buffered": "asynchronous: a full buffer of updates is a round (FedBuff, Nguyen et al. 2022)",
-}
-"""The schemes, with one line of description each."""

@@ -42,8 +42,9 @@ def check_algorithm(sections: Sections, base: Path) -> Iterator[PathMessage]:
         if old in named.options and new in kind.Options.model_fields:
             yield (*_PATH, old), f"is {new} now, beside local.optimizer.lr; write {new}"
             return
+    fewest = None if sections.round_sizes is None else sections.round_sizes[0]
     try:
-        yield from _check_clients(kind(named.options), named.name, sections.clients_per_round)
+        yield from _check_clients(kind(named.options), named.name, fewest)
     except ValidationError as error:
         yield from validation_messages(error, named.options, kind.Options, _PATH)
     yield from check_declaration(kind, federation, sections)
