@@ -11,6 +11,7 @@ from fedsim.clients.settings import SgdSettings
 from fedsim.experiment import Experiment
 from fedsim.experiment.rules.algorithm import check_declaration
 from fedsim.experiment.rules.sections import Sections
+from fedsim.federation.schedule import participation_of
 from fedsim.protocol.arrays import to_arrays
 
 
