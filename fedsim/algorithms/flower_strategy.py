@@ -6,7 +6,9 @@ numbers, becomes the algorithm's memory, so that a run can be resumed and replay
 """
 
 import inspect
+import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -24,9 +26,9 @@ from fedsim.protocol.flower_internals import server_identity
 # fedsim draws the clients: a strategy must wait for nobody, and ask those it is given.
 _FIXED = {
     "fraction_train": 1.0,
-    "fraction_evaluate": 0.0,
+    "fraction_evaluate": 1.0,  # 0 is a warning in every round; fedsim evaluates itself
     "min_train_nodes": 1,
-    "min_evaluate_nodes": 0,
+    "min_evaluate_nodes": 1,
     "min_available_nodes": 1,
 }
 _NOT_SETTINGS = ("_key", "_fn")  # names of records, functions of metrics
@@ -62,13 +64,13 @@ class FlowerAlgorithm(Algorithm):
         first = dict(vars(strategy))
         _put_back(strategy, state.memory)
         nodes = [one.client + 1 for one in update.contributions]
-        with server_identity(run_id=1):
+        with server_identity(run_id=1), _without_progress():
             asked = list(
                 strategy.configure_train(number, state.arrays, ConfigRecord(), _grid(nodes))
             )
             _check_requests(asked)
             replies = list(_replies(update, nodes))
-        arrays, _ = strategy.aggregate_train(number, replies)
+            arrays, _ = strategy.aggregate_train(number, replies)
         if arrays is None:
             raise ValueError("aggregate_train returned no model")
         values = to_numpy(arrays)
@@ -118,6 +120,18 @@ class _Nodes:
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes."""
         return list(self._nodes)
+
+
+@contextmanager
+def _without_progress() -> Iterator[None]:
+    """Leave out what Flower logs of every round; warnings stay."""
+    flower = logging.getLogger("flwr")
+    before = flower.level
+    flower.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        flower.setLevel(before)
 
 
 def _grid(nodes: list[int]) -> Grid:
