@@ -218,6 +218,7 @@ def _propose(asked: ClientRequest) -> ClientRound:
     fault.before_charge()
     task.check_examples()
     task.check_weight(request)
+    task.check_sent(request)
     if task.secure is not None:
         task.secure.check_identity(task.client)
     task.step(request)

@@ -59,6 +59,7 @@ class ClientTask:
             apart, bit for bit.
         plan_digest: digest of the privacy plan of all clients; "" without privacy.
         rule: what the algorithm changes in local steps; None: nothing.
+        sent: names of the arrays that the algorithm declares beside the model.
         steps: returns the planned local steps of a round; None: `local.steps` in every round.
     """
 
@@ -83,6 +84,7 @@ class ClientTask:
     check_tile: Callable[[Sequence[int]], None] = lambda members: None
     plan_digest: str = ""
     rule: ClientRule | None = None
+    sent: tuple[str, ...] = ()
     steps: Callable[[int], int] | None = None
 
     def planned_steps(self, round_number: int) -> int:
@@ -122,6 +124,19 @@ class ClientTask:
             raise ClientFailureError(
                 f"refuses the request: the server plans {told} and this client {own} "
                 "(federation.weighting); run the same experiment on the same data on both sides"
+            )
+
+    def check_sent(self, request: TrainRequest) -> None:
+        """Check that a request holds the arrays that the algorithm declares, and no others.
+
+        Raises:
+            ClientFailureError: it does not; nothing was charged.
+        """
+        if set(request.sent) != set(self.sent):
+            told, own = (", ".join(sorted(one)) or "none" for one in (request.sent, self.sent))
+            raise ClientFailureError(
+                f"refuses the request: the server sends the arrays {told} beside the model, and "
+                f"federation.strategy of this client declares {own}"
             )
 
     def step(self, request: TrainRequest) -> DpSgdMechanism | UpdateMechanism | None:

@@ -5,6 +5,7 @@ report with the reason (`TrainRound.aggregate`). Its charge stays in its account
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -184,6 +185,8 @@ class TrainRound:
         state, setup = self._state, self._setup
         start = setup.algorithm.start(state, client)
         sent = setup.algorithm.send(state, client)
+        if set(sent) != set(setup.algorithm.sent_arrays()):
+            raise ValueError(f"send returned {sorted(sent)}, which `wire` does not declare")
         return TrainRequest(
             self.round_number,
             state.arrays if start is None else to_arrays(dict(start)),
@@ -274,6 +277,7 @@ class TrainRound:
                 tag = self._setup.upload_tags.of(client, self.round_number, answer)
                 self.uploads[client] = tag
             self._take_count(client, answer)
+            self._check_numbers(answer)
             self._record_privacy(client, answer)
         except ProtocolError as error:
             self._skip(client, str(error))
@@ -312,8 +316,24 @@ class TrainRound:
             client,
             1.0 if weights is None else float(weights.values[client]),
             steps,
-            answer.numbers if isinstance(answer, TrainReply) else {},
+            self._numbers(answer),
         )
+
+    def _numbers(self, answer: ClientAnswer) -> dict[str, float]:
+        """Return the numbers of a reply that the algorithm declares; others are left out."""
+        given = answer.numbers if isinstance(answer, TrainReply) else {}
+        names = self._setup.algorithm.private_numbers()
+        return {name: given[name] for name in names if name in given}
+
+    def _check_numbers(self, answer: ClientAnswer) -> None:
+        """Check that a reply has the finite numbers that the algorithm declares."""
+        given = self._numbers(answer)
+        for name in self._setup.algorithm.private_numbers():
+            if not math.isfinite(given.get(name, math.nan)):
+                raise ProtocolError(
+                    f"the reply needs the finite number {name!r} that federation.strategy "
+                    f"declares, got {given.get(name)}"
+                )
 
     def _take_count(self, client: int, answer: ClientAnswer) -> None:
         """Note the noisy bit of a reply where the server learns the bound from replies."""

@@ -161,12 +161,17 @@ class Algorithm(ABC):
     @classmethod
     def private_numbers(cls) -> tuple[str, ...]:
         """Return the names of the numbers of a client's examples that it sends."""
-        return tuple(one.name for one in cls.wire if one.content == "private")
+        return tuple(one.name for one in cls.wire if one.to == "server")
 
     @property
     def least_clients(self) -> int:
         """The fewest clients of a round that the algorithm's proof allows."""
         return 1
+
+    @classmethod
+    def sent_arrays(cls) -> tuple[str, ...]:
+        """Return the names of the arrays that the server sends beside the model."""
+        return tuple(one.name for one in cls.wire if one.to == "clients")
 
     def init(self, state: "ServerState") -> "ServerState":
         """Return the state before the first round, with the algorithm's own arrays.

@@ -94,7 +94,7 @@ def check_algorithm(
             models: Arrays = each if algorithm.uses_each_update else {}
             for one in contributions:
                 algorithm.weight(one)
-                algorithm.send(state, one.client)
+                _check_sent(algorithm, state, one.client)
                 algorithm.start(state, one.client)
             after = algorithm.server(state, Update(values, contributions, models))
             _check_layout(after.values, state.values, name)
@@ -104,6 +104,21 @@ def check_algorithm(
                 memory=after.memory,
                 client_memory=after.client_memory,
             )
+
+
+def _check_sent(algorithm: Algorithm, state: ServerState, client: int) -> None:
+    """Check that an algorithm sends what it declares, an array for each trained parameter.
+
+    Raises:
+        ValueError: it does not.
+    """
+    sent, declared = algorithm.send(state, client), algorithm.sent_arrays()
+    shapes = {name: value.shape for name, value in algorithm.trained(state)}
+    if set(sent) != set(declared):
+        raise ValueError(f"send returned {sorted(sent)}, and wire declares {sorted(declared)}")
+    for name, arrays in sent.items():
+        if {key: np.shape(value) for key, value in arrays.items()} != shapes:
+            raise ValueError(f"send returned for {name!r} no array for each trained parameter")
 
 
 def _check_layout(values: Mapping[str, np.ndarray], reference: Arrays, name: str) -> None:

@@ -188,6 +188,7 @@ class Federation:
             check_tile=self._check_tile,
             plan_digest=self.plan_digest,
             rule=self._rule,
+            sent=self.algorithm.sent_arrays(),
             steps=partial(self.steps.local_steps, client),
         )
 
