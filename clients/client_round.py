@@ -23,6 +23,8 @@ from fedsim.clients.account import (
 )
 from fedsim.clients.failure_text import ClientFailureError
 from fedsim.clients.faults.injection import Fault
+from fedsim.clients.perturbation.input import InputMechanism
+from fedsim.clients.perturbation.output import OutputMechanism
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.block import BlockMember, train_block
@@ -115,7 +117,12 @@ class ClientRound:
         if isinstance(step, UpdateMechanism):  # one release, whatever is trained for it
             return replace(member, steps=member.steps[: None if task.size else 0], update=step)
         if spend is None:
-            raise ValueError("a step of DP-SGD needs a charge")
+            raise ValueError("a release of a client's examples needs a charge")
+        if isinstance(step, InputMechanism):  # every step is a function of the noisy examples
+            features, targets = task.noisy_data(step)
+            return replace(member, features=features, targets=targets)
+        if isinstance(step, OutputMechanism):
+            return replace(member, output=step)
         steps = range(spend.steps - spend.round_steps, spend.steps)
         return replace(member, steps=steps, step=step)
 
@@ -234,7 +241,7 @@ def _propose(asked: ClientRequest) -> ClientRound:
     client_round.charge = client_round.account.propose(
         round_number=request.round_number,
         request=task.request_digest(request, asked.block, client_round.model_digest),
-        steps=1 if task.privacy.update is not None else task.planned_steps(request.round_number),
+        steps=task.planned_steps(request.round_number) if task.privacy.takes_steps else 1,
     )
     return client_round
 

@@ -204,6 +204,24 @@ class PrivacySettings(Settings):
     max_update_norm: float | None = Field(
         default=None, gt=0, description="L2 bound S of a client's whole update; for unit: client"
     )
+    perturbation: Literal["gradient", "output", "input"] = Field(
+        default="gradient",
+        description="where the noise goes; gradient: on clipped gradients, or on a whole update "
+        "with unit: client; output: on a linear model after training without noise, once a round; "
+        "input: on every example, once before the first round, so that rounds cost nothing more",
+    )
+    max_feature_norm: float | None = Field(
+        default=None,
+        gt=0,
+        description="L2 bound R of the features of an example, scaled down to it where longer; for "
+        "perturbation output and input",
+    )
+    max_target_norm: float | None = Field(
+        default=None,
+        gt=0,
+        description="L2 bound Y of the target of an example under the loss mse; for perturbation "
+        "output and input",
+    )
     clipping: Literal["flat", "per_layer", "automatic", "adaptive"] = Field(
         default="flat",
         description="one bound for the whole gradient, one for each layer, gradients normalised, "
@@ -284,12 +302,18 @@ class PrivacySettings(Settings):
         """L2 bound of what one unit contributes: `max_grad_norm` or `max_update_norm`.
 
         Raises:
-            ValueError: the key of the unit is missing, which the settings refuse.
+            ValueError: the key of the unit is missing, which the settings refuse, or nothing is
+                clipped.
         """
         bound = self.max_grad_norm if self.unit == "example" else self.max_update_norm
         if bound is None:
             raise ValueError(f"unit {self.unit} has no bound")
         return bound
+
+    @property
+    def clips_examples(self) -> bool:
+        """Whether the noise is on sums of clipped gradients of examples: DP-SGD."""
+        return self.unit == "example" and self.perturbation == "gradient"
 
     @property
     def counts_in_sums(self) -> bool:
@@ -315,12 +339,39 @@ class PrivacySettings(Settings):
     def _bound_of_the_unit(self) -> Self:
         other = "max_update_norm" if self.unit == "example" else "max_grad_norm"
         own = "max_grad_norm" if self.unit == "example" else "max_update_norm"
+        if self.perturbation != "gradient":
+            return self._bounds_of_examples()
+        for key in ("max_feature_norm", "max_target_norm"):
+            if getattr(self, key) is not None:
+                raise ValueError(
+                    f"{key} belongs to perturbation output or input, got perturbation gradient; "
+                    f"leave {key} out"
+                )
         if getattr(self, own) is None:
             raise ValueError(
                 f"unit: {self.unit} needs {own}, the L2 bound of what one {self.unit} contributes"
             )
         if getattr(self, other) is not None:
             raise ValueError(f"{other} belongs to another unit than {self.unit}; use {own}")
+        return self
+
+    def _bounds_of_examples(self) -> Self:
+        """Check that examples have a bound, and nothing else that noise elsewhere needs.
+
+        Raises:
+            ValueError: a bound is missing, or a bound of something else is given.
+        """
+        if self.max_feature_norm is None:
+            raise ValueError(
+                f"perturbation: {self.perturbation} needs max_feature_norm, the L2 bound of the "
+                "features of an example"
+            )
+        for key in ("max_grad_norm", "max_update_norm"):
+            if getattr(self, key) is not None:
+                raise ValueError(
+                    f"{key} bounds nothing that perturbation: {self.perturbation} adds noise to; "
+                    f"leave {key} out"
+                )
         return self
 
     @model_validator(mode="after")
@@ -398,6 +449,14 @@ class PrivacySettings(Settings):
                         f"leave {key} out, or set clipping: {clipping}"
                     )
         return self
+
+
+def recorded_perturbation(privacy: PrivacySettings) -> dict[str, object] | None:
+    """Return where the noise is and its bounds, as `privacy.json` records them; None: gradients."""
+    if privacy.perturbation == "gradient":
+        return None
+    keys = ("max_feature_norm", "max_target_norm")
+    return {"name": privacy.perturbation, **{key: getattr(privacy, key) for key in keys}}
 
 
 def recorded_correlation(privacy: PrivacySettings) -> dict[str, object] | None:

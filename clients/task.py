@@ -1,7 +1,8 @@
 """Everything a client needs to train: its data, the shared model, its settings."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import cast
 
 from flwr.app import ArrayRecord
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.failure_text import ClientFailureError, CoupledRowsError, redact_error
 from fedsim.clients.faults.injection import NO_FAULTS, FaultPlan
+from fedsim.clients.perturbation.input import InputMechanism, noisy_examples
+from fedsim.clients.perturbation.output import OutputMechanism
 from fedsim.clients.request_digest import AnswerInputs, request_digest
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.settings import LocalSettings
@@ -21,8 +24,12 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import describe_error
+from fedsim.core.streams import Purpose, stream_key
+from fedsim.noise.sources import SeededNoise
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.messages import TrainRequest
+
+ClientMechanism = DpSgdMechanism | UpdateMechanism | OutputMechanism | InputMechanism
 
 # Scores a model on the client's held-out examples: their number, and metrics by name.
 Evaluate = Callable[[ArrayRecord], tuple[int, Mapping[str, float]]]
@@ -61,6 +68,8 @@ class ClientTask:
         rule: what the algorithm changes in local steps; None: nothing.
         sent: names of the arrays that the algorithm declares beside the model.
         steps: returns the planned local steps of a round; None: `local.steps` in every round.
+        noisy_examples: the noisy examples of clients of this process, by client, under perturbation
+            input; filled when a client first trains.
     """
 
     client: int
@@ -91,6 +100,19 @@ class ClientTask:
         """Return the planned local steps of a round."""
         return self.local.given_steps if self.steps is None else self.steps(round_number)
 
+    noisy_examples: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def noisy_data(self, mechanism: InputMechanism) -> tuple[Tensor, Tensor]:
+        """Return the client's noisy features and targets (n, ...).
+
+        Guarantee: they are one release: the noise depends on seed and client alone, so any process
+        and any round gets the same bits from the same examples.
+        """
+        if self.client not in self.noisy_examples:
+            noise = SeededNoise(stream_key(self.seed, Purpose.EXAMPLE_NOISE, client=self.client))
+            self.noisy_examples[self.client] = noisy_examples(*self.data(), mechanism, noise)
+        return self.noisy_examples[self.client]
+
     def check_examples(self) -> None:
         """Check that the public number of examples is not 0, and that no lot is too large.
 
@@ -104,7 +126,9 @@ class ClientTask:
             return
         if self.examples == 0:
             raise ClientFailureError("has no examples")
-        if self.privacy is not None and self.size > self.privacy.step.largest_lot:
+        if self.privacy is None or not self.privacy.takes_steps:
+            return
+        if self.size > self.privacy.step.largest_lot:
             raise ClientFailureError(
                 f"may have {self.privacy.step.largest_lot:,} examples at most, for the rounding "
                 "of its sums: declare a larger size (privacy.declared_examples)"
@@ -139,7 +163,7 @@ class ClientTask:
                 f"federation.strategy of this client declares {own}"
             )
 
-    def step(self, request: TrainRequest) -> DpSgdMechanism | UpdateMechanism | None:
+    def step(self, request: TrainRequest) -> ClientMechanism | None:
         """Return the mechanism of a request, with the clipping bound in it; None without privacy.
 
         Guarantee: its event is that of the plan, whatever the request holds.
@@ -150,7 +174,7 @@ class ClientTask:
         if self.privacy is None:
             return None
         try:
-            return (self.privacy.update or self.privacy.step).resume(request.clip_norm)
+            return cast(ClientMechanism, self.privacy.release).resume(request.clip_norm)
         except ValueError as error:
             raise ClientFailureError(f"refuses the request: {error}") from error
 

@@ -19,6 +19,10 @@ from fedsim.clients.dp_sgd.noise_correlation import NoiseCorrelation
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.sampling import SAMPLINGS, Charges, PoissonSampling, Sampling
+from fedsim.clients.perturbation.bounds import BoundedExamples
+from fedsim.clients.perturbation.input import InputMechanism
+from fedsim.clients.perturbation.output import OutputMechanism
+from fedsim.clients.perturbation.problem import ConvexProblem, Descent
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.core.errors import ExitCode, InputError
@@ -40,8 +44,8 @@ class PrivacyPlan:
     """One client's mechanism and its budget for the whole run.
 
     Attributes:
-        release: what is charged, the same in every round: a step of DP-SGD, or the whole
-            update of a round where the unit is the client.
+        release: what is charged, the same in every round: a step of DP-SGD, the whole update of a
+            round where the unit is the client, a trained model, or all noisy examples.
         examples: the public client size that set the sampling rate; 0 where the unit is the client.
         delta: δ of the client's guarantee.
         target_epsilon: ε that is never exceeded; None without a budget.
@@ -97,11 +101,16 @@ class PrivacyPlan:
         """The step of DP-SGD.
 
         Raises:
-            TypeError: the unit is the client.
+            TypeError: the client has another mechanism.
         """
         if not isinstance(self.release, DpSgdMechanism):
-            raise TypeError("a client that releases its whole update takes no steps of DP-SGD")
+            raise TypeError(f"a client with {type(self.release).__name__} takes no DP-SGD steps")
         return self.release
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether every local step is a release; otherwise a round is one."""
+        return isinstance(self.release, DpSgdMechanism)
 
     @property
     def update(self) -> UpdateMechanism | None:
@@ -150,6 +159,7 @@ def plan_privacy(
     planned_steps: int | None = None,
     parameters: FlatParameters | None = None,
     drawn: float | None = None,
+    problem: ConvexProblem | BoundedExamples | None = None,
 ) -> PrivacyPlan:
     """Return the plan of a client with `examples` examples that takes part in `planned_rounds`.
 
@@ -166,6 +176,8 @@ def plan_privacy(
         parameters: the model's; with them, the ledger records each group of parameters.
         drawn: probability with which the client is in each of the rounds, where the unit is the
             client and nobody but the server learns who is; None: it is in all of them.
+        problem: the convex problem of perturbation output, or the bounds of an example of input;
+            None: the plan has no model, as that of a verification.
 
     Raises:
         PrivacyPlanError: no noise reaches the target ε, the accountant has no rule for the
@@ -173,6 +185,8 @@ def plan_privacy(
     """
     if privacy.unit == "client":
         return _plan_of_updates(privacy, planned_rounds, parameters, drawn)
+    if privacy.perturbation != "gradient":
+        return _plan_of_perturbation(privacy, local, examples, planned_rounds, parameters, problem)
     public_size = privacy.declared_examples or examples
     sampling, expected_lot = _sampling(privacy, local, max(1, public_size))
     delta = delta_of(privacy, public_size)
@@ -260,6 +274,64 @@ def _plan_of_updates(
         affordable_steps=_affordable(privacy, delta, update, rounds),
         secure_noise=privacy.noise == "secure",
         charges_itself=drawn is None,
+    )
+
+
+def _plan_of_perturbation(
+    privacy: PrivacySettings,
+    local: LocalSettings,
+    examples: int,
+    rounds: int,
+    parameters: FlatParameters | None,
+    problem: ConvexProblem | BoundedExamples | None,
+) -> PrivacyPlan:
+    """Return the plan of a client that releases trained models, or its noisy examples once.
+
+    Raises:
+        PrivacyPlanError: as `plan_privacy`.
+    """
+    is_output, delta = privacy.perturbation == "output", delta_of(privacy, examples)
+    rounds = rounds if examples else 0  # nothing to release
+    releases = max(rounds, 1) if is_output else 1
+    noise = _noise_multiplier(privacy, delta, PoissonSampling(1.0), releases, 1)
+    release = OutputMechanism(noise) if is_output else InputMechanism(noise)
+    try:
+        if parameters is not None and examples:
+            dtype = parameters.tensors[0].dtype
+            if isinstance(release, OutputMechanism) and isinstance(problem, ConvexProblem):
+                _check_draws(rounds * parameters.size)
+                steps = whole_round_steps(privacy, local, examples)
+                release = release.for_training(_descent(local, steps, examples, problem), dtype)
+            elif isinstance(release, InputMechanism) and isinstance(problem, BoundedExamples):
+                _check_draws(examples * (problem.features + problem.targets))
+                release = release.for_examples(problem, dtype)
+            if privacy.noise_multiplier is None:
+                release = release.with_effective_noise(noise)
+    except ValueError as error:
+        raise PrivacyPlanError(
+            f"privacy.perturbation: {privacy.perturbation} cannot be used: {error}"
+        ) from error
+    return PrivacyPlan(
+        release=release,
+        examples=examples,
+        delta=delta,
+        target_epsilon=privacy.target_epsilon,
+        planned_steps=rounds,
+        affordable_steps=_affordable(privacy, delta, release, rounds),
+        secure_noise=privacy.noise == "secure",
+    )
+
+
+def _descent(local: LocalSettings, steps: int, examples: int, problem: ConvexProblem) -> Descent:
+    """Return the training of a client of a public size."""
+    optimizer = local.optimizer
+    return Descent(
+        problem,
+        learning_rate=optimizer.lr,
+        weight_decay=optimizer.weight_decay,
+        steps=steps,
+        batch=local.lot(examples),
+        examples=examples,
     )
 
 

@@ -20,6 +20,7 @@ from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatis
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.tiles import LotReader, tile_rows
+from fedsim.clients.perturbation.output import OutputMechanism, release_output
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.optimizers import make_optimizer
 from fedsim.clients.training.plain import batches_of, train_by_torch
@@ -27,6 +28,7 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey, seeded_torch
 from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.clients.updates.release import release_update
+from fedsim.core.streams import Purpose
 from fedsim.noise.release import Scales, release_
 from fedsim.noise.sources import NoiseSource, NoNoise
 
@@ -48,6 +50,7 @@ class BlockMember:
             releases its steps, or nothing is private.
         start: flat values (size,) that it starts from; None: those of the loaded model.
         sent: flat arrays (size,) of the algorithm by name.
+        output: the release of the model that it trains without noise; None: as `update`.
     """
 
     features: Tensor
@@ -60,6 +63,7 @@ class BlockMember:
     update: UpdateMechanism | None = None
     start: Tensor | None = None
     sent: Mapping[str, Tensor] = field(default_factory=dict)
+    output: OutputMechanism | None = None
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,8 @@ def train_block(
     """Train the members of a planned block from the global model.
 
     Guarantee: a private member's values and bound are a function of the global model and of
-    `len(steps)` releases of its mechanism, or of one release of its whole update. They do not
-    depend on who else is present: the same member in the same planned block gets the same bits.
+    `len(steps)` releases of its mechanism, or of one release of its whole update or model. They do
+    not depend on who else is present: the same member in the same planned block gets the same bits.
 
     Args:
         shared_model: loaded with the global model; of a client alone it holds the result.
@@ -119,6 +123,8 @@ def train_block(
     present = [member for member in members if member is not None]
     if not present:
         raise ValueError("a block needs at least one member that is present, got none")
+    if any(member.output is not None for member in present):
+        return _released_outputs(shared_model, members)
     if len(members) > 1 and (gradients is None or not gradients.stacks):
         raise ValueError(f"this model trains clients one at a time, got {len(members)} in a block")
     shared_model.restart()
@@ -230,6 +236,28 @@ def _sent(members: Sequence[BlockMember | None], like: Tensor) -> dict[str, Tens
         name: torch.stack([zeros if one is None else one.sent[name] for one in members])
         for name in names
     }
+
+
+def _released_outputs(
+    shared_model: SharedModel, members: Sequence[BlockMember | None]
+) -> BlockResult:
+    """Train each member without noise, and return the releases of their models."""
+    values = _starts(shared_model, members).clone()
+    for k, member in enumerate(members):
+        if member is not None and member.output is not None:
+            released = release_output(
+                values[k],
+                member.features,
+                member.targets,
+                member.output,
+                member.key.noise(secure=member.secure),
+                order=member.key.generator(Purpose.SAMPLING).permutation(len(member.features)),
+                steps=len(member.steps),
+            )
+            values[k] = released.to(values)
+    if len(members) == 1:
+        shared_model.parameters.data.copy_(values[0])
+    return BlockResult(values, (None,) * len(members), (None,) * len(members))
 
 
 def _noise_of_update(member: BlockMember) -> NoiseSource:

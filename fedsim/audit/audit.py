@@ -109,6 +109,12 @@ def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[O
     privacy = federation.experiment.privacy
     if privacy is None or federation.plans is None:
         raise PrivacyPlanError("there is nothing to audit: the experiment has no privacy section")
+    if privacy.perturbation != "gradient":
+        raise PrivacyPlanError(
+            "an audit plants canaries in gradients or updates, and privacy.perturbation is "
+            f"{privacy.perturbation}, whose noise is elsewhere: audit a file with perturbation: "
+            "gradient (fedsim validate --data probes the noise of this one)"
+        )
     if privacy.noise_correlation != "none":
         raise PrivacyPlanError(
             "an audit measures noise that is independent from step to step, and "

@@ -49,6 +49,7 @@ class Purpose(IntEnum):
     REQUEST_DIGEST = 21  # no stream: the key of the digests in a client's charges
     UPLOAD_TAG = 22  # no stream: the key of the tags of uploads
     SUM_DIGEST = 23  # no stream: the key of the digests of sums before the server's noise
+    EXAMPLE_NOISE = 41  # noise on a client's examples, drawn once
     FEATURES = 30  # directions of random Fourier features, by their public seed
 
 

@@ -84,7 +84,8 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
 
     Raises:
         DeploymentError: `out` is not empty, a plug-in is not in the experiment's directory, or the
-            experiment scores personal models or draws private clients in secret.
+            experiment scores personal models, draws private clients in secret or releases noisy
+            examples.
     """
     personal, privacy = loaded.experiment.personalization, loaded.experiment.privacy
     if personal is not None and personal.public_data:
@@ -98,6 +99,12 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
             "federation.participation.scheme: poisson draws private clients in secret, and a "
             "node's ledger would show when it was drawn; deploy with "
             "federation.participation.scheme=uniform, or simulate with fedsim run"
+        )
+    if privacy is not None and privacy.perturbation == "input":
+        raise DeploymentError(
+            "privacy.perturbation: input keeps noisy examples for all rounds by the seed, and a "
+            "node's examples may change between rounds; deploy with privacy.perturbation=gradient, "
+            "or simulate with fedsim run"
         )
     if loaded.experiment.runtime.trackers:
         raise DeploymentError(

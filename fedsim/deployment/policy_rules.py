@@ -97,6 +97,11 @@ def _settings_rules(policy: NodePolicy, experiment: Experiment) -> Iterator[str]
             f"require_secure_noise is true, and privacy.noise is {privacy.noise}: set "
             "privacy.noise: secure"
         )
+    if privacy is not None and privacy.perturbation == "input":
+        yield (
+            "noisy examples are charged once, and this node's examples may change between rounds: "
+            "set privacy.perturbation to gradient"
+        )
     if policy.max_rounds is not None and rounds > policy.max_rounds:
         yield (
             f"max_rounds is {policy.max_rounds}, and federation.rounds is {rounds}: lower "

@@ -101,8 +101,8 @@ class Experiment(Settings):
 
     @property
     def clips_examples(self) -> bool:
-        """Whether clients train with DP-SGD: the unit is the example."""
-        return self.privacy is not None and self.privacy.unit == "example"
+        """Whether clients train with DP-SGD: noise on clipped gradients of examples."""
+        return self.privacy is not None and self.privacy.clips_examples
 
     @property
     def holdout(self) -> float | None:

@@ -16,6 +16,8 @@ from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.choice import training_gradients
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.dp_sgd.views import check_views
+from fedsim.clients.perturbation.bounds import BoundedExamples
+from fedsim.clients.perturbation.problem import ConvexProblem
 from fedsim.clients.settings import PrivacySettings
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
@@ -41,6 +43,7 @@ from fedsim.federation.initial_model import (
 )
 from fedsim.federation.movement import StillParameter, still_parameters
 from fedsim.federation.noise_shares import share_noise
+from fedsim.federation.perturbation import perturbed_problem
 from fedsim.federation.plan_digest import plan_digest
 from fedsim.federation.schedule import StepSchedule, participation_of
 from fedsim.federation.secure_setup import secure_channel
@@ -222,7 +225,8 @@ def _planned(
     """
     plans = None
     if client_privacy is not None:
-        plans = _plans(client_privacy, experiment, data, steps, shared_model.parameters)
+        problem = perturbed_problem(experiment, shared_model.model, data, algorithm)
+        plans = _plans(client_privacy, experiment, data, steps, shared_model.parameters, problem)
     weights = client_weights(
         experiment, data.clients.sizes, plans, takes_weights=algorithm.takes_weights
     )
@@ -266,6 +270,7 @@ def _plans(
     data: FederatedData,
     steps: StepSchedule,
     parameters: FlatParameters,
+    problem: ConvexProblem | BoundedExamples | None,
 ) -> tuple[PrivacyPlan, ...]:
     def plan(
         privacy: PrivacySettings, examples: int, planned_rounds: int, planned_steps: int
@@ -278,6 +283,7 @@ def _plans(
             planned_steps=planned_steps,
             parameters=parameters,
             drawn=drawn,
+            problem=problem,
         )
 
     settings = [own.privacy for own in client_privacy]

@@ -12,6 +12,8 @@ from typing import Self
 
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.clients.perturbation.input import InputMechanism
+from fedsim.clients.perturbation.output import OutputMechanism
 from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.noise.grid import DEVIATION
 from fedsim.protocol.noisy_sums import SumPlan
@@ -123,6 +125,11 @@ def _step_variances(
         if plan.update is not None:
             deviation = plan.update.update_noise * plan.update.max_update_norm
             found.append(parameters.size * deviation**2)
+        elif isinstance(plan.release, OutputMechanism):
+            known = plan.release.descent is not None
+            found.append(parameters.size * plan.release.deviation**2 if known else None)
+        elif isinstance(plan.release, InputMechanism):
+            found.append(None)  # the model depends on the noise of examples in its own way
         elif not is_plain or plan.step.correlation is not None:
             found.append(None)
         elif plan.step.adapted_clip_norm is not None and plan.round_steps > 1:

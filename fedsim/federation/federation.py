@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
-from torch import nn
+from torch import Tensor, nn
 
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.algorithm import Algorithm, ClientRule
@@ -118,6 +118,10 @@ class Federation:
         return ClientTensors(self.data.clients, self.device)
 
     @cached_property
+    def _noisy_examples(self) -> dict[int, tuple[Tensor, Tensor]]:
+        return {}
+
+    @cached_property
     def conditions(self) -> str:
         """Digest of the settings, plug-in sources, versions and device that train."""
         return digest_conditions(self.experiment, self.sources.digest, self.device)
@@ -190,6 +194,7 @@ class Federation:
             rule=self._rule,
             sent=self.algorithm.sent_arrays(),
             steps=partial(self.steps.local_steps, client),
+            noisy_examples=self._noisy_examples,
         )
 
     @cached_property
@@ -234,7 +239,7 @@ class Federation:
         if self.experiment.clips_examples:
             return max(self._planned_tile_rows[client] for client in members)
         local, size_of = self.experiment.local, self.data.clients.size  # all are in this process
-        if self.plans is not None and len(members) > 1 and local.batch_size != "full":
+        if self._has_private_sizes and len(members) > 1 and local.batch_size != "full":
             return tile_rows(local.batch_size, local.max_physical_batch)
         most = max(local.lot(size_of(client)) for client in members)
         return tile_rows(most, local.max_physical_batch)
@@ -462,15 +467,20 @@ class Federation:
         if self.gradients is None or not self.gradients.stacks:
             return False
         batch, most = self.experiment.local.batch_size, self.experiment.local.max_physical_batch
-        if self.plans is None or self.experiment.clips_examples:
+        if not self._has_private_sizes:
             return True
         return batch != "full" and tile_rows(batch, most) >= batch
 
     def _expected_lots(self) -> Sequence[float]:
         """Return the public expected lot of each client, by which blocks are cut."""
-        if self.plans is None:
-            local = self.experiment.local
-            return [float(local.lot(size)) for size in self.data.clients.sizes]
-        if self.experiment.clips_examples:
+        if self._has_private_sizes:
+            return [1.0] * self.num_clients
+        if self.plans is not None and self.experiment.clips_examples:
             return [plan.step.expected_lot for plan in self.plans]
-        return [1.0] * self.num_clients
+        return [float(self.experiment.local.lot(size)) for size in self.data.clients.sizes]
+
+    @property
+    def _has_private_sizes(self) -> bool:
+        """Whether the number of examples of a client is a part of what is protected."""
+        privacy = self.experiment.privacy
+        return privacy is not None and privacy.unit == "client"

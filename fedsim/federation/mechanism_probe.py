@@ -35,6 +35,7 @@ from fedsim.federation.charged_noise import (
 )
 from fedsim.federation.federation import Federation
 from fedsim.federation.initial_model import public_examples, to_tensors
+from fedsim.federation.perturbation_probe import probe_perturbation
 from fedsim.federation.probe_evidence import NoiseEvidence
 from fedsim.federation.update_probe import UpdateProbe
 
@@ -76,7 +77,10 @@ def probe_mechanisms(federation: Federation) -> None:
     mixed = not federation.experiment.plugins
     with one_thread(), plugin_calls("a plug-in failed before the first round", mixed=mixed):
         for block in _blocks_to_probe(federation):
-            if not federation.experiment.clips_examples:
+            if _perturbs(federation):
+                for client in set(block) & set(_private_clients(federation)):
+                    probe_perturbation(federation, client, evidence, seed=_probe_seed(federation))
+            elif not federation.experiment.clips_examples:
                 _probe_updates(federation, block, evidence)
             elif federation.gradients is not None:
                 probe = _BlockProbe(federation, federation.gradients, block)
@@ -95,6 +99,12 @@ def _probe_updates(federation: Federation, block: tuple[int, ...], evidence: Noi
     rounds = min(max(2, -(-NUM_NOISE_VALUES // size)), 2 * MAX_NOISE_STEPS)
     first, rows_of = _CLIPPING_ROUND + 1, next(_private_clients(federation))
     probe.measure_noise(evidence, range(first, first + rounds), rows_of=rows_of)
+
+
+def _perturbs(federation: Federation) -> bool:
+    """Whether the noise is on trained models, or on examples."""
+    privacy = federation.experiment.privacy
+    return privacy is not None and privacy.perturbation != "gradient"
 
 
 def _probe_seed(federation: Federation) -> int:

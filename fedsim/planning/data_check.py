@@ -116,7 +116,8 @@ def check_data(loaded: LoadedExperiment, *, phases: Phases | None = None) -> Dat
 def _public_sizes(federation: Federation) -> tuple[int, ...] | None:
     if federation.plans is None:
         return tuple(federation.data.clients.sizes)
-    if not federation.experiment.clips_examples:
+    privacy = federation.experiment.privacy
+    if privacy is not None and privacy.unit == "client":
         return None
     return tuple(plan.examples for plan in federation.plans)
 

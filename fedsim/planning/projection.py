@@ -275,11 +275,11 @@ def _changes(
     local: LocalSettings, privacy: PrivacySettings, rounds: int
 ) -> Iterator[tuple[str, LocalSettings, PrivacySettings, int]]:
     yield "as planned", local, privacy, rounds
-    if privacy.unit == "example":
+    if privacy.clips_examples:
         yield from _lots(local, privacy, rounds)
     for factor, name in ((0.5, "half"), (2, "double")):
         yield f"{name} the rounds", local, privacy, max(1, round(rounds * factor))
-    if privacy.unit == "example" and privacy.trust == "local":  # others have one sampling
+    if privacy.clips_examples and privacy.trust == "local":  # others have one sampling
         yield from _samplings(local, privacy, rounds)
 
 

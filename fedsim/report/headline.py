@@ -69,10 +69,15 @@ def _feature_names(federation: Federation) -> list[str] | None:
     return [name for one in columns for name in column_of(one, dataset).feature_names]
 
 
+_NOISE_ON = {"output": "noise on trained models", "input": "noise on examples, once"}
+
+
 def _mechanism(federation: Federation) -> str:
     experiment = federation.experiment
-    what = "DP-SGD in every client" if experiment.clips_examples else "whole updates of clients"
     privacy = experiment.privacy
+    what = "DP-SGD in every client" if experiment.clips_examples else "whole updates of clients"
+    if privacy is not None and privacy.perturbation != "gradient":
+        what = _NOISE_ON[privacy.perturbation]
     if privacy is None or privacy.trust == "local":
         return what
     return f"{what}, {privacy.trust} trust"

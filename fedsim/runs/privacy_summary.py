@@ -13,7 +13,7 @@ from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
 from fedsim.accountant.trust.certificates import OBSERVERS, Trust, Unit
-from fedsim.clients.settings import PrivacySettings, recorded_correlation
+from fedsim.clients.settings import PrivacySettings, recorded_correlation, recorded_perturbation
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.federation.federation import Federation
 from fedsim.federation.recorded_spend import RecordedSpend
@@ -73,6 +73,7 @@ class PrivacySummary:
     personal_models: str | None = None
     noise_correlation: Mapping[str, Any] | None = None
     public_parts: Mapping[str, Any] | None = None
+    perturbation: Mapping[str, Any] | None = None
     trust: Trust = "local"
     unit: Unit = "example"
     terms: Mapping[str, Any] = field(default_factory=dict)
@@ -117,6 +118,7 @@ class PrivacySummary:
     def _optional(self) -> dict[str, Any]:
         """Return the keys that files without them lack."""
         found = {
+            "perturbation": self.perturbation,
             "noise_correlation": self.noise_correlation,
             "public_parts": self.public_parts,
         }
@@ -253,13 +255,14 @@ def summarise_privacy(
         settings.adjacency,
         settings.accountant,
         tuple(clients),
-        sampling=settings.sampling if settings.unit == "example" else None,
+        sampling=settings.sampling if settings.clips_examples else None,
         noise=settings.noise,
         clipping=settings.clipping,
         secure_aggregation=secure_aggregation,
         personal_models=federation.experiment.personal_models,
         noise_correlation=recorded_correlation(settings),
         public_parts=federation.experiment.model.public_parts,
+        perturbation=recorded_perturbation(settings),
         trust=settings.trust,
         unit=settings.unit,
         terms=trust_terms(federation.experiment),

@@ -31,8 +31,9 @@ def refuse_changes(before: Experiment, after: Experiment) -> None:
     """Check that a run may resume with a changed experiment.
 
     `runtime` may change, since it changes no result. `secure_aggregation.on_abort` and
-    `combine_...` may change. `federation.rounds` may grow under a given `noise_multiplier`, but not
-    with `noise_correlation`, which charges a whole run at its start.
+    `combine_...` may change. `federation.rounds` may grow under a given `noise_multiplier` and with
+    `perturbation: input`, whose rounds cost nothing, but not with `noise_correlation`, which
+    charges a whole run at its start.
 
     Args:
         before: the experiment of the run.
@@ -63,6 +64,8 @@ def _check_rounds(after: Experiment, old: int, new: int) -> None:
         raise RunDirectoryError(
             f"federation.rounds was {old} in the run and is {new} now: rounds can only be added"
         )
+    if after.privacy is not None and after.privacy.perturbation == "input":
+        return  # the noisy examples are paid for, and rounds cost nothing
     if after.privacy is not None and after.privacy.noise_multiplier is None:
         raise RunDirectoryError(
             f"federation.rounds was {old} in the run and is {new} now, but the noise was "

@@ -131,6 +131,10 @@ class ClientUnitSentence(Sentence):
         )
 
 
+_PERTURBED = {
+    "output": "a trained model",
+    "input": "an example, features and target over √2 times their bounds,",
+}
 _CLIENT_ADJACENCIES = {
     "zero_out": (
         "zero-out adjacency: the updates of one client are replaced by zero",
@@ -186,9 +190,10 @@ class AdjacencySentence(Sentence):
                 "settings, the planned number of clients and the server's test set are public as "
                 "well."
             )
+        what = _PERTURBED.get(self.facts.perturbation or "", "a sum of clipped gradients")
         return (
-            f"Data sets are neighbours by {meaning}. The L2 sensitivity of a sum of clipped "
-            f"gradients is then at most {sensitivity}. All settings, the participation schedule, "
+            f"Data sets are neighbours by {meaning}. The L2 sensitivity of {what} "
+            f"is then at most {sensitivity}. All settings, the participation schedule, "
             "sampling rates, step counts and the server's test set are public as well."
         )
 
@@ -200,7 +205,12 @@ class AdjacencySentence(Sentence):
     @property
     def _meaning(self) -> tuple[str, str]:
         of_unit = _CLIENT_ADJACENCIES if self.facts.protects_clients else _ADJACENCIES
-        return of_unit[self._name]
+        meaning, sensitivity = of_unit[self._name]
+        if self.facts.perturbation == "output":
+            return meaning, sensitivity.replace("C", "Δ")
+        if self.facts.perturbation == "input":
+            return meaning, "2" if sensitivity == "2C" else "1"
+        return meaning, sensitivity
 
     @property
     def _name(self) -> str:

@@ -21,6 +21,9 @@ CLIPPINGS = ("flat", "per_layer", "automatic", "adaptive")
 # These adapt the bound by a noisy count: count and gradients must be one event in the ledger.
 COUNTING_CLIPPINGS = ("adaptive",)
 
+# Types of the events of noise on trained models, and on examples: features and target together.
+_PERTURBED_EVENTS = {"output": frozenset({"Gaussian"}), "input": frozenset({"JointGaussian"})}
+
 _RELATIVE_TOLERANCE = 1e-9  # the same accountant on another machine
 
 
@@ -71,6 +74,7 @@ class MechanismFacts:
 
     Attributes:
         noise_correlation: the correlation of noise from step to step; None for independent noise.
+        perturbation: where the noise is, with its bounds; None: on gradients or whole updates.
         slack: what the sampler of noise adds to ε and δ of any client at most.
     """
 
@@ -80,6 +84,7 @@ class MechanismFacts:
     sampling: str | None
     clipping: str | None = None
     noise_correlation: Mapping[str, object] | None = field(default=None, hash=False)
+    perturbation: Mapping[str, object] | None = field(default=None, hash=False)
     slack: Slack | None = None
 
 
@@ -191,6 +196,17 @@ class Facts:
         return self.trust.unit == "client"
 
     @property
+    def perturbation(self) -> str | None:
+        """Where the noise is: output or input; None: on gradients or whole updates."""
+        recorded = None if self.mechanism is None else self.mechanism.perturbation
+        return None if recorded is None else str(recorded.get("name"))
+
+    @property
+    def clips_examples(self) -> bool:
+        """Whether the noise is on sums of clipped gradients of examples: DP-SGD."""
+        return not self.protects_clients and self.perturbation is None
+
+    @property
     def sizes_are_declared(self) -> bool:
         """Whether `examples` are declared numbers, and the real ones private."""
         return self.mechanism is not None and self.mechanism.adjacency == "add_remove"
@@ -244,6 +260,8 @@ def _objections(facts: Facts) -> Iterator[str]:
         clipping=mechanism.clipping,
         secure_aggregation=facts.secure_aggregation,
     )
+    if mechanism.perturbation is not None:
+        yield from _perturbation_objections(facts, mechanism)
     if not facts.has_charges:
         return
     yield from _objections_to_events(facts, mechanism)
@@ -261,11 +279,19 @@ def _objections(facts: Facts) -> Iterator[str]:
 def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[str]:
     """Yield the events that were not accounted for as the lots or the clients were drawn."""
     scheme = SAMPLING_SCHEMES.get(mechanism.sampling or "")
-    if scheme is None and not facts.protects_clients:
+    if scheme is None and facts.clips_examples:
         yield "the sampling of its lots is not recorded"
         return
     types = facts.trust.event_types(None if scheme is None else scheme.event)
+    if facts.perturbation is not None:
+        types = _PERTURBED_EVENTS.get(facts.perturbation, frozenset())
     if mismatched := _mismatched(facts.clients, types):
+        if facts.perturbation is not None:
+            yield (
+                f"the ledger of client {mismatched[0]} accounts for {_listed(mismatched[1])}, "
+                f"which perturbation {facts.perturbation} does not release"
+            )
+            return
         how = "clients" if facts.protects_clients else "lots"
         by = mechanism.sampling
         if facts.protects_clients:
@@ -274,6 +300,17 @@ def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[s
             f"{how} were drawn by {by}, but the ledger of client {mismatched[0]} accounts for "
             f"{_listed(mismatched[1])}"
         )
+
+
+def _perturbation_objections(facts: Facts, mechanism: MechanismFacts) -> Iterator[str]:
+    if facts.perturbation not in _PERTURBED_EVENTS:
+        yield f"its perturbation {facts.perturbation!r} is not known"
+    if facts.trust.trust != "local" or facts.protects_clients:
+        yield "noise off the gradients has no guarantee but in local trust, for the example unit"
+    if mechanism.adjacency == "add_remove":
+        yield "noise off the gradients has no guarantee under add_remove adjacency"
+    if (facts.perturbation, mechanism.noise) == ("input", "secure"):
+        yield "secure noise cannot be drawn twice, and noisy examples are made anew by a process"
 
 
 def _correlation_objections(facts: Facts, mechanism: MechanismFacts) -> Iterator[str]:

@@ -99,7 +99,7 @@ class FloatingPointSentence(Sentence):
             sums = (
                 "Integers of one grid add up exactly, so a sum has the noise of all its clients. "
             )
-        if not self.facts.protects_clients:
+        if self.facts.clips_examples:
             examples = (
                 "The proof assumes that what an example adds depends on the model and the example "
                 "alone, which a test before the first round checks. "

@@ -51,7 +51,7 @@ class DpSgdSentence(Sentence):
     @classmethod
     def holds(cls, facts: Facts) -> bool:
         """Whether a client was charged for steps in a private run."""
-        return _is_charged(facts) and not facts.protects_clients
+        return _is_charged(facts) and facts.clips_examples
 
     @property
     def text(self) -> str:
@@ -123,6 +123,63 @@ class ClientUpdateSentence(Sentence):
     def values(self) -> Mapping[str, Any]:
         """Ranges over the clients that were charged."""
         return _ranges(self.facts, ("noise_multiplier", "rounds"))
+
+
+class OutputSentence(Sentence):
+    """The mechanism of one round with noise on the trained model."""
+
+    point, kind, title = "mechanism", "fact", "Noise on the trained model"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Whether a client was charged for trained models."""
+        return _is_charged(facts) and facts.perturbation == "output"
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        return (
+            "A client scales features down to L2 norm R and takes a fixed number of gradient steps "
+            "without noise on a linear model, whose loss is strongly convex by its weight decay. "
+            "One example moves the result by at most Δ, for the steps that run and not for their "
+            "limit (Wu et al. 2017). Then it adds Gaussian noise of standard deviation z · Δ and "
+            f"releases the model, once a round. Here R = {self.values['max_feature_norm']}, z = "
+            f"{range_text(self.values['noise_multiplier'])}, "
+            f"{_counts(self.values['rounds'], 'round')}."
+        )
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Ranges over the clients that were charged, and the bound of features."""
+        return _with_bounds(self.facts)
+
+
+class InputSentence(Sentence):
+    """The mechanism of noise on the examples."""
+
+    point, kind, title = "mechanism", "fact", "Noise on the examples"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Whether a client was charged for its noisy examples."""
+        return _is_charged(facts) and facts.perturbation == "input"
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        return (
+            "Before its first round a client scales features down to L2 norm R, writes targets "
+            "within their bound (a class as a row with one 1), and adds Gaussian noise to both, "
+            "with a noise multiplier of z together. This is one release, charged once. All steps "
+            "of all rounds read these noisy examples alone, and cost nothing. Here R = "
+            f"{self.values['max_feature_norm']}, z = "
+            f"{range_text(self.values['noise_multiplier'])}."
+        )
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Ranges over the clients that were charged, and the bound of features."""
+        return _with_bounds(self.facts)
 
 
 class SharedNoiseSentence(Sentence):
@@ -203,6 +260,11 @@ class PublicConstantsSentence(Sentence):
                 "Divisor, noise and number of rounds follow from settings: no number of examples "
                 "and no metric leaves a client."
             )
+        if self.facts.perturbation is not None:
+            return (
+                "Bounds, noise and number of steps follow from settings and public client sizes: "
+                "no private number of examples enters them."
+            )
         sizes = "declared sizes" if self.facts.sizes_are_declared else "public client sizes"
         return (
             f"Divisor, sampling rate, noise and number of steps follow from settings and {sizes}: "
@@ -224,7 +286,7 @@ class SamplerSentence(Sentence):
     @classmethod
     def holds(cls, facts: Facts) -> bool:
         """Whether there is a guarantee of lots, so that both samplers are known to agree."""
-        return facts.is_bounded and not facts.protects_clients
+        return facts.is_bounded and facts.clips_examples
 
     @property
     def text(self) -> str:
@@ -303,7 +365,7 @@ class AccountingSentence(Sentence):
         version = self.facts.version
         by = f" by fedsim {version}" if version else ""
         fixed = "Noise, sampling rates and step counts"
-        if self.facts.protects_clients:
+        if not self.facts.clips_examples:
             fixed = "Noise and the number of rounds"
         return (
             f"Every ε was computed{by} with {self._method()}. {fixed} were fixed before the run, "
@@ -323,6 +385,15 @@ class AccountingSentence(Sentence):
 
 def _is_charged(facts: Facts) -> bool:
     return facts.mechanism is not None and facts.has_charges
+
+
+def _with_bounds(facts: Facts) -> Mapping[str, Any]:
+    """Return the figures of noise off the gradients, with the bounds of an example."""
+    recorded = (None if facts.mechanism is None else facts.mechanism.perturbation) or {}
+    ranges = _ranges(facts, ("noise_multiplier", "rounds"))
+    return {name: ranges[name] for name in ("noise_multiplier", "rounds")} | {
+        name: recorded.get(name) for name in ("max_feature_norm", "max_target_norm")
+    }
 
 
 def _ranges(facts: Facts, names: tuple[str, ...]) -> Mapping[str, Any]:
@@ -345,6 +416,8 @@ def _counts(low_and_high: list[int], noun: str) -> str:
 SENTENCES: tuple[type[Sentence], ...] = (
     DpSgdSentence,
     ClientUpdateSentence,
+    OutputSentence,
+    InputSentence,
     SharedNoiseSentence,
     CorrelationSentence,
     PublicConstantsSentence,

@@ -48,6 +48,7 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
             sampling=privacy.get("sampling"),
             clipping=privacy.get("clipping"),
             noise_correlation=privacy.get("noise_correlation"),
+            perturbation=privacy.get("perturbation"),
         )
     rows: list[ClientRow] = privacy["clients"]
     trust = _trust(privacy)

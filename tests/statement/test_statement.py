@@ -199,9 +199,9 @@ def test_the_ids_of_sentences_in_files_do_not_follow_renamed_classes():
         accounting active_server adjacency against_server attack_bound client_unit client_update
         collusion correlation data_access drawn_clients every_round
         delta_below_one_in_n delta_too_large dp_sgd error_messages floating_point gaussian_bound
-        guarantee infinite_epsilon ledger lost_updates no_amplification no_privacy
+        guarantee infinite_epsilon input ledger lost_updates no_amplification no_privacy
         no_server_guarantee
-        no_targets nothing_hidden nothing_released parties_on_one_host personal_model
+        no_targets nothing_hidden nothing_released output parties_on_one_host personal_model
         public_constants public_parts released sampler secure_aggregation secure_noise seeded_noise
         realised_noise shared_noise simulated_guarantee sizes_excluded spread trusted_server
         targets_exceeded

@@ -20,6 +20,7 @@ from fedsim.experiment.rules.dataset import check_data
 from fedsim.experiment.rules.features import check_features, check_views
 from fedsim.experiment.rules.model import check_model
 from fedsim.experiment.rules.participation import check_poisson_draws, check_schemes
+from fedsim.experiment.rules.perturbation import check_perturbation
 from fedsim.experiment.rules.runtime import check_trackers
 from fedsim.experiment.rules.scores import (
     check_evaluation,
@@ -52,6 +53,7 @@ def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
         )
     yield from check_weighting(sections)
     yield from check_sampling_rate(sections)
+    yield from check_perturbation(sections)
     yield from check_budgets(sections)
     yield from check_faults(sections)
     yield from check_secure_aggregation(sections)

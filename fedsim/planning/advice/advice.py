@@ -112,6 +112,11 @@ def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None)
     if loaded.experiment.privacy is None:
         raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
     privacy = loaded.experiment.privacy
+    if privacy.perturbation != "gradient":
+        raise PrivacyPlanError(
+            "the advice compares schedules of noise on gradients, and privacy.perturbation is "
+            f"{privacy.perturbation}; call it with a file of perturbation: gradient"
+        )
     if (privacy.trust, privacy.unit) != ("local", "example"):
         raise PrivacyPlanError(
             f"the advice compares schedules of trust local with unit example, got {privacy.trust} "

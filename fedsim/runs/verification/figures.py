@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import fedsim
-from fedsim.clients.settings import recorded_correlation
+from fedsim.clients.settings import recorded_correlation, recorded_perturbation
 from fedsim.runs.client_data import FILE as CLIENT_DATA
 from fedsim.runs.client_data import client_data_problems
 from fedsim.runs.directory import CLIENT_COLUMNS, clients_table
@@ -88,7 +88,7 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
     settings = experiment.privacy
     for name in _NAMES:
         planned = None if settings is None else getattr(settings, name)
-        if name == "sampling" and settings is not None and settings.unit == "client":
+        if name == "sampling" and settings is not None and not settings.clips_examples:
             planned = None  # no lots are drawn under the guarantee
         if privacy[name] != planned:
             yield f"{name} is {privacy[name]} in privacy.json and {planned} in experiment.yaml"
@@ -98,6 +98,9 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
             f"noise_correlation is {privacy.get('noise_correlation')} in privacy.json and "
             f"{correlation} in experiment.yaml"
         )
+    perturbation = None if settings is None else recorded_perturbation(settings)
+    if privacy.get("perturbation") != perturbation:
+        yield "privacy.json and experiment.yaml disagree on where the noise is (perturbation)"
     yield from _trust_problems(files)
     if (privacy["secure_aggregation"] is None) != (experiment.secure_aggregation is None):
         yield "privacy.json and experiment.yaml disagree on secure_aggregation"

@@ -84,6 +84,8 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
         return
     scheme = SAMPLING_SCHEMES.get(privacy["sampling"] or "")
     by_epoch = scheme is not None and scheme.by_epoch
+    if (privacy.get("perturbation") or {}).get("name") == "input":
+        by_epoch = True
     shared = privacy.get("trust") == "distributed"
     for row in rows:
         for what in _against_ledger(row, journal, by_epoch=by_epoch, shared=shared):
@@ -137,7 +139,8 @@ def _against_ledger(
         row: of `privacy.json`.
         journal: the ledger.
         shared: whether the run has a second ledger, against the server.
-        by_epoch: whether an event pays for all steps of an epoch, or of the whole run, at once.
+        by_epoch: whether an event pays for all steps of an epoch, or of the whole run, at once, as
+            that of noisy examples does.
     """
     history = journal.history(row["client"])
     total = total_of(history)

@@ -1,0 +1,1 @@
+"""Noise at other places than gradients: on a trained model, or on the examples themselves."""

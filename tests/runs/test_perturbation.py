@@ -1,0 +1,228 @@
+"""Noise on trained models and on examples: runs, their check, replay and resume, and refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from torch import nn
+
+from fedsim.accountant import Gaussian, JointGaussian
+from fedsim.accountant.groups import group_noise_multiplier
+from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.algorithms.built_in.fedavg import FedAvg
+from fedsim.algorithms.built_in.fedprox import FedProx
+from fedsim.audit.audit import audit_experiment
+from fedsim.clients.budget.plan import PrivacyPlanError
+from fedsim.deployment.errors import DeploymentError
+from fedsim.deployment.flower_app import write_app
+from fedsim.experiment import load_experiment
+from fedsim.experiment.errors import ExperimentError
+from fedsim.federation.assembly import assemble
+from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
+from fedsim.federation.perturbation import perturbed_problem
+from fedsim.noise import sources
+from fedsim.planning.projection import plan_experiment
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.replay import replay_run
+from fedsim.runs.runner import run_experiment
+from fedsim.runs.verification import verify_run
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "perturbed",
+    "data": {
+        "dataset": "digits",
+        "partition": {"scheme": "dirichlet", "num_clients": 6, "alpha": 0.5, "min_examples": 5},
+    },
+    "model": {"name": "logistic", "features": ["unit_norm"]},
+    "federation": {"rounds": 3, "clients_per_round": 4},
+    "local": {
+        "steps": 10,
+        "batch_size": 16,
+        "optimizer": {"name": "sgd", "lr": 1.0, "weight_decay": 0.1},
+    },
+    "privacy": {
+        "perturbation": "output",
+        "max_feature_norm": 1.0,
+        "target_epsilon": 10.0,
+        "delta": 1e-3,
+    },
+}
+KINDS = ("output", "input")
+TITLES = {"output": "trained model", "input": "examples"}
+
+
+def run(path: Path, kind: str, overrides: dict[str, Any] | None = None, **options: Any) -> Path:
+    changes = {"privacy.perturbation": kind, **(overrides or {})}
+    return run_experiment(EXPERIMENT, overrides=changes, out=path, **options).path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_is_charged_as_it_releases(tmp_path: Path, kind: str) -> None:
+    path = run(tmp_path / "r", kind)
+    privacy = json.loads((path / "privacy.json").read_text())
+    assert privacy["perturbation"] == {
+        "name": kind,
+        "max_feature_norm": 1.0,
+        "max_target_norm": None,
+    }
+    assert privacy["sampling"] is None
+    assert 9.99 < privacy["system_epsilon"] <= 10.0
+    points = {point["title"] for point in privacy["statement_points"]}
+    assert {"output": "Noise on the trained model", "input": "Noise on the examples"}[
+        kind
+    ] in points
+    assert "DP-SGD in every client" not in points
+    journal = FileJournal(path / "ledger.jsonl")
+    for client, row in enumerate(privacy["clients"]):
+        history = journal.history(client)
+        entries = [list(charge.ledger.entries) for charge in history]
+        if kind == "output":
+            ((event, _),) = entries[0]
+            assert isinstance(event, Gaussian)
+            assert entries == [[(event, 1)]] * len(history)
+            noise = event.noise_multiplier
+        else:
+            ((event, _),) = entries[0]
+            assert isinstance(event, JointGaussian)
+            assert entries == [[(event, 1)]] + [[]] * (len(history) - 1)
+            noise = group_noise_multiplier(event.noise_multipliers)
+        assert noise <= row["noise_multiplier"] < noise * 1.001
+    assert verify_run(RunDirectory.open(path)).problems == ()
+    assert replay_run(RunDirectory.open(path)).problems == ()
+
+
+def test_rounds_cost_nothing_after_noisy_examples() -> None:
+    few, many = (
+        plan_experiment(
+            load_experiment(
+                EXPERIMENT,
+                overrides={"privacy.perturbation": "input", "federation.rounds": rounds},
+            ),
+            curves=False,
+        )
+        for rounds in (3, 300)
+    )
+    assert few.system_epsilon == many.system_epsilon
+    assert few.clients[0].noise_multiplier == many.clients[0].noise_multiplier
+    assert len(many.cells) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_is_the_same_run(tmp_path: Path, kind: str) -> None:
+    noise = {"privacy.noise_multiplier": 2.0, "privacy.target_epsilon": None}
+    whole = run(tmp_path / "whole", kind, noise)
+    run(tmp_path / "part", kind, {**noise, "federation.rounds": 1})
+    part = run(tmp_path / "part", kind, noise, resume=True)
+    models = [load_file(path / "model.safetensors") for path in (whole, part)]
+    for name, value in models[0].items():
+        np.testing.assert_array_equal(models[1][name], value)
+    assert verify_run(RunDirectory.open(part)).problems == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"runtime": {"engine": "ray", "workers": 2}},
+        {"secure_aggregation": {"protocol": "additive", "aggregators": 2}},
+        {"privacy.adjacency": "replace_one"},
+        {"local.batch_size": "full"},
+        {"local.cohort": "off"},
+    ],
+)
+def test_it_works_with_the_rest(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
+    if "runtime" in changes:
+        pytest.importorskip("ray")
+    path = run(tmp_path / "r", kind, changes)
+    assert verify_run(RunDirectory.open(path)).problems == ()
+    if "runtime" in changes or "local.cohort" in changes:
+        other = load_file(run(tmp_path / "one", kind) / "model.safetensors")
+        for name, value in load_file(path / "model.safetensors").items():
+            np.testing.assert_allclose(value, other[name], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "path", "message"),
+    [
+        ("output", {"privacy.trust": "central"}, "privacy.trust", "central trust needs noise"),
+        ("output", {"privacy.unit": "client"}, "privacy.unit", "sensitivity for one example"),
+        (
+            "input",
+            {"privacy.adjacency": "add_remove", "privacy.declared_examples": 9},
+            "privacy.adjacency",
+            "one noisy row for each example",
+        ),
+        ("output", {"model.name": "mlp"}, "model.name", "the loss is not convex"),
+        ("output", {"local.optimizer.weight_decay": 0}, "local.optimizer", "strongly convex"),
+        ("output", {"local.optimizer.momentum": 0.5}, "local.optimizer", "plain gradient descent"),
+        ("output", {"federation.strategy": "fedprox"}, "federation.strategy", "changes local"),
+        ("output", {"local.augmentations": 2}, "local.augment", "remove the views"),
+        ("input", {"privacy.noise": "secure"}, "privacy.noise", "another release"),
+        ("input", {"privacy.clipping": "automatic"}, "privacy.clipping", "acts on gradients"),
+        ("input", {"privacy.sampling_rate": 0.5}, "privacy.sampling_rate", "acts on gradients"),
+        ("input", {"model.loss": "mse"}, "privacy", "needs max_target_norm"),
+        ("input", {"privacy.max_target_norm": 1.0}, "privacy.max_target_norm", "have a bound"),
+        ("output", {"privacy.max_grad_norm": 1.0}, "privacy", "bounds nothing"),
+        ("output", {"privacy.max_feature_norm": None}, "privacy", "needs max_feature_norm"),
+    ],
+)
+def test_what_has_no_proof_is_refused(
+    kind: str, changes: dict[str, Any], path: str, message: str
+) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(EXPERIMENT, overrides={"privacy.perturbation": kind, **changes})
+    found = {".".join(map(str, one.path)): one.message for one in caught.value.problems}
+    assert message in found[path]
+
+
+def test_noise_on_gradients_takes_no_bound_of_examples() -> None:
+    with pytest.raises(ExperimentError, match="belongs to perturbation output or input"):
+        load_experiment(
+            EXPERIMENT,
+            overrides={"privacy.perturbation": "gradient", "privacy.max_grad_norm": 1.0},
+        )
+
+
+def test_a_rate_without_proof_and_another_model_are_refused_before_training() -> None:
+    with pytest.raises(PrivacyPlanError, match="it may be at most"):
+        assemble(load_experiment(EXPERIMENT, overrides={"local.optimizer.lr": 10.0}), ledger=None)
+    federation = assemble(load_experiment(EXPERIMENT), ledger=None)
+    deep = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    frozen = nn.Linear(64, 10)
+    frozen.bias.requires_grad_(False)
+    for model in (deep, frozen):
+        with pytest.raises(PrivacyPlanError, match="one linear layer alone"):
+            perturbed_problem(federation.experiment, model, federation.data, FedAvg())
+    linear = federation.model
+    with pytest.raises(PrivacyPlanError, match="changes local steps"):
+        perturbed_problem(federation.experiment, linear, federation.data, FedProx())
+
+
+def test_audit_and_deployment_refuse_it_by_name(tmp_path: Path) -> None:
+    with pytest.raises(PrivacyPlanError, match=r"privacy\.perturbation is output"):
+        audit_experiment(load_experiment(EXPERIMENT))
+    loaded = load_experiment(EXPERIMENT, overrides={"privacy.perturbation": "input"})
+    with pytest.raises(DeploymentError, match=r"privacy\.perturbation: input"):
+        write_app(loaded, tmp_path / "app")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_probe_finds_less_noise_than_charged(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_experiment(EXPERIMENT, overrides={"privacy.perturbation": kind})
+    federation = assemble(loaded, ledger=None)
+    probe_mechanisms(federation)
+    half = sources.SeededNoise.fill_rows_
+    monkeypatch.setattr(
+        sources.SeededNoise,
+        "fill_rows_",
+        staticmethod(lambda own, rows: (half(own, rows), np.rint(rows / 2, out=rows))),
+    )
+    with pytest.raises(MechanismMismatchError, match="noise multiplier is"):
+        probe_mechanisms(federation)
