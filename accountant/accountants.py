@@ -8,6 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self, final
 
 import numpy as np
@@ -37,16 +38,45 @@ from fedsim.accountant.textbook.moments import MOMENTS_ORDERS
 
 __all__ = [
     "Accountant",
+    "AccountantChoice",
     "AccountantName",
     "MomentsAccountant",
     "PldAccountant",
     "PrivacySpent",
     "RdpAccountant",
+    "RdpOrders",
     "UnsupportedEventError",
+    "accountant_name",
+    "choose_accountant",
     "make_accountant",
+    "renyi_choice",
 ]
 
 AccountantName = Literal["pld", "rdp", "moments"]
+
+
+@dataclass(frozen=True)
+class RdpOrders:
+    """The choice of the Rényi accountant at orders of one's own.
+
+    Attributes:
+        orders: each in (1, 65536].
+
+    Raises:
+        ValueError: there are no orders, or one is outside (1, 65536].
+    """
+
+    orders: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "orders", check_orders(tuple(self.orders)))
+
+    def __str__(self) -> str:
+        return f"rdp at orders {', '.join(f'{order:g}' for order in self.orders)}"
+
+
+AccountantChoice = AccountantName | RdpOrders
+"""An accountant by its name, or the Rényi accountant at orders of one's own."""
 
 
 class PrivacySpent(NamedTuple):
@@ -376,18 +406,49 @@ _ACCOUNTANTS: dict[str, type[RdpAccountant] | type[PldAccountant] | type[Moments
 }
 
 
+def choose_accountant(
+    name: AccountantName, orders: Sequence[float] | None = None
+) -> AccountantChoice:
+    """Return an accountant by its name, at orders of one's own if they are given.
+
+    Args:
+        name: "pld", "rdp" or "moments".
+        orders: Rényi orders, each in (1, 65536], for "rdp" alone; None: those of the accountant.
+
+    Raises:
+        ValueError: an order is outside its range, or another accountant than "rdp" has orders.
+    """
+    if orders is None:
+        return name
+    if name != "rdp":
+        raise ValueError(f"orders belong to accountant rdp, got accountant {name}")
+    return RdpOrders(tuple(orders))
+
+
+def accountant_name(accountant: AccountantChoice) -> AccountantName:
+    """Return the name of a chosen accountant."""
+    return "rdp" if isinstance(accountant, RdpOrders) else accountant
+
+
+def renyi_choice(accountant: AccountantChoice) -> AccountantChoice:
+    """Return the Rényi accountant beside another one: at its orders, where it has any."""
+    return accountant if isinstance(accountant, RdpOrders) else "rdp"
+
+
 def make_accountant(
-    name: AccountantName = "pld", *, adjacency: Adjacency = "zero_out"
+    name: AccountantChoice = "pld", *, adjacency: Adjacency = "zero_out"
 ) -> Accountant:
     """Return a new accountant by its name in the experiment file.
 
     Args:
-        name: "pld", "rdp" or "moments".
+        name: "pld", "rdp" or "moments", or `RdpOrders`.
         adjacency: as `Accountant`.
 
     Raises:
         ValueError: there is no accountant, or no adjacency, of that name.
     """
+    if isinstance(name, RdpOrders):
+        return RdpAccountant(name.orders, adjacency=adjacency)
     if name not in _ACCOUNTANTS:
         raise ValueError(f"accountant must be one of {sorted(_ACCOUNTANTS)}, got {name!r}")
     return _ACCOUNTANTS[name](adjacency=adjacency)

@@ -8,7 +8,7 @@ import math
 from functools import lru_cache
 
 from fedsim.accountant import checks
-from fedsim.accountant.accountants import AccountantName, make_accountant
+from fedsim.accountant.accountants import AccountantChoice, make_accountant
 from fedsim.accountant.adjacency import Adjacency, check_adjacency
 from fedsim.accountant.events import Gaussian, PoissonSampled
 from fedsim.accountant.search import (
@@ -29,7 +29,7 @@ def calibrate_noise_multiplier(
     delta: float,
     sampling_rate: float,
     steps: int,
-    accountant: AccountantName = "pld",
+    accountant: AccountantChoice = "pld",
     adjacency: Adjacency = "zero_out",
     tolerance: float = NOISE_TOLERANCE,
 ) -> float:
@@ -81,7 +81,7 @@ def calibrate_steps(
     delta: float,
     sampling_rate: float,
     noise_multiplier: float,
-    accountant: AccountantName = "pld",
+    accountant: AccountantChoice = "pld",
     adjacency: Adjacency = "zero_out",
 ) -> int:
     """Return the largest number of steps that spends at most `target_epsilon`.
@@ -132,7 +132,7 @@ def calibrate_sampling_rate(
     delta: float,
     noise_multiplier: float,
     steps: int,
-    accountant: AccountantName = "pld",
+    accountant: AccountantChoice = "pld",
     adjacency: Adjacency = "zero_out",
     tolerance: float = NOISE_TOLERANCE,
 ) -> float:
@@ -175,7 +175,12 @@ def _positive_rate(value: float) -> float:
 
 
 def _epsilon(
-    name: AccountantName, adjacency: Adjacency, delta: float, rate: float, noise: float, steps: int
+    name: AccountantChoice,
+    adjacency: Adjacency,
+    delta: float,
+    rate: float,
+    noise: float,
+    steps: int,
 ) -> float:
     event = PoissonSampled(rate, Gaussian(noise))
     return make_accountant(name, adjacency=adjacency).compose(event, steps).get_epsilon(delta)
@@ -187,7 +192,7 @@ def _noise_multiplier(
     delta: float,
     rate: float,
     steps: int,
-    name: AccountantName,
+    name: AccountantChoice,
     adjacency: Adjacency,
     tolerance: float,
 ) -> float:
@@ -204,7 +209,7 @@ def _steps(
     delta: float,
     rate: float,
     noise: float,
-    name: AccountantName,
+    name: AccountantChoice,
     adjacency: Adjacency,
 ) -> int:
     start = 1
@@ -221,7 +226,7 @@ def _sampling_rate(
     delta: float,
     noise: float,
     steps: int,
-    name: AccountantName,
+    name: AccountantChoice,
     adjacency: Adjacency,
     tolerance: float,
 ) -> float:

@@ -10,6 +10,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedsim.accountant.accountants import AccountantChoice, choose_accountant
+from fedsim.accountant.rdp.poisson import MAX_ORDER
 from fedsim.clients.client_settings import ClientPrivacySettings, OwnPrivacySettings
 from fedsim.clients.dp_sgd.noise_correlation_settings import (
     NoiseCorrelationSettings,
@@ -286,6 +288,13 @@ class PrivacySettings(Settings):
         description="bound that is reported and calibrated to: pld, tight; rdp; or moments, the "
         "loose one of Abadi et al. 2016, for comparison",
     )
+    orders: (
+        Annotated[list[Annotated[float, Field(gt=1, le=MAX_ORDER)]], Field(min_length=1)] | None
+    ) = Field(
+        default=None,
+        description="Rényi orders of accountant rdp, each above 1, in place of its own: more can "
+        "only lower ε; null: 1.05 to 1024",
+    )
     on_exhausted: Literal["refuse", "withdraw", "stop"] = Field(
         default="refuse",
         description="refuse: a plan that exceeds a client's target_epsilon does not start; "
@@ -296,6 +305,11 @@ class PrivacySettings(Settings):
         default={},
         description="settings of single clients by number, and of groups by any other name",
     )
+
+    @property
+    def accounting(self) -> AccountantChoice:
+        """The accountant that computes ε, at `orders` where they are given."""
+        return choose_accountant(self.accountant, self.orders)
 
     @property
     def clip_norm(self) -> float:
@@ -398,6 +412,15 @@ class PrivacySettings(Settings):
             raise ValueError(
                 f"on_exhausted: {self.on_exhausted} needs a budget: give target_epsilon, for all "
                 "or for some clients"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _orders_of_the_accountant(self) -> Self:
+        if self.orders is not None and self.accountant != "rdp":
+            raise ValueError(
+                f"orders belong to accountant: rdp, got accountant: {self.accountant}; leave "
+                "orders out, or set accountant: rdp"
             )
         return self
 

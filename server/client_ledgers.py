@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fedsim.accountant import Event, FleetAccountant, PrivacyLedger, UnsupportedEventError
-from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.sampler_slack import SHARE, epsilon_with_slack, sampler_slack
 from fedsim.protocol.client_spend import ClientSpend
@@ -54,7 +54,7 @@ class ClientLedgers:
 
     def __init__(
         self,
-        accountant: AccountantName,
+        accountant: AccountantChoice,
         adjacency: Adjacency = "zero_out",
         *,
         recorded: Callable[[int], ClientSpend] | None = None,

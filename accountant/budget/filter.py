@@ -4,11 +4,12 @@ import warnings
 from typing import Literal, get_args
 
 from fedsim.accountant import checks
-from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.accountants import AccountantChoice, RdpOrders
 from fedsim.accountant.adjacency import Adjacency, check_adjacency
 from fedsim.accountant.budget.kinds import Budget, FixedSchedule, RenyiFilter
 from fedsim.accountant.events import Event
 from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger
+from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 
 FilterMode = Literal["fixed_schedule", "adaptive"]
 
@@ -38,7 +39,8 @@ class PrivacyFilter:
         target_epsilon: > 0.
         delta: in (0, 1).
         mode: "fixed_schedule" or "adaptive".
-        accountant: "pld", "rdp", ...; by default "pld", and "rdp" in adaptive mode.
+        accountant: "pld", "rdp", ... or `RdpOrders`; by default "pld", and "rdp" in adaptive
+            mode.
         order: Rényi order > 1 of the adaptive filter. By default the one that allows most
             Gaussian releases, which depends on epsilon and delta only; for sampled ones the best
             order of an `RdpAccountant` on the schedule one expects is better.
@@ -60,7 +62,7 @@ class PrivacyFilter:
         delta: float,
         *,
         mode: FilterMode = "fixed_schedule",
-        accountant: AccountantName | None = None,
+        accountant: AccountantChoice | None = None,
         order: float | None = None,
         adjacency: Adjacency = "zero_out",
     ) -> None:
@@ -75,7 +77,7 @@ class PrivacyFilter:
             self._budget = FixedSchedule(*target, accountant or "pld")
         elif mode == "adaptive":
             _require_rdp(accountant)
-            self._budget = RenyiFilter(*target, order)
+            self._budget = RenyiFilter(*target, _orders(accountant, order))
         else:
             raise ValueError(f"mode must be one of {list(get_args(FilterMode))}, got {mode!r}")
         self._ledger = PrivacyLedger()
@@ -171,8 +173,15 @@ class PrivacyFilter:
             self._event = None
 
 
-def _require_rdp(accountant: AccountantName | None) -> None:
-    if accountant in (None, "rdp"):
+def _orders(accountant: AccountantChoice | None, order: float | None) -> tuple[float, ...]:
+    """Return the orders that an adaptive filter chooses from."""
+    if order is not None:
+        return (order,)
+    return accountant.orders if isinstance(accountant, RdpOrders) else DEFAULT_ORDERS
+
+
+def _require_rdp(accountant: AccountantChoice | None) -> None:
+    if accountant in (None, "rdp") or isinstance(accountant, RdpOrders):
         return
     reason = "is not a Rényi filter"
     if accountant == "pld":

@@ -2,11 +2,12 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
-from fedsim.accountant.accountants import Accountant, AccountantName, make_accountant
+from fedsim.accountant.accountants import Accountant, AccountantChoice, make_accountant
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.composition import UnsupportedEventError, break_down
 from fedsim.accountant.events import Event
@@ -40,11 +41,11 @@ class FixedSchedule:
     order: float | None = None
 
     def __init__(
-        self, epsilon: float, delta: float, adjacency: Adjacency, name: AccountantName
+        self, epsilon: float, delta: float, adjacency: Adjacency, name: AccountantChoice
     ) -> None:
         self._target, self._delta = epsilon, delta
         self._adjacency: Adjacency = adjacency
-        self._name: AccountantName = name
+        self._name: AccountantChoice = name
         self._counts: Counter[Event] = Counter()
         self._account(name)  # refuses unknown names
 
@@ -66,10 +67,10 @@ class FixedSchedule:
         """Return epsilon of everything charged."""
         return self._account(self._name).get_epsilon(self._delta)
 
-    def _cost(self, name: AccountantName, event: Event, count: int) -> float:
+    def _cost(self, name: AccountantChoice, event: Event, count: int) -> float:
         return self._account(name).compose(event, count).get_epsilon(self._delta)
 
-    def _account(self, name: AccountantName) -> Accountant:
+    def _account(self, name: AccountantChoice) -> Accountant:
         accountant = make_accountant(name, adjacency=self._adjacency)
         for event, count in self._counts.items():
             accountant.compose(event, count)
@@ -80,12 +81,16 @@ class RenyiFilter:
     """The Rényi DP of everything charged, at one order, stays at or below its budget B."""
 
     def __init__(
-        self, epsilon: float, delta: float, adjacency: Adjacency, order: float | None
+        self,
+        epsilon: float,
+        delta: float,
+        adjacency: Adjacency,
+        orders: Sequence[float] = DEFAULT_ORDERS,
     ) -> None:
-        self.order: float | None = order
+        self.order: float | None
         self._delta = delta
         self._adjacency: Adjacency = adjacency
-        alphas = np.array(DEFAULT_ORDERS if order is None else check_orders((order,)))
+        alphas = np.array(check_orders(tuple(orders)))
         room = (
             epsilon - np.log1p(-1.0 / alphas) + (math.log(delta) + np.log(alphas)) / (alphas - 1.0)
         )
@@ -93,7 +98,8 @@ class RenyiFilter:
         self._alpha, self._limit = float(alphas[best]), float(room[best])
         if self._limit <= 0.0:
             raise ValueError(
-                f"order={order!r} leaves no budget for epsilon={epsilon!r} at delta={delta!r}: "
+                f"order={self._alpha!r} leaves no budget for epsilon={epsilon!r} at "
+                f"delta={delta!r}: "
                 "use a larger order, or a larger target_epsilon or delta"
             )
         self.order = self._alpha

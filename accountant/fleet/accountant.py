@@ -9,7 +9,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from fedsim.accountant import checks
-from fedsim.accountant.accountants import Accountant, AccountantName, make_accountant
+from fedsim.accountant.accountants import Accountant, AccountantChoice, RdpOrders, make_accountant
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.arrays import Floats
 from fedsim.accountant.composition import Breakdown, Mechanism, break_down
@@ -37,7 +37,8 @@ class FleetAccountant:
     (parallel composition), never the mean.
 
     Args:
-        accountant: "rdp", "pld", or another accountant's name; others are computed one by one.
+        accountant: "rdp", "pld", `RdpOrders`, or another accountant's name; others are computed
+            one by one.
         adjacency: as of the single accountants.
 
     Raises:
@@ -52,9 +53,11 @@ class FleetAccountant:
     """
 
     def __init__(
-        self, accountant: AccountantName = "rdp", *, adjacency: Adjacency = "zero_out"
+        self, accountant: AccountantChoice = "rdp", *, adjacency: Adjacency = "zero_out"
     ) -> None:
-        self._name: AccountantName = accountant
+        self._name: AccountantChoice = accountant
+        own = accountant.orders if isinstance(accountant, RdpOrders) else None
+        self._orders = DEFAULT_ORDERS if own is None else own
         self._adjacency: Adjacency = adjacency
         self._single()  # refuses unknown names
         self._breakdowns: dict[Event, Breakdown] = {}
@@ -178,7 +181,7 @@ class FleetAccountant:
         numbers = {event: i for i, event in enumerate(self._breakdowns)}
         return {
             "schema_version": SCHEMA_VERSION,
-            "accountant": self._name,
+            "accountant": self._recorded_name(),
             "adjacency": self._adjacency,
             "events": [to_dict(event) for event in self._breakdowns],
             "clients": [
@@ -194,7 +197,7 @@ class FleetAccountant:
             ValueError: the state is of another version, accountant or adjacency, or is malformed;
                 the fleet is as before.
         """
-        expected = (SCHEMA_VERSION, self._name, self._adjacency)
+        expected = (SCHEMA_VERSION, self._recorded_name(), self._adjacency)
         names = ("schema_version", "accountant", "adjacency")
         for name, value in zip(names, expected, strict=True):
             if not isinstance(state, Mapping) or state.get(name) != value:
@@ -217,6 +220,10 @@ class FleetAccountant:
         if isinstance(client, bool) or not isinstance(client, (str, int)):
             raise ValueError(f"client must be a str or an int, got {client!r}")
         return self._counts.setdefault(client, Counter())
+
+    def _recorded_name(self) -> str | dict[str, list[float]]:
+        """Return the accountant as a JSON value."""
+        return {"rdp": list(self._orders)} if isinstance(self._name, RdpOrders) else self._name
 
     def _single(self) -> Accountant:
         return make_accountant(self._name, adjacency=self._adjacency)
@@ -243,7 +250,7 @@ class FleetAccountant:
             steps = self._steps(counts)
             if steps is None:
                 epsilons[place] = math.inf
-            elif steps and self._name in ("rdp", "pld"):
+            elif steps and (self._name in ("rdp", "pld") or isinstance(self._name, RdpOrders)):
                 together[place] = steps
             elif steps:
                 epsilons[place] = self.own_epsilon_of(counts, delta)
@@ -271,7 +278,7 @@ class FleetAccountant:
         """Return all epsilons from one product: (clients x mechanisms) times their curves."""
         kinds = dict.fromkeys(kind for steps in clients for kind in steps)
         new = [kind for kind in kinds if kind not in self._rdp_curves]
-        self._rdp_curves.update(zip(new, rdp_table(new, DEFAULT_ORDERS), strict=True))
+        self._rdp_curves.update(zip(new, rdp_table(new, self._orders), strict=True))
         columns = {kind: i for i, kind in enumerate(self._rdp_curves)}
         where = [columns[kind] for steps in clients for kind in steps]
         counts = [float(count) for steps in clients for count in steps.values()]
@@ -279,7 +286,7 @@ class FleetAccountant:
         matrix = csr_array((counts, where, ends), shape=(len(clients), len(columns)))
         rdp = np.asarray(matrix @ np.stack(list(self._rdp_curves.values())))
         leaks = np.array([leak(steps.items()) for steps in clients])
-        epsilons = epsilons_from_rdp(DEFAULT_ORDERS, rdp, delta, leaks)
+        epsilons = epsilons_from_rdp(self._orders, rdp, delta, leaks)
         for place, steps in enumerate(clients):
             if (kinds := few_guarantees(steps.items())) is not None:
                 epsilons[place] = composed_epsilon(kinds, delta)

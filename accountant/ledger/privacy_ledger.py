@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, Self
 
 from fedsim.accountant import checks
-from fedsim.accountant.accountants import Accountant, AccountantName, make_accountant
+from fedsim.accountant.accountants import Accountant, AccountantChoice, make_accountant
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.events import SCHEMA_VERSION, Event, append_event, event_from_dict, to_dict
 from fedsim.accountant.sampler_slack import epsilon_with_slack
@@ -95,7 +95,7 @@ class PrivacyLedger:
     def epsilon(
         self,
         delta: float,
-        accountant: AccountantName = "pld",
+        accountant: AccountantChoice = "pld",
         adjacency: Adjacency = "zero_out",
     ) -> float:
         """Return epsilon at `delta` of everything recorded.
@@ -116,7 +116,7 @@ class PrivacyLedger:
     def epsilon_with_slack(
         self,
         delta: float,
-        accountant: AccountantName = "pld",
+        accountant: AccountantChoice = "pld",
         adjacency: Adjacency = "zero_out",
     ) -> float:
         """Return epsilon at `delta` of everything recorded, with the slack of fedsim's sampler.

@@ -8,7 +8,7 @@ nothing private. So the decisions of its privacy filter are known beforehand: it
 from functools import lru_cache
 
 from fedsim.accountant import make_accountant
-from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.accountant.search import largest_count
@@ -22,7 +22,7 @@ def affordable_steps(
     *,
     target_epsilon: float,
     delta: float,
-    accountant: AccountantName,
+    accountant: AccountantChoice,
     adjacency: Adjacency,
 ) -> int:
     """Return the number of steps that a target affords, at most `most`.
@@ -54,7 +54,7 @@ def epsilon_of_steps(
     steps: int,
     *,
     delta: float,
-    accountant: AccountantName,
+    accountant: AccountantChoice,
     adjacency: Adjacency,
 ) -> float:
     """Return ε of a client's first `steps` steps with the sampler's slack; 0 for none.

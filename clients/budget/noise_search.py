@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from fedsim.accountant import calibrate_noise_multiplier
-from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.sampler_slack import target_without_slack
 from fedsim.accountant.search import least_noise
@@ -20,7 +20,7 @@ def calibrate_noise(
     *,
     target_epsilon: float,
     delta: float,
-    accountant: AccountantName,
+    accountant: AccountantChoice,
     adjacency: Adjacency,
     interpolate: bool = False,
 ) -> float:

@@ -434,7 +434,7 @@ def _check_accountable(privacy: PrivacySettings, sampling: Sampling) -> None:
     """Refuse a sampling that the accountant cannot compose, before any release."""
     if privacy.adjacency not in sampling.scheme.adjacencies:
         raise PrivacyPlanError(sampling.scheme.refusal(privacy.adjacency))
-    accountant = make_accountant(privacy.accountant, adjacency=privacy.adjacency)
+    accountant = make_accountant(privacy.accounting, adjacency=privacy.adjacency)
     try:
         accountant.compose(sampling.event(Gaussian(1.0)))
     except UnsupportedEventError as error:
@@ -464,7 +464,7 @@ def _affordable(privacy: PrivacySettings, delta: float, step: Mechanism, steps: 
         steps,
         target_epsilon=privacy.target_epsilon,
         delta=delta,
-        accountant=privacy.accountant,
+        accountant=privacy.accounting,
         adjacency=privacy.adjacency,
     )
 
@@ -482,7 +482,7 @@ def _noise_multiplier(
             steps,
             target_epsilon=privacy.target_epsilon,
             delta=delta,
-            accountant=privacy.accountant,
+            accountant=privacy.accounting,
             adjacency=privacy.adjacency,
         )
     except ValueError as error:
@@ -492,16 +492,24 @@ def _noise_multiplier(
             steps,
             target_epsilon=privacy.target_epsilon,
             delta=delta,
-            accountant=privacy.accountant,
+            accountant=privacy.accounting,
             adjacency=privacy.adjacency,
         )
         if fit < steps:
             raise PrivacyBudgetError(
                 f"privacy.target_epsilon = {privacy.target_epsilon:g} at δ = {delta:g} cannot be "
                 f"met over {steps} steps: even with noise_multiplier = {MOST_NOISE:g} at most "
-                f"{fit} steps fit, which is {fit // local_steps} rounds"
+                f"{fit} steps fit, which is {fit // local_steps} rounds{_orders_hint(privacy)}"
             ) from error
-        raise PrivacyPlanError(f"privacy.target_epsilon cannot be met: {error}") from error
+        hint = _orders_hint(privacy)
+        raise PrivacyPlanError(f"privacy.target_epsilon cannot be met: {error}{hint}") from error
+
+
+def _orders_hint(privacy: PrivacySettings) -> str:
+    """Return how few orders limit what a target affords; "" for those of the accountant."""
+    if privacy.orders is None:
+        return ""
+    return f"; the largest of privacy.orders is {max(privacy.orders):g}: add larger ones"
 
 
 # Under add_remove the number of examples is private. No client may have more than this, so that the

@@ -11,7 +11,7 @@ import yaml
 from fedsim.account.foreign import EventError, ledger_of, opacus_ledger
 from fedsim.account.registry import registry_ledger
 from fedsim.accountant import NonPrivate, PrivacyLedger
-from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.accountants import AccountantChoice, choose_accountant
 from fedsim.accountant.adjacency import Adjacency, check_adjacency
 from fedsim.accountant.ledger.journal import FileJournal, total_against_server, total_of
 from fedsim.accountant.trust.certificates import OBSERVERS, Observer
@@ -36,7 +36,7 @@ class RunTerms:
         unit: what one ε protects.
         adjacency: which data sets are neighbours.
         observer: the strongest observer that the ledgers hold against.
-        accountant: of the run.
+        accountant: of the run, at its orders where it has any.
         deltas: δ by client; None where the run has not ended and has none yet.
         seed: of all noise; None: noise of the operating system.
         chains: hashes of the records by client: equal ones are the same releases.
@@ -46,7 +46,7 @@ class RunTerms:
     unit: str
     adjacency: Adjacency
     observer: Observer
-    accountant: AccountantName
+    accountant: AccountantChoice
     deltas: Mapping[str, float | None]
     seed: int | None
     chains: Mapping[str, tuple[str, ...]]
@@ -129,7 +129,7 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
         unit=privacy.get("unit", "example"),
         adjacency=check_adjacency(privacy["adjacency"]),
         observer=OBSERVERS[trust][0],
-        accountant=privacy["accountant"],
+        accountant=choose_accountant(privacy["accountant"], privacy.get("orders")),
         deltas={c: _delta(privacy) if d is None else d for c, d in deltas.items()},
         seed=settings["seed"] if privacy.get("noise", "seeded") == "seeded" else None,
         chains={c: tuple(charge.hash for charge in charges) for c, charges in histories.items()},

@@ -16,7 +16,7 @@ from fedsim.account.sources import (
     without_repetitions,
 )
 from fedsim.accountant import PrivacyLedger, UnsupportedEventError, make_accountant
-from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.accountants import AccountantChoice, accountant_name
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.accountant.trust.certificates import Observer
@@ -109,7 +109,7 @@ def account_of(
     sources: Sequence[Source],
     *,
     delta: float | None = None,
-    accountants: Sequence[AccountantName] = (),
+    accountants: Sequence[AccountantChoice] = (),
     adjacency: Adjacency | None = None,
     clients: Mapping[str, Sequence[str]] | None = None,
     independent_noise: bool = False,
@@ -162,7 +162,7 @@ def _total(
     key: str,
     sources: Sequence[Source],
     delta: float | None,
-    accountants: Sequence[AccountantName],
+    accountants: Sequence[AccountantChoice],
     adjacency: Adjacency,
 ) -> ClientTotal:
     own = [source for source in sources if key in source.ledgers]
@@ -175,7 +175,8 @@ def _total(
     has_server = bool(own) and all(source.against_server is not None for source in own)
     who = f"client {key}" if key else "the ledger"
     epsilons = {
-        name: _epsilon(total, delta, name, adjacency, runs, who=who) for name in accountants
+        accountant_name(one): _epsilon(total, delta, one, adjacency, runs, who=who)
+        for one in accountants
     }
     return ClientTotal(
         key,
@@ -191,7 +192,7 @@ def _total(
 def _epsilon(
     ledger: PrivacyLedger,
     delta: float,
-    accountant: AccountantName,
+    accountant: AccountantChoice,
     adjacency: Adjacency,
     runs: int,
     *,
@@ -226,8 +227,8 @@ def _delta(key: str, sources: Sequence[Source]) -> float:
 
 
 def _terms(
-    sources: Sequence[Source], adjacency: Adjacency | None, accountants: Sequence[AccountantName]
-) -> tuple[str | None, Adjacency, Observer | None, Sequence[AccountantName]]:
+    sources: Sequence[Source], adjacency: Adjacency | None, accountants: Sequence[AccountantChoice]
+) -> tuple[str | None, Adjacency, Observer | None, Sequence[AccountantChoice]]:
     """Return unit, adjacency, observer and accountants that all runs share."""
     runs = [(source.name, source.terms) for source in sources if source.terms is not None]
     if not runs:
@@ -246,7 +247,7 @@ def _terms(
             f"--adjacency {adjacency}: {first_name} holds under {first.adjacency} adjacency only"
         )
     used = {terms.accountant for _, terms in runs}
-    default: AccountantName = first.accountant if len(used) == 1 else "pld"
+    default: AccountantChoice = first.accountant if len(used) == 1 else "pld"
     return first.unit, first.adjacency, first.observer, accountants or (default,)
 
 

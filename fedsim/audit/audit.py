@@ -180,7 +180,7 @@ def _audit_client(
         noise=observer.noise_factor * charged_noise(step, gradients),
         sampling=step.sampling,
         steps=plan.steps_to_take,
-        accountant=experiment.privacy.accountant,
+        accountant=experiment.privacy.accounting,
         adjacency=experiment.privacy.adjacency,
         is_fixed=step.clipping.adapted_clip_norm is None,
     )
@@ -202,7 +202,7 @@ def _audit_updates(
         noise=observer.noise_factor * charged_multipliers(rounds.update)[0],
         sampling=PoissonSampling(plan.release.sampling_rate),
         steps=plan.steps_to_take,
-        accountant=experiment.privacy.accountant,
+        accountant=experiment.privacy.accounting,
         adjacency=experiment.privacy.adjacency,
         is_fixed=False,
     )

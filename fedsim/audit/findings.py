@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import ndtri
 
-from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.arrays import Floats
 from fedsim.audit.evidence import (
@@ -54,7 +54,7 @@ class Claim:
     noise: float
     sampling: Sampling
     steps: int
-    accountant: AccountantName
+    accountant: AccountantChoice
     adjacency: Adjacency
     is_fixed: bool
 

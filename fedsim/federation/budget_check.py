@@ -95,7 +95,7 @@ def _spending(federation: Federation, one: Overdrawn, steps: int) -> str:
         one.plan.release,
         steps,
         delta=one.plan.delta,
-        accountant=privacy.accountant,
+        accountant=privacy.accounting,
         adjacency=privacy.adjacency,
     )
     return (

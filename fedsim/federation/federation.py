@@ -287,9 +287,9 @@ class Federation:
         if privacy is None:
             return None
         if self.plans is None or self.journal is None:
-            return ClientLedgers(privacy.accountant, privacy.adjacency)
+            return ClientLedgers(privacy.accounting, privacy.adjacency)
         recorded = RecordedSpend(self.plans, self.journal)
-        ledgers = ClientLedgers(privacy.accountant, privacy.adjacency, recorded=recorded.of)
+        ledgers = ClientLedgers(privacy.accounting, privacy.adjacency, recorded=recorded.of)
         for client in recorded.clients():
             ledgers.look_up(client)
         return ledgers

@@ -148,7 +148,7 @@ def _against_server(own: ClientPrivacy, plan: PrivacyPlan) -> float:
             plan.planned_steps,
             target_epsilon=limit,
             delta=plan.delta,
-            accountant=own.privacy.accountant,
+            accountant=own.privacy.accounting,
             adjacency=own.privacy.adjacency,
         )
     except ValueError as error:

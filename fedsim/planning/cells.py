@@ -221,7 +221,7 @@ def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings, charges: Charge
         privacy: its settings.
         charges: of its plan, in one view.
     """
-    return _epsilon(tuple(charges), plan.delta, privacy.accountant, privacy.adjacency)
+    return _epsilon(tuple(charges), plan.delta, privacy.accounting, privacy.adjacency)
 
 
 @lru_cache(maxsize=4096)  # clients of one size and budget share the answer

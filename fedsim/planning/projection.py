@@ -277,6 +277,9 @@ def _changes(
     yield "as planned", local, privacy, rounds
     if privacy.clips_examples:
         yield from _lots(local, privacy, rounds)
+    if privacy.orders is not None:
+        other = privacy.model_copy(update={"orders": None})
+        yield "the accountant's orders: privacy.orders=null", local, other, rounds
     for factor, name in ((0.5, "half"), (2, "double")):
         yield f"{name} the rounds", local, privacy, max(1, round(rounds * factor))
     if privacy.clips_examples and privacy.trust == "local":  # others have one sampling

@@ -57,7 +57,7 @@ def _script(spend: dict[str, Any], privacy: dict[str, Any]) -> Iterator[str]:
     yield "import dp_accounting as dp"
     yield f"from dp_accounting.{module} import {name}"
     yield ""
-    yield f"accountant = {name}(neighboring_relation=dp.NeighboringRelation.{relation})"
+    yield _construction(name, relation, privacy)
     for event, count in _merged(spend["ledger"]):
         yield f"accountant.compose({event}, {count})"
     yield from _answer(spend, spend["epsilon"], privacy)
@@ -68,6 +68,13 @@ def _script(spend: dict[str, Any], privacy: dict[str, Any]) -> Iterator[str]:
     else:
         yield f"# privacy.json: {_in_full(spend['epsilon'])}{_observer(privacy)}"
     yield from _against_server(spend, privacy, name, relation)
+
+
+def _construction(name: str, relation: str, privacy: dict[str, Any]) -> str:
+    """Return the line that makes the accountant, at the run's own orders if it has any."""
+    orders = "" if privacy.get("orders") is None else f"{privacy['orders']!r}, "
+    relation = f"neighboring_relation=dp.NeighboringRelation.{relation}"
+    return f"accountant = {name}({orders}{relation})"
 
 
 def _observer(privacy: dict[str, Any]) -> str:
@@ -82,7 +89,7 @@ def _against_server(
     if not ledger:
         return
     yield ""
-    yield f"accountant = {name}(neighboring_relation=dp.NeighboringRelation.{relation})"
+    yield _construction(name, relation, privacy)
     for event, count in _merged(ledger):
         yield f"accountant.compose({event}, {count})"
     epsilon = spend.get("epsilon_against_server")

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import fedsim
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.accountants import AccountantChoice, renyi_choice
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
 from fedsim.accountant.trust.certificates import OBSERVERS, Trust, Unit
@@ -34,7 +34,7 @@ class ClientSummary(ClientSpend):
 
     Attributes:
         epsilon: ε at the client's δ, by the run's accountant; ∞ for a client without noise.
-        epsilon_rdp: the same by Rényi DP.
+        epsilon_rdp: the same by Rényi DP, at the orders of the run.
         max_grad_norm: clipping bound of an example's gradient, of the settings.
         group: the client's entry of `privacy.clients`; None without one.
         withdrawn_round: round of withdrawal; None for a client that stayed.
@@ -77,6 +77,7 @@ class PrivacySummary:
     trust: Trust = "local"
     unit: Unit = "example"
     terms: Mapping[str, Any] = field(default_factory=dict)
+    orders: Sequence[float] | None = None
 
     @property
     def system_epsilon(self) -> float:
@@ -121,6 +122,7 @@ class PrivacySummary:
             "perturbation": self.perturbation,
             "noise_correlation": self.noise_correlation,
             "public_parts": self.public_parts,
+            "orders": None if self.orders is None else list(self.orders),
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -235,7 +237,7 @@ def summarise_privacy(
     # Each client's own accountant makes a run's ε equal to its plan's, to the last digit.
     own = _OwnEpsilons(settings)
     epsilons = [own.of(spend.ledger, spend.delta) for spend in spends]
-    by_rdp = _epsilons(spends, "rdp", settings.adjacency)
+    by_rdp = _epsilons(spends, renyi_choice(settings.accounting), settings.adjacency)
     clients = [
         ClientSummary(
             **vars(spend),
@@ -266,6 +268,7 @@ def summarise_privacy(
         trust=settings.trust,
         unit=settings.unit,
         terms=trust_terms(federation.experiment),
+        orders=settings.orders,
     )
 
 
@@ -273,7 +276,7 @@ class _OwnEpsilons:
     """ε of ledgers, each by an accountant of its own; of equal ledgers one is computed."""
 
     def __init__(self, settings: PrivacySettings) -> None:
-        self._how = settings.accountant, settings.adjacency
+        self._how = settings.accounting, settings.adjacency
         self._known: dict[object, float] = {}
 
     def of(self, ledger: PrivacyLedger, delta: float) -> float:
@@ -293,7 +296,7 @@ def _against_server(
 
 
 def _epsilons(
-    spends: Sequence[ClientSpend], accountant: AccountantName, adjacency: Adjacency
+    spends: Sequence[ClientSpend], accountant: AccountantChoice, adjacency: Adjacency
 ) -> dict[int, float]:
     ledgers = ClientLedgers(accountant, adjacency)
     for spend in spends:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.statement.profile import Profile, profile_of
 
@@ -73,7 +73,7 @@ class AttackBound:
 def attack_bound(
     rows: Sequence[Mapping[str, Any]],
     *,
-    accountant: AccountantName,
+    accountant: AccountantChoice,
     adjacency: Adjacency,
     with_slack: bool = True,
 ) -> AttackBound | None:

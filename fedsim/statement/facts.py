@@ -73,6 +73,7 @@ class MechanismFacts:
     """The mechanism of all clients, named as in the experiment file; None where not recorded.
 
     Attributes:
+        orders: Rényi orders of one's own; None: those of the accountant.
         noise_correlation: the correlation of noise from step to step; None for independent noise.
         perturbation: where the noise is, with its bounds; None: on gradients or whole updates.
         slack: what the sampler of noise adds to ε and δ of any client at most.
@@ -83,6 +84,7 @@ class MechanismFacts:
     noise: str | None
     sampling: str | None
     clipping: str | None = None
+    orders: tuple[float, ...] | None = None
     noise_correlation: Mapping[str, object] | None = field(default=None, hash=False)
     perturbation: Mapping[str, object] | None = field(default=None, hash=False)
     slack: Slack | None = None
@@ -249,6 +251,8 @@ def _objections(facts: Facts) -> Iterator[str]:
         yield f"its adjacency {mechanism.adjacency!r} is not known"
     if mechanism.accountant not in ACCOUNTANTS:
         yield f"its accountant {mechanism.accountant!r} is not known"
+    if mechanism.orders is not None and mechanism.accountant != "rdp":
+        yield f"its accountant {mechanism.accountant!r} has no orders"
     if mechanism.noise not in NOISES:
         yield "the source of its noise is not recorded"
     if mechanism.clipping is not None and mechanism.clipping not in CLIPPINGS:

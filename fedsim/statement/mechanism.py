@@ -21,6 +21,7 @@ _METHODS = {
     "moments": "the moments accountant of Abadi et al. 2016, a loose upper bound",
 }
 
+_MAX_NAMED_ORDERS = 8
 _ADAPTATION = (
     " A count of the lot's examples with norm below C, with Gaussian noise, moves C towards a "
     "quantile of the norms for the next step. Sum and count are accounted for as one Gaussian "
@@ -374,13 +375,23 @@ class AccountingSentence(Sentence):
 
     def _method(self) -> str:
         mechanism = self.facts.mechanism
-        return "" if mechanism is None else _METHODS[mechanism.accountant]
+        if mechanism is None:
+            return ""
+        orders = "" if mechanism.orders is None else f", at orders {_orders(mechanism.orders)}"
+        return _METHODS[mechanism.accountant] + orders
 
     @property
     def values(self) -> Mapping[str, Any]:
         """The method and its version; every method is an upper bound."""
         method = self.facts.mechanism.accountant if self.facts.mechanism else ""
         return {"method": method, "version": self.facts.version, "upper_bound": True}
+
+
+def _orders(orders: tuple[float, ...]) -> str:
+    """Return few orders in full, many by their number and range."""
+    if len(orders) <= _MAX_NAMED_ORDERS:
+        return ", ".join(f"{order:g}" for order in orders)
+    return f"of the file, {len(orders)} from {min(orders):g} to {max(orders):g}"
 
 
 def _is_charged(facts: Facts) -> bool:

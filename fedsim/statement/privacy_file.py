@@ -81,6 +81,7 @@ class PrivacyFile(TypedDict):
     perturbation: NotRequired[Mapping[str, Any]]
     noise_correlation: NotRequired[Mapping[str, Any]]
     public_parts: NotRequired[Mapping[str, Any]]
+    orders: NotRequired[list[float]]
 
     schema: int
     version: str

@@ -15,7 +15,7 @@ from typing import Any
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from fedsim.accountant import PrivacyLedger, make_accountant
-from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.gaussian import gaussian_log_delta
 from fedsim.accountant.sampler_slack import delta_with_slack, epsilon_with_slack
@@ -80,7 +80,7 @@ def profile_of(
     ledger: Iterable[Mapping[str, Any]],
     *,
     delta: float,
-    accountant: AccountantName,
+    accountant: AccountantChoice,
     adjacency: Adjacency,
     with_slack: bool = True,
 ) -> Profile | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.accountants import AccountantChoice, choose_accountant
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.sampler_slack import Slack
 from fedsim.accountant.trust.certificates import is_explained_by_shares
@@ -47,6 +47,7 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
             slack=_slack(privacy),
             sampling=privacy.get("sampling"),
             clipping=privacy.get("clipping"),
+            orders=None if (orders := privacy.get("orders")) is None else tuple(orders),
             noise_correlation=privacy.get("noise_correlation"),
             perturbation=privacy.get("perturbation"),
         )
@@ -180,14 +181,16 @@ def _slack(privacy: Mapping[str, Any]) -> Slack | None:
 
 def _method(
     rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts
-) -> tuple[AccountantName, Adjacency] | None:
+) -> tuple[AccountantChoice, Adjacency] | None:
     """Return how to compute δ(ε) of the ledgers; None where an ε is infinite or not known."""
     accountant, adjacency = mechanism.accountant, mechanism.adjacency
     if any(row["epsilon"] is None for row in rows) or not rows:
         return None
     if accountant not in ACCOUNTANTS or adjacency not in ADJACENCIES:
         return None
-    return accountant, adjacency
+    if mechanism.orders is not None and accountant != "rdp":
+        return None
+    return choose_accountant(accountant, mechanism.orders), adjacency
 
 
 def _attack(

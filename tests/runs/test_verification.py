@@ -37,6 +37,7 @@ def problems(run: Path) -> str:
         {},
         {"privacy": None},
         {"privacy.accountant": "rdp"},
+        {"privacy.accountant": "rdp", "privacy.orders": [2.0, 8.0]},
         {"privacy.noise_multiplier": 0},
         {"privacy.adjacency": "replace_one"},
         {"privacy.adjacency": "replace_one", "privacy.sampling": "fixed_size"},
@@ -124,6 +125,7 @@ def test_an_average_instead_of_the_largest_is_found(run: Path) -> None:
         ('"kind": "limit"', '"kind": "limit"', ""),
         ('"noise": "seeded"', '"noise": "secure"', "the statement does not follow"),
         ('"sampling": "poisson"', '"sampling": "shuffle"', "the statement does not follow"),
+        ('"sampling": "poisson"', '"orders": [2.0], "sampling": "poisson"', "has orders that no"),
         ('"ledger_digest": "', '"ledger_digest": "0', "ledger_digest is not that of"),
     ],
 )

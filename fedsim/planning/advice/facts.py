@@ -139,7 +139,7 @@ def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
         plan.release,
         plan.steps_to_take,
         delta=plan.delta,
-        accountant=privacy.accountant,
+        accountant=privacy.accounting,
         adjacency=privacy.adjacency,
     )
 
@@ -162,7 +162,7 @@ def _unit_mu(epsilon: float, delta: float, privacy: PrivacySettings) -> float:
             delta=delta,
             sampling_rate=1.0,
             steps=1,
-            accountant=privacy.accountant,
+            accountant=privacy.accounting,
             adjacency=privacy.adjacency,
         )
     except ValueError:  # ε so large that next to no noise meets it

@@ -160,6 +160,8 @@ def _privacy(contents: RunContents) -> str:
     if facts.clips_examples:
         parts.append(f"sampling {_text(contents.privacy.get('sampling'))}")
     parts.append(f"accountant {_text(contents.privacy['accountant'])}")
+    if privacy.get("orders"):
+        parts.append(f"orders {_text(privacy['orders'])}")
     return ", ".join(parts)
 
 

@@ -92,6 +92,9 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
             planned = None  # no lots are drawn under the guarantee
         if privacy[name] != planned:
             yield f"{name} is {privacy[name]} in privacy.json and {planned} in experiment.yaml"
+    orders = None if settings is None else settings.orders
+    if privacy.get("orders") != orders:
+        yield f"orders is {privacy.get('orders')} in privacy.json and {orders} in experiment.yaml"
     correlation = None if settings is None else recorded_correlation(settings)
     if privacy.get("noise_correlation") != correlation:
         yield (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fedsim.accountant import FleetAccountant, PrivacyLedger
-from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.accountants import AccountantChoice, choose_accountant, renyi_choice
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.fleet.accountant import Client
 from fedsim.accountant.ledger.journal import GENESIS, FileJournal, total_against_server, total_of
@@ -21,7 +21,6 @@ from fedsim.runs.verification.run_files import RunFiles
 from fedsim.statement.privacy_file import PrivateClientRow
 from fedsim.statement.sentence import clients_text
 
-_METHODS: tuple[AccountantName, ...] = ("pld", "rdp")
 _SAME = 1e-9  # relative: the same method on the same ledger, on another machine
 _BEYOND = 1e-3  # absolute: largest excess of a tighter method's bound over a looser one's
 
@@ -77,10 +76,15 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
         checked: receives every client whose ε was recomputed.
     """
     privacy, journal, rows = files.privacy, files.journal, files.rows
-    accountant, adjacency = privacy["accountant"], privacy["adjacency"]
-    if accountant is None or adjacency is None:
+    name, adjacency = privacy["accountant"], privacy["adjacency"]
+    if name is None or adjacency is None:
         if journal.clients():
             yield "a run without privacy has a ledger"
+        return
+    try:
+        accountant = choose_accountant(name, privacy.get("orders"))
+    except ValueError as error:
+        yield f"privacy.json has orders that no accountant takes: {error}"
         return
     scheme = SAMPLING_SCHEMES.get(privacy["sampling"] or "")
     by_epoch = scheme is not None and scheme.by_epoch
@@ -166,11 +170,11 @@ def _against_ledger(
 
 def _bounds(
     reported: list[_Reported],
-    accountant: AccountantName,
+    accountant: AccountantChoice,
     adjacency: Adjacency,
     *,
     with_slack: bool,
-) -> list[dict[AccountantName, float]]:
+) -> list[dict[AccountantChoice, float]]:
     """Return ε of every row by each method, for one observer.
 
     Each client's own accountant computes the run's method; the others compute all rows together.
@@ -182,9 +186,9 @@ def _bounds(
         with_slack: whether the run reports the slack of the sampler; earlier versions did not.
     """
     ledger_epsilon = PrivacyLedger.epsilon_with_slack if with_slack else PrivacyLedger.epsilon
-    bounds: list[dict[AccountantName, float]] = [{} for _ in reported]
+    bounds: list[dict[AccountantChoice, float]] = [{} for _ in reported]
     rows, ledgers = [one.row for one in reported], [one.ledger for one in reported]
-    for name in dict.fromkeys((*_METHODS, accountant)):
+    for name in dict.fromkeys(("pld", renyi_choice(accountant), accountant)):
         if name == accountant:
             for found, row, ledger in zip(bounds, rows, ledgers, strict=True):
                 found[name] = ledger_epsilon(ledger, row["delta"], name, adjacency)
@@ -206,15 +210,15 @@ def _bounds(
 
 def _recomputed(
     one: _Reported,
-    by: dict[AccountantName, float],
-    accountant: AccountantName,
+    by: dict[AccountantChoice, float],
+    accountant: AccountantChoice,
     *,
     may_be_loose: bool,
 ) -> tuple[Checked, list[str]]:
     """Compare a reported ε with its recomputed ones by each method."""
-    reported: dict[AccountantName, float] = {accountant: one.epsilon}
+    reported: dict[AccountantChoice, float] = {accountant: one.epsilon}
     if one.epsilon_rdp is not None:
-        reported["rdp"] = one.epsilon_rdp
+        reported[renyi_choice(accountant)] = one.epsilon_rdp
     differing = [
         (name, value, by[name])
         for name, value in reported.items()
@@ -232,7 +236,7 @@ def _recomputed(
                 f"ε{one.observer} by {tight} ({by[tight]:.6g}) exceeds its bound by {loose} "
                 f"({by[loose]:.6g})"
             )
-    other = "rdp" if accountant == "pld" else "pld"
+    other: AccountantChoice = "rdp" if accountant == "pld" else "pld"
     result = Checked(
         one.row["client"], reported[accountant], by[accountant], by[other], is_loose=any(is_loose)
     )
