@@ -1,47 +1,46 @@
-"""What the accounting scripts share: the classical route for DP-SGD, a table, a plot."""
+"""What the accounting scripts share: their options, a table, a plot."""
 
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-import matplotlib as mpl
-import numpy as np
+from fedsim.report.line_plot import LinePlot, write_line_plot
 
-from fedsim.accountant.gaussian import gaussian_epsilon
-from fedsim.accountant.textbook.classical import subsample_amplification
-
-mpl.use("Agg")  # draws into files: needs no display
-import matplotlib.pyplot as plt
-
-# How much of delta the steps themselves get; the rest is the composition theorem's slack.
-SHARES = np.concatenate((np.logspace(-9, -1, 17), [0.3, 0.5, 0.7, 0.9, 0.999]))
-
-Compose = Callable[[float, float, int, float], float]
+Number = TypeVar("Number", int, float)
 
 
-def output_directory(description: str | None, arguments: Sequence[str] | None = None) -> Path:
-    """Returns the directory of `--out`, made if it is missing; the current one by default."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--out", type=Path, default=Path(), help="directory for the plot")
-    out: Path = parser.parse_args(arguments).out
-    out.mkdir(parents=True, exist_ok=True)
-    return out
+def add_options(
+    parser: argparse.ArgumentParser, *, formats: Sequence[str] = ("png", "svg", "pdf")
+) -> None:
+    """Add the options of every script: the directory and the format of its plots.
 
-
-def classical_epsilon(compose: Compose, q: float, z: float, steps: int, delta: float) -> float:
-    """Returns epsilon of DP-SGD by composing (epsilon, delta) pairs, the best over splits of delta.
-
-    A step gets delta0 on its sample, so epsilon0 by the exact Gaussian; sampling turns that into
-    (log(1 + q (e^epsilon0 - 1)), q delta0); `compose(epsilon, delta, steps, total delta)` does the
-    rest.
+    Args:
+        parser: of the script.
+        formats: suffixes of plots, the usual one first.
     """
-    best = np.inf
-    for share in SHARES:
-        step_delta = min(0.999, share * delta / (steps * q))
-        pair = subsample_amplification(gaussian_epsilon(1.0 / z, step_delta), step_delta, q)
-        best = min(best, compose(*pair, steps, delta))
-    return float(best)
+    parser.add_argument("--out", type=Path, default=Path(), help="directory for the plots")
+    parser.add_argument("--format", choices=formats, default=formats[0], help="of the plots")
+
+
+def run(script: Callable[[argparse.Namespace], None], parser: argparse.ArgumentParser) -> None:
+    """Run a script with its parsed options; a number outside its range is one line on stderr."""
+    arguments = parser.parse_args()
+    try:
+        script(arguments)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def numbers(kind: Callable[[str], Number]) -> Callable[[str], tuple[Number, ...]]:
+    """Return a parser of `1,10,100` as a tuple of numbers of a kind."""
+
+    def parse(text: str) -> tuple[Number, ...]:
+        return tuple(kind(part) for part in text.split(","))
+
+    parse.__name__ = "list of numbers"  # argparse names it in errors
+    return parse
 
 
 def show(text: str) -> None:
@@ -49,34 +48,18 @@ def show(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
-def show_table(columns: Mapping[str, Sequence[float]]) -> None:
+def show_table(columns: Mapping[str, Sequence[float | None]]) -> None:
     """Writes the columns under their names, four significant digits."""
     width = max(12, *(len(name) + 2 for name in columns))
     show("".join(name.rjust(width) for name in columns))
     for row in zip(*columns.values(), strict=True):
-        show("".join(f"{value:.4g}".rjust(width) for value in row))
+        cells = ("nan" if value is None else f"{value:.4g}" for value in row)
+        show("".join(cell.rjust(width) for cell in cells))
 
 
-def save_plot(
-    path: Path,
-    xs: Sequence[float],
-    curves: Mapping[str, Sequence[float]],
-    *,
-    title: str,
-    x_label: str,
-    y_label: str = "ε",
-    log_x: bool = False,
-    log_y: bool = True,
-) -> None:
-    """Saves one line for each curve over common xs, as the format of the path's suffix."""
-    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
-    for name, ys in curves.items():
-        axes.plot(xs, ys, marker=".", label=name)
-    axes.set(xlabel=x_label, ylabel=y_label, title=title)
-    axes.set_xscale("log" if log_x else "linear")
-    axes.set_yscale("log" if log_y else "linear")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path)
-    plt.close(figure)
+def save_plot(arguments: argparse.Namespace, name: str, plot: LinePlot) -> None:
+    """Saves a plot in the look of the report into the directory of the options."""
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.out / f"{name}.{arguments.format}"
+    write_line_plot(plot, path)
     show(f"plot: {path}")

@@ -1,50 +1,64 @@
 """Epsilon of DP-SGD against the sampling rate q, the noise multiplier z and the steps T.
 
-Run: python experiments/accounting/epsilon_against_settings.py [--out DIR]
+Run: python experiments/accounting/epsilon_against_settings.py [--help]
 """
 
-from accounting_common import output_directory, save_plot, show, show_table
+import argparse
 
-from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled, RdpAccountant
+from accounting_common import add_options, numbers, run, save_plot, show, show_table
 
-RATE, NOISE, STEPS, DELTA = 0.01, 1.0, 1000, 1e-5
+from fedsim.accountant.textbook.bounds import Bound, choose_bounds
+from fedsim.planning.bounds import bound_curve, given_schedule
+from fedsim.report.line_plot import LinePlot
+
 RATES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 NOISES = (0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
 COUNTS = (10, 30, 100, 300, 1000, 3000, 10000)
 
 
-def epsilon(
-    kind: type[RdpAccountant] | type[PldAccountant], setting: tuple[float, float, int]
-) -> float:
+def epsilon(bound: Bound, setting: tuple[float, float, int], delta: float) -> float | None:
     """Returns epsilon of T steps of DP-SGD, setting = (q, z, T)."""
-    rate, noise, count = setting
-    return kind().compose(PoissonSampled(rate, Gaussian(noise)), count).get_epsilon(DELTA)
+    rate, noise, steps = setting
+    schedule = given_schedule(sampling_rate=rate, noise_multiplier=noise, delta=delta, steps=steps)
+    return bound_curve(schedule, [bound]).last[0]
 
 
-def main() -> None:
+def main(given: argparse.Namespace) -> None:
     """Prints three tables and saves epsilon_against_{q,z,T}.png."""
-    out = output_directory(__doc__)
-    show(f"unless varied: q = {RATE}, z = {NOISE}, T = {STEPS}; delta = {DELTA}")
+    q, z, steps = given.sampling_rate, given.noise_multiplier, given.steps
+    bounds = choose_bounds(given.bounds.split(","))
+    show(f"unless varied: q = {q}, z = {z}, T = {steps}; delta = {given.delta}")
     sweeps = {
-        "q": (RATES, [(rate, NOISE, STEPS) for rate in RATES]),
-        "z": (NOISES, [(RATE, noise, STEPS) for noise in NOISES]),
-        "T": (COUNTS, [(RATE, NOISE, count) for count in COUNTS]),
+        "q": {rate: (rate, z, steps) for rate in sorted(given.rates)},
+        "z": {noise: (q, noise, steps) for noise in sorted(given.noises)},
+        "T": {count: (q, z, count) for count in sorted(given.counts)},
     }
-    for name, (values, settings) in sweeps.items():
-        curves = {
-            "RDP": [epsilon(RdpAccountant, setting) for setting in settings],
-            "PLD": [epsilon(PldAccountant, setting) for setting in settings],
+    for name, settings in sweeps.items():
+        lines = {
+            bound.label: [epsilon(bound, one, given.delta) for one in settings.values()]
+            for bound in bounds
         }
-        show_table({name: values, **curves})
-        save_plot(
-            out / f"epsilon_against_{name}.png",
-            values,
-            curves,
-            title=f"ε against {name}, δ = {DELTA:g}",
-            x_label=name,
-            log_x=True,
+        show_table({name: list(settings), **lines})
+        plot = LinePlot(
+            title=f"δ = {given.delta:g}", x_label=name, y_label="ε", xs=list(settings), lines=lines
         )
+        save_plot(given, f"epsilon_against_{name}", plot)
+
+
+def options() -> argparse.ArgumentParser:
+    """Returns the parser of the options."""
+    parser = argparse.ArgumentParser(description="Epsilon against q, z and T.")
+    parser.add_argument("-q", "--sampling-rate", type=float, default=0.01)
+    parser.add_argument("-z", "--noise-multiplier", type=float, default=1.0)
+    parser.add_argument("-T", "--steps", type=int, default=1000)
+    parser.add_argument("--delta", type=float, default=1e-5)
+    parser.add_argument("--rates", type=numbers(float), default=RATES, help="values of q")
+    parser.add_argument("--noises", type=numbers(float), default=NOISES, help="values of z")
+    parser.add_argument("--counts", type=numbers(int), default=COUNTS, help="values of T")
+    parser.add_argument("--bounds", default="rdp,pld", help="names, separated by commas")
+    add_options(parser)
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    run(main, options())

@@ -1,47 +1,49 @@
 """Moments accountant against strong composition over epochs (Abadi et al. 2016, figure 2).
 
-Run: python experiments/accounting/moments_vs_strong.py [--out DIR]
+Run: python experiments/accounting/moments_vs_strong.py [--help]
 """
 
-import math
+import argparse
 
 import numpy as np
-from accounting_common import classical_epsilon, output_directory, save_plot, show, show_table
+from accounting_common import add_options, numbers, run, save_plot, show, show_table
 
-from fedsim.accountant.textbook.classical import advanced_composition
-from fedsim.accountant.textbook.moments import MOMENTS_ORDERS, log_moments, moments_epsilon
+from fedsim.accountant.textbook.bounds import choose_bounds
+from fedsim.planning.bounds import bound_curve, given_schedule
+from fedsim.report.line_plot import LinePlot
 
-RATE, NOISE, DELTA = 0.01, 4.0, 1e-5
 EPOCHS = (1, 2, 5, 10, 20, 50, 100, 200, 400)
 
 
-def strong(epsilon: float, delta: float, count: int, total_delta: float) -> float:
-    """Returns epsilon by the strong composition theorem, with what is left of delta as slack."""
-    slack = total_delta - count * delta
-    return advanced_composition(epsilon, delta, count, slack)[0] if slack > 0.0 else math.inf
-
-
-def main() -> None:
+def main(given: argparse.Namespace) -> None:
     """Prints the table and saves moments_vs_strong.png."""
-    out = output_directory(__doc__)
-    steps = [round(epochs / RATE) for epochs in EPOCHS]
-    per_step = log_moments(RATE, NOISE, MOMENTS_ORDERS)
-    curves = {
-        "strong": [classical_epsilon(strong, RATE, NOISE, count, DELTA) for count in steps],
-        "moments": [moments_epsilon(MOMENTS_ORDERS, n * per_step, DELTA)[0] for n in steps],
-    }
-    show(f"q = {RATE}, z = {NOISE}, delta = {DELTA}")
-    ratio = np.divide(curves["strong"], curves["moments"]).tolist()
-    show_table({"epochs": EPOCHS, **curves, "ratio": ratio})
-    save_plot(
-        out / "moments_vs_strong.png",
-        EPOCHS,
-        curves,
-        title=f"q = {RATE}, z = {NOISE:g}, δ = {DELTA:g}",
-        x_label="epochs",
-        log_x=True,
+    epochs = sorted(set(given.epochs))
+    steps = [max(1, round(number / given.sampling_rate)) for number in epochs]
+    schedule = given_schedule(
+        sampling_rate=given.sampling_rate,
+        noise_multiplier=given.noise_multiplier,
+        delta=given.delta,
+        steps=steps[-1],
     )
+    curve = bound_curve(schedule, choose_bounds(("strong", "moments")), steps)
+    table = np.array([epsilons for _, epsilons in curve.points], dtype=float)
+    lines = {"strong": table[:, 0].tolist(), "moments": table[:, 1].tolist()}
+    show(f"q = {given.sampling_rate}, z = {given.noise_multiplier}, delta = {given.delta}")
+    show_table({"epochs": epochs, **lines, "ratio": (table[:, 0] / table[:, 1]).tolist()})
+    plot = LinePlot(title=schedule.text, x_label="epochs", y_label="ε", xs=epochs, lines=lines)
+    save_plot(given, "moments_vs_strong", plot)
+
+
+def options() -> argparse.ArgumentParser:
+    """Returns the parser of the options."""
+    parser = argparse.ArgumentParser(description="Moments against strong composition.")
+    parser.add_argument("-q", "--sampling-rate", type=float, default=0.01)
+    parser.add_argument("-z", "--noise-multiplier", type=float, default=4.0)
+    parser.add_argument("--epochs", type=numbers(float), default=EPOCHS, help="steps times q")
+    parser.add_argument("--delta", type=float, default=1e-5)
+    add_options(parser)
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    run(main, options())

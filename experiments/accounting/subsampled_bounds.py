@@ -4,13 +4,12 @@ Replace-one adjacency; z is the noise over C, so the formulas run at z / 2. The 
 the approximations of Wang, Balle, Kasiviswanathan 2019, examples 19 and 20; the bad one's infinity
 is an artefact of the approximation.
 
-Run: python experiments/accounting/subsampled_bounds.py [--out DIR]
+Run: python experiments/accounting/subsampled_bounds.py [--help]
 """
 
-import math
+import argparse
 
-import numpy as np
-from accounting_common import output_directory, save_plot, show, show_table
+from accounting_common import add_options, numbers, run, save_plot, show, show_table
 
 from fedsim.accountant.rdp.conversion import epsilon_from_rdp
 from fedsim.accountant.rdp.without_replacement import (
@@ -20,44 +19,54 @@ from fedsim.accountant.rdp.without_replacement import (
     rdp_without_replacement_tightened,
 )
 from fedsim.accountant.textbook.renyi import bad_case_rdp, bad_case_rdp_clt, good_case_rdp_clt
+from fedsim.report.line_plot import LinePlot
 
-SAMPLE, DATASET, NOISE, STEPS, DELTA = 100, 1001, 10.0, 1000, 1e-5
 ORDERS = tuple(float(order) for order in (*range(2, 17), 20, 24, 28, 32, 48, 64, 96, 128))
 
 
-def main() -> None:
+def main(given: argparse.Namespace) -> None:
     """Prints the table and saves subsampled_bounds.png."""
-    out = output_directory(__doc__)
-    rate = SAMPLE / DATASET
+    noise, orders, rate = given.noise_multiplier, given.orders, given.sample / given.dataset
     curves = {
-        "published": rdp_without_replacement_published(rate, NOISE, ORDERS),
-        "tightened": rdp_without_replacement_tightened(rate, NOISE, ORDERS),
-        "dominating": rdp_without_replacement(rate, NOISE, ORDERS),
-        "lower": rdp_without_replacement_lower_bound(rate, NOISE, ORDERS),
-        "bad": bad_case_rdp(rate, NOISE, ORDERS),
-        "bad CLT": bad_case_rdp_clt(rate, NOISE, ORDERS),
-        "good CLT": good_case_rdp_clt(SAMPLE, DATASET, NOISE, ORDERS),
+        "published": rdp_without_replacement_published(rate, noise, orders),
+        "tightened": rdp_without_replacement_tightened(rate, noise, orders),
+        "dominating": rdp_without_replacement(rate, noise, orders),
+        "lower": rdp_without_replacement_lower_bound(rate, noise, orders),
+        "bad": bad_case_rdp(rate, noise, orders),
+        "bad CLT": bad_case_rdp_clt(rate, noise, orders),
+        "good CLT": good_case_rdp_clt(given.sample, given.dataset, noise, orders),
     }
-    show(f"m = {SAMPLE} of n = {DATASET}, z = {NOISE}: RDP of one step")
-    show_table({"order": ORDERS, **{name: list(values) for name, values in curves.items()}})
-    show(f"epsilon of T = {STEPS} steps at delta = {DELTA}")
-    bounds = ("published", "tightened", "dominating", "lower")
-    totals = {name: [epsilon_from_rdp(ORDERS, STEPS * curves[name], DELTA)[0]] for name in bounds}
+    settings = f"m = {given.sample} of n = {given.dataset}, z = {noise}"
+    show(f"{settings}: RDP of one step")
+    show_table({"order": orders, **{name: list(values) for name, values in curves.items()}})
+    show(f"epsilon of T = {given.steps} steps at delta = {given.delta}")
+    totals = {
+        name: [epsilon_from_rdp(orders, given.steps * curves[name], given.delta)[0]]
+        for name in ("published", "tightened", "dominating", "lower")
+    }
     show_table(totals)
-    save_plot(
-        out / "subsampled_bounds.png",
-        ORDERS,
-        {
-            name: np.where(np.isinf(values), math.nan, values).tolist()
-            for name, values in curves.items()
-            if name != "lower"  # the same as the bad case
-        },
-        title=f"m = {SAMPLE} of n = {DATASET}, z = {NOISE:g}, replace-one",
+    plot = LinePlot(
+        title=f"{settings}, replace-one",
         x_label="order",
         y_label="RDP of one step",
-        log_x=True,
+        xs=orders,
+        lines={name: list(values) for name, values in curves.items() if name != "lower"},  # as bad
     )
+    save_plot(given, "subsampled_bounds", plot)
+
+
+def options() -> argparse.ArgumentParser:
+    """Returns the parser of the options."""
+    parser = argparse.ArgumentParser(description="RDP of sampling without replacement.")
+    parser.add_argument("-m", "--sample", type=int, default=100, help="examples in a lot")
+    parser.add_argument("-n", "--dataset", type=int, default=1001, help="all examples, odd")
+    parser.add_argument("-z", "--noise-multiplier", type=float, default=10.0)
+    parser.add_argument("-T", "--steps", type=int, default=1000)
+    parser.add_argument("--delta", type=float, default=1e-5)
+    parser.add_argument("--orders", type=numbers(float), default=ORDERS)
+    add_options(parser)
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    run(main, options())

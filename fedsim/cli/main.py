@@ -9,6 +9,7 @@ import fedsim
 from fedsim.cli.account import account_command
 from fedsim.cli.audit import audit_command
 from fedsim.cli.compare import compare_command
+from fedsim.cli.curve import curve_command
 from fedsim.cli.deploy import deploy_command
 from fedsim.cli.groups import GroupedCommands
 from fedsim.cli.init import init_command
@@ -42,7 +43,13 @@ def cli() -> None:
 
 
 cli.add_section(
-    "Experiments", init_command, validate_command, plan_command, run_command, compare_command
+    "Experiments",
+    init_command,
+    validate_command,
+    plan_command,
+    curve_command,
+    run_command,
+    compare_command,
 )
 cli.add_section("Results", report_command, predict_command, verify_command, account_command)
 cli.add_section("Attack", audit_command)

@@ -7,6 +7,30 @@ from typing import Any
 
 import click
 
+_USUAL_BOUNDS = "basic,strong,moments,rdp,pld"
+
+
+def bounds_option(
+    *, is_always: bool, words: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option `--bounds NAME,NAME`, which gives a tuple of names, or None.
+
+    Args:
+        is_always: whether the usual names count where the option is not given.
+        words: what the option is for.
+    """
+    return click.option(
+        "--bounds",
+        metavar="NAME,NAME",
+        default=_USUAL_BOUNDS if is_always else None,
+        is_flag=False,
+        flag_value=_USUAL_BOUNDS,
+        callback=lambda context, parameter, text: None if text is None else tuple(text.split(",")),
+        help=f"{words}, of basic, strong, kov, optimal, moments, rdp, pld. Without names: "
+        f"{_USUAL_BOUNDS}.",
+    )
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 

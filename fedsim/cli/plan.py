@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fedsim.cli.options import json_option, overrides_argument, verbose_option
+from fedsim.cli.options import bounds_option, json_option, overrides_argument, verbose_option
 from fedsim.cli.output import fail, print_json
 from fedsim.core.errors import ExitCode
 from fedsim.core.quick_imports import quick_imports
@@ -15,17 +15,25 @@ from fedsim.core.quick_imports import quick_imports
 @click.command("plan", short_help="Show the privacy spend and noise of FILE, without training.")
 @click.argument("file", type=click.Path())
 @overrides_argument
-@click.option("--plot", type=click.Path(), help="Write ε over the rounds to a .svg or .png file.")
+@click.option(
+    "--plot", type=click.Path(), help="Write ε over the rounds to a .svg, .png or .pdf file."
+)
 @click.option(
     "--advise",
     is_flag=True,
     help="Compare other sampling rates, steps, rounds and weights at the same ε; print the lines "
     "to change.",
 )
+@bounds_option(is_always=False, words="Also print other bounds on ε")
 @verbose_option
 @json_option
 def plan_command(
-    file: str, overrides: tuple[str, ...], plot: str | None, advise: bool, as_json: bool
+    file: str,
+    overrides: tuple[str, ...],
+    plot: str | None,
+    advise: bool,
+    bounds: tuple[str, ...] | None,
+    as_json: bool,
 ) -> None:
     """Show the privacy spend and the noise of FILE, without training.
 
@@ -37,6 +45,8 @@ def plan_command(
     if advise:
         if plot is not None:
             raise click.UsageError("--plot draws the plan of FILE; call it without --advise")
+        if bounds is not None:
+            raise click.UsageError("--bounds belongs to the plan of FILE; call it without --advise")
         _advise(file, overrides, as_json=as_json)
         return
     with quick_imports():
@@ -44,13 +54,18 @@ def plan_command(
         from fedsim.report.phase_display import shown_phases
         from fedsim.report.terminal import print_plan
 
-    loaded, curves = load_experiment(file, overrides), as_json or plot is not None
-    with shown_phases() as phases:
-        planned = plan_experiment(loaded, curves=curves, phases=phases)
+    path = None
     if plot is not None:
+        from fedsim.report.svg import check_figure_path
+
+        path = check_figure_path(Path(plot))
+    loaded, curves = load_experiment(file, overrides), as_json or path is not None
+    with shown_phases() as phases:
+        planned = plan_experiment(loaded, curves=curves, bounds=bounds, phases=phases)
+    if path is not None:
         from fedsim.report.plan_plot import write_plan_plot
 
-        write_plan_plot(planned, Path(plot))
+        write_plan_plot(planned, path)
     _show(planned, print_plan, as_json=as_json)
 
 

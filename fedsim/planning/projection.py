@@ -1,13 +1,14 @@
 """Projection of a federation's ε and noise, without training."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median_low
 from typing import Any
 
 from fedsim.accountant.search import largest_count
+from fedsim.accountant.textbook.bounds import choose_bounds
 from fedsim.clients.budget.plan import (
     PrivacyBudgetError,
     PrivacyPlan,
@@ -23,7 +24,9 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.batch_sizes import full_batch_note
 from fedsim.federation.budget_check import last_round, refuse_overspending
 from fedsim.federation.federation import Federation
+from fedsim.planning.bounds import BoundCurve, bound_curve
 from fedsim.planning.cells import PlannedCell, plan_cells, planned_epsilon
+from fedsim.planning.client_bounds import client_kinds
 
 _MAX_CURVE_POINTS = 12  # of each client's curve
 _MAX_PLANNED_RUNS = 100  # a budget that affords this many runs counts as unlimited
@@ -96,6 +99,7 @@ class Plan:
         refusal: the reason why `fedsim run` refuses the plan; None if it does not.
         note: a line about clients smaller than a batch; None without one.
         cells: the experiment in every trust model and unit.
+        bounds: ε of each kind of clients by several bounds; None where they were not asked for.
     """
 
     target_epsilon: float | None
@@ -105,6 +109,7 @@ class Plan:
     refusal: str | None = None
     note: str | None = None
     cells: tuple[PlannedCell, ...] = ()
+    bounds: tuple[BoundCurve, ...] | None = None
 
     @property
     def delta(self) -> float:
@@ -134,6 +139,7 @@ class Plan:
             "refusal": self.refusal,
             "note": self.note,
             "cells": [cell.to_json() for cell in self.cells],
+            **({} if self.bounds is None else {"bounds": [one.to_json() for one in self.bounds]}),
             "variations": [
                 {**vars(variation), "epsilon": finite_or_none(variation.epsilon)}
                 for variation in self.variations
@@ -142,7 +148,11 @@ class Plan:
 
 
 def plan_experiment(
-    loaded: LoadedExperiment, *, curves: bool = True, phases: Phases | None = None
+    loaded: LoadedExperiment,
+    *,
+    curves: bool = True,
+    bounds: Sequence[str] | None = None,
+    phases: Phases | None = None,
 ) -> Plan:
     """Return the projected ε of each client, without training.
 
@@ -151,15 +161,17 @@ def plan_experiment(
     Args:
         loaded: the experiment and the directory that its paths are relative to.
         curves: whether each client gets ε of fewer rounds, too.
+        bounds: names of further bounds on the ε of each kind of clients; None: none.
         phases: the phases of the caller.
 
     Raises:
         PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
-        ValueError: the experiment cannot be assembled (see `assemble`).
+        ValueError: there is no such bound, or the experiment cannot be assembled (see `assemble`).
     """
     privacy = loaded.experiment.privacy
     if privacy is None:
         raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
+    further = None if bounds is None else choose_bounds(bounds, orders=privacy.orders)
     phases = phases or Phases()
     federation = assemble(loaded, ledger=None, phases=phases)
     phases.begin("projecting ε")
@@ -179,6 +191,9 @@ def plan_experiment(
         refusal=_refusal(federation),
         note=full_batch_note(loaded.experiment, federation.data.clients.sizes),
         cells=plan_cells(loaded, federation),
+        bounds=None
+        if further is None
+        else tuple(bound_curve(kind, further) for kind in client_kinds(federation)),
     )
     phases.end()
     return plan

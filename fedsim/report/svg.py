@@ -10,14 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import matplotlib
 import matplotlib.style
 from markupsafe import Markup, escape
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.collections import Collection
+from matplotlib.colors import to_hex, to_rgba, to_rgba_array
 from matplotlib.figure import Figure
+
+from fedsim.core.errors import InputError
 
 
 class Ink:
@@ -172,6 +178,64 @@ def standalone_svg(figure: Figure, *, title: str) -> str:
     for ink, colour in _PAPER.items():
         text = text.replace(ink, colour)
     return text
+
+
+FIGURE_SUFFIXES = (".svg", ".png", ".pdf")
+_DPI = 200
+_COLOUR_PROPERTIES = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
+
+
+def check_figure_path(path: Path) -> Path:
+    """Return the path of a figure.
+
+    Raises:
+        InputError: it has no suffix of a kind of figure.
+    """
+    if path.suffix not in FIGURE_SUFFIXES:
+        known = f"{', '.join(FIGURE_SUFFIXES[:-1])} or {FIGURE_SUFFIXES[-1]}"
+        raise InputError(f"a plot is a {known} file, got {path.name!r}")
+    return path
+
+
+def save_figure(figure: Figure, path: Path, *, title: str) -> None:
+    """Save a figure as a file of its own, in fixed colours on white.
+
+    Args:
+        figure: drawn with `Ink` inside `style()`, and still inside it.
+        path: a .svg, .png or .pdf file.
+        title: its description, in the file.
+
+    Raises:
+        InputError: the path has another suffix.
+        OSError: the file cannot be written.
+    """
+    if check_figure_path(path).suffix == ".svg":
+        path.write_text(standalone_svg(figure, title=title), encoding="utf-8")
+        return
+    figure.set_facecolor("white")
+    figure.set_dpi(_DPI)  # as it is saved: the drawing below makes all ticks
+    figure.draw_without_rendering()
+    for artist in figure.findobj():
+        _repaint(artist)
+    metadata = {"Title": title} | ({"CreationDate": None} if path.suffix == ".pdf" else {})
+    figure.savefig(path, dpi=_DPI, metadata=metadata)
+
+
+def _repaint(artist: Artist) -> None:
+    """Replace each placeholder of `Ink` in an artist by its colour on paper."""
+    for name in _COLOUR_PROPERTIES:
+        getter, setter = (getattr(artist, f"{kind}_{name}", None) for kind in ("get", "set"))
+        if getter is None or setter is None:
+            continue
+        colours = to_rgba_array(getter())
+        placeholders = [to_hex(colour) for colour in colours]
+        if not set(placeholders) & _PAPER.keys():
+            continue
+        painted = [
+            to_rgba(_PAPER.get(ink, ink), alpha=colour[3])
+            for ink, colour in zip(placeholders, colours, strict=True)
+        ]
+        setter(painted if isinstance(artist, Collection) else painted[0])
 
 
 def _strips(axes: Axes, tips: Sequence[Tip], across: bool, height: int) -> str:

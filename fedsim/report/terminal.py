@@ -7,6 +7,7 @@ from rich.table import Table
 
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.planning.projection import Plan, PlannedClient
+from fedsim.report.bounds_table import print_client_kinds
 from fedsim.report.cells_table import print_cells
 from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.lines import print_sentence
@@ -209,6 +210,8 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
             one.change, f"{one.noise_multiplier:.4g}", str(one.steps), epsilon_text(one.epsilon)
         )
     print_table(console, changes)
+    if plan.bounds is not None:
+        print_client_kinds(plan.bounds, console)
     print_cells(plan.cells, console)
     goal = "" if plan.target_epsilon is None else f" (target {plan.target_epsilon:g})"
     print_sentence(

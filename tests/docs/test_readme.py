@@ -36,6 +36,7 @@ COMMANDS = {
     "run --resume": "fedsim run experiments/digits_dp.yaml privacy=null seed=1 federation.rounds=2"
     " --out r --resume",
     "plan": "fedsim plan experiments/digits_dp.yaml",
+    "curve": "fedsim curve experiments/digits_dp.yaml",
     "validate": "fedsim validate experiments/digits_dp.yaml",
     "report": "fedsim report r",
     "predict": "fedsim predict r new.npz",

@@ -103,7 +103,7 @@ def test_the_accountants_are_in_order(outputs: dict[str, str]) -> None:
         ("RDP", "moments"),
         ("optimal", "KOV"),
         ("KOV", "basic"),
-        ("KOV", "advanced"),
+        ("KOV", "strong"),
         ("PLD", "optimal"),
     ]:
         pairs = zip(table[tighter], table[looser], strict=True)

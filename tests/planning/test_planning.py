@@ -94,8 +94,8 @@ def test_the_command(
     monkeypatch.setattr("sys.argv", ["fedsim", "plan", str(file)])
     main()
     assert "no training was done" in capsys.readouterr().out
-    monkeypatch.setattr("sys.argv", ["fedsim", "plan", str(file), "--plot", "p.pdf"])
+    monkeypatch.setattr("sys.argv", ["fedsim", "plan", str(file), "--plot", "p.jpg"])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2
-    assert ".svg or .png" in capsys.readouterr().err
+    assert ".svg, .png or .pdf file, got 'p.jpg'" in capsys.readouterr().err

@@ -1,0 +1,213 @@
+"""Bounds on ε of repeated steps, side by side: from basic composition to privacy losses.
+
+Basic, strong, KOV and optimal composition see a step as one (epsilon, delta) pair. That pair comes
+from the exact Gaussian mechanism on the lot and from the amplification by sampling, at the best
+split of delta between the steps and the theorem. The moments accountant and Rényi DP see the Rényi
+curve of a step, and the PLD accountant sees its whole privacy loss.
+
+References:
+    Dwork, Roth 2014, The Algorithmic Foundations of Differential Privacy, Theorems 3.16 and 3.20.
+    Kairouz, Oh, Viswanath 2015, arXiv:1311.0776 (KOV), Theorems 3.3 and 3.4.
+    Abadi et al. 2016, arXiv:1607.00133: figure 2 compares moments with strong composition.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedsim.accountant import checks
+from fedsim.accountant.accountants import AccountantChoice, choose_accountant, make_accountant
+from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.composition import (
+    FixedSizeGaussian,
+    SampledGaussian,
+    UnsupportedEventError,
+    break_down,
+)
+from fedsim.accountant.events import Event
+from fedsim.accountant.gaussian import gaussian_epsilon
+from fedsim.accountant.textbook.classical import (
+    advanced_composition,
+    basic_composition,
+    kov_composition,
+    optimal_composition,
+    subsample_amplification,
+)
+from fedsim.core.errors import InputError
+
+Charges = Sequence[tuple[Event, int]]
+Compose = Callable[[float, float, int, float], float]
+
+# Parts of delta that the steps themselves may get; the slack of the theorem is the rest.
+_SHARES = (*np.logspace(-9, -1, 17).tolist(), 0.3, 0.5, 0.7, 0.9, 0.999)
+_MAX_STEP_DELTA = 0.999
+
+
+@dataclass(frozen=True)
+class Bound(ABC):
+    """A way to bound ε of everything that was charged.
+
+    Attributes:
+        name: in commands, such as `strong`.
+        label: in tables and plots.
+        description: a few words on it.
+    """
+
+    name: str
+    label: str
+    description: str
+
+    @abstractmethod
+    def epsilon(
+        self, charges: Charges, delta: float, adjacency: Adjacency = "zero_out"
+    ) -> float | None:
+        """Return ε at `delta` of all charges; None where the theorem does not cover them.
+
+        Guarantee: the charged releases are jointly (result, delta)-DP under the adjacency.
+
+        Args:
+            charges: pairs (event, number of releases).
+            delta: in (0, 1).
+            adjacency: what the guarantee protects against.
+
+        Raises:
+            ValueError: an argument is outside its range.
+        """
+
+
+@dataclass(frozen=True)
+class PairBound(Bound):
+    """Composition of the (epsilon, delta) pairs of equal steps.
+
+    It covers Gaussian steps of one noise and one sampling: Poisson under zero-out and add-remove,
+    without replacement under replace-one, or none.
+
+    Attributes:
+        compose: ε of the composition, `compose(epsilon, delta, count, total delta)`.
+    """
+
+    compose: Compose
+
+    def epsilon(
+        self, charges: Charges, delta: float, adjacency: Adjacency = "zero_out"
+    ) -> float | None:
+        """Return the smallest ε over the splits of δ, as `Bound.epsilon`."""
+        delta, counts = checks.open_probability("delta", delta), dict[tuple[float, float], int]()
+        for event, count in charges:
+            try:
+                breakdown = break_down(event, count, adjacency)
+            except UnsupportedEventError:
+                return None
+            if breakdown.non_private:
+                return math.inf
+            for mechanism, number in breakdown.steps.items():
+                match mechanism:
+                    case SampledGaussian():
+                        step = mechanism.sampling_rate, 1.0 / mechanism.noise_multiplier
+                    case FixedSizeGaussian():  # replace-one: the sensitivity is 2 C
+                        step = mechanism.sampling_rate, 2.0 / mechanism.noise_multiplier
+                    case _:
+                        return None
+                counts[step] = counts.get(step, 0) + number
+        if not counts:
+            return 0.0
+        if len(counts) > 1:
+            return None
+        ((rate, mu), number), *_ = counts.items()
+        return min(self._at(share, rate, mu, number, delta) for share in _SHARES)
+
+    def _at(self, share: float, rate: float, mu: float, count: int, delta: float) -> float:
+        step_delta = min(_MAX_STEP_DELTA, share * delta / (count * rate))
+        pair = subsample_amplification(gaussian_epsilon(mu, step_delta), step_delta, rate)
+        return self.compose(*pair, count, delta)
+
+
+@dataclass(frozen=True)
+class AccountantBound(Bound):
+    """An accountant of the package.
+
+    Attributes:
+        accountant: its name, or its orders.
+    """
+
+    accountant: AccountantChoice
+
+    def epsilon(
+        self, charges: Charges, delta: float, adjacency: Adjacency = "zero_out"
+    ) -> float | None:
+        """Return ε by the accountant, as `Bound.epsilon`."""
+        account = make_accountant(self.accountant, adjacency=adjacency)
+        try:
+            for event, count in charges:
+                account.compose(event, count)
+        except UnsupportedEventError:
+            return None
+        return account.get_epsilon(delta)
+
+
+def choose_bounds(
+    names: Sequence[str] | None = None, *, orders: Sequence[float] | None = None
+) -> tuple[Bound, ...]:
+    """Return bounds by their names, in the order given.
+
+    Args:
+        names: of `BOUNDS`; None: `USUAL_BOUNDS`.
+        orders: Rényi orders of `rdp`, each in (1, 65536]; None: those of the accountant.
+
+    Raises:
+        InputError: a name is unknown or given twice.
+        ValueError: an order is outside its range.
+    """
+    chosen = USUAL_BOUNDS if names is None else tuple(names)
+    for place, name in enumerate(chosen):
+        if name not in BOUNDS:
+            raise InputError(f"there is no bound {name!r}; there are {', '.join(BOUNDS)}")
+        if name in chosen[:place]:
+            raise InputError(f"bound {name} is given twice")
+    own = choose_accountant("rdp", orders)
+    return tuple(
+        replace(bound, accountant=own)
+        if isinstance(bound, AccountantBound) and name == "rdp"
+        else bound
+        for name, bound in ((name, BOUNDS[name]) for name in chosen)
+    )
+
+
+def _basic(epsilon: float, delta: float, count: int, total_delta: float) -> float:
+    """Return the sum of epsilons if the sum of deltas fits."""
+    (total_epsilon, spent) = basic_composition([count * epsilon], [min(1.0, count * delta)])
+    return total_epsilon if spent <= total_delta else math.inf
+
+
+def _strong(epsilon: float, delta: float, count: int, total_delta: float) -> float:
+    """Return strong composition with the rest of delta as slack."""
+    slack = total_delta - count * delta
+    return advanced_composition(epsilon, delta, count, slack)[0] if slack > 0.0 else math.inf
+
+
+def _kov(epsilon: float, delta: float, count: int, total_delta: float) -> float:
+    """Return KOV Theorem 3.4 with the slack that meets 1 - (1-delta)^T (1-slack) = total."""
+    slack = -math.expm1(math.log1p(-total_delta) - count * math.log1p(-delta))
+    return kov_composition(epsilon, delta, count, slack)[0] if slack > 0.0 else math.inf
+
+
+BOUNDS: dict[str, Bound] = {
+    bound.name: bound
+    for bound in (
+        PairBound("basic", "basic", "sum of the steps' ε and δ", _basic),
+        PairBound("strong", "strong", "strong composition (Dwork et al. 2010)", _strong),
+        PairBound("kov", "KOV", "smallest branch of KOV Theorem 3.4", _kov),
+        PairBound(
+            "optimal", "optimal", "optimal for (ε, δ) pairs (KOV Thm 3.3)", optimal_composition
+        ),
+        AccountantBound("moments", "moments", "moments accountant (Abadi et al. 2016)", "moments"),
+        AccountantBound("rdp", "RDP", "Rényi DP (Mironov 2017), tight conversion", "rdp"),
+        AccountantBound("pld", "PLD", "privacy loss distributions, numerically exact", "pld"),
+    )
+}
+"""Every bound by its name: the classical ones first, the tightest last."""
+
+USUAL_BOUNDS = ("basic", "strong", "moments", "rdp", "pld")

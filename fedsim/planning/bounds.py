@@ -1,0 +1,165 @@
+"""ε of a schedule of steps by several bounds, after any number of the steps."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsim.accountant import Gaussian, PoissonSampled, checks
+from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.textbook.bounds import Bound, Charges
+from fedsim.core.json_numbers import finite_or_none
+
+_TICKS = (1, 2, 5)  # of each decade of a range of steps
+
+
+@dataclass(frozen=True)
+class StepSchedule:
+    """Equal steps, those of one kind of clients or given by their settings.
+
+    Attributes:
+        sampling_rate: expected share of the examples in a lot.
+        noise_multiplier: z of each step.
+        delta: δ of every ε.
+        steps: number of all steps.
+        charges: events of the first n steps, by n.
+        adjacency: what ε protects against.
+        clients: the clients of the kind; none where the settings were given.
+    """
+
+    sampling_rate: float
+    noise_multiplier: float
+    delta: float
+    steps: int
+    charges: Callable[[int], Charges] = field(repr=False, compare=False)
+    adjacency: Adjacency = "zero_out"
+    clients: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Its settings in words."""
+        rate, noise = self.sampling_rate, self.noise_multiplier
+        return f"q = {rate:.4g}, z = {noise:.4g}, δ = {self.delta:g}"
+
+
+@dataclass(frozen=True)
+class BoundCurve:
+    """ε of a schedule by several bounds.
+
+    Attributes:
+        schedule: the steps.
+        bounds: in the order of the columns.
+        points: pairs (number of steps, ε by each bound), ascending; ε is None where the theorem of
+            a bound does not cover the steps.
+    """
+
+    schedule: StepSchedule
+    bounds: tuple[Bound, ...]
+    points: tuple[tuple[int, tuple[float | None, ...]], ...]
+
+    @property
+    def last(self) -> tuple[float | None, ...]:
+        """ε after all steps, by each bound."""
+        return self.points[-1][1] if self.points else tuple(0.0 for _ in self.bounds)
+
+    @property
+    def smallest(self) -> float:
+        """The smallest ε after all steps that a bound gives."""
+        return min((one for one in self.last if one is not None), default=math.inf)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the curve as a JSON value: an infinite ε is null, one without a theorem absent."""
+        schedule = self.schedule
+        return {
+            "clients": list(schedule.clients),
+            "sampling_rate": schedule.sampling_rate,
+            "noise_multiplier": schedule.noise_multiplier,
+            "delta": schedule.delta,
+            "adjacency": schedule.adjacency,
+            "steps": schedule.steps,
+            "points": [
+                {
+                    "steps": steps,
+                    "epsilon": {
+                        bound.name: finite_or_none(epsilon)
+                        for bound, epsilon in zip(self.bounds, epsilons, strict=True)
+                        if epsilon is not None
+                    },
+                }
+                for steps, epsilons in self.points
+            ],
+        }
+
+
+def given_schedule(
+    *, sampling_rate: float, noise_multiplier: float, delta: float, steps: int
+) -> StepSchedule:
+    """Return the schedule of Poisson-sampled Gaussian steps, under zero-out or add-remove.
+
+    Args:
+        sampling_rate: q in (0, 1].
+        noise_multiplier: z > 0.
+        delta: in (0, 1).
+        steps: number of all steps, >= 1.
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+    rate = checks.positive("sampling_rate", checks.probability("sampling_rate", sampling_rate))
+    step = PoissonSampled(rate, Gaussian(checks.positive("noise_multiplier", noise_multiplier)))
+    return StepSchedule(
+        sampling_rate=rate,
+        noise_multiplier=noise_multiplier,
+        delta=checks.open_probability("delta", delta),
+        steps=checks.positive_whole_number("steps", steps),
+        charges=lambda count: ((step, count),),
+    )
+
+
+def bound_curve(
+    schedule: StepSchedule, bounds: Sequence[Bound], steps: Sequence[int] | None = None
+) -> BoundCurve:
+    """Return ε of a schedule by each bound, without the slack of the sampler.
+
+    Args:
+        schedule: the steps.
+        bounds: in the order of the columns.
+        steps: numbers of steps, each from 1 to all; None: all.
+    """
+    numbers = sorted(set(steps or (schedule.steps,)))
+    points = (
+        (
+            number,
+            tuple(
+                bound.epsilon(tuple(schedule.charges(number)), schedule.delta, schedule.adjacency)
+                for bound in bounds
+            ),
+        )
+        for number in numbers
+    )
+    return BoundCurve(schedule, tuple(bounds), tuple(points))
+
+
+def round_numbers(first: int, last: int) -> tuple[int, ...]:
+    """Return 1, 2, 5, 10, 20, ... between two numbers of steps, both included.
+
+    Args:
+        first: at least 1.
+        last: at least `first`.
+    """
+    decades = range(len(str(last)))
+    ticks = (tick * 10**power for power in decades for tick in _TICKS)
+    return tuple(sorted({first, last, *(tick for tick in ticks if first < tick < last)}))
+
+
+def even_numbers(first: int, last: int, count: int) -> tuple[int, ...]:
+    """Return about `count` numbers of steps at equal ratios, both ends included.
+
+    Args:
+        first: at least 1.
+        last: at least `first`.
+        count: at least 2.
+    """
+    ratio = last / first
+    places = (first * ratio ** (index / (count - 1)) for index in range(count))
+    return tuple(sorted({first, last, *(round(place) for place in places)}))
