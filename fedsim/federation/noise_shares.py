@@ -8,6 +8,7 @@ with the largest need asks for. Both are `NoiseShares`, with one honest draw in 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from fedsim.accountant.trust.noise_shares import NoiseNeed, NoiseShares
 from fedsim.clients.budget.client_privacy import ClientPrivacy
@@ -17,6 +18,7 @@ from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlan, PrivacyP
 from fedsim.clients.budget.sum_part import SumPart
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.updates.mechanism import UpdateMechanism
+from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment
 from fedsim.federation.schedule import participation_of
 from fedsim.noise.grid import DEVIATION, MAX_DRAW
@@ -64,14 +66,9 @@ def share_noise(
     if privacy is None or privacy.trust == "local":
         raise ValueError("local trust has no noisy sums")
     distributed = privacy.trust == "distributed"
-    scales = [
-        sum_scale(own, plan, weight, experiment.local.optimizer.lr)
-        for own, plan, weight in zip(client_privacy, plans, weights.values, strict=True)
-    ]
-    needs = [
-        NoiseNeed(scale, _needed_noise(plan), _against_server(own, plan))
-        for scale, own, plan in zip(scales, client_privacy, plans, strict=True)
-    ]
+    scale_of = partial(sum_scale, lr=experiment.local.optimizer.lr)
+    scales = [*map_shared(scale_of, client_privacy, plans, weights.values)]
+    needs = [*map_shared(_need, scales, client_privacy, plans)]
     try:
         shares = NoiseShares.meeting(
             needs,
@@ -86,10 +83,13 @@ def share_noise(
             "target_epsilon, or a noise_multiplier above 0"
         )
     part = SumPart(shares.honest, adds_noise=distributed)
-    shared = tuple(
-        replace(plan, release=_with_share(plan, shares, scale), part=part) if scale else plan
-        for scale, plan in zip(scales, plans, strict=True)
-    )
+
+    def with_part(scale: float, plan: PrivacyPlan) -> PrivacyPlan:
+        if not scale:
+            return plan
+        return replace(plan, release=_with_share(plan, shares, scale), part=part)
+
+    shared = tuple(map_shared(with_part, scales, plans))
     parts = [plan for plan in shared if plan.part is not None]
     update = parts[0].update
     return shared, _sum_plan(
@@ -108,6 +108,10 @@ def _public_divisor(experiment: Experiment, weights: ClientWeights) -> float | N
     """Return the expected sum of weights of a round, where nobody may learn who takes part."""
     rate = participation_of(experiment, len(weights.values)).secret_rate
     return None if rate is None else rate * sum(weights.values)
+
+
+def _need(scale: float, own: ClientPrivacy, plan: PrivacyPlan) -> NoiseNeed:
+    return NoiseNeed(scale, _needed_noise(plan), _against_server(own, plan))
 
 
 def _needed_noise(plan: PrivacyPlan) -> float:

@@ -18,6 +18,7 @@ from fedsim.clients.budget.plan import PrivacyPlan, plan_privacy
 from fedsim.clients.client_settings import OwnPrivacySettings
 from fedsim.clients.dp_sgd.sampling import Charges
 from fedsim.clients.settings import PrivacySettings
+from fedsim.core.shared_values import map_shared
 from fedsim.federation.client_weights import client_weights
 from fedsim.federation.noise_shares import share_noise
 from fedsim.federation.schedule import StepSchedule, participation_of
@@ -91,17 +92,21 @@ def _plans(
     sizes = [row["examples"] or 0 for row in files.rows]
     participation, planned = schedule.participation, schedule.planned()
     rounds, drawn = participation.planned_rounds(), participation.secret_rate
-    plans = tuple(
-        plan_privacy(
-            own.privacy,
+
+    def plan(
+        privacy: PrivacySettings, size: int, planned_rounds: int, planned_steps: int
+    ) -> PrivacyPlan:
+        return plan_privacy(
+            privacy,
             experiment.local,
             examples=size,
-            planned_rounds=rounds[client],
-            planned_steps=planned[client],
+            planned_rounds=planned_rounds,
+            planned_steps=planned_steps,
             drawn=drawn,
         )
-        for client, (own, size) in enumerate(zip(terms, sizes, strict=True))
-    )
+
+    own = [one.privacy for one in terms]
+    plans = tuple(map_shared(plan, own, sizes, rounds, planned))
     if settings is None or settings.trust == "local":
         return plans
     weights = client_weights(experiment, sizes, plans, takes_weights=True)

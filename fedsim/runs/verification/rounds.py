@@ -3,7 +3,7 @@
 `fedsim/runs/consistency.py` has what must agree at every moment of a run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from safetensors.numpy import load_file
@@ -65,9 +65,24 @@ def charge_problems(files: RunFiles) -> Iterator[str]:
                     f"{steps} by ledger.jsonl"
                 )
     last = len(files.rounds) + (files.summary["status"] in ("failed", "interrupted"))
+    for client, number in _not_asked(charges, schedule, last):
+        yield f"client {client}: has a record of round {number}, in which it was not asked"
+
+
+def _not_asked(
+    charges: Iterable[tuple[int, int]], schedule: Participation, last: int
+) -> list[tuple[int, int]]:
+    """Return the (client, round) of charges that no round asked for, in their order.
+
+    Each round is drawn once: a draw takes time for all clients.
+    """
+    by_round: dict[int, set[int]] = {}
     for client, number in charges:
-        if not 1 <= number <= last or client not in schedule.charged_in(number):
-            yield f"client {client}: has a record of round {number}, in which it was not asked"
+        by_round.setdefault(number, set()).add(client)
+    for number, clients in by_round.items():
+        if 1 <= number <= last:
+            clients -= set(schedule.charged_in(number))
+    return [(client, number) for client, number in charges if client in by_round[number]]
 
 
 def checkpoint_problems(files: RunFiles) -> Iterator[str]:
