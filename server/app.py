@@ -279,6 +279,8 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
         ),
         noise_norm=None if result.arrays is None else train.noise_norm,
         unmoved=_unmoved(state, after, setup.train.algorithm.training.parameters),
+        simulated_time=train.simulated_time,
+        staleness=train.staleness,
     )
     is_secret = setup.train.participation.is_secret
     return after, report.without_participants() if is_secret else report

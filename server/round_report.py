@@ -81,6 +81,8 @@ class RoundRow(_RowOfAllRounds, total=False):
     update_norm: float | None
     noise_norm: float | None
     unmoved: list[str]
+    simulated_time: float
+    staleness: Spread | None
     secure_aggregation: SecureRoundRow
     evaluated: EvaluatedRow | None
 
@@ -142,6 +144,9 @@ class RoundReport:
         noise_norm: expected L2 norm of the noise in it; None without noise, or where it is not
             known.
         unmoved: trained tensors that round 1 left as they were.
+        simulated_time: time on the simulated clock of an asynchronous round; None elsewhere.
+        staleness: rounds between the start of each participant and this one, where it is
+            asynchronous.
     """
 
     round_number: int
@@ -164,6 +169,8 @@ class RoundReport:
     update_norm: float | None = None
     noise_norm: float | None = None
     unmoved: tuple[str, ...] = ()
+    simulated_time: float | None = None
+    staleness: Mapping[int, int] = field(default_factory=dict)
 
     def without_participants(self) -> Self:
         """Return the report for everybody but the server, where participation is secret.
@@ -208,8 +215,11 @@ class RoundReport:
             update_norm=None if self.update_norm is None else finite_or_none(self.update_norm),
             noise_norm=self.noise_norm,
         )
-        unmoved: Any = {"unmoved": list(self.unmoved)} if self.unmoved else {}
-        return RoundRow(**row, **unmoved, **self._secure_keys(), **self._evaluation_keys())
+        some: Any = {"unmoved": list(self.unmoved)} if self.unmoved else {}
+        if self.simulated_time is not None:
+            some["simulated_time"] = round(self.simulated_time, 6)
+            some["staleness"] = _spread(self.staleness.values())
+        return RoundRow(**row, **some, **self._secure_keys(), **self._evaluation_keys())
 
     def _secure_keys(self) -> dict[str, Any]:
         if self.secure is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from flwr.app import ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from fedsim.algorithms.algorithm import Algorithm, Contribution, Update
@@ -35,9 +35,11 @@ from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.errors import FederationError
 from fedsim.server.iterate_average import next_average
+from fedsim.server.participation.buffered import BufferedRound
 from fedsim.server.participation.participation import Participation
 from fedsim.server.round_report import Failure
 from fedsim.server.shared_bound import SharedBound
+from fedsim.server.stale_updates import as_current, kept_versions, version_of
 
 logger = logging.getLogger(__name__)
 
@@ -183,18 +185,46 @@ class TrainRound:
     def _request(self, client: int, offer: ConfigRecord | None) -> TrainRequest:
         """Return the request to one client."""
         state, setup = self._state, self._setup
-        start = setup.algorithm.start(state, client)
+        own = setup.algorithm.start(state, client)
         sent = setup.algorithm.send(state, client)
         if set(sent) != set(setup.algorithm.sent_arrays()):
             raise ValueError(f"send returned {sorted(sent)}, which `wire` does not declare")
         return TrainRequest(
             self.round_number,
-            state.arrays if start is None else to_arrays(dict(start)),
+            self._start(client) if own is None else to_arrays(dict(own)),
             offer,
             state.clip_norms.get(client),
             None if setup.weights is None else setup.weights.announced(client),
             {name: to_arrays(dict(values)) for name, values in sent.items()},
         )
+
+    @cached_property
+    def _buffer(self) -> BufferedRound | None:
+        """The buffer of an asynchronous round; None where all clients start with the round."""
+        buffered = self._setup.participation.buffered
+        return None if buffered is None else buffered.round(self.round_number)
+
+    @property
+    def simulated_time(self) -> float | None:
+        """The simulated time at which an asynchronous round ends; None for other rounds."""
+        return None if self._buffer is None else self._buffer.time
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """The staleness of each participant of an asynchronous round."""
+        if self._buffer is None:
+            return {}
+        return {one: self._state.round_number - self._version(one) for one in self.participants}
+
+    def _version(self, client: int) -> int:
+        """Return the round after which a client started."""
+        if self._buffer is None:
+            return self._state.round_number
+        return self._buffer.start_of(client)
+
+    def _start(self, client: int) -> ArrayRecord:
+        """Return the global model that a client starts from."""
+        return version_of(self._state, self._version(client))
 
     def aggregate(self, answers: Iterable[tuple[int, TrainAnswer]]) -> AggregationResult:
         """Return the aggregate of the answers; without arrays where no client succeeded.
@@ -254,6 +284,9 @@ class TrainRound:
             clip_norms=self.clip_norms,
             withdrawn=self._state.withdrawn | {one.client for one in self.withdrawn},
             average=average,
+            versions={}
+            if self._buffer is None
+            else kept_versions(self._state, self._buffer.pending),
         )
 
     def _take(self, client: int, answer: TrainAnswer) -> None:
@@ -289,7 +322,7 @@ class TrainRound:
         contribution = self._contribution(client, answer)
         try:
             aggregator.weigh(client, self._setup.algorithm.weight(contribution))
-            aggregator.add(client, answer)
+            aggregator.add(client, self._current(client, answer))
         except InvalidUpdateError as error:
             self._fail(client, str(error))
             return
@@ -303,6 +336,12 @@ class TrainRound:
             return
         if taken < planned(client, self.round_number):
             self.shortened[client] = taken
+
+    def _current(self, client: int, answer: ClientAnswer) -> ClientAnswer:
+        """Return an answer as an update of the current global model; only stale ones differ."""
+        if self._buffer is None or not isinstance(answer, TrainReply):
+            return answer
+        return as_current(answer, self._start(client), self._state, self._version(client))
 
     def _contribution(self, client: int, answer: ClientAnswer) -> Contribution:
         """Return the facts of an answer that the algorithm uses."""

@@ -30,6 +30,8 @@ class ServerState:
         client_memory: the algorithm's arrays of all clients by name, a row for each (N, ...).
         average: average of the global models so far, float64 by name (`next_average`); empty
             without `federation.server_averaging`.
+        versions: older global models that clients still train from, by the round after which each
+            was made; empty but in asynchronous rounds.
     """
 
     arrays: ArrayRecord
@@ -39,6 +41,7 @@ class ServerState:
     memory: Arrays = field(default_factory=dict)
     client_memory: Arrays = field(default_factory=dict)
     average: Arrays = field(default_factory=dict)
+    versions: Mapping[int, ArrayRecord] = field(default_factory=dict)
 
     @cached_property
     def values(self) -> dict[str, np.ndarray]:

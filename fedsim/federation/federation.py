@@ -405,7 +405,8 @@ class Federation:
         """Whether the aggregate update is the weighted sum of the noise of plain local steps."""
         algorithm = self.algorithm
         is_mean = not (algorithm.uses_each_update or algorithm.weighs_steps)
-        return is_mean and algorithm.client() is None
+        scales = self.participation.buffered is not None  # stale updates
+        return is_mean and not scales and algorithm.client() is None
 
     def _noisy_sum(self, opened_sums: OpenedSums) -> NoisySumSetup | None:
         """Return what the server needs for noisy sums; None where clients send models."""

@@ -6,11 +6,12 @@ everything in it.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from flwr.app import ArrayRecord
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
@@ -23,6 +24,7 @@ from fedsim.runs.schema import CHECKPOINT_SCHEMA
 _MEMORY = "optimizer/"  # before the names of the algorithm's arrays; as in older checkpoints
 _CLIENT_MEMORY = "clients/"  # before those of its arrays of all clients
 _AVERAGE = "average/"  # before those of the average of the global models
+_VERSION = "version/"  # before the number and the names of an older global model
 _CONTENT, _DIGEST, _SCHEMA = "content", "digest", "schema"  # keys of the metadata
 
 
@@ -70,9 +72,14 @@ class RunCheckpoint:
         memory = {f"{_MEMORY}{name}": value for name, value in self.state.memory.items()}
         rows = {f"{_CLIENT_MEMORY}{name}": one for name, one in self.state.client_memory.items()}
         average = {f"{_AVERAGE}{name}": value for name, value in self.state.average.items()}
+        versions = {
+            f"{_VERSION}{number}/{name}": value
+            for number, model in self.state.versions.items()
+            for name, value in to_numpy(model).items()
+        }
         tensors = {
             name: np.asarray(value, order="C")
-            for name, value in {**arrays, **memory, **rows, **average}.items()
+            for name, value in {**arrays, **memory, **rows, **average, **versions}.items()
         }
         metadata = {
             _SCHEMA: str(CHECKPOINT_SCHEMA),
@@ -109,6 +116,7 @@ class RunCheckpoint:
             memory=_below(_MEMORY, tensors),
             client_memory=_below(_CLIENT_MEMORY, tensors),
             average=_below(_AVERAGE, tensors),
+            versions=_versions(content.names, _below(_VERSION, tensors)),
         )
         return cls(state, content.heads, content.rounds_digest)
 
@@ -129,6 +137,15 @@ def _below(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     """Return the arrays with a prefix, without it, by name: a file of tensors keeps no order."""
     named = sorted(name for name in tensors if name.startswith(prefix))
     return {name.removeprefix(prefix): tensors[name] for name in named}
+
+
+def _versions(names: Sequence[str], tensors: Mapping[str, np.ndarray]) -> dict[int, ArrayRecord]:
+    """Return older global models by number, with their arrays in the order of the model."""
+    numbers = sorted({int(name.partition("/")[0]) for name in tensors})
+    return {
+        number: to_arrays({name: tensors[f"{number}/{name}"] for name in names})
+        for number in numbers
+    }
 
 
 def _metadata(data: bytes) -> dict[str, str]:

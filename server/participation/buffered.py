@@ -31,11 +31,17 @@ class BufferedRound:
         starts: the round after which each of them started: it trained the model of that round, 0
             for the initial model.
         time: simulated time at which the buffer was full.
+        pending: rounds after which the clients started that train on, whenever they will end.
     """
 
     clients: tuple[int, ...]
     starts: tuple[int, ...]
     time: float
+    pending: frozenset[int] = frozenset()
+
+    def start_of(self, client: int) -> int:
+        """Return the round after which a client of the buffer started."""
+        return self.starts[self.clients.index(client)]
 
 
 @dataclass(frozen=True)
@@ -102,9 +108,9 @@ class _Clock:
         self._buffer.append((client, start))
         if len(self._buffer) == self._schedule.buffer_size:
             ordered = sorted(self._buffer)
-            self._rounds.append(
-                BufferedRound(tuple(c for c, _ in ordered), tuple(s for _, s in ordered), time)
-            )
+            clients, starts = zip(*ordered, strict=True)
+            pending = frozenset(start for _, _, _, start in self._training)
+            self._rounds.append(BufferedRound(clients, starts, time, pending))
             for member, _ in self._buffer:
                 self._idle[self._num_idle] = member
                 self._num_idle += 1

@@ -75,6 +75,12 @@ def check_declaration(
             f"{name} {needs}, and with trust: {privacy.trust} only sums may be used; use trust: "
             "local, or another strategy",
         )
+    if federation.participation.scheme == "buffered" and _follows_the_round(kind):
+        yield (
+            _PATH,
+            f"{name} sends more than the model to the clients of a round, and clients of a buffer "
+            "start in other rounds; use another strategy, or participation: {scheme: uniform}",
+        )
     private = kind.private_numbers()
     if private and privacy is not None:
         yield (
@@ -94,6 +100,12 @@ def _check_clients(algorithm: Algorithm, name: str, clients: int | None) -> Iter
             f"{name} needs at least {least} clients in a round with these settings, got {clients}; "
             "raise federation.clients_per_round",
         )
+
+
+def _follows_the_round(kind: type[Algorithm]) -> bool:
+    """Whether clients get what the server has at the beginning of their round, beside the model."""
+    sends = any(one.to == "clients" for one in kind.wire)
+    return sends or kind.start is not Algorithm.start
 
 
 def _needs(kind: type[Algorithm]) -> str | None:

@@ -99,7 +99,6 @@ def _check_buffer(settings: BufferedParticipation, sections: Sections) -> Iterat
 def _check_stale_updates(sections: Sections) -> Iterator[PathMessage]:
     """Yield what needs all clients of a round to start with it."""
     scheme, privacy = (*_PARTICIPATION, "scheme"), sections.privacy
-    yield scheme, "buffered is planned, and not yet trained; use scheme: uniform"  # until wired
     if sections.secure_aggregation is not None:
         yield (
             scheme,

@@ -1,0 +1,82 @@
+"""Updates that began at an older version of the global model (FedBuff, Nguyen et al. 2022).
+
+The server keeps the versions that clients still train from. Every function here is one of earlier
+releases and public numbers: post-processing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from fedsim.algorithms.state import ServerState
+from fedsim.protocol.arrays import to_arrays, to_numpy
+from fedsim.protocol.messages import TrainReply
+
+
+def staleness_scale(staleness: int) -> float:
+    """Return (1 + s)^(-1/2), the scale of an update that is s rounds old."""
+    return float((1 + staleness) ** -0.5)
+
+
+def version_of(state: ServerState, version: int) -> ArrayRecord:
+    """Return the global model after a round that clients still train from.
+
+    Args:
+        state: the state before the current round.
+        version: the number of that round.
+
+    Raises:
+        KeyError: the state does not hold it.
+    """
+    return state.arrays if version == state.round_number else state.versions[version]
+
+
+def kept_versions(state: ServerState, pending: frozenset[int]) -> dict[int, ArrayRecord]:
+    """Return the older versions that the state after a round keeps.
+
+    Args:
+        state: the state before the round.
+        pending: versions that clients train from after the round.
+    """
+    known = {**state.versions, state.round_number: state.arrays}
+    return {version: known[version] for version in sorted(pending) if version in known}
+
+
+def as_current(
+    reply: TrainReply, start: ArrayRecord, state: ServerState, version: int
+) -> TrainReply:
+    """Return a reply whose model is x + (1 + s)^(-1/2) (y - x_start) for the current model x.
+
+    A reply with other arrays than the model is returned as it is: the aggregator refuses it.
+
+    Args:
+        reply: the client's reply, with its trained model y.
+        start: the model that it started from.
+        state: the state before the round.
+        version: the round after which it started.
+    """
+    staleness = state.round_number - version
+    if not staleness:
+        return reply
+    trained, began, now = to_numpy(reply.arrays), to_numpy(start), state.values
+    if not _same_layout(trained, now):
+        return reply
+    scale = staleness_scale(staleness)
+    moved = {name: _moved(now[name], trained[name], began[name], scale) for name in now}
+    return replace(reply, arrays=to_arrays(moved))
+
+
+def _same_layout(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+    return list(one) == list(other) and all(
+        value.shape == other[name].shape and value.dtype == other[name].dtype
+        for name, value in one.items()
+    )
+
+
+def _moved(now: np.ndarray, trained: np.ndarray, began: np.ndarray, scale: float) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):  # the aggregator refuses such values
+        moved = now + scale * np.subtract(trained, began, dtype=np.float64)
+        whole = not np.issubdtype(now.dtype, np.floating)
+        return np.asarray(np.rint(moved) if whole else moved).astype(now.dtype)
