@@ -150,6 +150,8 @@ def test_a_scheme_that_does_not_fit_is_refused_by_name(
     [
         {"scheme": "cyclic", "groups": 3},
         {**TRACE, "min_available": 3},
+        BUFFERED,
+        {**BUFFERED, "durations": {"values": [1.0] * 8}},
     ],
 )
 def test_schemes_that_fit_are_accepted(participation: dict[str, Any], tmp_path: Path) -> None:
