@@ -1,0 +1,1 @@
+"""One module for each publication; its `STUDY` is found by scanning this directory."""
