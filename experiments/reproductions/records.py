@@ -86,9 +86,8 @@ def _section(name: str, study: Study, record: Record | None) -> str:
         parts.append("*Not measured: the files are not here.*")
         parts.append(f"```\npython -m experiments.reproductions {name} --size full\n```")
         return "\n\n".join(parts)
-    minutes = (
-        f"{record.seconds / 60:.0f} min" if record.seconds >= 90 else f"{record.seconds:.0f} s"
-    )
+    is_long = record.seconds >= 90
+    time = f"{record.seconds / 60:.0f} min" if is_long else f"{record.seconds:.0f} s"
     parts.append(f"```\n{record.command}\n```")
     parts.append(f"{record.date}, {record.size} size, {time}, fedsim {record.version}:")
     parts.append(table(record.rows))

@@ -76,15 +76,8 @@ class Study:
 
 
 def find_studies() -> dict[str, Study]:
-    """Return the study of each module in `studies/`, by module name.
-
-    Raises:
-        TypeError: a module has no `STUDY`.
-    """
+    """Return the studies of all modules in `studies/`, by name."""
     found: dict[str, Study] = {}
     for module in sorted(iter_modules(studies.__path__), key=lambda one: one.name):
-        study = getattr(import_module(f"{studies.__name__}.{module.name}"), "STUDY", None)
-        if not isinstance(study, Study):
-            raise TypeError(f"experiments/reproductions/studies/{module.name}.py has no STUDY")
-        found[module.name] = study
+        found |= import_module(f"{studies.__name__}.{module.name}").STUDIES
     return found

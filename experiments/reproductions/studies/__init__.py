@@ -1,1 +1,1 @@
-"""One module for each publication; its `STUDY` is found by scanning this directory."""
+"""One module for each publication; its `STUDIES`, by name, are found by scanning."""
