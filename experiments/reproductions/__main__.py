@@ -70,8 +70,9 @@ def main(
         study = studies[name]
         missing = study.missing_files(data)
         if missing:
-            files = "; ".join(f"{data / one.path} ({one.origin})" for one in missing)
-            click.echo(f"{name}: skipped, it needs {files}", err=True)
+            files = ", ".join(str(data / one.path) for one in missing)
+            origins = "; ".join(sorted({one.origin for one in missing}))
+            click.echo(f"{name}: skipped, it needs {files} ({origins})", err=True)
             continue
         count = seeds or study.seeds[size]
         setup = Setup(

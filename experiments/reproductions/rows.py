@@ -1,8 +1,9 @@
 """A published result beside its measurement, and the verdict.
 
-Three kinds of results. A *number* agrees within a tolerance. An *order* (A is better than B) is
+Kinds of results. A *number* agrees within a tolerance. An *order* (A is better than B) is
 shown by a 95 % interval of the paired differences that lies on the published side of 0. A *law*
-(two methods have one distribution) agrees unless a test rejects it at a stated false-alarm rate.
+(two methods have one distribution) agrees unless a test rejects it at a stated false-alarm rate. A
+*limit* (a time) agrees where it is not exceeded.
 """
 
 from collections.abc import Sequence
@@ -142,6 +143,25 @@ def law_row(what: str, claim: str, p_value: float, *, false_alarm: float) -> Row
         measured=f"p = {p_value:.3g}",
         tolerance=f"p ≥ {false_alarm:g}",
         verdict="agrees" if p_value >= false_alarm else "differs",
+    )
+
+
+def limit_row(what: str, published: float, measured: float, *, unit: Unit | None = None) -> Row:
+    """Return the row of a cost, such as seconds, which agrees where it is not above the published.
+
+    Args:
+        what: the quantity and its setting.
+        published: the published cost.
+        measured: the cost here.
+        unit: how both are written.
+    """
+    unit = unit or Unit()
+    return Row(
+        what=what,
+        published=unit.text(published),
+        measured=unit.text(measured),
+        tolerance="not above",
+        verdict="agrees" if measured <= published else "differs",
     )
 
 

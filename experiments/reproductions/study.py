@@ -42,7 +42,7 @@ class NeededFile:
     """A file that the user brings.
 
     Attributes:
-        path: below the directory of `--data`.
+        path: below the directory of `--data`; `*` stands for any text.
         origin: where the file comes from.
     """
 
@@ -72,7 +72,7 @@ class Study:
 
     def missing_files(self, data: Path) -> list[NeededFile]:
         """Return the files that are not below the directory."""
-        return [one for one in self.files if not (data / one.path).exists()]
+        return [one for one in self.files if not any(data.glob(one.path))]
 
 
 def find_studies() -> dict[str, Study]:

@@ -158,17 +158,22 @@ def measure(setup: Setup) -> list[Row]:
     return rows
 
 
+SETTINGS = (
+    "As published: 20 silos of 200 examples, σ = 0.4, τ = 0.03, 0.08 and 0.2, clipping at 1, ε = "
+    "0.25 and δ = 1e-5 for one release of each silo, noise calibrated by Rényi DP. The releases "
+    "come from fedsim's `PrivacyEngine`, one full-batch step of DP-SGD for each silo. A seed is "
+    "50 federations (25 at reduced size), new centres and examples in each. The published value "
+    "is the paper's closed form at fedsim's noise."
+)
+
+
+SOURCE = "Liu et al. 2022, arXiv:2206.07902, section 6 (closed form) and figure 7 (simulation)"
+
 STUDIES = {
     "mean_estimation": Study(
         title="Mean estimation: the best regularisation lies between local and global",
-        source="Liu et al. 2022, arXiv:2206.07902, section 6 (closed form) and figure 7 (simulation)",
-        settings=(
-            "As published: 20 silos of 200 examples, σ = 0.4, τ = 0.03, 0.08 and 0.2, clipping at 1, "
-            "ε = 0.25 and δ = 1e-5 for one release of each silo, noise calibrated by Rényi DP. The "
-            "releases come from fedsim's `PrivacyEngine`, one full-batch step of DP-SGD for each silo. "
-            "A seed is 50 federations (25 at reduced size), new centres and examples in each. The "
-            "published value is the paper's closed form at fedsim's noise."
-        ),
+        source=SOURCE,
+        settings=SETTINGS,
         measure=measure,
         seeds={"reduced": 4, "full": 10},
     ),

@@ -31,16 +31,18 @@ def measure(setup: Setup) -> list[Row]:
     return rows
 
 
+SETTINGS = (
+    "As published: 60,000 examples, δ = 1e-5. Both tables were made with the conversion of Rényi "
+    "DP of Mironov 2017, which is that of `accountant: moments`; today's conversion, and privacy "
+    "loss distributions even more, give less for the same noise. Needs no images: ε depends on "
+    "sampling rate, noise and number of steps alone."
+)
+
 STUDIES = {
     "opacus_mnist_epsilon": Study(
         title="ε of the MNIST examples of Opacus and TensorFlow Privacy",
         source="Opacus, examples/mnist_README.md; TensorFlow Privacy, tutorials/README.md",
-        settings=(
-            "As published: 60,000 examples, δ = 1e-5. Both tables were made with the conversion of Rényi "
-            "DP of Mironov 2017, which is that of `accountant: moments`; today's conversion, and privacy "
-            "loss distributions even more, give less for the same noise. Needs no images: ε depends on "
-            "sampling rate, noise and number of steps alone."
-        ),
+        settings=SETTINGS,
         measure=measure,
         seeds={"reduced": 1, "full": 1},
     ),
