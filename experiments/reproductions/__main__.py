@@ -40,6 +40,7 @@ _STYLES = {"agrees": "green", "differs": "red", "unclear": "yellow", "context": 
 )
 @click.option("--workers", type=click.IntRange(min=1), help="processes; default: one per processor")
 @click.option("--write", is_flag=True, help="write the records and docs/reproductions.md")
+@click.option("--only-page", is_flag=True, help="write the page from the records, measure nothing")
 @click.option("--list", "only_list", is_flag=True, help="print the studies and end")
 def main(
     names: tuple[str, ...],
@@ -50,6 +51,7 @@ def main(
     out: Path,
     workers: int | None,
     write: bool,
+    only_page: bool,
     only_list: bool,
 ) -> None:
     """Measure the published results of the studies NAMES (all) and print both side by side.
@@ -66,7 +68,7 @@ def main(
             click.echo(f"{name}: {study.title}. {study.source}")
         return
     differs = False
-    for name in names or studies:
+    for name in () if only_page else names or studies:
         study = studies[name]
         missing = study.missing_files(data)
         if missing:
@@ -87,7 +89,7 @@ def main(
         differs |= any(row.verdict == "differs" for row in record.rows)
         if write:
             write_record(record)
-    if write:
+    if write or only_page:
         PAGE.write_text(render_page(PAGE.read_text(), studies, read_records()))
     if differs:
         sys.exit(_DIFFERS)

@@ -1,6 +1,7 @@
 """Records of measured studies, and the page that shows them."""
 
 import json
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,7 +66,11 @@ def render_page(text: str, studies: Mapping[str, Study], records: Iterable[Recor
         records: all records; a full-size one is shown in place of a reduced one.
     """
     newest = {one.name: one for one in sorted(records, key=lambda one: one.size != "reduced")}
-    sections = [_section(name, study, newest.get(name)) for name, study in studies.items()]
+    sections, last = [], ""
+    for name, study in studies.items():
+        settings = "Settings as above." if study.settings == last else study.settings
+        sections.append(_section(name, study, settings, newest.get(name)))
+        last = study.settings
     return text.split(TABLE)[0] + "\n\n".join([TABLE, *sections]) + "\n"
 
 
@@ -78,17 +83,25 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
-def _section(name: str, study: Study, record: Record | None) -> str:
-    parts = [f"## {study.title}", f"`{name}`: {study.source}", study.settings]
-    for one in study.files:
-        parts.append(f"Needs `{one.path}` below the directory of `--data`: {one.origin}.")
+def _section(name: str, study: Study, settings: str, record: Record | None) -> str:
+    parts = [f"## {study.title}", _wrapped(f"{study.source}."), _wrapped(settings)]
+    if study.files:
+        files = ", ".join(f"`{one.path}`" for one in study.files)
+        origins = "; ".join(sorted({one.origin for one in study.files}))
+        parts.append(_wrapped(f"Below the directory of `--data` it needs {files} ({origins})."))
     if record is None:
-        parts.append("*Not measured: the files are not here.*")
-        parts.append(f"```\npython -m experiments.reproductions {name} --size full\n```")
-        return "\n\n".join(parts)
+        command, facts = (
+            f"python -m experiments.reproductions {name} --size full",
+            "Not measured yet.",
+        )
+        if study.files:
+            facts = "Not measured: the files are the user's."
+        return "\n\n".join([*parts, f"```\n{command}\n```", facts])
     is_long = record.seconds >= 90
     time = f"{record.seconds / 60:.0f} min" if is_long else f"{record.seconds:.0f} s"
-    parts.append(f"```\n{record.command}\n```")
-    parts.append(f"{record.date}, {record.size} size, {time}, fedsim {record.version}:")
-    parts.append(table(record.rows))
-    return "\n\n".join(parts)
+    facts = f"{record.date}, {record.size} size, {time}, fedsim {record.version}:"
+    return "\n\n".join([*parts, f"```\n{record.command}\n```", facts, table(record.rows)])
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, 108, break_on_hyphens=False))

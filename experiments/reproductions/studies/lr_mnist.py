@@ -2,7 +2,7 @@
 
 from statistics import median
 
-from experiments.reproductions.rows import Row, Unit, limit_row, number_row
+from experiments.reproductions.rows import Row, Unit, context_row, limit_row, number_row
 from experiments.reproductions.runs import run_variants
 from experiments.reproductions.study import NeededFile, Setup, Study
 from fedsim.comparison.statistics import t_interval
@@ -24,14 +24,18 @@ def measure(setup: Setup) -> list[Row]:
     is_full = setup.size == "full"
     runs = run_variants(
         "lr_mnist_compare.yaml", setup, changes=changes if is_full else {**changes, **REDUCED}
-    )["plain"]
-    seconds, unit = median(runs.seconds()), Unit(digits=1, suffix=" s")
+    )
+    plain, private = runs["plain"], runs["private"]
+    seconds, unit = median(plain.seconds()), Unit(digits=1, suffix=" s")
     rows = [
         limit_row("seconds of FLUTE", FLUTE_SECONDS, seconds, unit=unit),
         limit_row("seconds of Flower 1.0", FLOWER_SECONDS, seconds, unit=unit),
+        context_row(
+            "seconds with DP-SGD, ε = 8 in each client", unit.text(median(private.seconds()))
+        ),
     ]
     if is_full:
-        accuracy = t_interval(runs.metric("test_accuracy"))
+        accuracy = t_interval(plain.metric("test_accuracy"))
         percent = Unit(scale=100, digits=1, suffix=" %")
         rows.append(number_row("test accuracy", ACCURACY, accuracy, tolerance=0.08, unit=percent))
     return rows

@@ -33,7 +33,8 @@ def measure(setup: Setup, *, dataset: str) -> list[Row]:
         "data.args.path": str((setup.data / dataset).absolute()),
         **(REDUCED if setup.size == "reduced" else {}),
     }
-    runs = run_variants("scatternet_compare.yaml", setup, changes=changes, variants=[dataset])
+    names = (dataset, f"{dataset}-plain")
+    runs = run_variants("scatternet_compare.yaml", setup, changes=changes, variants=names)
     percent = Unit(scale=100, digits=1, suffix=" %")
     cnn, linear = PUBLISHED[dataset]
     accuracy = t_interval(runs[dataset].metric("test_accuracy"))
@@ -44,6 +45,10 @@ def measure(setup: Setup, *, dataset: str) -> list[Row]:
             accuracy,
             tolerance=0.01,
             unit=percent,
+        ),
+        context_row(
+            "the same model without privacy",
+            percent.interval(t_interval(runs[names[1]].metric("test_accuracy"))),
         ),
         context_row("published accuracy of a CNN without these features", percent.text(cnn)),
     ]
