@@ -82,13 +82,13 @@ def number_row(
         unit: how the numbers are written.
     """
     unit = unit or Unit()
-    is_exact = isinstance(measured, float)
-    value = measured if is_exact else measured.mean
+    has_seeds = isinstance(measured, Estimate)
+    value = measured.mean if has_seeds else measured
     agrees = abs(value - published) <= tolerance
     return Row(
         what=what,
         published=unit.text(published),
-        measured=unit.text(value) if is_exact else unit.interval(measured),
+        measured=unit.interval(measured) if has_seeds else unit.text(value),
         tolerance=f"± {unit.text(tolerance)}",
         verdict="agrees" if agrees else "differs",
     )
@@ -116,9 +116,9 @@ def order_row(
     unit = unit or Unit()
     estimate = paired_difference(values, baseline).estimate
     verdict: Verdict = "unclear"
-    has_interval = estimate.low is not None and estimate.high is not None
-    if has_interval and (estimate.low > 0 or estimate.high < 0):
-        verdict = "agrees" if (estimate.mean > 0) == larger else "differs"
+    low, high = estimate.low or 0.0, estimate.high or 0.0  # one seed has no interval
+    if low > 0 or high < 0:
+        verdict = "agrees" if (low > 0) == larger else "differs"
     return Row(
         what=what,
         published=claim,

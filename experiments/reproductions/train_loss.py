@@ -42,7 +42,7 @@ class Pooled:
         """Return the smallest mean cross entropy of any linear model."""
         best = LogisticRegression(C=np.inf, tol=1e-5, max_iter=1000)
         best.fit(self.features, self.classes)
-        return self.loss(best.coef_, best.intercept_)
+        return self.loss(np.asarray(best.coef_), np.asarray(best.intercept_))
 
 
 def pooled_examples(run: Path) -> Pooled:
@@ -58,9 +58,8 @@ def pooled_examples(run: Path) -> Pooled:
     )
     clients = list(data.clients)
     x = np.concatenate([one.features.reshape(len(one.features), -1) for one in clients])
-    return Pooled(
-        features=x.astype(np.float64), classes=np.concatenate([one.targets for one in clients])
-    )
+    classes = np.concatenate([one.targets for one in clients])
+    return Pooled(features=x.astype(np.float64), classes=classes.astype(np.int64))
 
 
 def _values(run: Path) -> dict[str, Floats]:

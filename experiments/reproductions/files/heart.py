@@ -66,7 +66,11 @@ def _divided(
     x: NDArray[np.float32], y: NDArray[np.float32]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
     has_both = min(int(y.sum()), int((1 - y).sum())) > 2
-    x_train, x_test, y_train, y_test = train_test_split(
-        x, y, test_size=0.34, train_size=0.66, random_state=43, stratify=y if has_both else None
+    train, test = train_test_split(
+        np.arange(len(x)),
+        test_size=0.34,
+        train_size=0.66,
+        random_state=43,
+        stratify=y if has_both else None,
     )
-    return x_train, y_train, x_test, y_test
+    return x[train], y[train], x[test], y[test]

@@ -50,7 +50,10 @@ def tests_of(one: VariantRuns, other: VariantRuns) -> list[Test]:
     models = np.concatenate([one.models(), other.models()])
     accuracy = one.metric("test_accuracy") + other.metric("test_accuracy")
     return [
-        Test(name="final models, energy distance", values=cdist(models, models)),
+        Test(
+            name="final models, energy distance",
+            values=np.asarray(cdist(models, models), dtype=np.float64),
+        ),
         Test(name="spread of final models", values=((models - models.mean(0)) ** 2).sum(1)),
         Test(name="test accuracy, mean", values=np.array(accuracy)),
     ]
@@ -100,6 +103,6 @@ STUDIES = {
         source=SOURCE,
         settings=SETTINGS,
         measure=measure,
-        seeds={"reduced": 10, "full": 40},
+        seeds={"reduced": 10, "full": 30},
     ),
 }

@@ -11,7 +11,7 @@ SETTINGS = (
     "As published: 139 schools, a linear model from zero, ε = 6, δ = 1e-3, clipping at 1, lots of "
     "32, one epoch in each of 200 rounds, learning rate 0.01, noise by Rényi DP, weights by size, "
     "features standardised in each school, a fifth of its pupils for the test, five seeds. Not as "
-    "published: lots are drawn as they are charged, by Poisson sampling, where the authors shuffle; "
+    "published: lots are drawn as they are charged, by Poisson sampling, and not by shuffling; "
     "other divisions into training and test pupils."
 )
 
