@@ -1,0 +1,39 @@
+"""The benchmark runs; docs/scale.md shows the figures of its records."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_a_run_of_each_size(
+    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    record = tmp_path / "r.json"
+    monkeypatch.setattr(sys, "argv", ["scale.py", "--quick", "--json", str(record)])
+    script("scale").main()
+    found = json.loads(record.read_text())
+    assert set(found["runs"]) == {"4", "8", "12"}
+    cases = {number["case"] for number in found["numbers"]}
+    assert cases == {
+        "among 8 over among 4",
+        "among 12 over among 4",
+        "above 8 clients over above 4",
+    }
+    for one in (each for runs in found["runs"].values() for each in runs):
+        assert all(value > 0 for value in one.values() if isinstance(value, float))
+        assert len(one["round"]) == len(one["round_wall"]) == 1
+
+
+def test_the_page_has_the_figures_of_the_records(
+    script: Callable[[str], ModuleType], benchmarks: Path
+) -> None:
+    page = (benchmarks.parent / "docs" / "scale.md").read_text()
+    records = sorted((benchmarks / "results").glob("*-scale-*.json"))
+    assert records
+    for record in records:
+        assert script("scale").table_of(json.loads(record.read_text())) in page, record.name
