@@ -1,7 +1,7 @@
 """Whole runs of 1,000 to 100,000 clients, of which each round asks the same number.
 
     python benchmarks/scale.py --json out.json
-    python benchmarks/scale.py --clients 1000000 --rounds 3 --turns 1    # measures, without goals
+    python benchmarks/scale.py --clients 100000 --participants 1000 --json out.json    # 1 % a round
 
 A run is a process of its own on one thread; runs of all sizes take turns. A client has 16 examples
 of 32 values, and its round is 4 private steps of lot 8 (32-32-10), towards ε = 8. The run is
@@ -14,6 +14,8 @@ a record as docs/scale.md has them.
 """
 
 import argparse
+import ctypes
+import gc
 import json
 import resource
 import statistics
@@ -30,7 +32,7 @@ from typing import Any
 from records import Number, machine_line, over_turns, pair_ratios, write_record
 
 EXAMPLES, INPUTS, CLASSES, TEST_EXAMPLES = 16, 32, 10, 2000  # of a client; of a test set
-PARTICIPANTS = 1000
+PARTICIPANTS = 500  # of every round: fewer than the fewest clients, so every run samples
 SIZES = (1000, 10_000, 100_000)
 FLAT = 1.2  # most that a further client may cost over an earlier one
 
@@ -46,6 +48,43 @@ def load(seed=0):
 
 
 @dataclass(frozen=True)
+class Plan:
+    """What all runs of a measurement have in common.
+
+    Attributes:
+        participants: clients of a round.
+        rounds: rounds of a run, at least 3.
+        partition: iid, or quantity for clients of different sizes.
+    """
+
+    participants: int
+    rounds: int
+    partition: str
+
+    def experiment(self, clients: int) -> dict[str, Any]:
+        """Return the experiment of some clients."""
+        least = {} if self.partition == "iid" else {"min_examples": EXAMPLES // 2}
+        per_round = min(clients, self.participants)
+        return {
+            "name": "scale",
+            "data": {
+                "dataset": "./plugin.py:load",
+                "partition": {"scheme": self.partition, "num_clients": clients, **least},
+            },
+            "model": {"name": "mlp", "args": {"hidden": [32]}},
+            "federation": {"rounds": self.rounds, "clients_per_round": per_round},
+            "local": {"steps": 4, "batch_size": 8, "optimizer": {"name": "sgd", "lr": 0.1}},
+            "privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5},
+        }
+
+    @property
+    def arguments(self) -> list[str]:
+        """The options of a child process."""
+        fields = asdict(self).items()
+        return [text for name, value in fields for text in (f"--{name}", str(value))]
+
+
+@dataclass(frozen=True)
 class Figures:
     """One run of some clients; seconds are processor time unless named otherwise.
 
@@ -56,7 +95,8 @@ class Figures:
         results: after the last round of the first part, the report included.
         resume: from the start of the resumed run until its round.
         verify: of `fedsim verify`.
-        data_mb, peak_mb: bytes of all examples, and largest memory of the first part.
+        data_mb: bytes of all examples.
+        live_mb, peak_mb: memory in use after the rounds, and the largest until the report.
         report_mb, privacy_mb, run_mb: size of the report, of privacy.json and of the run directory.
     """
 
@@ -68,6 +108,7 @@ class Figures:
     resume: float
     verify: float
     data_mb: float
+    live_mb: float
     peak_mb: float
     report_mb: float
     privacy_mb: float
@@ -81,10 +122,12 @@ class Clock:
     Attributes:
         last: interrupt the run after this round; None: never.
         marks: wall and processor seconds at the beginning and after each round.
+        live_mb: memory in use after the last round.
     """
 
     last: int | None = None
     marks: list[tuple[float, float]] = field(default_factory=list)
+    live_mb: float = 0.0
 
     def started(self, federation: object, path: Path) -> None:
         """Note the beginning of the rounds."""
@@ -94,6 +137,7 @@ class Clock:
         """Note the end of a round."""
         self.marks.append(now())
         if row["round"] == self.last:
+            self.live_mb = live_mb()
             raise KeyboardInterrupt
 
     def ended(self) -> None:
@@ -125,44 +169,21 @@ def write_data(folder: Path, clients: int) -> None:
     (folder / "plugin.py").write_text(_PLUG_IN)
 
 
-def experiment_of(clients: int, rounds: int, scheme: str) -> dict[str, Any]:
-    """Return the experiment.
-
-    Args:
-        clients: number of clients.
-        rounds: number of rounds.
-        scheme: of the partition: iid, or quantity for clients of different sizes.
-    """
-    least = {} if scheme == "iid" else {"min_examples": EXAMPLES // 2}
-    return {
-        "name": "scale",
-        "data": {
-            "dataset": "./plugin.py:load",
-            "partition": {"scheme": scheme, "num_clients": clients, **least},
-        },
-        "model": {"name": "mlp", "args": {"hidden": [32]}},
-        "federation": {"rounds": rounds, "clients_per_round": min(clients, PARTICIPANTS)},
-        "local": {"steps": 4, "batch_size": 8, "optimizer": {"name": "sgd", "lr": 0.1}},
-        "privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5},
-    }
-
-
-def run(folder: Path, clients: int, rounds: int, scheme: str) -> Figures:
+def run(folder: Path, clients: int, plan: Plan) -> Figures:
     """Run, resume and verify a federation in this process, and return its figures.
 
     Args:
         folder: has the data; receives the run.
         clients: number of clients.
-        rounds: number of rounds, at least 3.
-        scheme: of the partition.
+        plan: of the measurement.
     """
     from fedsim.report.html import write_report
     from fedsim.runs.directory import RunDirectory
     from fedsim.runs.runner import run_experiment
     from fedsim.runs.verification.verify import verify_run
 
-    experiment, out = experiment_of(clients, rounds, scheme), folder / "run"
-    clock, begin = Clock(last=rounds - 1), now()
+    experiment, out = plan.experiment(clients), folder / "run"
+    clock, begin = Clock(last=plan.rounds - 1), now()
     run_experiment(experiment, base=folder, out=out, observer=clock, add_pages=write_report)
     end = now()
     peak = _peak_mb()
@@ -184,6 +205,7 @@ def run(folder: Path, clients: int, rounds: int, scheme: str) -> Figures:
         resume=again.marks[0][1] - resumed[1],
         verify=verified[1] - checked[1],
         data_mb=clients * EXAMPLES * (INPUTS * 4 + 8) / 1e6,
+        live_mb=clock.live_mb,
         peak_mb=peak,
         report_mb=size["report.html"] / 1e6,
         privacy_mb=size["privacy.json"] / 1e6,
@@ -191,18 +213,25 @@ def run(folder: Path, clients: int, rounds: int, scheme: str) -> Figures:
     )
 
 
+def live_mb() -> float:
+    """Return the memory in use, without what the C library keeps for later (64 MB at a time)."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) * 1024 / 1e6
+
+
 def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
-def measure(sizes: Sequence[int], rounds: int, turns: int, scheme: str) -> dict[int, list[Figures]]:
+def measure(sizes: Sequence[int], turns: int, plan: Plan) -> dict[int, list[Figures]]:
     """Return the figures of each turn by number of clients; sizes take turns.
 
     Args:
         sizes: numbers of clients.
-        rounds: rounds of a run.
         turns: runs of each size.
-        scheme: of the partition.
+        plan: of the measurement.
     """
     found: dict[int, list[Figures]] = {size: [] for size in sizes}
     for turn in range(turns):
@@ -210,7 +239,7 @@ def measure(sizes: Sequence[int], rounds: int, turns: int, scheme: str) -> dict[
             with tempfile.TemporaryDirectory() as folder:
                 write_data(Path(folder), size)
                 command = [sys.executable, __file__, "--child", folder, "--clients", str(size)]
-                command += ["--rounds", str(rounds), "--partition", scheme]
+                command += plan.arguments
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RuntimeError(f"{size} clients: {done.stderr[-2000:]}")
@@ -226,22 +255,24 @@ def line_of(one: Figures) -> str:
         f"{one.clients:>9,} clients: set-up {one.setup:6.2f} s, round "
         f"{statistics.median(one.round):5.2f} s ({statistics.median(one.round_wall):5.2f} s wall), "
         f"results {one.results:6.2f} s, resume {one.resume:6.2f} s, verify {one.verify:6.2f} s, "
-        f"{one.peak_mb:6.0f} MB (data {one.data_mb:.0f}), report {one.report_mb:.2f} MB, "
-        f"run {one.run_mb:.0f} MB"
+        f"{one.live_mb:.0f} MB, at most {one.peak_mb:.0f} (data {one.data_mb:.0f}), "
+        f"report {one.report_mb:.2f} MB, run {one.run_mb:.0f} MB"
     )
 
 
-def numbers_of(found: Mapping[int, Sequence[Figures]], scheme: str) -> list[Number]:
-    """Return the numbers of a record, those of 100,000 clients with their goals.
+def numbers_of(found: Mapping[int, Sequence[Figures]], plan: Plan) -> list[Number]:
+    """Return the numbers of a record: of rounds of 1 %, and of the growth over sizes.
 
     Args:
         found: figures of each turn by number of clients.
-        scheme: of the partition.
+        plan: of the measurement.
     """
-    kind = "clients of equal size" if scheme == "iid" else "clients of different sizes"
+    kind = "clients of equal size" if plan.partition == "iid" else "clients of different sizes"
+    kind += f", {plan.participants:,} a round"
     numbers = []
-    if (most := found.get(SIZES[-1])) is not None:
-        claim = f"private: 100,000 {kind}, 1,000 a round"
+    most = found.get(SIZES[-1])
+    if most is not None and plan.participants == SIZES[-1] // 100:
+        claim = f"private: 100,000 {kind}"
         values = {
             "wall time of a round": ([_median(one.round_wall) for one in most], "s", 3.0),
             "peak memory": ([one.peak_mb for one in most], "MB", 1500.0),
@@ -269,7 +300,7 @@ def numbers_of(found: Mapping[int, Sequence[Figures]], scheme: str) -> list[Numb
 
 
 _ADDED = {
-    "memory": lambda one: one.peak_mb,
+    "memory": lambda one: one.live_mb,
     "processor time": lambda one: one.setup + one.results,
 }
 
@@ -292,6 +323,7 @@ _ROWS = {
     "resume, s": lambda one: one.resume,
     "`fedsim verify`, s": lambda one: one.verify,
     "examples, MB": lambda one: one.data_mb,
+    "memory in use after the rounds, MB": lambda one: one.live_mb,
     "peak memory, MB": lambda one: one.peak_mb,
     "`report.html`, MB": lambda one: one.report_mb,
     "`privacy.json`, MB": lambda one: one.privacy_mb,
@@ -323,6 +355,7 @@ def options_of_main() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--clients", type=int, nargs="+", default=list(SIZES))
+    parser.add_argument("--participants", type=int, default=PARTICIPANTS, help="of a round")
     parser.add_argument("--rounds", type=int, default=7, help="of a run, at least 3")
     parser.add_argument("--turns", type=int, default=5, help="runs of each size")
     parser.add_argument("--partition", choices=["iid", "quantity"], default="iid")
@@ -333,12 +366,14 @@ def options_of_main() -> argparse.Namespace:
     options = parser.parse_args()
     if options.quick:
         options.clients, options.rounds, options.turns = [4, 8, 12], 3, 1
+        options.participants = 3
     return options
 
 
 def main() -> None:
     """Measure what the command line asks for and print it."""
     options = options_of_main()
+    plan = Plan(options.participants, options.rounds, options.partition)
     if options.table:
         print(table_of(json.loads(options.table.read_text())))
         return
@@ -346,12 +381,12 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(1)
-        figures = run(options.child, options.clients[0], options.rounds, options.partition)
+        figures = run(options.child, options.clients[0], plan)
         print(json.dumps(asdict(figures)))
         return
     print(machine_line())
-    found = measure(options.clients, options.rounds, options.turns, options.partition)
-    numbers = numbers_of(found, options.partition)
+    found = measure(options.clients, options.turns, plan)
+    numbers = numbers_of(found, plan)
     for number in numbers:
         print(number.line())
     if options.json:
