@@ -1,7 +1,6 @@
 """Measure published results again: `python -m experiments.reproductions --help`."""
 
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -103,7 +102,6 @@ def measure(name: str, study: Study, setup: Setup) -> Record:
         study: the study.
         setup: size, seeds and directories.
     """
-    start = time.monotonic()
     rows = study.measure(setup)
     command = f"python -m experiments.reproductions {name} --size {setup.size}"
     seeds = len(setup.seeds)
@@ -111,7 +109,6 @@ def measure(name: str, study: Study, setup: Setup) -> Record:
         name=name,
         size=setup.size,
         date=datetime.now(UTC).date().isoformat(),
-        seconds=round(time.monotonic() - start, 1),
         version=fedsim.__version__,
         command=command + (f" --seeds {seeds}" if seeds != study.seeds[setup.size] else ""),
         rows=tuple(rows),

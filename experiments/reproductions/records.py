@@ -25,7 +25,6 @@ class Record:
         name: the study's module.
         size: `reduced` or `full`.
         date: day of the measurement, such as 2026-11-23.
-        seconds: time it took, without runs that were used again.
         version: version of fedsim.
         command: the command that measures it again.
         rows: the rows of the table.
@@ -34,7 +33,6 @@ class Record:
     name: str
     size: Size
     date: str
-    seconds: float
     version: str
     command: str
     rows: tuple[Row, ...]
@@ -97,9 +95,7 @@ def _section(name: str, study: Study, settings: str, record: Record | None) -> s
         if study.files:
             facts = "Not measured: the files are the user's."
         return "\n\n".join([*parts, f"```\n{command}\n```", facts])
-    is_long = record.seconds >= 90
-    time = f"{record.seconds / 60:.0f} min" if is_long else f"{record.seconds:.0f} s"
-    facts = f"{record.date}, {record.size} size, {time}, fedsim {record.version}:"
+    facts = f"{record.date}, {record.size} size, fedsim {record.version}:"
     return "\n\n".join([*parts, f"```\n{record.command}\n```", facts, table(record.rows)])
 
 
