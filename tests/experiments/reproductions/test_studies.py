@@ -13,6 +13,7 @@ SEEDS = 4
 WITHOUT_FILES = (
     "dp_scaffold_k5",
     "dp_scaffold_k50",
+    "fedprox",
     "mean_estimation",
     "moments_accountant",
     "opacus_mnist_epsilon",
