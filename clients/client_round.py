@@ -32,6 +32,7 @@ from fedsim.clients.training.streams import StreamKey
 from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.core.plugin_errors import contained_exits
 from fedsim.protocol.client_spend import ClientSpend
+from fedsim.protocol.clip_bound import LearntBound
 from fedsim.protocol.errors import ENDS_RUN
 from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
 from fedsim.protocol.secure import SealedReply
@@ -138,7 +139,7 @@ class TrainedClient:
     """A client after training: flat trained values or integers (size,), its bound and its bit."""
 
     values: np.ndarray
-    adapted_clip_norm: float | None
+    adapted_clip_norm: LearntBound | None
     count: float | None
 
 

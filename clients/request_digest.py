@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fedsim.core.streams import Purpose, stream_key
+from fedsim.protocol.clip_bound import LearntBound
 
 _DIGEST_BYTES = 32
 
@@ -41,7 +42,7 @@ class AnswerInputs:
     block: tuple[int, ...]
     tile_rows: int | None
     model: str
-    clip_norm: float | None
+    clip_norm: LearntBound | None
     mechanism: str
     conditions: str
     data: bytes | None

@@ -19,6 +19,7 @@ from fedsim.clients.dp_sgd.noise_correlation_settings import (
 )
 from fedsim.clients.dp_sgd.sampling_schemes import POISSON, SAMPLING_SCHEMES, SamplingName
 from fedsim.clients.dp_sgd.view_settings import DEFAULT_VIEWS, MAX_VIEWS, ViewSettings
+from fedsim.clients.group_settings import GroupSettings, check_groups, has_all_noise
 from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_STEPS
 from fedsim.core.settings import Probability, Settings, Share
 
@@ -230,6 +231,11 @@ class PrivacySettings(Settings):
         "or one bound that each client learns, from max_grad_norm on, by a noisy count; with unit: "
         "client one bound for the whole update, flat, or learnt by the server (adaptive)",
     )
+    groups: dict[str, GroupSettings] = Field(
+        default={},
+        description="groups of parameters by patterns of their names, such as conv.*, each with a "
+        "bound of its own; every trained parameter is in exactly one, and * is all others",
+    )
     clip_rule: Literal["equal", "by_dimension"] | None = Field(
         default=None, description="how per_layer divides max_grad_norm among layers; null: equal"
     )
@@ -319,6 +325,8 @@ class PrivacySettings(Settings):
             ValueError: the key of the unit is missing, which the settings refuse, or nothing is
                 clipped.
         """
+        if self.groups:
+            return math.hypot(*(one.max_grad_norm for one in self.groups.values()))
         bound = self.max_grad_norm if self.unit == "example" else self.max_update_norm
         if bound is None:
             raise ValueError(f"unit {self.unit} has no bound")
@@ -328,6 +336,23 @@ class PrivacySettings(Settings):
     def clips_examples(self) -> bool:
         """Whether the noise is on sums of clipped gradients of examples: DP-SGD."""
         return self.unit == "example" and self.perturbation == "gradient"
+
+    @property
+    def example_bound(self) -> float | None:
+        """L2 bound of an example's whole gradient; None where no gradient is clipped by itself."""
+        return self.clip_norm if self.groups else self.max_grad_norm
+
+    @property
+    def gives_noise(self) -> bool:
+        """Whether the settings give the noise of a step, so that none is calibrated."""
+        return self.noise_multiplier is not None or has_all_noise(self.groups)
+
+    @property
+    def recorded_clipping(self) -> str:
+        """Name of the clipping in `privacy.json`: with groups, `groups` or `adaptive_groups`."""
+        if not self.groups:
+            return self.clipping
+        return "adaptive_groups" if self.clipping == "adaptive" else "groups"
 
     @property
     def counts_in_sums(self) -> bool:
@@ -361,7 +386,7 @@ class PrivacySettings(Settings):
                     f"{key} belongs to perturbation output or input, got perturbation gradient; "
                     f"leave {key} out"
                 )
-        if getattr(self, own) is None:
+        if getattr(self, own) is None and not self.groups:
             raise ValueError(
                 f"unit: {self.unit} needs {own}, the L2 bound of what one {self.unit} contributes"
             )
@@ -380,12 +405,28 @@ class PrivacySettings(Settings):
                 f"perturbation: {self.perturbation} needs max_feature_norm, the L2 bound of the "
                 "features of an example"
             )
-        for key in ("max_grad_norm", "max_update_norm"):
-            if getattr(self, key) is not None:
+        for key in ("max_grad_norm", "max_update_norm", "groups"):
+            if getattr(self, key):
                 raise ValueError(
                     f"{key} bounds nothing that perturbation: {self.perturbation} adds noise to; "
                     f"leave {key} out"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _keys_of_groups(self) -> Self:
+        if not self.groups:
+            return self
+        keys = ("max_grad_norm", "clipping", "noise_correlation", "noise_multiplier")
+        check_groups(self.groups, {key: getattr(self, key) for key in keys})
+        for name, entry in self.clients.items():
+            for key in ("max_grad_norm", "noise_multiplier"):
+                given = getattr(entry, key) is not None or key in entry.columns
+                if given and (key == "max_grad_norm" or has_all_noise(self.groups)):
+                    raise ValueError(
+                        f"clients: {name!r} has a {key}, and that of every group is fixed by "
+                        f"privacy.groups for all clients; remove {key}"
+                    )
         return self
 
     @model_validator(mode="after")
@@ -397,7 +438,7 @@ class PrivacySettings(Settings):
 
     @model_validator(mode="after")
     def _source_of_noise(self) -> Self:
-        if self.target_epsilon is None and self.noise_multiplier is None:
+        if self.target_epsilon is None and not self.gives_noise:
             raise ValueError(
                 "needs target_epsilon, noise_multiplier or both, got neither; target_epsilon "
                 "alone calibrates the noise for you"

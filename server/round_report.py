@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypedDict
 
 from fedsim.core.json_numbers import finite_or_none
+from fedsim.protocol.clip_bound import LearntBound, whole_bound
 from fedsim.protocol.messages import Withdrawal
 from fedsim.protocol.traffic import Traffic
 from fedsim.server.evaluation import EvaluationResult
@@ -158,7 +159,7 @@ class RoundReport:
     seconds: float
     epsilon_max: float | None
     timeline: Mapping[str, float] = field(default_factory=dict)
-    clip_norms: Mapping[int, float] = field(default_factory=dict)
+    clip_norms: Mapping[int, LearntBound] = field(default_factory=dict)
     aborted: str | None = None
     secure: SecureRoundReport | None = None
     evaluates: bool = False
@@ -208,7 +209,7 @@ class RoundReport:
             seconds=round(self.seconds, 4),
             timeline={part: round(seconds, 4) for part, seconds in self.timeline.items()},
             epsilon_max=None if epsilon is None else finite_or_none(epsilon),
-            clip_norm=_spread(self.clip_norms.values()),
+            clip_norm=_spread(map(whole_bound, self.clip_norms.values())),
             traffic=None
             if self.traffic is None
             else TrafficRow(down=self.traffic.down, up=self.traffic.up),

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fedsim.protocol.clip_bound import BoundRule
+from fedsim.protocol.clip_bound import BoundRule, LearntBound, whole_bound
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class SharedBound:
     unit: float | None = None
     divisor: float | None = None
 
-    def of(self, clip_norms: Mapping[int, float]) -> float:
+    def of(self, clip_norms: Mapping[int, LearntBound]) -> float:
         """Return S of the round after a state with these bounds."""
-        return clip_norms.get(0, self.first)
+        return whole_bound(clip_norms.get(0, self.first))
 
     def after_sum(self, bound: float, count: int | None, participants: int) -> dict[int, float]:
         """Return the bound of every client after a noisy sum.

@@ -20,6 +20,7 @@ from fedsim.core.plugin_errors import plugin_calls
 from fedsim.protocol.arrays import digest, to_arrays, to_numpy
 from fedsim.protocol.channel import TrainAnswer
 from fedsim.protocol.client_spend import ClientSpend
+from fedsim.protocol.clip_bound import LearntBound
 from fedsim.protocol.errors import ENDS_RUN, ProtocolError
 from fedsim.protocol.exchange import NO_REPLY, ClientError
 from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 ChargeRound = Callable[[int, str], Sequence[ClientSpend]]
 """(round, digest of its global model) -> the spend of every client, all charged on disk."""
 
-ExpectedNoise = Callable[[Mapping[int, int], Mapping[int, float]], float | None]
+ExpectedNoise = Callable[[Mapping[int, int], Mapping[int, LearntBound]], float | None]
 """(steps of each participant, adapted bounds) -> length of the noise in the aggregate update.
 
 By public plan values alone.
@@ -121,7 +122,7 @@ class TrainRound:
         self._state, self._setup = state, setup
         self.round_number = state.round_number + 1
         self._asked: tuple[int, ...] = ()
-        self._adapted_clip_norms: dict[int, float] = {}
+        self._adapted_clip_norms: dict[int, LearntBound] = {}
         self._clip_counts: dict[int, float] = {}
         self._clip_sum: int | None = None
         self._end_of_run: str | None = None  # the reason of the first client that ends the run
@@ -134,7 +135,7 @@ class TrainRound:
         self._contributions: dict[int, Contribution] = {}
 
     @property
-    def clip_norms(self) -> dict[int, float]:
+    def clip_norms(self) -> Mapping[int, LearntBound]:
         """Adapted clipping bounds after the round; a client outside the aggregate keeps its own."""
         shared = self._setup.shared_bound
         if shared is not None:

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from fedsim.clients.dp_sgd.noise_correlation import NoiseCorrelation
 from fedsim.clients.dp_sgd.sampling import Charges
+from fedsim.protocol.clip_bound import LearntBound
 
 
 class Mechanism(Protocol):
@@ -25,7 +26,7 @@ class Mechanism(Protocol):
         ...
 
     @property
-    def adapted_clip_norm(self) -> float | None:
+    def adapted_clip_norm(self) -> LearntBound | None:
         """The bound, where it is learnt; None where it is fixed."""
         ...
 

@@ -12,13 +12,16 @@ from fedsim.clients.budget.affordable_steps import affordable_steps
 from fedsim.clients.budget.mechanism import Mechanism
 from fedsim.clients.budget.noise_search import calibrate_noise
 from fedsim.clients.budget.sum_part import SumPart
-from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
+from fedsim.clients.dp_sgd.adaptive_clipping import LOT_OVER_COUNT_NOISE, AdaptiveClipping
 from fedsim.clients.dp_sgd.clipping import AutomaticClipping, Clipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.dp_sgd.noise_allocation import ChosenNoise
 from fedsim.clients.dp_sgd.noise_correlation import NoiseCorrelation
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.clients.dp_sgd.pattern_clipping import PatternClipping
 from fedsim.clients.dp_sgd.sampling import SAMPLINGS, Charges, PoissonSampling, Sampling
+from fedsim.clients.group_settings import has_all_noise
 from fedsim.clients.perturbation.bounds import BoundedExamples
 from fedsim.clients.perturbation.input import InputMechanism
 from fedsim.clients.perturbation.output import OutputMechanism
@@ -199,32 +202,39 @@ def plan_privacy(
     if correlation is not None:
         sampling = _spaced(sampling, correlation.bands)
     _check_accountable(privacy, sampling)
-    noise = _noise_multiplier(privacy, delta, sampling, max(steps, round_steps), round_steps)
+    given = _given_noise(privacy, expected_lot)
+    noise = given
+    if noise is None:
+        noise = _noise_multiplier(privacy, delta, sampling, max(steps, round_steps), round_steps)
     try:
         step = DpSgdMechanism(
             sampling=sampling,
             clipping=_clipping(privacy, expected_lot),
             noise_multiplier=noise,
             expected_lot=expected_lot,
-            allocation=privacy.noise_allocation or "uniform",
+            allocation=_chosen_noise(privacy)
+            if privacy.groups
+            else privacy.noise_allocation or "uniform",
             max_physical_batch=local.max_physical_batch,
             largest_lot=_largest_lot(privacy, public_size),
             correlation=correlation,
         )
-        if correlation is not None and privacy.noise_multiplier is None:
+        if correlation is not None and given is None:
             step = step.with_effective_noise(noise)
     except ValueError as error:
-        raise PrivacyPlanError(f"privacy.clipping cannot be used: {error}") from error
+        key = "groups" if privacy.groups else "clipping"
+        raise PrivacyPlanError(f"privacy.{key} cannot be used: {error}") from error
     if parameters is not None:
         _check_draws(steps * (parameters.size + 1))
         try:
             step = step.for_model(parameters)
-            if privacy.noise_multiplier is None:
+            if given is None:
                 step = step.with_effective_noise(noise)
         except NoiseRangeError as error:
             raise PrivacyPlanError(f"privacy.max_grad_norm cannot be used: {error}") from error
         except ValueError as error:
-            raise PrivacyPlanError(f"privacy.clipping does not fit the model: {error}") from error
+            key = "groups" if privacy.groups else "clipping"
+            raise PrivacyPlanError(f"privacy.{key} does not fit the model: {error}") from error
     return PrivacyPlan(
         release=step,
         examples=public_size,
@@ -408,7 +418,39 @@ def _largest_lot(privacy: PrivacySettings, public_size: int) -> int:
     return max(_MOST_EXAMPLES_OVER_DECLARED * public_size, _MOST_EXAMPLES)
 
 
+def _chosen_noise(privacy: PrivacySettings) -> ChosenNoise:
+    """Return how the noise of a step is divided among the groups of `privacy.groups`."""
+    groups = privacy.groups.values()
+    return ChosenNoise(
+        given=tuple(one.noise_multiplier for one in groups),
+        relative=tuple(one.relative_noise or 1.0 for one in groups),
+    )
+
+
+def _given_noise(privacy: PrivacySettings, expected_lot: float) -> float | None:
+    """Return the noise multiplier of a whole step that the settings give; None: calibrate it."""
+    if not has_all_noise(privacy.groups):
+        return privacy.noise_multiplier
+    together = _chosen_noise(privacy).together
+    return None if together is None else _groups(privacy, expected_lot).whole_noise(together)
+
+
+def _groups(privacy: PrivacySettings, expected_lot: float) -> PatternClipping:
+    patterns = tuple(privacy.groups)
+    clipping = PatternClipping(
+        patterns, tuple(privacy.groups[name].max_grad_norm for name in patterns)
+    )
+    if privacy.clipping != "adaptive":
+        return clipping
+    return replace(
+        clipping,
+        **{"count_noise": expected_lot / LOT_OVER_COUNT_NOISE, **_given_adaptation(privacy)},
+    )
+
+
 def _clipping(privacy: PrivacySettings, expected_lot: float) -> Clipping:
+    if privacy.groups:
+        return _groups(privacy, expected_lot)
     match privacy.clipping:
         case "adaptive":
             return _adaptive(privacy, expected_lot)
@@ -422,12 +464,17 @@ def _clipping(privacy: PrivacySettings, expected_lot: float) -> Clipping:
 
 def _adaptive(privacy: PrivacySettings, expected_lot: float) -> AdaptiveClipping:
     clipping = AdaptiveClipping.for_lot(expected_lot, max_grad_norm=privacy.clip_norm)
+    return replace(clipping, **_given_adaptation(privacy))
+
+
+def _given_adaptation(privacy: PrivacySettings) -> dict[str, float]:
+    """Return the settings of a learnt bound that the file gives."""
     given = {
         "quantile": privacy.clip_quantile,
         "learning_rate": privacy.clip_learning_rate,
         "count_noise": privacy.clip_count_noise,
     }
-    return replace(clipping, **{name: v for name, v in given.items() if v is not None})
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _check_accountable(privacy: PrivacySettings, sampling: Sampling) -> None:
@@ -457,7 +504,7 @@ def delta_of(privacy: PrivacySettings, public_size: int) -> float:
 def _affordable(privacy: PrivacySettings, delta: float, step: Mechanism, steps: int) -> int | None:
     if privacy.target_epsilon is None:
         return None
-    if privacy.noise_multiplier is None:
+    if not privacy.gives_noise:
         return steps  # the noise was calibrated to them
     return affordable_steps(
         step,

@@ -6,10 +6,10 @@ from typing import Self
 
 from fedsim.accountant.groups import adaptive_clip_noise_multiplier
 from fedsim.clients.dp_sgd.clipping import FlatClipping
-from fedsim.protocol.clip_bound import BoundRule, check_bound
+from fedsim.protocol.clip_bound import BoundRule, LearntBound, check_bound
 
 # Andrew et al. 2021, section 3.1: σ_b = (expected lot) / 20 hardly costs anything.
-_LOT_OVER_COUNT_NOISE = 20.0
+LOT_OVER_COUNT_NOISE = 20.0
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class AdaptiveClipping(FlatClipping):
             quantile: γ in [0, 1].
             learning_rate: η > 0.
         """
-        return cls(max_grad_norm, expected_lot / _LOT_OVER_COUNT_NOISE, quantile, learning_rate)
+        return cls(max_grad_norm, expected_lot / LOT_OVER_COUNT_NOISE, quantile, learning_rate)
 
     @property
     def adapted_clip_norm(self) -> float:
         """C of the next lot."""
         return self.max_grad_norm
 
-    def resume(self, clip_norm: float) -> Self:
+    def resume(self, clip_norm: LearntBound) -> Self:
         """Return the clipping that continues from an adapted bound.
 
         Guarantee: a lot costs the same under every bound: gradients are clipped to it, their noise
@@ -81,9 +81,9 @@ class AdaptiveClipping(FlatClipping):
         return replace(self, max_grad_norm=check_bound(clip_norm))
 
     @property
-    def noise_on_count(self) -> float:
+    def count_noises(self) -> tuple[float, ...]:
         """σ_b of the count of examples within the bound."""
-        return self.count_noise
+        return (self.count_noise,)
 
     def gradient_noise(self, noise_multiplier: float) -> float:
         """Return z_Δ, the noise multiplier of the gradients with which the whole step has z.
@@ -102,8 +102,9 @@ class AdaptiveClipping(FlatClipping):
             )
         return adaptive_clip_noise_multiplier(noise_multiplier, self.count_noise)
 
-    def adapt(self, share: float) -> Self:
+    def adapt(self, *shares: float) -> Self:
         """Return the clipping of the next lot, given b̄, the released fraction within the bound."""
+        (share,) = shares
         bound = self._rule().next_bound(self.max_grad_norm, share)
         return replace(self, max_grad_norm=bound)
 

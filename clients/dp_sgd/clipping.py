@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedsim.accountant.groups import dimension_clip_norms, equal_clip_norms, explicit_clip_norms
 from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.protocol.clip_bound import LearntBound
 
 # Rounding in float32 may lift a norm by a few units in the last place.
 _ROUNDING_MARGIN = 1.0 - 1e-6
@@ -83,9 +84,9 @@ class Clipping(ABC):
         return (self,)
 
     @property
-    def noise_on_count(self) -> float | None:
-        """σ_b on the released count of examples within the bound; None: no count is released."""
-        return None
+    def count_noises(self) -> tuple[float, ...]:
+        """σ_b on each released count of examples within a bound; empty: none is released."""
+        return ()
 
     def gradient_noise(self, noise_multiplier: float) -> float:
         """Return the z of the gradients with which the whole step has z = `noise_multiplier`.
@@ -95,16 +96,16 @@ class Clipping(ABC):
         """
         return noise_multiplier
 
-    def adapt(self, share: float) -> "Clipping":
-        """Return the clipping of the next lot, given the released fraction within the bound."""
+    def adapt(self, *shares: float) -> "Clipping":
+        """Return the clipping of the next lot, given the released fractions within the bounds."""
         return self
 
     @property
-    def adapted_clip_norm(self) -> float | None:
+    def adapted_clip_norm(self) -> LearntBound | None:
         """The adapted bound, a function of the releases so far; None: the bound is fixed."""
         return None
 
-    def resume(self, clip_norm: float) -> "Clipping":
+    def resume(self, clip_norm: LearntBound) -> "Clipping":
         """Return the clipping that continues from the adapted bound `clip_norm`.
 
         Raises:

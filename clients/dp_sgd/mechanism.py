@@ -20,7 +20,12 @@ import torch
 from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
-from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, check_allocation, group_noise
+from fedsim.clients.dp_sgd.noise_allocation import (
+    ChosenNoise,
+    NoiseAllocation,
+    check_allocation,
+    group_noise,
+)
 from fedsim.clients.dp_sgd.noise_correlation import NoiseCorrelation
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError, check_deviations
 from fedsim.clients.dp_sgd.parameters import FlatParameters
@@ -37,6 +42,7 @@ from fedsim.noise.grid import (
 )
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
+from fedsim.protocol.clip_bound import LearntBound
 
 COUNT_SENSITIVITY = 0.5  # of Σ (b_i − ½), where b_i is 1 if example i is within its bound
 
@@ -89,8 +95,9 @@ class DpSgdMechanism:
             raise ValueError(f"expected_lot must be > 0 and finite, got {self.expected_lot!r}")
         if self.max_physical_batch is not None and self.max_physical_batch < 1:
             raise ValueError(f"max_physical_batch must be >= 1, got {self.max_physical_batch}")
-        check_allocation(self.allocation, self.noise_multiplier)
-        self.clipping.gradient_noise(self.noise_multiplier)  # refuses a count that costs more
+        gradient_noise = self.clipping.gradient_noise(self.noise_multiplier)  # of a free count
+        chosen = isinstance(self.allocation, ChosenNoise)  # by group, beside what counts cost
+        check_allocation(self.allocation, gradient_noise if chosen else self.noise_multiplier)
         if self.correlation is not None:
             self._check_correlation(self.correlation)
 
@@ -116,7 +123,7 @@ class DpSgdMechanism:
         return self.sampling.sampling_rate
 
     @property
-    def adapted_clip_norm(self) -> float | None:
+    def adapted_clip_norm(self) -> LearntBound | None:
         """The bound of the next lot, where clipping learns it; None where it is fixed."""
         return self.clipping.adapted_clip_norm
 
@@ -228,7 +235,7 @@ class DpSgdMechanism:
                 f"an example's lots may be {self.sampling.separation} steps apart, and "
                 f"{correlation.bands} bands of correlated noise need as many steps"
             )
-        if self.clipping.noise_on_count is not None:
+        if self.clipping.count_noises:
             raise ValueError("correlated noise needs a fixed clipping bound")
 
     def _check_grid(self, groups: Groups) -> None:
@@ -265,18 +272,22 @@ class DpSgdMechanism:
             statistics: counts of the released lot.
             noise: the noise source of that release.
         """
-        sigma = self.clipping.noise_on_count
-        if sigma is None:
+        sigmas = self.clipping.count_noises
+        if not sigmas:
             return self
         # Centred, so that an example moves the count by ½ and not by 1, absent or present.
-        centred = statistics.within[0] - COUNT_SENSITIVITY * statistics.examples
-        step = sigma / DEVIATION
-        noisy = torch.tensor([[centred / step]], dtype=torch.float64)
-        release_(noisy, [noise], [(slice(0, 1), noisy.new_tensor([[step]]))], noisy)
-        within = noisy.item() / self.expected_lot + 0.5
-        return self._with_clipping(self.clipping.adapt(within))
+        half = COUNT_SENSITIVITY * statistics.examples
+        steps = [sigma / DEVIATION for sigma in sigmas]
+        centred = [w - half for w in statistics.within]
+        noisy = torch.tensor(
+            [[one / step for one, step in zip(centred, steps, strict=True)]], dtype=torch.float64
+        )
+        places = [(slice(m, m + 1), noisy.new_tensor([[step]])) for m, step in enumerate(steps)]
+        release_(noisy, [noise], places, noisy)
+        within = [one / self.expected_lot + 0.5 for one in noisy[0].tolist()]
+        return self._with_clipping(self.clipping.adapt(*within))
 
-    def resume(self, clip_norm: float | None) -> Self:
+    def resume(self, clip_norm: LearntBound | None) -> Self:
         """Return the step with the adapted bound `clip_norm`; None: with its first bound.
 
         Guarantee: `event` is the same for every bound: a wrong one costs accuracy only.
@@ -289,16 +300,16 @@ class DpSgdMechanism:
         return self._with_clipping(self.clipping.resume(clip_norm))
 
     def _with_clipping(self, clipping: Clipping) -> Self:
-        """Return the step with another bound on the whole gradient."""
+        """Return the step with other bounds."""
         groups, bound = self.bound_groups, clipping.adapted_clip_norm
         if groups is not None and bound is not None:
-            groups = replace(groups, bounds=(bound,))
+            groups = replace(groups, bounds=bound if isinstance(bound, tuple) else (bound,))
         return replace(self, clipping=clipping, bound_groups=groups)
 
     def _part_multipliers(self) -> tuple[float, ...]:
-        """Return the noise multipliers of all parts of the release: the groups and the count."""
-        z, sigma = self.clipping.gradient_noise(self.noise_multiplier), self.clipping.noise_on_count
-        count = () if sigma is None else (sigma / COUNT_SENSITIVITY,)
+        """Return the noise multipliers of all parts of the release: the groups and the counts."""
+        z = self.clipping.gradient_noise(self.noise_multiplier)
+        count = tuple(sigma / COUNT_SENSITIVITY for sigma in self.clipping.count_noises)
         groups = self.bound_groups
         if groups is None:
             return (z / self._column_norm, *count)

@@ -1,12 +1,62 @@
 """Allocation of one step's noise to groups of parameters."""
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 from fedsim.accountant.groups import group_noise_multiplier, least_energy_noise
 from fedsim.clients.dp_sgd.clipping import Groups
 
-NoiseAllocation = Literal["uniform", "proportional", "optimal"] | tuple[float, ...]
+
+@dataclass(frozen=True)
+class ChosenNoise:
+    """Noise multipliers of some groups as given; the others share what is left.
+
+    Attributes:
+        given: z_m of each group; None: it follows.
+        relative: r_m of each group: where none is given, z_m ∝ r_m.
+    """
+
+    given: tuple[float | None, ...]
+    relative: tuple[float, ...]
+
+    @property
+    def together(self) -> float | None:
+        """Z of all groups where every one is given; None: some follow."""
+        known = [one for one in self.given if one is not None]
+        return group_noise_multiplier(known) if len(known) == len(self.given) else None
+
+    def multipliers(self, noise_multiplier: float) -> tuple[float, ...]:
+        """Return z_m of each group.
+
+        Guarantee: (Σ z_m⁻²)^(−1/2) = z.
+
+        Args:
+            noise_multiplier: z > 0 of all groups together.
+
+        Raises:
+            ValueError: the given ones are together below z, or are all and not z.
+        """
+        known = [one for one in self.given if one is not None]
+        if len(known) == len(self.given):
+            check_allocation(tuple(known), noise_multiplier)
+            return tuple(known)
+        spent = math.fsum((noise_multiplier / one) ** 2 for one in known)  # share of z⁻²
+        if spent >= 1.0:
+            raise ValueError(
+                f"groups with noise multipliers {known} have {group_noise_multiplier(known):.4g} "
+                f"together, and the whole step needs more than {noise_multiplier:.4g}: nothing is "
+                "left for the other groups; give these groups more noise, or allow a larger ε"
+            )
+        free = [r for r, one in zip(self.relative, self.given, strict=True) if one is None]
+        scale = noise_multiplier / (group_noise_multiplier(free) * math.sqrt(1.0 - spent))
+        return tuple(
+            scale * r if one is None else one
+            for r, one in zip(self.relative, self.given, strict=True)
+        )
+
+
+NoiseAllocation = Literal["uniform", "proportional", "optimal"] | tuple[float, ...] | ChosenNoise
 
 _ROUNDING_TOLERANCE = 1e-9  # relative
 
@@ -15,13 +65,17 @@ def check_allocation(allocation: NoiseAllocation, noise_multiplier: float) -> No
     """Check that explicit noise multipliers z_m together are `noise_multiplier`.
 
     Args:
-        allocation: a rule, which always fits, or one z_m for each group.
+        allocation: a rule, which always fits, or z_m of all or some groups.
         noise_multiplier: z of the whole step.
 
     Raises:
         ValueError: (Σ z_m⁻²)^(−1/2) is another number; it is named.
     """
     if isinstance(allocation, str):
+        return
+    if isinstance(allocation, ChosenNoise):
+        if noise_multiplier:
+            allocation.multipliers(noise_multiplier)
         return
     together = group_noise_multiplier(allocation)
     if not math.isclose(together, noise_multiplier, rel_tol=_ROUNDING_TOLERANCE):
@@ -58,6 +112,8 @@ def group_noise(
         ValueError: explicit z_m are not one for each group, or a bound is infinite though z > 0.
     """
     z, bounds = noise_multiplier, groups.bounds
+    if isinstance(allocation, ChosenNoise):
+        allocation = allocation.multipliers(z) if z else tuple(1.0 for _ in allocation.given)
     if not isinstance(allocation, str) and len(allocation) != len(bounds):
         raise ValueError(
             f"there must be one noise multiplier for each of the {len(bounds)} groups, "

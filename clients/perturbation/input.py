@@ -21,6 +21,7 @@ from fedsim.clients.perturbation.bounds import BoundedExamples, bounded_rows
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier, nominal_multiplier
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
+from fedsim.protocol.clip_bound import LearntBound
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class InputMechanism:
         """
         return [(self._release(noise_factor), 1)] if steps and not first_step else []
 
-    def resume(self, clip_norm: float | None) -> Self:
+    def resume(self, clip_norm: LearntBound | None) -> Self:
         """Return the mechanism; no bound of it is learnt.
 
         Raises:

@@ -22,6 +22,7 @@ from fedsim.clients.perturbation.problem import ConvexProblem, Descent
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier, nominal_multiplier
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
+from fedsim.protocol.clip_bound import LearntBound
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class OutputMechanism:
         noise = noise_factor * self.effective_noise_multiplier
         return [(Gaussian(noise), steps)] if steps else []
 
-    def resume(self, clip_norm: float | None) -> Self:
+    def resume(self, clip_norm: LearntBound | None) -> Self:
         """Return the mechanism; no bound of it is learnt.
 
         Raises:

@@ -23,6 +23,7 @@ from fedsim.clients.privacy_engine.outside_lots import OutsideLotError
 from fedsim.clients.privacy_engine.recorded_pass import RecordedPass
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 from fedsim.noise.release import Scales, release_
+from fedsim.protocol.clip_bound import LearntBound
 
 
 @dataclass
@@ -144,12 +145,12 @@ class PrivateSteps:
         self.feed.most = most
         self._model.use_tiles(self.mechanism.tile_rows)
 
-    def clipping_state(self) -> dict[str, float] | None:
+    def clipping_state(self) -> dict[str, LearntBound] | None:
         """Return the state of adaptive clipping; None where the bound is fixed."""
         norm = self.mechanism.clipping.adapted_clip_norm
         return None if norm is None else {"max_grad_norm": norm}
 
-    def clipping_from(self, state: Mapping[str, float]) -> None:
+    def clipping_from(self, state: Mapping[str, LearntBound]) -> None:
         """Resume from `clipping_state`."""
         self.use_mechanism(self.mechanism.resume(state["max_grad_norm"]))
 

@@ -31,6 +31,7 @@ from fedsim.clients.updates.release import release_update
 from fedsim.core.streams import Purpose
 from fedsim.noise.release import Scales, release_
 from fedsim.noise.sources import NoiseSource, NoNoise
+from fedsim.protocol.clip_bound import LearntBound
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class BlockResult:
     """
 
     values: Tensor
-    adapted_clip_norm: tuple[float | None, ...]
+    adapted_clip_norm: tuple[LearntBound | None, ...]
     counts: tuple[float | None, ...]
 
 
@@ -348,7 +349,7 @@ class _Block:
             weights = (tile.weights.view(len(shares), -1) * each).flatten()
             gradients.add_sums(self.values, replace(tile, weights=weights), self.released)
 
-    def adapted_clip_norms(self) -> tuple[float | None, ...]:
+    def adapted_clip_norms(self) -> tuple[LearntBound | None, ...]:
         """Return the bound that each member's clipping adapted to."""
         return (None,) * len(self.members)
 
@@ -370,7 +371,7 @@ class _PrivateBlock(_Block):
         self._noise_states = shared_model.noise_states
         self._noises = [None if m is None else self._noise_of(m) for m in members]
         self._sums = torch.empty_like(self.values, dtype=torch.float64)
-        self._adapts = any(step and step.clipping.noise_on_count for step in self._steps)
+        self._adapts = any(step and step.clipping.count_noises for step in self._steps)
         self._on_grid = any(m is not None and m.part is not None for m in members)
         if self._on_grid:
             self.released = torch.empty_like(self._sums)
@@ -439,14 +440,14 @@ class _PrivateBlock(_Block):
     def fill_released(self, active: Sequence[bool], lots: Sequence[np.ndarray | None]) -> None:
         """Overwrite `released` (K, size) with the active members' releases."""
         self._sums.zero_()
-        within = np.zeros(len(lots), dtype=np.int64)
+        within = np.zeros((len(lots), len(self._clip.members)), dtype=np.int64)
         for tile in self._reader.tiles(lots, self.step_number):
             weights = tile.example_weights
             clip = replace(self._clip, scales=self._clip.scales * weights.unsqueeze(1))
             norms, _ = self.gradients.add_clipped_sums(self.values, tile, clip, self._sums)
             if self._adapts:
-                near = (norms <= clip.bounds).flatten() & (weights > 0)
-                within += near.view(-1, self.rows).sum(1).cpu().numpy()
+                near = (norms <= clip.bounds) & (weights > 0).unsqueeze(1)
+                within += near.view(len(lots), self.rows, -1).sum(1).cpu().numpy()
         noises = [
             noise if on and step is not None and step.noise_multiplier else None
             for noise, on, step in zip(self._noises, active, self._steps, strict=True)
@@ -455,7 +456,7 @@ class _PrivateBlock(_Block):
         if self._adapts:
             self._adapt(lots, within)
 
-    def adapted_clip_norms(self) -> tuple[float | None, ...]:
+    def adapted_clip_norms(self) -> tuple[LearntBound | None, ...]:
         """Return the bound that each member's clipping adapted to."""
         return tuple(None if s is None else s.clipping.adapted_clip_norm for s in self._steps)
 
@@ -493,6 +494,6 @@ class _PrivateBlock(_Block):
         for k, lot in enumerate(lots):
             step, noise = self._steps[k], self._noises[k]
             if lot is not None and step is not None and noise is not None:
-                seen = LotStatistics(len(lot), 0, (int(within[k]),))
+                seen = LotStatistics(len(lot), 0, tuple(int(count) for count in within[k]))
                 self._steps[k] = step.adapt(seen, noise)
         self._measure()

@@ -18,7 +18,7 @@ from fedsim.accountant.groups import adaptive_clip_noise_multiplier, group_noise
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError, check_deviations
 from fedsim.clients.dp_sgd.sampling import Charges
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier, nominal_multiplier
-from fedsim.protocol.clip_bound import check_bound
+from fedsim.protocol.clip_bound import LearntBound, check_bound
 
 COUNT_SENSITIVITY = 0.5
 """Largest |b − ½|, where b is 1 if the update is within the bound and 0 if not."""
@@ -193,7 +193,7 @@ class UpdateMechanism:
             parts.append(self.count_noise / COUNT_SENSITIVITY)
         return math.ceil(DEVIATION / min(parts) * 1.001) + 1
 
-    def resume(self, clip_norm: float | None) -> Self:
+    def resume(self, clip_norm: LearntBound | None) -> Self:
         """Return the mechanism with the bound that the server learnt; None: with the first one.
 
         Guarantee: `mechanism` is the same for every bound: a wrong one costs accuracy only.

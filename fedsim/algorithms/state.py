@@ -9,6 +9,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from fedsim.protocol.arrays import to_arrays, to_numpy
+from fedsim.protocol.clip_bound import LearntBound
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -36,7 +37,7 @@ class ServerState:
 
     arrays: ArrayRecord
     round_number: int = 0
-    clip_norms: Mapping[int, float] = field(default_factory=dict)
+    clip_norms: Mapping[int, LearntBound] = field(default_factory=dict)
     withdrawn: frozenset[int] = frozenset()
     memory: Arrays = field(default_factory=dict)
     client_memory: Arrays = field(default_factory=dict)

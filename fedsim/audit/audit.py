@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedsim.audit.canaries import CanaryModel, add_canary_loss
+from fedsim.audit.canaries import CanaryModel, add_canary_loss, num_groups, with_canaries
 from fedsim.audit.client_views import views_of
 from fedsim.audit.findings import NUM_INTERVAL_ENDS, Claim, measure_leakage, noise_correlation
 from fedsim.audit.observation import charged_noise, num_spares, observe
@@ -149,8 +149,9 @@ def _audit_client(
         has_canary,
         bound=terms[client].privacy.clip_norm,
         spares=num_spares(size, steps),
+        groups=num_groups(plan.step),
     )
-    step = replace(plan.step, bound_groups=None).for_model(gradients.parameters)
+    step = with_canaries(plan.step, gradients.parameters)
     view = observer.view
     seen = observe(
         gradients,
@@ -224,6 +225,7 @@ def _canary_gradients(
     *,
     bound: float,
     spares: int,
+    groups: int,
 ) -> tuple[PerExampleGradients, torch.Tensor]:
     """Return the per-example gradients of the client's model with canaries, and its targets.
 
@@ -240,7 +242,7 @@ def _canary_gradients(
     with preserve_state(network), torch.no_grad():
         shape = network(check_features[:1]).shape[1:]
     model = CanaryModel(
-        network, torch.cat([features, check_features]), carries, bound, spares=spares
+        network, torch.cat([features, check_features]), carries, bound, spares=spares, groups=groups
     )
     model = model.to(federation.device)
     checks = torch.arange(len(features), len(carries), device=federation.device)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.accountant.arrays import Floats
+from fedsim.audit.canaries import CanaryView
 from fedsim.audit.observers import OtherNoise
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
@@ -22,7 +23,7 @@ from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
-from fedsim.federation.charged_noise import charged_multipliers
+from fedsim.protocol.clip_bound import LearntBound
 
 Bools = NDArray[np.bool_]
 
@@ -114,7 +115,7 @@ def observe(
         others: noise of all others in the sums that are seen; None: the client's own releases are
             seen.
     """
-    rounds = _Rounds(gradients, targets, local, seed=seed, client=client, others=others)
+    rounds = _Rounds(gradients, targets, local, step, seed=seed, client=client, others=others)
     canaries = has_canary[: rounds.coordinates]
     found: list[_Round] = []
     pairs: list[tuple[_Round, _Round]] = []
@@ -159,7 +160,7 @@ class _Round:
     released: Floats
     drawn: Bools
     upload: Floats
-    adapted_clip_norm: float | None
+    adapted_clip_norm: LearntBound | None
 
 
 class _Rounds:
@@ -170,6 +171,7 @@ class _Rounds:
         gradients: PerExampleGradients,
         targets: Tensor,
         local: LocalSettings,
+        step: DpSgdMechanism,
         *,
         seed: int,
         client: int,
@@ -182,13 +184,14 @@ class _Rounds:
         self._targets = targets
         self._local = local.with_equal_views()  # an example is an index here
         self._seed, self._client = seed, client
-        self._place = _canaries(gradients)
+        self._view = CanaryView.of(step, gradients.parameters, MAX_COORDINATES)
+        self._place = self._view.places[0]  # of sums, whose clients have one group
         self.shared_model = SharedModel(gradients.model, parameters=gradients.parameters)
 
     @property
     def coordinates(self) -> int:
         """Number of observed coordinates."""
-        return self._place.stop - self._place.start
+        return self._view.coordinates
 
     def run(
         self,
@@ -222,11 +225,12 @@ class _Rounds:
                 return
             drawn = np.zeros(len(self._targets), dtype=bool)
             drawn[lot] = True
-            seen = released[0, self._place].double()
             if others is None or added is None:
-                seen *= mechanism.expected_lot / _bound(mechanism, self._gradients)
+                bounds = mechanism.groups(self._gradients.parameters).bounds
+                seen = self._view.read(released[0], mechanism, bounds)
+                seen = seen * (mechanism.expected_lot / bounds[self._view.groups[0]])
             else:
-                seen = (seen + added) * others.step_length
+                seen = (released[0, self._place].double() + added) * others.step_length
             rows.append((seen.cpu().numpy(), drawn[: self.coordinates]))
 
         gradients = self._gradients if gradient_scale else self._without
@@ -239,8 +243,9 @@ class _Rounds:
         released, drawn = (np.array(column) for column in zip(*rows, strict=True))
         if others is not None:  # the integers are the upload
             return _Round(released, drawn, released[0], None)
-        moved = self.shared_model.start_values[self._place] - result.values[0, self._place]
-        upload = moved.double().cpu().numpy()
+        moved = self.shared_model.start_values - result.values[0]
+        bounds = step.groups(self._gradients.parameters).bounds
+        upload = self._view.read(moved, step, bounds).cpu().numpy()
         return _Round(released, drawn, upload, result.adapted_clip_norm[0])
 
 
@@ -256,30 +261,10 @@ def charged_noise(step: DpSgdMechanism, gradients: PerExampleGradients) -> float
     Raises:
         TypeError: the charged event is not Gaussian noise.
     """
-    return charged_multipliers(step)[_group(step, gradients)]
-
-
-def _bound(step: DpSgdMechanism, gradients: PerExampleGradients) -> float:
-    return step.groups(gradients.parameters).bounds[_group(step, gradients)]
-
-
-def _group(step: DpSgdMechanism, gradients: PerExampleGradients) -> int:
-    index = gradients.parameters.names.index(_CANARIES)
-    members = step.groups(gradients.parameters).members
-    return next(number for number, group in enumerate(members) if index in group)
-
-
-def _canaries(gradients: PerExampleGradients) -> slice:
-    """Return the place of the observed coordinates in a flat tensor of all parameters."""
-    parameters = gradients.parameters
-    (place,) = parameters.slices([parameters.names.index(_CANARIES)])
-    return slice(place.start, min(place.stop, place.start + MAX_COORDINATES))
+    return CanaryView.of(step, gradients.parameters, MAX_COORDINATES).charged_noise(step)
 
 
 def _rounds(steps: int, round_steps: int) -> Iterator[range]:
     """Yield the step numbers of each round, for at least `steps` steps in whole rounds."""
     for start in range(0, steps, round_steps):
         yield range(start, start + round_steps)
-
-
-_CANARIES = "canaries.weight"

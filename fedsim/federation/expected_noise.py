@@ -16,6 +16,7 @@ from fedsim.clients.perturbation.input import InputMechanism
 from fedsim.clients.perturbation.output import OutputMechanism
 from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.noise.grid import DEVIATION
+from fedsim.protocol.clip_bound import LearntBound, whole_bound
 from fedsim.protocol.noisy_sums import SumPlan
 
 
@@ -35,7 +36,7 @@ class SumNoise:
     clip_norm: float
     size: int
 
-    def norm(self, steps: Mapping[int, int], clip_norms: Mapping[int, float]) -> float | None:
+    def norm(self, steps: Mapping[int, int], clip_norms: Mapping[int, LearntBound]) -> float | None:
         """Return the expected L2 norm; None for a sum of nothing.
 
         Guarantee: where the divisor is public, it does not depend on who took part.
@@ -53,7 +54,7 @@ class SumNoise:
         draws = 1 if self.sums.server_noise else len(members)
         bound = 1.0
         if self.sums.count_unit is not None:  # the unit is the length at S = 1
-            bound = clip_norms.get(0, self.clip_norm)
+            bound = whole_bound(clip_norms.get(0, self.clip_norm))
         deviation = abs(self.sums.unit) * DEVIATION * bound * math.sqrt(draws)
         return deviation * math.sqrt(self.size) / divisor
 
@@ -94,10 +95,10 @@ class ClientNoise:
             local: local training.
         """
         known = _step_variances(plans, parameters, local)
-        bounds = tuple(plan.release.adapted_clip_norm or 0.0 for plan in plans)
+        bounds = tuple(whole_bound(plan.release.adapted_clip_norm or 0.0) for plan in plans)
         return cls(known, bounds, weights)
 
-    def norm(self, steps: Mapping[int, int], clip_norms: Mapping[int, float]) -> float | None:
+    def norm(self, steps: Mapping[int, int], clip_norms: Mapping[int, LearntBound]) -> float | None:
         """Return the expected L2 norm; None where it is not known.
 
         Args:
@@ -110,7 +111,7 @@ class ClientNoise:
             variance, bound = self.variances[client], self.bounds[client]
             if variance is None:
                 return None
-            scale = clip_norms.get(client, bound) / bound if bound else 1.0
+            scale = whole_bound(clip_norms.get(client, bound)) / bound if bound else 1.0
             terms.append(taken * variance * (self.weights[client] * scale) ** 2)
         return math.sqrt(math.fsum(terms)) / divisor if divisor else None
 
@@ -132,8 +133,10 @@ def _step_variances(
             found.append(None)  # the model depends on the noise of examples in its own way
         elif not is_plain or plan.step.correlation is not None:
             found.append(None)
-        elif plan.step.adapted_clip_norm is not None and plan.round_steps > 1:
-            found.append(None)  # the bound of each step stays with the client
+        elif plan.step.adapted_clip_norm is not None and (
+            plan.round_steps > 1 or isinstance(plan.step.adapted_clip_norm, tuple)
+        ):
+            found.append(None)  # the bound of each step stays with the client, or groups differ
         else:
             groups = plan.step.groups(parameters)
             sizes = groups.dimensions or (parameters.size,)

@@ -5,6 +5,14 @@ from dataclasses import dataclass
 
 MIN_BOUND, MAX_BOUND = 1e-10, 1e10
 
+LearntBound = float | tuple[float, ...]
+"""The bound of the whole gradient or update, or C_m of each group of parameters."""
+
+
+def whole_bound(bound: LearntBound) -> float:
+    """Return the bound of the whole gradient, (Σ C_m²)^(1/2)."""
+    return math.hypot(*bound) if isinstance(bound, tuple) else bound
+
 
 @dataclass(frozen=True)
 class BoundRule:
@@ -40,12 +48,14 @@ class BoundRule:
         return min(max(moved, MIN_BOUND), MAX_BOUND)
 
 
-def check_bound(bound: float) -> float:
+def check_bound(bound: LearntBound) -> float:
     """Return a bound that `BoundRule.next_bound` can have returned.
 
     Raises:
-        ValueError: it never returns such a bound.
+        ValueError: it never returns such a bound, or there are several.
     """
+    if isinstance(bound, tuple):
+        raise ValueError(f"there is one learnt bound, not one for each group, got {bound!r}")
     if not MIN_BOUND <= bound <= MAX_BOUND:
         raise ValueError(
             f"a learnt bound must be from {MIN_BOUND:g} to {MAX_BOUND:g}, got {bound!r}"

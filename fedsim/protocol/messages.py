@@ -13,6 +13,7 @@ from typing import Any, Self
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from fedsim.protocol.client_spend import ClientSpend
+from fedsim.protocol.clip_bound import LearntBound
 from fedsim.protocol.errors import ProtocolError
 from fedsim.protocol.records import record_of
 
@@ -42,7 +43,8 @@ class TrainRequest:
         round_number: the round, from 1.
         arrays: the global model.
         offer: the settings of a secure sum; None where updates are sent in clear.
-        clip_norm: the bound that the client's clipping adapted to in earlier rounds; None without.
+        clip_norm: the bound that the client's clipping adapted to in earlier rounds, or one for
+            each group of parameters; None without.
         weight: the client's planned weight, which it compares with its own; None where all clients
             weigh the same.
         sent: arrays of the algorithm for each trained parameter, by name; functions of earlier
@@ -52,7 +54,7 @@ class TrainRequest:
     round_number: int
     arrays: ArrayRecord
     offer: ConfigRecord | None = None
-    clip_norm: float | None = None
+    clip_norm: LearntBound | None = None
     weight: int | None = None
     sent: Mapping[str, ArrayRecord] = field(default_factory=dict)
 
@@ -60,7 +62,7 @@ class TrainRequest:
         """Return the message to one node."""
         config = ConfigRecord({ROUND: self.round_number})
         if self.clip_norm is not None:
-            config[CLIP_NORM] = self.clip_norm
+            config[CLIP_NORM] = _bound_field(self.clip_norm)
         if self.weight is not None:
             config[WEIGHT] = self.weight
         content = RecordDict({ARRAYS: self.arrays, CONFIG: config})
@@ -117,7 +119,7 @@ class TrainReply:
     examples: int
     spend: ClientSpend | None
     delay: float = 0.0
-    clip_norm: float | None = None
+    clip_norm: LearntBound | None = None
     clip_count: float | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
 
@@ -131,7 +133,9 @@ class TrainReply:
             }
         )
         learnt = {CLIP_NORM: self.clip_norm, CLIP_COUNT: self.clip_count}
-        known = ConfigRecord({name: one for name, one in learnt.items() if one is not None})
+        known = ConfigRecord(
+            {name: _bound_field(one) for name, one in learnt.items() if one is not None}
+        )
         if known:
             content[ADAPTATION] = known
         return Message(content, reply_to=request)
@@ -287,8 +291,17 @@ class Withdrawal:
         return cls(client, reason)
 
 
-def _clip_norm(record: ConfigRecord) -> float | None:
+def _clip_norm(record: ConfigRecord) -> LearntBound | None:
     value = record.get(CLIP_NORM)
-    if value is not None and not (isinstance(value, float) and 0.0 < value < math.inf):
+    if value is None:
+        return None
+    parts = value if isinstance(value, list) else [value]
+    bounds = tuple(one for one in parts if isinstance(one, float) and 0.0 < one < math.inf)
+    if not parts or len(bounds) < len(parts):
         raise ProtocolError(f"{CLIP_NORM} must be a finite number > 0, got {value!r}")
-    return value
+    return bounds if isinstance(value, list) else bounds[0]
+
+
+def _bound_field(bound: LearntBound) -> float | list[float]:
+    """Return a bound as a field of a Flower record."""
+    return list(bound) if isinstance(bound, tuple) else bound

@@ -44,7 +44,8 @@ class UploadTags:
             reply: with the released values.
         """
         parts = [_bytes_of(array.numpy()) for array in reply.arrays.values()]
-        learnt = (one for one in (reply.clip_norm, reply.clip_count) if one is not None)
+        bounds = reply.clip_norm if isinstance(reply.clip_norm, tuple) else (reply.clip_norm,)
+        learnt = (one for one in (*bounds, reply.clip_count) if one is not None)
         parts.extend(memoryview(struct.pack("<d", one)) for one in learnt)
         nonce = _NONCE.pack(round_number, client)
         if sum(len(part) for part in parts) <= _MOST_BYTES:

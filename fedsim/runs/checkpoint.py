@@ -34,7 +34,7 @@ class _Content(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
     round: int = Field(ge=0)
     names: list[str]
-    clip_norms: dict[int, float]
+    clip_norms: dict[int, float | tuple[float, ...]]
     withdrawn: list[int]
     heads: dict[int, str]
     rounds_digest: str

@@ -18,6 +18,7 @@ from fedsim.core.json_numbers import finite_or_none
 from fedsim.federation.federation import Federation
 from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.protocol.client_spend import ClientSpend
+from fedsim.protocol.clip_bound import LearntBound, whole_bound
 from fedsim.runs.schema import PRIVACY_SCHEMA
 from fedsim.runs.trust_terms import server_ledger, trust_terms
 from fedsim.server.client_ledgers import ClientLedgers
@@ -38,7 +39,8 @@ class ClientSummary(ClientSpend):
         max_grad_norm: clipping bound of an example's gradient, of the settings.
         group: the client's entry of `privacy.clients`; None without one.
         withdrawn_round: round of withdrawal; None for a client that stayed.
-        clip_norm: adapted clipping bound; None without adaptive clipping.
+        clip_norm: adapted clipping bound, or one of each group of parameters; None without
+            adaptive clipping.
         epsilon_against_server: ε of the second ledger; None where there is none.
         max_update_norm: clipping bound of a client's update, of the settings.
         name: public name of the client; None: it has a number alone.
@@ -49,7 +51,7 @@ class ClientSummary(ClientSpend):
     max_grad_norm: float | None
     group: str | None = None
     withdrawn_round: int | None = None
-    clip_norm: float | None = None
+    clip_norm: LearntBound | None = None
     epsilon_against_server: float | None = None
     max_update_norm: float | None = None
     name: str | None = None
@@ -209,7 +211,7 @@ def summarise_privacy(
     federation: Federation,
     *,
     withdrawn: Mapping[int, int] | None = None,
-    clip_norms: Mapping[int, float] | None = None,
+    clip_norms: Mapping[int, LearntBound] | None = None,
     secure_aggregation: Mapping[str, Any] | None = None,
 ) -> PrivacySummary | None:
     """Return every client's spend by the durable ledger; None without privacy.
@@ -243,7 +245,7 @@ def summarise_privacy(
             **vars(spend),
             epsilon=epsilons[client],
             epsilon_rdp=by_rdp[client],
-            max_grad_norm=terms[client].privacy.max_grad_norm,
+            max_grad_norm=terms[client].privacy.example_bound,
             group=terms[client].group,
             withdrawn_round=(withdrawn or {}).get(client),
             clip_norm=(clip_norms or {}).get(client, plan.release.adapted_clip_norm),
@@ -259,7 +261,7 @@ def summarise_privacy(
         tuple(clients),
         sampling=settings.sampling if settings.clips_examples else None,
         noise=settings.noise,
-        clipping=settings.clipping,
+        clipping=settings.recorded_clipping,
         secure_aggregation=secure_aggregation,
         personal_models=federation.experiment.personal_models,
         noise_correlation=recorded_correlation(settings),
@@ -326,12 +328,14 @@ def _client_json(spend: ClientSummary, trust: Trust, unit: Unit) -> PrivateClien
         "steps": spend.steps,
         "group": spend.group,
         "withdrawn_round": spend.withdrawn_round,
-        "clip_norm": spend.clip_norm,
+        "clip_norm": None if spend.clip_norm is None else whole_bound(spend.clip_norm),
         "ledger": ledger,
         "ledger_head": spend.head,
     }
     if spend.name is not None:
         row["name"] = spend.name
+    if isinstance(spend.clip_norm, tuple):
+        row["group_clip_norms"] = list(spend.clip_norm)
     if unit == "client":
         row["max_update_norm"] = spend.max_update_norm
     if trust == "distributed":

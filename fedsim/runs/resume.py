@@ -66,7 +66,7 @@ def _check_rounds(after: Experiment, old: int, new: int) -> None:
         )
     if after.privacy is not None and after.privacy.perturbation == "input":
         return  # the noisy examples are paid for, and rounds cost nothing
-    if after.privacy is not None and after.privacy.noise_multiplier is None:
+    if after.privacy is not None and not after.privacy.gives_noise:
         raise RunDirectoryError(
             f"federation.rounds was {old} in the run and is {new} now, but the noise was "
             f"calibrated to spend the target_epsilon of each client over {old} rounds: more would "

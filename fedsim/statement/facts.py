@@ -17,9 +17,9 @@ from fedsim.statement.trust_facts import LOCAL_EXAMPLE, TrustFacts, trust_object
 ADJACENCIES = ("zero_out", "add_remove", "replace_one")
 ACCOUNTANTS = ("pld", "rdp", "moments")
 NOISES = ("seeded", "secure")
-CLIPPINGS = ("flat", "per_layer", "automatic", "adaptive")
+CLIPPINGS = ("flat", "per_layer", "automatic", "adaptive", "groups", "adaptive_groups")
 # These adapt the bound by a noisy count: count and gradients must be one event in the ledger.
-COUNTING_CLIPPINGS = ("adaptive",)
+COUNTING_CLIPPINGS = ("adaptive", "adaptive_groups")
 
 # Types of the events of noise on trained models, and on examples: features and target together.
 _PERTURBED_EVENTS = {"output": frozenset({"Gaussian"}), "input": frozenset({"JointGaussian"})}

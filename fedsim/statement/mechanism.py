@@ -12,6 +12,9 @@ _CLIPPINGS = {
     "per_layer": "clipped layer by layer, to bounds whose squares add up to C²",
     "automatic": "normalised to L2 norm below C",
     "adaptive": "clipped to L2 norm C as a whole",
+    "groups": "clipped by groups of parameters, each to a bound of its own, whose squares add up "
+    "to C²",
+    "adaptive_groups": "clipped by groups of parameters, each to a bound of its own",
 }
 _METHODS = {
     "pld": "privacy loss distributions, discretised by connect-the-dots so that the result is an "
@@ -22,6 +25,12 @@ _METHODS = {
 }
 
 _MAX_NAMED_ORDERS = 8
+_GROUP_ADAPTATION = (
+    " In each group a count of the lot's examples with norm within its bound, with Gaussian noise, "
+    "moves the bound towards a quantile of the norms for the next step. Sums and counts of all "
+    "groups are accounted for as one Gaussian release with noise multiplier z; the bounds are "
+    "functions of these releases (Andrew et al. 2021)."
+)
 _ADAPTATION = (
     " A count of the lot's examples with norm below C, with Gaussian noise, moves C towards a "
     "quantile of the norms for the next step. Sum and count are accounted for as one Gaussian "
@@ -63,10 +72,14 @@ class DpSgdSentence(Sentence):
         noise = "of standard deviation z · C"
         if clipping == "per_layer":
             noise = "divided among the layers with the effect of standard deviation z · C"
+        if clipping in ("groups", "adaptive_groups"):
+            noise = "of each group's own standard deviation, together with the effect of z · C"
         adaptation, bound = "", "C"
         if clipping == "adaptive":
             noise, adaptation = "of standard deviation above z · C", _ADAPTATION
             bound = "initial C"
+        if clipping == "adaptive_groups":
+            adaptation, bound = _GROUP_ADAPTATION, "initial C"
         if facts.trust.trust == "distributed":
             noise += f" / √{facts.trust.honest_clients}"
         adds = _ADDS.get(facts.trust.trust, _ADDS["local"]).format(noise=noise)

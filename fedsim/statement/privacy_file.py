@@ -44,6 +44,7 @@ class PrivateClientRow(ClientRow):
     ledger_against_server: NotRequired[list[LedgerEntry] | None]
     against: NotRequired[Observer]
     max_update_norm: NotRequired[float | None]
+    group_clip_norms: NotRequired[list[float]]
 
     delta: float
     epsilon_rdp: float | None

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from fedsim.core.errors import FedsimError
 from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.protocol.client_spend import ClientSpend
+from fedsim.protocol.clip_bound import LearntBound
 from fedsim.protocol.messages import TrainReply
 from fedsim.protocol.secure import SealedReply
 from fedsim.server.aggregation.mean import InvalidUpdateError, OrderedMean
@@ -39,7 +40,7 @@ class ClientAnswer(Protocol):
         ...
 
     @property
-    def clip_norm(self) -> float | None:
+    def clip_norm(self) -> LearntBound | None:
         """The client's adapted clipping bound; None where the bound is fixed."""
         ...
 

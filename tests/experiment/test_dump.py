@@ -151,6 +151,7 @@ privacy:
   max_grad_norm: 0.5
   max_update_norm: null
   clipping: flat
+  groups: {}
   clip_rule: null
   noise_allocation: null
   clip_quantile: null

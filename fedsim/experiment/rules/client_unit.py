@@ -16,6 +16,7 @@ _EXAMPLE_KEYS: dict[str, tuple[tuple[object, ...], str]] = {
     "sampling_rate": ((None,), "remove sampling_rate; local.batch_size sets the batches"),
     "noise_correlation": (("none",), "remove noise_correlation"),
     "declared_examples": ((None,), "remove declared_examples: no size of a client is used"),
+    "groups": (({},), "remove groups: one bound is for the whole update"),
     "clipping": (("flat", "adaptive"), "use clipping: flat or adaptive, of the whole update"),
 }
 _EXAMPLE_KEYS_OF_CLIENTS = ("max_grad_norm", "sampling_rate")

@@ -136,6 +136,12 @@ def _check_one_step(trust: str, local: LocalSettings) -> Iterator[PathMessage]:
 
 def _check_noise(privacy: PrivacySettings) -> Iterator[PathMessage]:
     """Check that a step is one independent Gaussian on a fixed bound, of a Poisson lot."""
+    if privacy.groups:
+        yield (
+            ("privacy", "groups"),
+            f"trust: {privacy.trust} has no proof for groups of parameters, whose noise differs; "
+            "remove groups and set max_grad_norm",
+        )
     fixes = {
         "clipping": ("flat", "automatic"),
         "sampling": ("poisson",),

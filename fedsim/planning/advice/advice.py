@@ -109,13 +109,19 @@ def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None)
         PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
         ValueError: the experiment cannot be assembled (see `assemble`).
     """
-    if loaded.experiment.privacy is None:
-        raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
     privacy = loaded.experiment.privacy
+    if privacy is None:
+        raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
     if privacy.perturbation != "gradient":
         raise PrivacyPlanError(
             "the advice compares schedules of noise on gradients, and privacy.perturbation is "
             f"{privacy.perturbation}; call it with a file of perturbation: gradient"
+        )
+    fixed = [name for name, one in privacy.groups.items() if one.noise_multiplier is not None]
+    if fixed:
+        raise PrivacyPlanError(
+            f"privacy.groups gives {fixed[0]!r} a noise_multiplier, and advice compares schedules "
+            "whose noise is calibrated to one ε; give the group a relative_noise instead"
         )
     if (privacy.trust, privacy.unit) != ("local", "example"):
         raise PrivacyPlanError(

@@ -99,7 +99,7 @@ def public_facts(federation: Federation) -> PublicFacts:
     spent = [spends[client] for client in members]
     clip_norms = np.array([own.clip_norm for own in settings])
     values = sum(p.numel() for p in federation.model.parameters() if p.requires_grad)
-    given = [e for e, own in zip(spent, settings, strict=True) if own.noise_multiplier is not None]
+    given = [e for e, own in zip(spent, settings, strict=True) if own.gives_noise]
     mus = [_unit_mu(e, p.delta, own) for e, p, own in zip(spent, plans, settings, strict=True)]
     return PublicFacts(
         examples=np.array([float(plan.examples) for plan in plans]),
@@ -133,7 +133,7 @@ def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
     if plan.planned_steps == 0:
         return 0.0
     exhausted = plan.steps_to_take < plan.planned_steps
-    if plan.target_epsilon is not None and (privacy.noise_multiplier is None or exhausted):
+    if plan.target_epsilon is not None and (not privacy.gives_noise or exhausted):
         return plan.target_epsilon
     return epsilon_of_steps(
         plan.release,

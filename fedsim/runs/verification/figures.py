@@ -90,6 +90,8 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
         planned = None if settings is None else getattr(settings, name)
         if name == "sampling" and settings is not None and not settings.clips_examples:
             planned = None  # no lots are drawn under the guarantee
+        if name == "clipping" and settings is not None:
+            planned = settings.recorded_clipping
         if privacy[name] != planned:
             yield f"{name} is {privacy[name]} in privacy.json and {planned} in experiment.yaml"
     orders = None if settings is None else settings.orders

@@ -22,6 +22,7 @@ from fedsim.core.shared_values import map_shared
 from fedsim.federation.client_weights import client_weights
 from fedsim.federation.noise_shares import share_noise
 from fedsim.federation.schedule import StepSchedule, participation_of
+from fedsim.protocol.clip_bound import LearntBound, whole_bound
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.statement.privacy_file import PrivateClientRow
 
@@ -123,23 +124,24 @@ def unread_tables(files: RunFiles) -> Iterator[str]:
 
 
 def _against_plan(
-    row: PrivateClientRow, own: ClientPrivacy, plan: PrivacyPlan, clip_norm: float | None
+    row: PrivateClientRow, own: ClientPrivacy, plan: PrivacyPlan, clip_norm: LearntBound | None
 ) -> Iterator[str]:
     planned: dict[str, Any] = {
         "examples": plan.examples if own.privacy.unit == "example" else None,
         "delta": plan.delta,
         "target_epsilon": plan.target_epsilon,
         "sampling_rate": plan.release.sampling_rate,
-        "max_grad_norm": own.privacy.max_grad_norm,
+        "max_grad_norm": own.privacy.example_bound,
         "max_update_norm": own.privacy.max_update_norm,
         "group": own.group,
-        "clip_norm": clip_norm,
+        "clip_norm": None if clip_norm is None else whole_bound(clip_norm),
+        "group_clip_norms": list(clip_norm) if isinstance(clip_norm, tuple) else None,
     }
     for name, value in planned.items():
         if row.get(name) != value:
             yield f"{name} is {row.get(name)} in privacy.json and {value} by experiment.yaml"
     noise, recorded = plan.noise_multiplier, row["noise_multiplier"]
-    if own.privacy.noise_multiplier is not None and plan.part is None:
+    if own.privacy.gives_noise and plan.part is None:
         right = recorded == noise
     else:  # the plan, made without a model, has the effective one
         right = noise * (1.0 - _CALIBRATED) <= recorded <= noise * (1.0 + _GRID)
