@@ -8,7 +8,7 @@ round and loses its result when a hook raises.
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.algorithms.algorithm import Algorithm
+from fedsim.algorithms.scored import scored_models
 from fedsim.algorithms.state import ServerState
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.protocol.arrays import digest, to_numpy
@@ -108,14 +109,14 @@ class RoundSetup:
     Attributes:
         train: algorithm, clients, schedule and aggregator.
         averaging: `federation.server_averaging`.
-        evaluate: metrics of a global model on the server's public test set.
+        evaluate: metrics of a global model, or of several models, on the public test set.
         evaluation: evaluation on clients' held-out examples; None: there is none.
         declared_metrics: names of the metrics that clients send in a secure sum; None without
             secure aggregation.
     """
 
     train: TrainSetup
-    evaluate: Callable[[ArrayRecord], Metrics]
+    evaluate: Callable[[ArrayRecord | Sequence[ArrayRecord]], Metrics]
     averaging: float | None = None
     evaluation: ClientEvaluation | None = None
     declared_metrics: tuple[str, ...] | None = None
@@ -127,7 +128,7 @@ def make_server_app(
     algorithm: Algorithm,
     participation: Participation,
     start: ServerState,
-    evaluate: Callable[[ArrayRecord], Metrics],
+    evaluate: Callable[[ArrayRecord | Sequence[ArrayRecord]], Metrics],
     on_round: Callable[[ServerState, RoundReport], None],
     ledgers: ClientLedgers | None,
     steps: PlannedSteps | None = None,
@@ -150,7 +151,7 @@ def make_server_app(
         algorithm: the federated algorithm.
         participation: the schedule of each client's rounds.
         start: the state to start from.
-        evaluate: metrics of a global model on the server's public test set.
+        evaluate: metrics of a global model, or of several models, on the public test set.
         on_round: called at the end of every round, in the server's thread.
         ledgers: the ledgers of the clients; None without privacy.
         steps: planned steps of a client in a round; a client that took fewer is reported.
@@ -248,7 +249,7 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
         result = train.aggregate(timeline.waiting("train", answers))
         after = train.state_after(result, averaging=setup.averaging)
     with timeline.part("evaluate"):
-        metrics = setup.evaluate(after.model)
+        metrics = setup.evaluate(scored_models(setup.train.algorithm, after))
         evaluation = None
         if setup.evaluation is not None:
             evaluation = setup.evaluation.run(

@@ -136,6 +136,8 @@ class Algorithm(ABC):
             secure aggregation is not enough.
         weighs_steps: whether weights depend on the steps that clients took, as planned weights of
             a secure sum cannot.
+        keeps_client_models: whether each client has a model of its own, and these are scored in
+            place of the global model.
         needs_plain_sgd: whether local steps must be SGD without momentum and weight decay.
 
     Raises:
@@ -149,6 +151,7 @@ class Algorithm(ABC):
     takes_weights: ClassVar[bool] = True
     uses_each_update: ClassVar[bool] = False
     weighs_steps: ClassVar[bool] = False
+    keeps_client_models: ClassVar[bool] = False
     needs_plain_sgd: ClassVar[bool] = False
     options: Any
 
@@ -200,6 +203,14 @@ class Algorithm(ABC):
         Args:
             state: the state before the round.
             client: its number.
+        """
+        return None
+
+    def scored_models(self, state: "ServerState") -> "list[Arrays] | None":
+        """Return the models that are scored on the public test set, each of them the same weight.
+
+        Args:
+            state: the state after a round; None: its global model alone.
         """
         return None
 

@@ -1,12 +1,14 @@
 """Run a comparison: from a file to a directory with all runs and their comparison."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.execution.jobs import MARKER, Job, check_directory, lock_directory, plan_jobs
 from fedsim.comparison.execution.workers import default_workers, execute
+from fedsim.comparison.file.arms import arm_notes
 from fedsim.comparison.file.load import LoadedComparison, load_comparison
 from fedsim.comparison.file.vary import Vary, load_varied
 from fedsim.comparison.files import write_comparison, write_settings
@@ -134,6 +136,8 @@ def _conclude(
     if interrupted and not any(outcome.is_finished for outcome in outcomes):
         raise KeyboardInterrupt
     results = summarise(comparison, outcomes)
+    arms = {one.name: one.arm for one in comparison.variants if one.arm is not None}
+    results = replace(results, remarks=(*results.remarks, *arm_notes(arms)))
     tuning = tuning_cost(results, directory, comparison.settings.select)
     result = ComparisonResult(directory, results, tuning, interrupted)
     write_comparison(result)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.algorithm import Algorithm, ClientRule
+from fedsim.algorithms.scored import scored_models
 from fedsim.algorithms.state import ServerState
 from fedsim.clients.app import one_thread
 from fedsim.clients.budget.client_privacy import ClientPrivacy
@@ -39,7 +40,7 @@ from fedsim.federation.conditions import digest_conditions
 from fedsim.federation.expected_noise import ClientNoise, SumNoise
 from fedsim.federation.initial_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
 from fedsim.federation.movement import StillParameter
-from fedsim.federation.public_scores import PublicScores
+from fedsim.federation.public_scores import Models, PublicScores
 from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.federation.schedule import StepSchedule
 from fedsim.federation.server_charges import ServerCharges
@@ -307,13 +308,20 @@ class Federation:
         parts = (self.model, self.loss, self.task, data.test, self.device)
         return PublicScores(*parts, chosen, data.class_names)
 
-    def test_metrics(self, arrays: ArrayRecord) -> dict[str, MetricValue]:
-        """Return the metrics of a global model on the server's test set, as `test_...`.
+    def scored_models(self, state: ServerState) -> Models:
+        """Return what is scored after a round: the global model, or the clients' own models."""
+        return scored_models(self.algorithm, state)
+
+    def test_metrics(self, models: Models) -> dict[str, MetricValue]:
+        """Return the metrics of a model on the server's test set, as `test_...`.
+
+        Args:
+            models: the global model, or several, over which loss and accuracy are means.
 
         Raises:
-            FederationError: the model, the loss or a metric fails.
+            FederationError: a model, the loss or a metric fails.
         """
-        found = self.public_scores.metrics(arrays)
+        found = self.public_scores.metrics(models)
         return {f"test_{name}": value for name, value in found.items()}
 
     @cached_property

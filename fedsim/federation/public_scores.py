@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +24,8 @@ from fedsim.server.errors import FederationError
 
 _FEW_EXAMPLES = 1024  # one batch of an evaluation
 Scores = TypeVar("Scores")
+Models = ArrayRecord | Sequence[ArrayRecord]
+"""A global model, or the models of the clients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,38 +50,55 @@ class PublicScores:
     chosen: ChosenMetrics | None
     class_names: Sequence[str] | None
 
-    def metrics(self, arrays: ArrayRecord) -> dict[str, MetricValue]:
-        """Return the loss and the metrics of a global model by name.
+    def metrics(self, models: Models) -> dict[str, MetricValue]:
+        """Return the loss and the metrics of a model by name.
 
-        Raises:
-            FederationError: the model, the loss or a metric fails.
-        """
-
-        def score() -> dict[str, MetricValue]:
-            if self.chosen is None:
-                return {**evaluate(*self._parts, device=self.device)}
-            known, outputs = evaluate_with_outputs(*self._parts, device=self.device)
-            return {LOSS: known[LOSS], **self.chosen(known, outputs, self._targets)}
-
-        return self._of_model(arrays, score)
-
-    def by_class(self, arrays: ArrayRecord, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the scores of a global model class by class, as in `scores.json`.
+        Several models are scored as one set of predictions, each model's of all test examples. So
+        loss and accuracy are means over the models.
 
         Args:
-            arrays: the global model.
-            metrics: its metrics by name, for the result.
+            models: the global model, or the clients' own ones.
 
         Raises:
-            FederationError: the model or the loss fails.
+            FederationError: a model, the loss or a metric fails.
         """
+        if isinstance(models, ArrayRecord) and self.chosen is None:
+            return self._of_model(models, lambda: {**evaluate(*self._parts, device=self.device)})
+        known, outputs, targets = self._predict(models)
+        if self.chosen is None:
+            return {**known}
+        chosen = self.chosen
+        found = self._guarded(lambda: chosen(known, outputs, targets))
+        return {LOSS: known[LOSS], **found}
+
+    def by_class(self, models: Models, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the scores of a model class by class, as in `scores.json`.
+
+        Args:
+            models: as `metrics`.
+            metrics: their metrics by name, for the result.
+
+        Raises:
+            FederationError: a model or the loss fails.
+        """
+        _, outputs, targets = self._predict(models)
 
         def score() -> dict[str, Any]:
-            _, outputs = evaluate_with_outputs(*self._parts, device=self.device)
-            found = predictions_of(self.task, outputs, self._targets)
+            found = predictions_of(self.task, outputs, targets)
             return summarise_scores(found, self.class_names, metrics)
 
-        return self._of_model(arrays, score)
+        return self._guarded(score)
+
+    def _predict(self, models: Models) -> tuple[dict[str, float], Tensor, Tensor]:
+        """Return the mean metrics of the task, and outputs and targets of all models (n, ...)."""
+        each = [models] if isinstance(models, ArrayRecord) else models
+        parts = [
+            self._of_model(one, lambda: evaluate_with_outputs(*self._parts, device=self.device))
+            for one in each
+        ]
+        known = {name: fmean(found[name] for found, _ in parts) for name in parts[0][0]}
+        outputs = torch.cat([outputs for _, outputs in parts])
+        return known, outputs, torch.cat([self._targets] * len(parts))
 
     def check(self) -> None:
         """Score the initial model by the chosen metrics, so that no run ends at a wrong one.
@@ -98,7 +118,16 @@ class PublicScores:
         return torch.from_numpy(self.test.targets)
 
     def _of_model(self, arrays: ArrayRecord, score: Callable[[], Scores]) -> Scores:
-        """Return a score of a global model; its errors are errors of the federation.
+        """Return a score of a global model; its errors are errors of the federation."""
+
+        def load_and_score() -> Scores:
+            self.model.load_state_dict(arrays.to_torch_state_dict())
+            return score()
+
+        return self._guarded(load_and_score)
+
+    def _guarded(self, score: Callable[[], Scores]) -> Scores:
+        """Return a score; its errors are errors of the federation.
 
         A function, not a context: a generator that answers a plug-in's StopIteration by a
         RuntimeError is taken by contextlib for one that let it through.
@@ -110,7 +139,6 @@ class PublicScores:
                 threads,
                 plugin_calls("the global model failed on the test set", raises=FederationError),
             ):
-                self.model.load_state_dict(arrays.to_torch_state_dict())
                 return score()
         except MetricError as error:
             raise FederationError(str(error)) from error

@@ -394,7 +394,7 @@ class _Recorder:
         if status == "failed" or not self._state.round_number:
             return
         scores = self._federation.public_scores
-        found = scores.by_class(self._state.model, self._model_metrics)
+        found = scores.by_class(self._federation.scored_models(self._state), self._model_metrics)
         self._directory.write_json(SCORES, scores_content(found))
 
     def _write_client_data(self, status: Status) -> None:

@@ -31,11 +31,13 @@ class LoadedVariant:
         name: name in results and directories.
         changes: its changes to the base experiment, as `{"key.path": value}`.
         experiments: one for each seed, in the order of the seeds.
+        arm: the baseline that it begins with; None without `arm`.
     """
 
     name: str
     changes: Mapping[str, object]
     experiments: tuple[LoadedExperiment, ...]
+    arm: str | None = None
 
     @property
     def settings(self) -> dict[str, object]:
@@ -239,7 +241,7 @@ def _load_variants(
             else replace(first, experiment=first.experiment.model_copy(update={"seed": seed}))
             for seed in seeds
         )
-        loaded.append(LoadedVariant(variant.name, variant.changes, experiments))
+        loaded.append(LoadedVariant(variant.name, variant.changes, experiments, variant.arm))
     problems += _in_words(found, len(variants), str(base), tree.location.source)
     return tuple(loaded)
 

@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from fedsim.comparison.file.arms import ARM, ARMS, ArmError, arm_changes
 from fedsim.experiment.errors import Problem
 from fedsim.experiment.overrides import Override
-from fedsim.experiment.text import KeyPath, path_text, value_text
-from fedsim.experiment.tree import Entry, Node, to_python
+from fedsim.experiment.text import KeyPath, any_of, did_you_mean, path_text, value_text
+from fedsim.experiment.tree import Entry, Node, from_python, to_python
 
 GRID = "grid"
 MAX_VARIANTS = 500
@@ -29,11 +30,13 @@ class Variant:
         name: name in results and directories.
         origin: its key in the comparison file; a grid is the origin of several variants.
         overrides: its changes to the base experiment.
+        arm: the baseline that it begins with; None without `arm`.
     """
 
     name: str
     origin: str
     overrides: tuple[Override, ...]
+    arm: str | None = None
 
     @property
     def changes(self) -> dict[str, object]:
@@ -74,11 +77,15 @@ def _expand(name: str, entry: Entry, base: Node | None, problems: list[Problem])
     path: KeyPath = ("variants", name)
     entries = dict(entry.node.value) if isinstance(entry.node.value, dict) else {}
     grid = entries.pop(GRID, None)
+    arm = entries.pop(ARM, None)
     fixed = list(_flatten(replace(entry.node, value=entries), (), base))
     axes = [] if grid is None else _axes(grid, (*path, GRID), problems)
     problems += _reserved([*fixed, *(axis[0] for axis in axes if axis)], path)
+    own = {override.path for override in fixed} | {axis[0].path for axis in axes if axis}
+    kind, first = (None, []) if arm is None else _arm(arm, path, own, base, problems)
+    fixed = [*first, *fixed]
     if grid is None:
-        return [Variant(name, name, tuple(fixed))]
+        return [Variant(name, name, tuple(fixed), kind)]
     labels = axis_labels([axis[0].path for axis in axes])
     named = [
         [(f"{label}={value_label(number, one.node)}", one) for number, one in enumerate(axis)]
@@ -90,10 +97,46 @@ def _expand(name: str, entry: Entry, base: Node | None, problems: list[Problem])
             "-".join([name, *(text for text, _ in point)]),
             name,
             (*fixed, *(override for _, override in point)),
+            kind,
         )
         for point in points
         if point
     ]
+
+
+def _arm(
+    arm: Entry,
+    path: KeyPath,
+    own: set[tuple[str, ...]],
+    base: Node | None,
+    problems: list[Problem],
+) -> tuple[str | None, list[Override]]:
+    """Return the name of an arm, and its overrides but for those that the variant makes itself.
+
+    Args:
+        arm: the entry `arm:`.
+        path: of the variant.
+        own: paths of the variant's own overrides.
+        base: the tree of the base experiment; None where it cannot be read.
+        problems: receives what is wrong with the arm.
+    """
+    name, content = to_python(arm.node), None if base is None else to_python(base)
+    if not isinstance(name, str) or name not in ARMS:
+        hint = did_you_mean(str(name), ARMS) or f"; choose from {any_of(list(ARMS))}"
+        problems.append(arm.key.problem((*path, ARM), f"no such arm: {value_text(name)}{hint}"))
+        return None, []
+    if not isinstance(content, dict):
+        return name, []  # reported already
+    try:
+        changes = arm_changes(name, content)
+    except ArmError as error:
+        problems.append(arm.key.problem((*path, ARM), str(error)))
+        return name, []
+    found = [
+        Override(tuple(key.split(".")), from_python(value, arm.key, problems))
+        for key, value in changes.items()
+    ]
+    return name, [one for one in found if not any(one.path[: len(given)] == given for given in own)]
 
 
 def _flatten(node: Node, path: tuple[str, ...], base: Node | None) -> Iterator[Override]:

@@ -81,6 +81,12 @@ def check_declaration(
             f"{name} sends more than the model to the clients of a round, and clients of a buffer "
             "start in other rounds; use another strategy, or participation: {scheme: uniform}",
         )
+    if kind.keeps_client_models and federation.server_averaging is not None:
+        yield (
+            ("federation", "server_averaging"),
+            f"averages global models, and with strategy {name} every client has its own, which is "
+            "scored; remove server_averaging",
+        )
     private = kind.private_numbers()
     if private and privacy is not None:
         yield (
