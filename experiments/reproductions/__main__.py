@@ -22,7 +22,7 @@ _STYLES = {"agrees": "green", "differs": "red", "unclear": "yellow", "context": 
 @click.option(
     "--size", type=click.Choice(["reduced", "full"]), default="reduced", show_default=True
 )
-@click.option("--seeds", type=click.IntRange(min=1), help="number of seeds; default: the study's")
+@click.option("--seeds", metavar="N", help="number of seeds, or a list: 3,7; default: the study's")
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
@@ -45,7 +45,7 @@ def main(
     names: tuple[str, ...],
     *,
     size: Size,
-    seeds: int | None,
+    seeds: str | None,
     data: Path,
     out: Path,
     workers: int | None,
@@ -62,6 +62,7 @@ def main(
     unknown = sorted(set(names) - set(studies))
     if unknown:
         raise click.UsageError(f"no study {', '.join(unknown)}; there are {', '.join(studies)}")
+    chosen = seeds_of(seeds)
     if only_list:
         for name, study in studies.items():
             click.echo(f"{name}: {study.title}. {study.source}")
@@ -75,10 +76,9 @@ def main(
             origins = "; ".join(sorted({one.origin for one in missing}))
             click.echo(f"{name}: skipped, it needs {files} ({origins})", err=True)
             continue
-        count = seeds or study.seeds[size]
         setup = Setup(
             size=size,
-            seeds=range(count),
+            seeds=chosen or range(study.seeds[size]),
             out=out / f"{name}-{size}",
             data=data,
             workers=workers,
@@ -94,6 +94,22 @@ def main(
         sys.exit(_DIFFERS)
 
 
+def seeds_of(text: str | None) -> list[int] | None:
+    """Return the seeds of `--seeds`: 3 is 0, 1 and 2; a list is itself.
+
+    Raises:
+        click.UsageError: it is neither.
+    """
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdigit() for part in parts) or text.strip() == "0":
+        raise click.UsageError(
+            f"--seeds must be a number of seeds, or a list such as 3,7, got {text!r}"
+        )
+    return list(range(int(text))) if len(parts) == 1 else [int(part) for part in parts]
+
+
 def measure(name: str, study: Study, setup: Setup) -> Record:
     """Measure a study and return its record.
 
@@ -104,13 +120,15 @@ def measure(name: str, study: Study, setup: Setup) -> Record:
     """
     rows = study.measure(setup)
     command = f"python -m experiments.reproductions {name} --size {setup.size}"
-    seeds = len(setup.seeds)
+    seeds = list(setup.seeds)
+    is_usual = seeds == list(range(study.seeds[setup.size]))
+    listed = f"{len(seeds)}" if seeds == list(range(len(seeds))) else ",".join(map(str, seeds))
     return Record(
         name=name,
         size=setup.size,
         date=datetime.now(UTC).date().isoformat(),
         version=fedsim.__version__,
-        command=command + (f" --seeds {seeds}" if seeds != study.seeds[setup.size] else ""),
+        command=command if is_usual else f"{command} --seeds {listed}",
         rows=tuple(rows),
     )
 

@@ -119,6 +119,25 @@ def test_missing_files_are_named_and_skipped(
     assert call(value=2.0, files=needed).exit_code == 1
 
 
+@pytest.mark.parametrize(
+    ("seeds", "measured", "shown"),
+    [("3", "1.03", " --seeds 3"), ("4,9", "1.02", " --seeds 4,9"), ("1", "1.01", "")],
+)
+def test_seeds_are_a_number_or_a_list(
+    call: Callable[..., Result], tmp_path: Path, seeds: str, measured: str, shown: str
+) -> None:
+    result = call("--seeds", seeds, "--write")
+    assert measured in result.output
+    assert f"one --size reduced{shown}\n```" in (tmp_path / "page.md").read_text()
+
+
+@pytest.mark.parametrize("seeds", ["0", "x", "1,,2", "-1"])
+def test_other_seeds_are_refused(call: Callable[..., Result], seeds: str) -> None:
+    result = call("--seeds", seeds)
+    assert result.exit_code == 2
+    assert "a list such as 3,7" in result.stderr
+
+
 def test_an_unknown_study_is_named(call: Callable[..., Result]) -> None:
     result = call("two")
     assert result.exit_code == 2
