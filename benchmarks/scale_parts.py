@@ -296,7 +296,7 @@ def rows_of(record: Mapping[str, Any]) -> Iterator[list[str]]:
         known = [
             1e6 * found["megabytes"] / int(size)
             for size, found in sizes.items()
-            if found["megabytes"] is not None
+            if found["megabytes"] is not None and PARTS[name].is_kept
         ]
         yield [name, *cells, f"{known[-1]:,.0f}" if known else "–"]
 

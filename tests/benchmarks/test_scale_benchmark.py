@@ -29,11 +29,25 @@ def test_the_benchmark_measures_a_run_of_each_size(
         assert len(one["round"]) == len(one["round_wall"]) == 1
 
 
+@pytest.mark.slow
+def test_every_part_is_measured(
+    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    record, parts = tmp_path / "r.json", script("scale_parts")
+    monkeypatch.setattr(sys, "argv", ["scale_parts.py", "--quick", "--json", str(record)])
+    parts.main()
+    found = json.loads(record.read_text())
+    assert found["parts"].keys() == parts.PARTS.keys()
+    assert len(found["numbers"]) == len(parts.PARTS)
+
+
 def test_the_page_has_the_figures_of_the_records(
     script: Callable[[str], ModuleType], benchmarks: Path
 ) -> None:
     page = (benchmarks.parent / "docs" / "scale.md").read_text()
-    records = sorted((benchmarks / "results").glob("*-scale-*.json"))
-    assert records
-    for record in records:
-        assert script("scale").table_of(json.loads(record.read_text())) in page, record.name
+    records = sorted((benchmarks / "results").glob("*-scale*.json"))
+    contents = [json.loads(record.read_text()) for record in records]
+    found = [one for one in contents if one["script"] in ("scale.py", "scale_parts.py")]
+    assert found
+    for record in found:
+        assert script(record["script"].removesuffix(".py")).table_of(record) in page
