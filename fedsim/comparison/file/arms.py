@@ -202,5 +202,7 @@ def arm_notes(arms: Mapping[str, str]) -> Iterator[str]:
     Args:
         arms: name of the arm of each variant that has one.
     """
-    for variant, arm in arms.items():
-        yield f"{variant} (arm {arm}): {ARMS[arm].note}"
+    for arm, entry in ARMS.items():
+        names = [variant for variant, own in arms.items() if own == arm]
+        if names:
+            yield f"{', '.join(names)} (arm {arm}): {entry.note}"
