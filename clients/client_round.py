@@ -30,6 +30,7 @@ from fedsim.clients.task import ClientTask
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.streams import StreamKey
 from fedsim.clients.updates.mechanism import UpdateMechanism
+from fedsim.clients.voting import votes_of
 from fedsim.core.plugin_errors import contained_exits
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.clip_bound import LearntBound
@@ -236,8 +237,9 @@ def _propose(asked: ClientRequest) -> ClientRound:
     client_round = ClientRound(asked, fault, digest, model.start_values, model.fixed_digest)
     if task.privacy is None or not task.privacy.charges_itself:
         return client_round
+    plan = task.privacy.of_round(request.round_number)
     client_round.account = PrivacyAccount.restore(
-        asked.context.state, task.privacy, client=task.client, journal=task.journal
+        asked.context.state, plan, client=task.client, journal=task.journal
     )
     client_round.charge = client_round.account.propose(
         round_number=request.round_number,
@@ -337,6 +339,10 @@ def _train_together(rounds: list[ClientRound]) -> dict[int, TrainedClient]:
 def _train(rounds: Sequence[ClientRound]) -> list[TrainedClient]:
     """Train members of one block that share model, loss and settings; the others are absent."""
     task, block = rounds[0].task, rounds[0].asked.block
+    if task.voter is not None:
+        return [
+            TrainedClient(votes_of(each.task, each.asked.request), None, None) for each in rounds
+        ]
     task.shared_model.load(rounds[0].asked.request.arrays)
     members = {each.task.client: each.member for each in rounds}
     result = train_block(

@@ -386,9 +386,9 @@ class PrivacySettings(Settings):
                     f"{key} belongs to perturbation output or input, got perturbation gradient; "
                     f"leave {key} out"
                 )
-        if getattr(self, own) is None and not self.groups:
+        if self.unit == "example" and self.max_grad_norm is None and not self.groups:
             raise ValueError(
-                f"unit: {self.unit} needs {own}, the L2 bound of what one {self.unit} contributes"
+                "unit: example needs max_grad_norm, the L2 bound of what one example contributes"
             )
         if getattr(self, other) is not None:
             raise ValueError(f"{other} belongs to another unit than {self.unit}; use {own}")

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Protocol, cast
 
+import numpy as np
 from flwr.app import ArrayRecord
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.accountant.ledger.journal import Journal
@@ -33,6 +35,34 @@ ClientMechanism = DpSgdMechanism | UpdateMechanism | OutputMechanism | InputMech
 
 # Scores a model on the client's held-out examples: their number, and metrics by name.
 Evaluate = Callable[[ArrayRecord], tuple[int, Mapping[str, float]]]
+
+
+class Voter(Protocol):
+    """Labels of the public queries of a ballot, by the teachers of the clients of a process."""
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        ...
+
+    def labels(
+        self,
+        client: int,
+        data: tuple[Tensor, Tensor],
+        round_number: int,
+        board: Mapping[str, np.ndarray],
+    ) -> NDArray[np.int64]:
+        """Return a client's label for each row of a ballot; `NO_LABEL`: no vote.
+
+        Guarantee: no more rows have a label than the ballot of the round has queries.
+
+        Args:
+            client: its number.
+            data: its features and targets (n, ...).
+            round_number: the round of the ballot.
+            board: the public results so far, by name.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -70,6 +100,7 @@ class ClientTask:
         steps: returns the planned local steps of a round; None: `local.steps` in every round.
         noisy_examples: the noisy examples of clients of this process, by client, under perturbation
             input; filled when a client first trains.
+        voter: the client votes on public queries in place of training; None: it trains.
     """
 
     client: int
@@ -94,6 +125,7 @@ class ClientTask:
     plan_digest: str = ""
     rule: ClientRule | None = None
     sent: tuple[str, ...] = ()
+    voter: Voter | None = None
     steps: Callable[[int], int] | None = None
 
     def planned_steps(self, round_number: int) -> int:

@@ -22,7 +22,7 @@ FLOORS: tuple[set[str], ...] = (
     {"clients", "server"},
     {"data", "simulation", "statement"},
     {"models"},
-    {"personalization"},
+    {"pate", "personalization"},
     {"experiment"},
     {"federation"},
     {"tracking"},

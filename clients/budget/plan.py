@@ -28,6 +28,7 @@ from fedsim.clients.perturbation.output import OutputMechanism
 from fedsim.clients.perturbation.problem import ConvexProblem, Descent
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.clients.updates.mechanism import UpdateMechanism
+from fedsim.clients.updates.votes import VoteMechanism
 from fedsim.core.errors import ExitCode, InputError
 from fedsim.protocol.client_spend import ClientSpend
 
@@ -98,6 +99,16 @@ class PrivacyPlan:
         if self.part is None or not self.part.adds_noise:
             return None
         return self.release.charges(first_step, steps)
+
+    def of_round(self, round_number: int) -> "PrivacyPlan":
+        """Return the plan as it is charged in one round: ballots alternate, all else stays.
+
+        Args:
+            round_number: the round, from 1.
+        """
+        if not isinstance(self.release, VoteMechanism):
+            return self
+        return replace(self, release=self.release.of_round(round_number))
 
     @property
     def step(self) -> DpSgdMechanism:
@@ -225,7 +236,7 @@ def plan_privacy(
         key = "groups" if privacy.groups else "clipping"
         raise PrivacyPlanError(f"privacy.{key} cannot be used: {error}") from error
     if parameters is not None:
-        _check_draws(steps * (parameters.size + 1))
+        check_draws(steps * (parameters.size + 1))
         try:
             step = step.for_model(parameters)
             if given is None:
@@ -241,7 +252,7 @@ def plan_privacy(
         delta=delta,
         target_epsilon=privacy.target_epsilon,
         planned_steps=steps,
-        affordable_steps=_affordable(privacy, delta, step, steps),
+        affordable_steps=affordable_of(privacy, delta, step, steps),
         secure_noise=privacy.noise == "secure",
         round_steps=round_steps,
     )
@@ -269,7 +280,7 @@ def _plan_of_updates(
             participation_rate=rate,
         )
         if parameters is not None:
-            _check_draws(rounds * (parameters.size + 1))
+            check_draws(rounds * (parameters.size + 1))
             update = update.for_model(parameters.size, parameters.tensors[0].dtype)
             if privacy.noise_multiplier is None:
                 update = update.with_effective_noise(noise)
@@ -281,7 +292,7 @@ def _plan_of_updates(
         delta=delta,
         target_epsilon=privacy.target_epsilon,
         planned_steps=rounds,
-        affordable_steps=_affordable(privacy, delta, update, rounds),
+        affordable_steps=affordable_of(privacy, delta, update, rounds),
         secure_noise=privacy.noise == "secure",
         charges_itself=drawn is None,
     )
@@ -402,8 +413,12 @@ def _spaced(sampling: Sampling, bands: int) -> Sampling:
         ) from error
 
 
-def _check_draws(draws: int) -> None:
-    """Refuse a plan that draws more values of noise than the slack of the sampler covers."""
+def check_draws(draws: int) -> None:
+    """Refuse a plan that draws more values of noise than the slack of the sampler covers.
+
+    Raises:
+        PrivacyPlanError: it does.
+    """
     if draws > MAX_DRAWS:
         raise PrivacyPlanError(
             f"a client would draw {draws:.3g} values of noise, steps times trained values, and the "
@@ -501,7 +516,17 @@ def delta_of(privacy: PrivacySettings, public_size: int) -> float:
     return 10.0 ** -math.ceil(math.log10(10 * max(1, public_size)) - 1e-12)
 
 
-def _affordable(privacy: PrivacySettings, delta: float, step: Mechanism, steps: int) -> int | None:
+def affordable_of(
+    privacy: PrivacySettings, delta: float, step: Mechanism, steps: int
+) -> int | None:
+    """Return how many of the steps the target affords; None without a target.
+
+    Args:
+        privacy: the target, the noise, the accountant and the adjacency.
+        delta: of the client.
+        step: its mechanism.
+        steps: planned steps.
+    """
     if privacy.target_epsilon is None:
         return None
     if not privacy.gives_noise:

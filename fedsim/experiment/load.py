@@ -24,6 +24,7 @@ from fedsim.experiment.text import value_text
 from fedsim.experiment.tree import Location, Node, from_python, is_broken, locate, to_python
 from fedsim.experiment.yaml_loader import parse_yaml
 from fedsim.models.settings import ModelSettings
+from fedsim.pate.settings import PateSettings
 from fedsim.personalization.settings import PersonalizationSettings
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
@@ -134,6 +135,7 @@ def with_num_clients(loaded: LoadedExperiment, number: int) -> LoadedExperiment:
     sections = Sections(
         **{name: getattr(experiment, name) for name in names - {"faults"}},
         faults=tuple(experiment.faults),
+        unit=None if experiment.privacy is None else experiment.privacy.unit,
     )
     source = Location("" if loaded.path is None else str(loaded.path))
     found = check_rules(sections, loaded.base)
@@ -250,6 +252,11 @@ def _personalization(raw: object, failed: set[object]) -> PersonalizationSetting
     return TypeAdapter(PersonalizationSettings).validate_python(given)
 
 
+def _written_unit(raw: object) -> object:
+    privacy = raw.get("privacy") if isinstance(raw, dict) else None
+    return privacy.get("unit") if isinstance(privacy, dict) else None
+
+
 def _valid_sections(raw: object, failed: set[object]) -> Sections:
     def section(name: str, kind: type[_Section]) -> _Section | None:
         given = raw.get(name) if isinstance(raw, dict) else None
@@ -266,5 +273,8 @@ def _valid_sections(raw: object, failed: set[object]) -> Sections:
         personalization=_personalization(raw, failed),
         runtime=section("runtime", RuntimeSettings),
         faults=_faults(raw, failed),
+        task="pate" if isinstance(raw, dict) and raw.get("task") == "pate" else "federated",
+        pate=section("pate", PateSettings),
+        unit=_written_unit(raw),
         mistaken=frozenset(failed),
     )

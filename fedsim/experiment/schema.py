@@ -1,15 +1,19 @@
 """The schema of an experiment file, composed of the settings of all rooms."""
 
+from typing import Literal
+
 from pydantic import Field, ValidationError, field_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from fedsim.clients.faults.settings import FaultSettings
 from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.updates.ballots import Ballots
 from fedsim.core.settings import Settings
 from fedsim.data.catalog import DATASETS
 from fedsim.data.settings import DataSettings
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
+from fedsim.pate.settings import PateSettings
 from fedsim.personalization.settings import PersonalizationSettings
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
@@ -53,6 +57,14 @@ class Experiment(Settings):
         default=None,
         description="how each client makes a model of its own from the final global model, which "
         "never leaves it; null: no personal models",
+    )
+    task: Literal["federated", "pate"] = Field(
+        default="federated",
+        description="federated: rounds of local training make a global model; pate: each client "
+        "trains a teacher, teachers vote on public queries, a public student learns the answers",
+    )
+    pate: PateSettings | None = Field(
+        default=None, description="queries, noise and student of `task: pate`; null: another task"
     )
     faults: list[FaultSettings] = Field(
         default=[], description="faults of clients to inject into the run"
@@ -100,6 +112,11 @@ class Experiment(Settings):
         return number
 
     @property
+    def ballots(self) -> Ballots | None:
+        """The ballots of `task: pate`; None where clients train a global model."""
+        return None if self.pate is None else self.pate.ballots(self.federation.rounds)
+
+    @property
     def clips_examples(self) -> bool:
         """Whether clients train with DP-SGD: noise on clipped gradients of examples."""
         return self.privacy is not None and self.privacy.clips_examples
@@ -114,8 +131,11 @@ class Experiment(Settings):
     def saves_derived_model(self) -> bool:
         """Whether the saved model is made from the values that travel and from those that do not.
 
-        Without low-rank adapters, or where these are merged, it is the whole model.
+        Without low-rank adapters, or where these are merged, it is the whole model; with `task:
+        pate` it is the student.
         """
+        if self.pate is not None:
+            return True
         lora = self.model.lora
         return self.model.has_local_base and (lora is None or lora.save == "merged")
 

@@ -10,25 +10,21 @@ from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.clients.app import one_thread
 from fedsim.clients.budget.client_privacy import ClientPrivacy, resolve_client_privacy
-from fedsim.clients.budget.plan import PrivacyPlan, plan_privacy, whole_round_steps
+from fedsim.clients.budget.plan import PrivacyPlan, whole_round_steps
 from fedsim.clients.dp_sgd.model_checks.safety import check_private_model
-from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.choice import training_gradients
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.dp_sgd.views import check_views
-from fedsim.clients.perturbation.bounds import BoundedExamples
-from fedsim.clients.perturbation.problem import ConvexProblem
-from fedsim.clients.settings import PrivacySettings
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
 from fedsim.core.phases import Phases
 from fedsim.core.plugin_errors import plugin_calls
-from fedsim.core.shared_values import map_shared
 from fedsim.data import DataError, FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.experiment.load import with_num_clients
 from fedsim.federation.algorithm import checked_algorithm
 from fedsim.federation.batch_sizes import check_batch_size
+from fedsim.federation.client_plans import client_plans
 from fedsim.federation.client_tables import read_client_tables
 from fedsim.federation.client_tensors import order_by_client
 from fedsim.federation.client_weights import client_weights
@@ -48,11 +44,14 @@ from fedsim.federation.plan_digest import plan_digest
 from fedsim.federation.schedule import StepSchedule, participation_of
 from fedsim.federation.secure_setup import secure_channel
 from fedsim.federation.train_metrics import check_train_metrics
+from fedsim.federation.voting import voting_of
 from fedsim.models.errors import ModelError
 from fedsim.models.features.pipeline import FeaturePipeline
 from fedsim.models.losses import resolve_loss
 from fedsim.models.metrics import Task, task_for
 from fedsim.models.preflight import preflight
+from fedsim.pate.queries import with_queries
+from fedsim.pate.teachers import Trainer
 from fedsim.personalization.personalize import check_personalization
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.server.aggregation.weights import ClientWeights
@@ -99,6 +98,9 @@ def _assemble(
     )
     loaded = with_num_clients(loaded, len(data.clients))
     experiment = loaded.experiment
+    queries = None
+    if experiment.pate is not None:
+        data, queries = with_queries(data, experiment.pate.queries, seed=experiment.seed)
     check_batch_size(experiment, data.clients.sizes)
     if experiment.privacy is not None and len(data.test) < 2:
         raise DataError(
@@ -123,6 +125,11 @@ def _assemble(
         model, parameters=None if gradients is None else gradients.parameters
     )
     still = _still_parameters(experiment, model, loss, data, device)
+    voting = None
+    if queries is not None:
+        trainer = Trainer.of(shared_model, loss, gradients)
+        voting = voting_of(experiment, queries, trainer, data.num_classes or 0, device)
+        shared_model = SharedModel(voting.board().to(device))
     algorithm = checked_algorithm(experiment, model, len(data.clients), loaded.base)
     if client_privacy is not None:
         phases.begin("calibrating noise")
@@ -132,7 +139,7 @@ def _assemble(
     digest = plan_digest(experiment, plans, weights, sums)
     secure = secure_channel(
         experiment,
-        model.state_dict(),
+        shared_model.model.state_dict(),
         weights,
         sums,
         base=loaded.base,
@@ -162,6 +169,7 @@ def _assemble(
         sums=sums,
         plan_digest=digest,
         still=still,
+        voting=voting,
     )
     federation.public_scores.check()
     refuse_edited_plugins(sources, experiment, loaded.base)
@@ -226,7 +234,14 @@ def _planned(
     plans = None
     if client_privacy is not None:
         problem = perturbed_problem(experiment, shared_model.model, data, algorithm)
-        plans = _plans(client_privacy, experiment, data, steps, shared_model.parameters, problem)
+        plans = client_plans(
+            experiment,
+            client_privacy,
+            data.clients.sizes,
+            steps,
+            shared_model.parameters,
+            problem,
+        )
     weights = client_weights(
         experiment, data.clients.sizes, plans, takes_weights=algorithm.takes_weights
     )
@@ -262,34 +277,6 @@ def _client_privacy(loaded: LoadedExperiment, num_clients: int) -> tuple[ClientP
         tables=read_client_tables(privacy, loaded.base),
         clients_per_round=participation_of(loaded.experiment, num_clients).round_sizes[1],
     )
-
-
-def _plans(
-    client_privacy: tuple[ClientPrivacy, ...],
-    experiment: Experiment,
-    data: FederatedData,
-    steps: StepSchedule,
-    parameters: FlatParameters,
-    problem: ConvexProblem | BoundedExamples | None,
-) -> tuple[PrivacyPlan, ...]:
-    def plan(
-        privacy: PrivacySettings, examples: int, planned_rounds: int, planned_steps: int
-    ) -> PrivacyPlan:
-        return plan_privacy(
-            privacy,
-            experiment.local,
-            examples=examples,
-            planned_rounds=planned_rounds,
-            planned_steps=planned_steps,
-            parameters=parameters,
-            drawn=drawn,
-            problem=problem,
-        )
-
-    settings = [own.privacy for own in client_privacy]
-    sizes, rounds = data.clients.sizes, steps.participation.planned_rounds()
-    drawn, planned = steps.participation.secret_rate, steps.planned()
-    return tuple(map_shared(plan, settings, sizes, rounds, planned))
 
 
 def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:

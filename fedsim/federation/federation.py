@@ -45,6 +45,7 @@ from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.federation.schedule import StepSchedule
 from fedsim.federation.server_charges import ServerCharges
 from fedsim.federation.train_metrics import TrainMetrics
+from fedsim.federation.voting import Voting
 from fedsim.models.adapters.attach import merge_adapters
 from fedsim.models.local_base import whole_state
 from fedsim.models.metrics import Task, evaluate
@@ -91,6 +92,8 @@ class Federation:
         still: trained parameters that training does not move, on public examples.
         plan_digest: digest of everything public that fixes the clients' releases; "" without
             privacy.
+        voting: teachers, ballots and student of `task: pate`, where `shared_model` is the board
+            that clients vote on; None: clients train the model.
     """
 
     experiment: Experiment
@@ -113,6 +116,7 @@ class Federation:
     sums: SumPlan | None = None
     plan_digest: str = ""
     still: tuple[StillParameter, ...] = ()
+    voting: Voting | None = None
 
     @cached_property
     def _tensors(self) -> ClientTensors:
@@ -125,7 +129,8 @@ class Federation:
     @cached_property
     def conditions(self) -> str:
         """Digest of the settings, plug-in sources, versions and device that train."""
-        return digest_conditions(self.experiment, self.sources.digest, self.device)
+        found = digest_conditions(self.experiment, self.sources.digest, self.device)
+        return found if self.voting is None else self.voting.digest(found)
 
     @cached_property
     def _faults(self) -> FaultPlan:
@@ -154,8 +159,13 @@ class Federation:
         }
 
     def initial_arrays(self) -> ArrayRecord:
-        """Return the initial global model as a record."""
-        return ArrayRecord({name: value.cpu() for name, value in self.model.state_dict().items()})
+        """Return the initial global model as a record; with ballots, the empty board."""
+        model = self.model if self.voting is None else self.shared_model.model
+        return ArrayRecord({name: value.cpu() for name, value in model.state_dict().items()})
+
+    def final_model(self, state: ServerState) -> ArrayRecord:
+        """Return the model of a run in a state of the server: the student, with ballots."""
+        return state.model if self.voting is None else self.voting.student(state.model)
 
     def saved_values(self, arrays: ArrayRecord) -> dict[str, np.ndarray]:
         """Return the values of `model.safetensors` by name.
@@ -163,6 +173,8 @@ class Federation:
         Args:
             arrays: the global model.
         """
+        if self.voting is not None:
+            return to_numpy(self.voting.student(arrays))
         if not self.experiment.saves_derived_model:
             return to_numpy(arrays)
         self.model.load_state_dict(arrays.to_torch_state_dict())
@@ -196,6 +208,7 @@ class Federation:
             sent=self.algorithm.sent_arrays(),
             steps=partial(self.steps.local_steps, client),
             noisy_examples=self._noisy_examples,
+            voter=None if self.voting is None else self.voting.teachers,
         )
 
     @cached_property
@@ -215,7 +228,7 @@ class Federation:
 
     def _check_tile(self, members: Sequence[int]) -> None:
         """Check the tiles of a planned block, on public examples, once for each shape."""
-        if self._row_isolation is not None:
+        if self._row_isolation is not None and self.voting is None:  # teachers train alone
             self._row_isolation.check(len(members), self.tile_rows(members))
 
     @cached_property
@@ -310,6 +323,8 @@ class Federation:
 
     def scored_models(self, state: ServerState) -> Models:
         """Return what is scored after a round: the global model, or the clients' own models."""
+        if self.voting is not None:
+            return self.final_model(state)
         return scored_models(self.algorithm, state)
 
     def test_metrics(self, models: Models) -> dict[str, MetricValue]:
@@ -321,6 +336,10 @@ class Federation:
         Raises:
             FederationError: a model, the loss or a metric fails.
         """
+        if self.voting is not None and isinstance(models, ArrayRecord):
+            found = self.public_scores.metrics(self.voting.student(models))
+            counts = self.voting.counts(models)
+            return {**{f"test_{name}": value for name, value in found.items()}, **counts}
         found = self.public_scores.metrics(models)
         return {f"test_{name}": value for name, value in found.items()}
 
@@ -331,6 +350,8 @@ class Federation:
         Raises:
             AlgorithmError: there is no such algorithm, or it does not take its settings.
         """
+        if self.voting is not None:
+            return self.voting.tally()
         return algorithm_of(self.experiment, self.model, self.num_clients, self.base)
 
     def server_app(
@@ -412,6 +433,8 @@ class Federation:
     def _averages_plain_steps(self) -> bool:
         """Whether the aggregate update is the weighted sum of the noise of plain local steps."""
         algorithm = self.algorithm
+        if self.voting is not None:
+            return False
         is_mean = not (algorithm.uses_each_update or algorithm.weighs_steps)
         scales = self.participation.buffered is not None  # stale updates
         return is_mean and not scales and algorithm.client() is None
@@ -473,7 +496,7 @@ class Federation:
 
         Where the unit is the client, neither shape nor number of the tiles may depend on its size.
         """
-        if self.gradients is None or not self.gradients.stacks:
+        if self.gradients is None or not self.gradients.stacks or self.voting is not None:
             return False
         batch, most = self.experiment.local.batch_size, self.experiment.local.max_physical_batch
         if not self._has_private_sizes:

@@ -71,7 +71,7 @@ def probe_mechanisms(federation: Federation) -> None:
         MechanismMismatchError: less noise than charged, repeated noise, or an example that
             contributes more than its clipping bound; the message names both numbers.
     """
-    if federation.plans is None:
+    if federation.plans is None or federation.voting is not None:
         return
     evidence = NoiseEvidence()
     mixed = not federation.experiment.plugins

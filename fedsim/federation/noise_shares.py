@@ -16,8 +16,10 @@ from fedsim.clients.budget.mechanism import Mechanism
 from fedsim.clients.budget.noise_search import calibrate_noise
 from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
 from fedsim.clients.budget.sum_part import SumPart
+from fedsim.clients.budget.vote_plan import calibrate_votes
 from fedsim.clients.dp_sgd.sampling import PoissonSampling
 from fedsim.clients.updates.mechanism import UpdateMechanism
+from fedsim.clients.updates.votes import VoteMechanism
 from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment
 from fedsim.federation.schedule import participation_of
@@ -36,7 +38,7 @@ def sum_scale(own: ClientPrivacy, plan: PrivacyPlan, weight: int, lr: float) -> 
         lr: learning rate of the one local step; it says nothing where the unit is the client.
     """
     if plan.update is not None:
-        return weight * own.privacy.clip_norm
+        return weight * plan.update.max_update_norm
     return weight * lr / plan.step.expected_lot * own.privacy.clip_norm
 
 
@@ -146,6 +148,8 @@ def _against_server(own: ClientPrivacy, plan: PrivacyPlan) -> float:
     limit = own.privacy.fallback_epsilon
     if limit is None or not plan.planned_steps:
         return 0.0
+    if isinstance(plan.update, VoteMechanism):
+        return calibrate_votes(own.privacy, plan.update, plan.planned_steps, limit, plan.delta)
     try:
         wanted = calibrate_noise(
             PoissonSampling(1.0) if plan.update is not None else plan.step.sampling,

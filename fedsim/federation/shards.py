@@ -16,7 +16,7 @@ from fedsim.clients.dp_sgd.per_example.choice import training_gradients
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
-from fedsim.data import FederatedData
+from fedsim.data import Examples, FederatedData
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.block_plan import BlockPlan
@@ -31,12 +31,23 @@ from fedsim.federation.initial_model import (
 )
 from fedsim.federation.mechanism_probe import probe_mechanisms
 from fedsim.federation.nodes import make_node_app, num_helpers
+from fedsim.federation.voting import voting_of
 from fedsim.models.losses import resolve_loss
+from fedsim.pate.teachers import Trainer
 from fedsim.protocol.messages import TrainRequest
 from fedsim.simulation.shardable_app import ShardFactory
 
 # Fields of a federation that every process builds for itself.
-_LOCAL_FIELDS = {"model", "shared_model", "loss", "gradients", "device", "journal", "data"}
+_LOCAL_FIELDS = {
+    "model",
+    "shared_model",
+    "loss",
+    "gradients",
+    "device",
+    "journal",
+    "data",
+    "voting",
+}
 
 
 def client_app(
@@ -161,7 +172,8 @@ class FederationClientApp(ClientApp):
             held_out=None if data.held_out is None else data.held_out.select(here),
             test=public_examples(data, NUM_PROBE_EXAMPLES),
         )
-        return _FederationShard(type(federation), rest, own, federation.block_plan)
+        queries = None if federation.voting is None else federation.voting.queries
+        return _FederationShard(type(federation), rest, own, federation.block_plan, queries)
 
 
 @dataclass(frozen=True)
@@ -170,6 +182,7 @@ class _FederationShard:
     rest: Mapping[str, Any]
     data: FederatedData
     plan: BlockPlan  # of all clients, so that every process has the same blocks
+    queries: Examples | None = None
 
     def __call__(self, journal: Journal | None) -> ClientApp:
         """Return the app of the clients, with a federation that holds their data only."""
@@ -182,14 +195,20 @@ class _FederationShard:
             private = experiment.clips_examples
             gradients = training_gradients(model, loss, *examples, private=private)
         refuse_edited_plugins(self.rest["sources"], experiment, base)
+        parameters = None if gradients is None else gradients.parameters
+        shared_model, voting = SharedModel(model, parameters=parameters), None
+        if self.queries is not None:
+            trainer = Trainer.of(shared_model, loss, gradients)
+            classes = self.data.num_classes or 0
+            voting = voting_of(experiment, self.queries, trainer, classes, device)
+            shared_model = SharedModel(voting.board().to(device))
         # A copy: arrays that Ray delivers are shared and read-only.
         federation = self.federation_class(
             **self.rest,
             data=self.data.copy(),
             model=model,
-            shared_model=SharedModel(
-                model, parameters=None if gradients is None else gradients.parameters
-            ),
+            shared_model=shared_model,
+            voting=voting,
             loss=loss,
             gradients=gradients,
             device=device,

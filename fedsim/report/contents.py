@@ -9,6 +9,7 @@ import yaml
 
 from fedsim.models.scores.catalog import metric_key
 from fedsim.report.scores import Scores, read_scores
+from fedsim.runs.answers import FILE as ANSWERS
 from fedsim.runs.client_data import FILE as CLIENT_DATA
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.personal_scores import FILE as PERSONALIZATION
@@ -29,6 +30,7 @@ class RunContents:
         personal: `personalization.json`; None in a run without scores of personal models.
         client_data: `client_data.json`; None in a run without figures of private data.
         scores: `scores.json`; None in a failed run, or one of an older version.
+        answers: `answers.json`; None for another task than `pate`.
     """
 
     summary: dict[str, Any]
@@ -39,6 +41,7 @@ class RunContents:
     personal: dict[str, Any] | None = None
     client_data: dict[str, Any] | None = None
     scores: Scores | None = None
+    answers: dict[str, Any] | None = None
 
     @property
     def is_private(self) -> bool:
@@ -119,4 +122,5 @@ def read_contents(directory: RunDirectory) -> RunContents:
         personal=directory.read_json(PERSONALIZATION) if has_scores else None,
         client_data=directory.read_json(CLIENT_DATA) if has_data else None,
         scores=read_scores(directory),
+        answers=directory.read_json(ANSWERS) if (directory.path / ANSWERS).exists() else None,
     )

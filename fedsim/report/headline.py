@@ -18,11 +18,14 @@ _MAX_NAME_CHARS = 80
 def headline(federation: Federation) -> list[str]:
     """Return the headline of a run, from public figures: private client sizes are left out."""
     experiment = federation.experiment
+    rounds = count_text(experiment.federation.rounds, "round")
+    work = f"{rounds} of {_length(experiment.local)}"
+    if experiment.pate is not None:
+        answers = experiment.pate.most_answers
+        work = f"{experiment.pate.queries:,} queries, at most {answers:,} answers, {rounds}"
     first = (
         f"{experiment.name}: {_clients(federation)} with "
-        f"{_sizes(federation)}, {len(federation.data.test):,} test examples, "
-        f"{count_text(experiment.federation.rounds, 'round')} of "
-        f"{_length(experiment.local)}"
+        f"{_sizes(federation)}, {len(federation.data.test):,} test examples, {work}"
     )
     if federation.plans is None:
         return [first, "no differential privacy"]
@@ -78,6 +81,8 @@ def _mechanism(federation: Federation) -> str:
     what = "DP-SGD in every client" if experiment.clips_examples else "whole updates of clients"
     if privacy is not None and privacy.perturbation != "gradient":
         what = _NOISE_ON[privacy.perturbation]
+    if federation.voting is not None:
+        what = "votes of clients"
     if privacy is None or privacy.trust == "local":
         return what
     return f"{what}, {privacy.trust} trust"

@@ -21,6 +21,7 @@ from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.points import guarantees, limits, points, warnings
 from fedsim.report.recompute import recipe
 from fedsim.report.scores import scores_context
+from fedsim.report.sections.answers import answers_context
 from fedsim.report.sections.client_data import client_data_context, held_out_accuracies
 from fedsim.report.sections.curves import cost_drawings, round_drawings, spends_of
 from fedsim.report.sections.experiment import experiment_rows
@@ -90,6 +91,7 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "phases": overview.phases(contents),
         "scores": scores_context(contents.scores),
         "client_data": client_data_context(contents),
+        "answers": answers_context(contents),
         "personal": overview.personal_table(contents),
         "personal_note": None if contents.personal is None else contents.personal["note"],
         "spend_plot": _spend_plot(contents),

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+from flwr.app import ArrayRecord
+
 import fedsim
 from fedsim.algorithms.state import ServerState
 from fedsim.core.file_errors import StorageError, describe_os_error
@@ -19,6 +21,8 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import probe_mechanisms
 from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import digest
+from fedsim.runs.answers import COUNTS, answers_content
+from fedsim.runs.answers import FILE as ANSWERS
 from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.client_data import FILE as CLIENT_DATA
 from fedsim.runs.client_data import client_data
@@ -361,6 +365,7 @@ class _Recorder:
             "task": card.task,
             "classes": card.to_json()["class_names"],
             **self._personal_models(status),
+            **{name: last[name] for name in COUNTS if name in last},
             "epsilon": privacy.epsilon_statistics if privacy else None,
             "delta": max(spend.delta for spend in privacy.clients) if privacy else None,
             "seconds": round(seconds, 3),
@@ -369,6 +374,7 @@ class _Recorder:
         }
         self._write_scores(status)
         self._write_client_data(status)
+        self._write_answers()
         directory.write_json("summary.json", summary)
         return RunResult(
             path=directory.path,
@@ -380,6 +386,11 @@ class _Recorder:
             seconds=seconds,
             base=self._federation.base,
         )
+
+    @property
+    def _final_model(self) -> ArrayRecord:
+        """The model of the run: that of the server, or PATE's student."""
+        return self._federation.final_model(self._state)
 
     @property
     def _setup(self) -> dict[str, float]:
@@ -401,9 +412,16 @@ class _Recorder:
         """Write figures of private data, in a run that promises nothing about them."""
         self._directory.remove(CLIENT_DATA)  # of an earlier end
         is_scored = status != "failed" and self._state.round_number
-        found = client_data(self._federation, self._state.model if is_scored else None)
+        found = client_data(self._federation, self._final_model if is_scored else None)
         if found is not None:
             self._directory.write_json(CLIENT_DATA, found)
+
+    def _write_answers(self) -> None:
+        """Write the queries and the answers of `task: pate`."""
+        self._directory.remove(ANSWERS)  # of an earlier end
+        found = answers_content(self._federation, self._state)
+        if found is not None:
+            self._directory.write_json(ANSWERS, found)
 
     @property
     def _model_metrics(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
@@ -34,6 +35,21 @@ def read_model_card(run: str | Path) -> ModelCard:
         DamagedRunError: the file is damaged.
     """
     return _read_model(RunDirectory.open(Path(run)))[0]
+
+
+def same_arrays(saved: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]) -> bool:
+    """Return whether two models have the same names, shapes, types and bits.
+
+    Args:
+        saved: arrays of a file, by name.
+        arrays: arrays in memory.
+    """
+    return saved.keys() == arrays.keys() and all(
+        value.dtype == saved[name].dtype
+        and value.shape == saved[name].shape
+        and np.asarray(value).tobytes() == saved[name].tobytes()
+        for name, value in arrays.items()
+    )
 
 
 def load_model(run: str | Path, *, base: str | Path | None = None) -> nn.Module:

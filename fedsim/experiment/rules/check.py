@@ -20,6 +20,7 @@ from fedsim.experiment.rules.dataset import check_data
 from fedsim.experiment.rules.features import check_features, check_views
 from fedsim.experiment.rules.model import check_model
 from fedsim.experiment.rules.participation import check_poisson_draws, check_schemes
+from fedsim.experiment.rules.pate import check_pate
 from fedsim.experiment.rules.perturbation import check_perturbation
 from fedsim.experiment.rules.runtime import check_trackers
 from fedsim.experiment.rules.scores import (
@@ -61,10 +62,15 @@ def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
     yield from check_evaluation(sections)
     yield from check_personalization(sections)
     yield from check_views(sections)
+    yield from check_pate(sections)
     if sections.privacy is not None:
         if "secure_aggregation" not in sections.mistaken:
             yield from check_trust(
-                sections.privacy, sections.local, sections.federation, sections.secure_aggregation
+                sections.privacy,
+                sections.local,
+                sections.federation,
+                sections.secure_aggregation,
+                votes=sections.task == "pate",
             )
         yield from check_budget_files(sections.privacy, base)
     if sections.runtime is not None:

@@ -26,6 +26,8 @@ def check_client_unit(
     privacy: PrivacySettings,
     federation: FederationSettings | None,
     local: LocalSettings | None,
+    *,
+    votes: bool = False,
 ) -> Iterator[PathMessage]:
     """Yield (path, message) for every setting that whole updates have no theorem for.
 
@@ -33,7 +35,13 @@ def check_client_unit(
         privacy: the `privacy` section, with unit client.
         federation: the `federation` section; None if it has mistakes.
         local: the `local` section; None if it has mistakes.
+        votes: whether clients send votes, whose size is fixed, in place of updates.
     """
+    if privacy.max_update_norm is None and not votes:
+        yield (
+            ("privacy",),
+            "unit: client needs max_update_norm, the L2 bound of what one client contributes",
+        )
     if local is not None and local.epochs is not None:
         yield (
             ("local", "epochs"),

@@ -7,6 +7,7 @@ from fedsim.clients.faults.settings import FaultSettings
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.data.settings import DataSettings
 from fedsim.models.settings import ModelSettings
+from fedsim.pate.settings import PateSettings
 from fedsim.personalization.settings import PersonalizationSettings
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
@@ -31,6 +32,9 @@ class Sections:
     evaluation: EvaluationSettings | None = None
     personalization: PersonalizationSettings | None = None
     runtime: RuntimeSettings | None = None
+    task: str = "federated"
+    pate: PateSettings | None = None
+    unit: object = None  # as it is written, also in a `privacy` with mistakes
     mistaken: frozenset[object] = frozenset()
 
     @property

@@ -30,6 +30,8 @@ def check_trust(
     local: LocalSettings | None,
     federation: FederationSettings | None,
     secure: SecureAggregationSettings | None,
+    *,
+    votes: bool = False,
 ) -> Iterator[PathMessage]:
     """Yield (path, message) for every condition of the trust model and the unit that fails.
 
@@ -38,9 +40,10 @@ def check_trust(
         local: the `local` section; None if it has mistakes.
         federation: the `federation` section; None if it has mistakes.
         secure: the `secure_aggregation` section; None if there is none.
+        votes: whether clients send votes in place of updates.
     """
     if privacy.unit == "client":
-        yield from check_client_unit(privacy, federation, local)
+        yield from check_client_unit(privacy, federation, local, votes=votes)
     if privacy.trust == "local":
         return
     if privacy.trust == "distributed":

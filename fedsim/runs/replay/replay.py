@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file
 
 from fedsim.accountant.ledger.journal import Charge
 from fedsim.algorithms.state import ServerState
@@ -21,11 +22,12 @@ from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.shards import client_app
-from fedsim.protocol.arrays import digest
+from fedsim.protocol.arrays import digest, to_numpy
 from fedsim.runs.directory import WITHOUT_TRACKERS, RunDirectory, RunDirectoryError
 from fedsim.runs.inputs import refuse_other_inputs
 from fedsim.runs.replay.channel import MemoryJournal, ReplayGrid
 from fedsim.runs.replay.recorded import RecordedRound, read_recorded
+from fedsim.runs.saved_model import same_arrays
 from fedsim.server.app import RoundError
 from fedsim.server.round_report import RoundReport
 from fedsim.simulation.engines import LocalEngine
@@ -253,6 +255,11 @@ class _Comparison:
             digest(state.model),
         ):
             yield "the final model is not the one of the last round that was computed again"
+        elif self._federation.voting is not None:
+            student = to_numpy(self._federation.final_model(state))
+            saved = load_file(self._directory.path / "model.safetensors")
+            if not same_arrays(saved, student):
+                yield "model.safetensors is not the student that is trained on these answers"
 
 
 def _charge_difference(recorded: Charge | None, found: Charge | None) -> str | None:

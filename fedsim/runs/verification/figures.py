@@ -7,6 +7,9 @@ from typing import Any, cast
 
 import fedsim
 from fedsim.clients.settings import recorded_correlation, recorded_perturbation
+from fedsim.protocol.arrays import to_numpy
+from fedsim.runs.answers import COUNTS, answer_problems
+from fedsim.runs.answers import FILE as ANSWERS
 from fedsim.runs.client_data import FILE as CLIENT_DATA
 from fedsim.runs.client_data import client_data_problems
 from fedsim.runs.directory import CLIENT_COLUMNS, clients_table
@@ -143,6 +146,22 @@ def private_figure_problems(files: RunFiles) -> Iterator[str]:
     content = files.directory.read_json(CLIENT_DATA) if has_data else None
     sizes = [row["examples"] for row in files.rows]
     yield from client_data_problems(files.experiment, sizes, content)
+
+
+def vote_problems(files: RunFiles) -> Iterator[str]:
+    """Yield what `answers.json` says and does not agree with the other files, or that it lacks."""
+    settings, directory = files.experiment.pate, files.directory
+    if (directory.path / ANSWERS).exists() != (settings is not None):
+        yield f"{ANSWERS} belongs to runs with task: pate, and to no other run"
+    elif settings is not None:
+        number, state = files.summary["rounds"], files.state
+        row = cast(dict[str, Any], files.rounds[number - 1]) if number else None
+        board = None if state is None else to_numpy(state.arrays)
+        content = directory.read_json(ANSWERS)
+        yield from answer_problems(content, board, settings, row)
+        last = cast(dict[str, Any], files.rounds[-1]) if files.rounds else {}
+        if any(files.summary.get(name) != last.get(name) for name in COUNTS):
+            yield "the queries and answers of summary.json are not those of the last round"
 
 
 def score_problems(files: RunFiles) -> Iterator[str]:

@@ -14,11 +14,11 @@ from fedsim.accountant import Event, Gaussian, JointGaussian, PrivacyLedger
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.budget.client_privacy import ClientPrivacy, Table, resolve_client_privacy
-from fedsim.clients.budget.plan import PrivacyPlan, plan_privacy
+from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.client_settings import OwnPrivacySettings
 from fedsim.clients.dp_sgd.sampling import Charges
 from fedsim.clients.settings import PrivacySettings
-from fedsim.core.shared_values import map_shared
+from fedsim.federation.client_plans import client_plans
 from fedsim.federation.client_weights import client_weights
 from fedsim.federation.noise_shares import share_noise
 from fedsim.federation.schedule import StepSchedule, participation_of
@@ -91,23 +91,7 @@ def _plans(
     """Return the plan of every client, with its part of the noise of a sum where there are sums."""
     experiment, settings = files.experiment, files.experiment.privacy
     sizes = [row["examples"] or 0 for row in files.rows]
-    participation, planned = schedule.participation, schedule.planned()
-    rounds, drawn = participation.planned_rounds(), participation.secret_rate
-
-    def plan(
-        privacy: PrivacySettings, size: int, planned_rounds: int, planned_steps: int
-    ) -> PrivacyPlan:
-        return plan_privacy(
-            privacy,
-            experiment.local,
-            examples=size,
-            planned_rounds=planned_rounds,
-            planned_steps=planned_steps,
-            drawn=drawn,
-        )
-
-    own = [one.privacy for one in terms]
-    plans = tuple(map_shared(plan, own, sizes, rounds, planned))
+    plans = client_plans(experiment, terms, sizes, schedule)
     if settings is None or settings.trust == "local":
         return plans
     weights = client_weights(experiment, sizes, plans, takes_weights=True)
@@ -164,10 +148,11 @@ def _against_steps(
         if charge.steps != steps:
             yield f"{where} has {charge.steps} steps, and experiment.yaml plans {steps}"
             return
-        if not _same_charges(charge.ledger, plan.charges(taken, charge.steps)):
+        planned = plan.of_round(charge.round_number)
+        if not _same_charges(charge.ledger, planned.charges(taken, charge.steps)):
             yield f"{where} is not the charge that experiment.yaml plans"
             return
-        if not _same_charges(charge.against_server, plan.server_charges(taken, charge.steps)):
+        if not _same_charges(charge.against_server, planned.server_charges(taken, charge.steps)):
             yield f"{where} is not the charge against the server that experiment.yaml plans"
             return
         taken += charge.steps

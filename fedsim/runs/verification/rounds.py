@@ -5,14 +5,13 @@
 
 from collections.abc import Iterable, Iterator
 
-import numpy as np
 from safetensors.numpy import load_file
 
 from fedsim.algorithms.state import ServerState
 from fedsim.federation.schedule import participation_of
 from fedsim.protocol.arrays import digest, to_numpy
 from fedsim.runs.consistency import contradictions
-from fedsim.runs.saved_model import read_model_card
+from fedsim.runs.saved_model import read_model_card, same_arrays
 from fedsim.runs.verification.plans import step_schedule, unreadable_clients
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.server.participation.participation import Participation
@@ -104,13 +103,7 @@ def _is_model_of(state: ServerState, files: RunFiles) -> bool:
     if files.experiment.saves_derived_model:  # made from them; the manifest has its bytes
         return read_model_card(files.directory.path).values == digest(state.model)
     model = load_file(files.directory.path / "model.safetensors")
-    arrays = to_numpy(state.model)
-    return model.keys() == arrays.keys() and all(
-        value.dtype == model[name].dtype
-        and value.shape == model[name].shape
-        and np.asarray(value).tobytes() == model[name].tobytes()
-        for name, value in arrays.items()
-    )
+    return same_arrays(model, to_numpy(state.model))
 
 
 def _schedule(files: RunFiles) -> Participation:

@@ -90,9 +90,10 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
     by_epoch = scheme is not None and scheme.by_epoch
     if (privacy.get("perturbation") or {}).get("name") == "input":
         by_epoch = True
+    by_query = files.experiment.pate is not None  # `plan_problems` counts them
     shared = privacy.get("trust") == "distributed"
     for row in rows:
-        for what in _against_ledger(row, journal, by_epoch=by_epoch, shared=shared):
+        for what in _against_ledger(row, journal, by_epoch=by_epoch or by_query, shared=shared):
             yield f"client {row['client']}: {what}"
     for client in sorted(set(journal.clients()) - {row["client"] for row in rows}):
         yield f"client {client}: in the ledger only"
@@ -144,7 +145,7 @@ def _against_ledger(
         journal: the ledger.
         shared: whether the run has a second ledger, against the server.
         by_epoch: whether an event pays for all steps of an epoch, or of the whole run, at once, as
-            that of noisy examples does.
+            that of noisy examples does, or a step has an event for each query of a ballot.
     """
     history = journal.history(row["client"])
     total = total_of(history)

@@ -22,6 +22,7 @@ from fedsim.runs.verification.figures import (
     spend_figure_problems,
     statement_problems,
     summary_problems,
+    vote_problems,
 )
 from fedsim.runs.verification.plans import plan_problems, unread_tables
 from fedsim.runs.verification.rounds import charge_problems, checkpoint_problems, schedule_problems
@@ -60,6 +61,7 @@ _SINCE_MANIFEST: tuple[tuple[str, Check], ...] = (
     ("checkpoint/model.safetensors and rounds.jsonl", checkpoint_problems),
     ("summary.json and rounds.jsonl", summary_problems),
     ("scores.json and rounds.jsonl", score_problems),
+    ("answers.json, rounds.jsonl and the checkpoint", vote_problems),
     ("personalization.json, summary.json and experiment.yaml", personal_problems),
     ("client_data.json, privacy.json and experiment.yaml", private_figure_problems),
 )

@@ -1,0 +1,123 @@
+"""PATE in a federation: what clients vote with, and what the server makes of their votes."""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+
+from fedsim.clients.updates.votes import NO_LABEL
+from fedsim.data import Examples
+from fedsim.experiment import Experiment
+from fedsim.federation.conditions import digest_examples
+from fedsim.pate.board import NOT_CHECKED, Agenda, Board, labels_of, shares_of
+from fedsim.pate.server import Tally
+from fedsim.pate.settings import PateSettings
+from fedsim.pate.teachers import Student, Teachers, Trainer, public_tensor
+from fedsim.protocol.arrays import digest, to_numpy
+
+
+@dataclass(frozen=True)
+class Voting:
+    """Queries, teachers, ballots and student of a run.
+
+    Attributes:
+        settings: `pate:` of the experiment.
+        agenda: which queries a ballot asks.
+        queries: the public queries, with the labels that only reports see.
+        classes: number of classes.
+        teachers: the votes of the clients of this process.
+        is_private: whether votes have noise.
+        students: the last student, by the digest of the board.
+    """
+
+    settings: PateSettings
+    agenda: Agenda
+    queries: Examples
+    classes: int
+    teachers: Teachers
+    is_private: bool
+    students: dict[str, ArrayRecord] = field(default_factory=dict)
+
+    def board(self) -> Board:
+        """Return the empty board."""
+        return Board(self.agenda.rows, len(self.queries), self.classes)
+
+    def tally(self) -> Tally:
+        """Return what the server makes of the votes."""
+        return Tally(self.agenda, is_noisy=self.is_private)
+
+    def digest(self, conditions: str) -> str:
+        """Return the digest of the conditions of a run with ballots.
+
+        Args:
+            conditions: digest of what every run depends on.
+        """
+        start = digest(self.teachers.trainer.start)
+        content = [conditions, self.settings.model_dump_json(), repr(self.agenda), start]
+        state = hashlib.sha256("\n".join(content).encode())
+        state.update(digest_examples(self.queries))
+        return state.hexdigest()
+
+    def student(self, board: ArrayRecord) -> ArrayRecord:
+        """Return the student that is trained on the answers of a board."""
+        known = digest(board)
+        if known not in self.students:
+            self.students.clear()
+            teachers = self.teachers
+            student = Student(
+                teachers.trainer, self.settings.student.local, teachers.seed, teachers.queries
+            )
+            self.students[known] = student.arrays(labels_of(to_numpy(board)))
+        return self.students[known]
+
+    def counts(self, board: ArrayRecord) -> dict[str, float]:
+        """Return figures of the answers so far, with the public labels of the queries.
+
+        `label_accuracy` is the share of correct answers; NaN without any.
+        """
+        arrays = to_numpy(board)
+        labels, checked = labels_of(arrays), shares_of(arrays) > NOT_CHECKED / 2
+        answered = labels != NO_LABEL
+        right = labels[answered] == self.queries.targets[answered]
+        return {
+            "queries_checked": int(checked.sum()),
+            "queries_answered": int(answered.sum()),
+            "label_accuracy": float(np.mean(right)) if len(right) else float("nan"),
+        }
+
+
+def voting_of(
+    experiment: Experiment,
+    queries: Examples,
+    trainer: Trainer,
+    classes: int,
+    device: torch.device,
+) -> Voting:
+    """Return the voting of an experiment with `task: pate`.
+
+    Args:
+        experiment: the settings.
+        queries: the public queries.
+        trainer: of teachers and student.
+        classes: number of classes.
+        device: where models run.
+
+    Raises:
+        ValueError: the experiment has another task.
+    """
+    settings, ballots = experiment.pate, experiment.ballots
+    if settings is None or ballots is None:
+        raise ValueError("only task: pate has ballots")
+    agenda = Agenda(ballots, settings.threshold)
+    teachers = Teachers(
+        trainer,
+        experiment.local,
+        experiment.seed,
+        public_tensor(queries, device),
+        classes,
+        agenda,
+    )
+    private = experiment.privacy is not None
+    return Voting(settings, agenda, queries, classes, teachers, private)

@@ -1,0 +1,44 @@
+"""The server of PATE: noisy shares of a ballot become accepted queries, then labels."""
+
+import numpy as np
+
+from fedsim.algorithms.algorithm import Algorithm, Update
+from fedsim.algorithms.state import ServerState
+from fedsim.pate.board import LABELS, SHARES, VOTES, Agenda
+
+
+class Tally(Algorithm):
+    """Confident-GNMax on noisy histograms, as the step of the server.
+
+    The mean of the uploads is the mean of the clients' noisy votes. All that follows from it is
+    post-processing: the largest share of a check, the most frequent label of a vote.
+
+    Args:
+        agenda: which queries a ballot asks.
+        is_noisy: whether votes are in units of the noise of their ballot.
+    """
+
+    takes_weights = False
+
+    def __init__(self, agenda: Agenda, *, is_noisy: bool) -> None:
+        super().__init__()
+        self._agenda, self._is_noisy = agenda, is_noisy
+
+    def server(self, state: ServerState, update: Update) -> ServerState:
+        """Return the state with the next board.
+
+        Args:
+            state: the state before the round, with the board that clients voted on.
+            update: the board with the mean of the clients' votes.
+        """
+        board, number = state.values, state.round_number + 1
+        unit = self._agenda.ballots.of_round(number).deviation if self._is_noisy else 1.0
+        shares = update.mean[VOTES].astype(np.float64) * unit
+        asked = self._agenda.asked(number, board[SHARES])
+        rows = np.flatnonzero(asked >= 0)
+        found = {name: np.array(value) for name, value in board.items()}
+        if number % 2:
+            found[SHARES][asked[rows]] = shares[rows].max(axis=1)
+        else:
+            found[LABELS][asked[rows]] = shares[rows].argmax(axis=1)
+        return state.with_model(found)

@@ -1,0 +1,80 @@
+"""Settings of PATE: the section `pate:` of an experiment with `task: pate`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedsim.clients.settings import LocalSettings, OptimizerSettings, SgdSettings
+from fedsim.clients.updates.ballots import Ballot, Ballots
+from fedsim.core.limits import MAX_EXAMPLES, MAX_STEPS
+from fedsim.core.settings import Settings
+
+
+class StudentSettings(Settings):
+    """Training of the student on the answered queries."""
+
+    steps: int = Field(default=300, ge=1, le=MAX_STEPS, description="optimizer steps")
+    batch_size: Literal["full"] | Annotated[int, Field(ge=1, le=MAX_EXAMPLES)] = Field(
+        default=32, description="queries of a step; full: all that were answered"
+    )
+    optimizer: OptimizerSettings = Field(
+        default=SgdSettings(name="sgd", lr=0.1), description="as `local.optimizer`"
+    )
+
+    @property
+    def local(self) -> LocalSettings:
+        """The same as settings of local training."""
+        return LocalSettings(
+            steps=self.steps, batch_size=self.batch_size, optimizer=self.optimizer, cohort="off"
+        )
+
+
+class PateSettings(Settings):
+    """Queries, noise and student of PATE (Confident-GNMax, Papernot et al. 2018)."""
+
+    queries: int = Field(
+        ge=1,
+        le=MAX_EXAMPLES,
+        description="public examples without labels on which the teachers vote, drawn from the "
+        "test set by the seed; test scores leave them out",
+    )
+    answers: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_EXAMPLES,
+        description="most queries that are answered, the first that pass the threshold; every "
+        "client is charged for this number, whatever passes; null: all queries",
+    )
+    threshold: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="share of the votes that the most frequent label needs in the noisy check, "
+        "so that the query is answered",
+    )
+    sigma_threshold: float = Field(
+        gt=0,
+        description="standard deviation of the noise on each count in the check of a query, in "
+        "votes; it is multiplied by the noise multiplier of `privacy`",
+    )
+    sigma: float = Field(gt=0, description="the same in the vote that answers an accepted query")
+    student: StudentSettings = Field(
+        default=StudentSettings(), description="training of the student on the answered queries"
+    )
+
+    @property
+    def most_answers(self) -> int:
+        """The most queries that are answered in the run."""
+        return self.queries if self.answers is None else self.answers
+
+    def ballots(self, rounds: int) -> Ballots:
+        """Return the ballots of a run: a batch of queries takes two rounds.
+
+        Args:
+            rounds: `federation.rounds`, even, with half of it a divisor of queries and answers.
+        """
+        batches = max(1, rounds // 2)
+        return Ballots(
+            Ballot(self.queries // batches, self.sigma_threshold),
+            Ballot(self.most_answers // batches, self.sigma),
+        )
