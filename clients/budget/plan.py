@@ -320,11 +320,11 @@ def _plan_of_perturbation(
         if parameters is not None and examples:
             dtype = parameters.tensors[0].dtype
             if isinstance(release, OutputMechanism) and isinstance(problem, ConvexProblem):
-                _check_draws(rounds * parameters.size)
+                check_draws(rounds * parameters.size)
                 steps = whole_round_steps(privacy, local, examples)
                 release = release.for_training(_descent(local, steps, examples, problem), dtype)
             elif isinstance(release, InputMechanism) and isinstance(problem, BoundedExamples):
-                _check_draws(examples * (problem.features + problem.targets))
+                check_draws(examples * (problem.features + problem.targets))
                 release = release.for_examples(problem, dtype)
             if privacy.noise_multiplier is None:
                 release = release.with_effective_noise(noise)
@@ -338,7 +338,7 @@ def _plan_of_perturbation(
         delta=delta,
         target_epsilon=privacy.target_epsilon,
         planned_steps=rounds,
-        affordable_steps=_affordable(privacy, delta, release, rounds),
+        affordable_steps=affordable_of(privacy, delta, release, rounds),
         secure_noise=privacy.noise == "secure",
     )
 

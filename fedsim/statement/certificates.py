@@ -110,7 +110,8 @@ class TrustedServerSentence(Sentence):
     @property
     def text(self) -> str:
         """The sentence in words."""
-        seen = "single updates" if self.facts.secure_aggregation is None else "sums of updates"
+        what = "votes" if self.facts.counts_votes else "updates"
+        seen = f"{'single' if self.facts.secure_aggregation is None else 'sums of'} {what}"
         return (
             f"The server is trusted: it sees {seen} without noise. No ε of this run covers what "
             "the server learns, or a party that can read its memory."

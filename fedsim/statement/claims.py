@@ -23,15 +23,19 @@ class ThreatModelSentence(Sentence):
     @property
     def text(self) -> str:
         """The sentence in words."""
+        votes, trust = self.facts.counts_votes, self.facts.trust
+        uploads = "votes" if votes else "updates"
+        models = "every global model, the final one included"
+        if votes:
+            models = "every noisy share of the votes, every answer and the student"
         itself = (
-            "A client is trusted with its own examples: the guarantee covers its updates and gives "
-            "no protection from the client itself."
+            f"A client is trusted with its own examples: the guarantee covers its {uploads} and "
+            "gives no protection from the client itself."
         )
-        trust = self.facts.trust
         if trust.trust == "distributed":
             return (
-                "The adversary sees every sum that is opened and every global model, the final one "
-                "included. It knows every setting and all participants. Trusted are the parties of "
+                f"The adversary sees every sum that is opened and {models}. It knows every setting "
+                "and all participants. Trusted are the parties of "
                 f"secure aggregation ({privacy_requires(self.facts)}), and all but "
                 f"{count_text(trust.colluding_clients or 0, 'client')} of each sum. {itself}"
             )
@@ -39,13 +43,14 @@ class ThreatModelSentence(Sentence):
             drawn = trust.participation_rate is not None
             known = "but not the participants of a round" if drawn else "and all participants"
             return (
-                "The adversary sees every global model, the final one included. It knows every "
+                f"The adversary sees {models}. It knows every "
                 f"setting {known}, and may collude with all other clients. The server is trusted: "
                 f"it adds the noise. {itself}"
             )
         return (
-            "The adversary is the server, or any other party that sees every update of a client. "
-            "It knows every setting and all participants, may send any model, and may collude "
+            "The adversary is the server, or any other party that sees every "
+            f"{'noisy vote' if votes else 'update'} of a client. It knows every setting and all "
+            f"participants, may {'ask any query' if votes else 'send any model'}, and may collude "
             f"with all other clients. {itself}"
         )
 
@@ -63,6 +68,8 @@ class ReleasedSentence(Sentence):
     @property
     def text(self) -> str:
         """The sentence in words."""
+        if self.facts.counts_votes:
+            return self._votes_text
         mechanism = self.facts.mechanism
         adaptive = mechanism is not None and mechanism.clipping in COUNTING_CLIPPINGS
         bound = ", its adapted clipping bound" if adaptive else ""
@@ -77,6 +84,20 @@ class ReleasedSentence(Sentence):
             f"its settings and its ledger. The server computes the global models from {source} "
             "alone. Per-example gradients, training losses and lot sizes stay on the client. "
             "If a client fails, its error message leaves it too."
+        )
+
+    @property
+    def _votes_text(self) -> str:
+        trust = self.facts.trust.trust
+        noise = "without noise" if trust == "central" else "with its noise"
+        if trust == "distributed":
+            noise = "with its share of the noise"
+        mask = " (masked, so that only sums can be opened)" if hides_updates(self.facts) else ""
+        return (
+            f"A client sends the votes of its teacher on public queries, {noise}{mask}, its "
+            "settings and its ledger. Teachers, their training losses and all that they predict "
+            "beside these votes stay on the clients. The student is trained on public queries and "
+            "the answers alone. If a client fails, its error message leaves it too."
         )
 
     @property
@@ -167,6 +188,13 @@ _ADJACENCIES = {
 }
 
 
+_VOTE_ADJACENCY = (
+    "zero-out adjacency, where one client votes for nothing, and by replacement, where everything "
+    "that one client has is replaced; the charge covers both",
+    "√2 votes",
+)
+
+
 class AdjacencySentence(Sentence):
     """The adjacency of the guarantee, its sensitivity, and what is public."""
 
@@ -181,6 +209,14 @@ class AdjacencySentence(Sentence):
     def text(self) -> str:
         """The sentence in words."""
         meaning, sensitivity = self._meaning
+        if self.facts.counts_votes:
+            return (
+                f"Data sets are neighbours by {meaning}, and who takes part is public. The L2 "
+                "sensitivity of the votes on a query is at most √2: another teacher moves two "
+                "counts by 1, and a client that is zeroed out moves one count. All settings, the "
+                "planned number of clients, the queries and the server's test set are public as "
+                "well."
+            )
         if self.facts.protects_clients:
             secret = self.facts.trust.participation_rate is not None
             taking_part = "secret" if secret else "public"
@@ -204,6 +240,8 @@ class AdjacencySentence(Sentence):
 
     @property
     def _meaning(self) -> tuple[str, str]:
+        if self.facts.counts_votes:
+            return _VOTE_ADJACENCY
         of_unit = _CLIENT_ADJACENCIES if self.facts.protects_clients else _ADJACENCIES
         meaning, sensitivity = of_unit[self._name]
         if self.facts.perturbation == "output":

@@ -138,6 +138,8 @@ class DataAccessSentence(Sentence):
     def text(self) -> str:
         """The sentence in words."""
         charged = "release of an update" if self.facts.protects_clients else "training step"
+        if self.facts.counts_votes:
+            charged = "ballot"
         read = f"for training only, and every {charged}"
         if self.facts.perturbation == "output":
             read = "for training only, and every release of a trained model"

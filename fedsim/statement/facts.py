@@ -198,6 +198,11 @@ class Facts:
         return self.trust.unit == "client"
 
     @property
+    def counts_votes(self) -> bool:
+        """Whether clients send votes of teachers on public queries, and no updates."""
+        return self.trust.votes is not None
+
+    @property
     def perturbation(self) -> str | None:
         """Where the noise is: output or input; None: on gradients or whole updates."""
         recorded = None if self.mechanism is None else self.mechanism.perturbation

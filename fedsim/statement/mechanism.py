@@ -46,6 +46,11 @@ _ADDS_TO_UPDATE = {
     "distributed": "it adds its share of the noise,",
     "central": "the server adds, once to the sum of all updates,",
 }
+_ADDS_TO_VOTES = {
+    "local": "adds",
+    "distributed": "adds its share of the noise,",
+    "central": "the server adds, once to the sum of all votes,",
+}
 _ADDS = {
     "local": "Gaussian noise {noise} is added once to the sum",
     "distributed": "the client adds its share of the noise, Gaussian {noise}, once to the sum",
@@ -112,7 +117,7 @@ class ClientUpdateSentence(Sentence):
     @classmethod
     def holds(cls, facts: Facts) -> bool:
         """Whether a client was charged for whole updates."""
-        return _is_charged(facts) and facts.protects_clients
+        return _is_charged(facts) and facts.protects_clients and not facts.counts_votes
 
     @property
     def text(self) -> str:
@@ -194,6 +199,42 @@ class InputSentence(Sentence):
     def values(self) -> Mapping[str, Any]:
         """Ranges over the clients that were charged, and the bound of features."""
         return _with_bounds(self.facts)
+
+
+class VotesSentence(Sentence):
+    """The mechanism of a ballot."""
+
+    point, kind, title = "mechanism", "fact", "Noisy votes on public queries"
+
+    @classmethod
+    def holds(cls, facts: Facts) -> bool:
+        """Whether a client was charged for votes."""
+        return _is_charged(facts) and facts.counts_votes
+
+    @property
+    def text(self) -> str:
+        """The sentence in words."""
+        votes, trust = self.values, self.facts.trust
+        shared = f" / √{trust.honest_clients}" if trust.trust == "distributed" else ""
+        adds = _ADDS_TO_VOTES.get(trust.trust, _ADDS_TO_VOTES["local"])
+        return (
+            "Each client trains a teacher on all of its examples, without noise, and keeps it. It "
+            "votes for one class of each public query of a ballot, and "
+            f"{adds} Gaussian noise of standard deviation z · σ{shared} votes to each count. A "
+            f"check of {votes['queries']:,} queries has σ = {votes['sigma_threshold']:g}; the "
+            "queries that pass its threshold are answered in a vote, of at most "
+            f"{votes['answers']:,} queries, with σ = {votes['sigma']:g}. Here z = "
+            f"{range_text(votes['noise_multiplier'])}. Each query is charged as a Gaussian release "
+            "with noise multiplier z · σ / √2, in the check and again in the vote, also where it "
+            "is not answered: the observer may see the whole noisy histogram. No cost depends on "
+            "the votes (the data-dependent bound of PATE is not used)."
+        )
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Numbers of queries, the noise, and the range of noise multipliers."""
+        noise = _ranges(self.facts, ("noise_multiplier",))["noise_multiplier"]
+        return {**(self.facts.trust.votes or {}), "noise_multiplier": noise}
 
 
 class SharedNoiseSentence(Sentence):
@@ -381,6 +422,8 @@ class AccountingSentence(Sentence):
         fixed = "Noise, sampling rates and step counts"
         if not self.facts.clips_examples:
             fixed = "Noise and the number of rounds"
+        if self.facts.counts_votes:
+            fixed = "Noise and the charged number of queries"
         return (
             f"Every ε was computed{by} with {self._method()}. {fixed} were fixed before the run, "
             "so the releases compose."
@@ -442,6 +485,7 @@ SENTENCES: tuple[type[Sentence], ...] = (
     ClientUpdateSentence,
     OutputSentence,
     InputSentence,
+    VotesSentence,
     SharedNoiseSentence,
     CorrelationSentence,
     PublicConstantsSentence,

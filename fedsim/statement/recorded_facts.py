@@ -83,6 +83,7 @@ def _trust(privacy: Mapping[str, Any]) -> TrustFacts:
         opened_sums=tuple(parties.get("survivors_per_round", ())),
         participation_rate=drawn.get("rate"),
         weighting=privacy.get("weighting"),
+        votes=privacy.get("votes"),
     )
     if trust.trust != "distributed" or trust.honest_clients < 1:
         return trust

@@ -34,6 +34,7 @@ class TrustFacts:
         unexplained: the first client whose claim needs more noise than the shares of its sums have.
         participation_rate: p where clients are drawn independently and in secret.
         weighting: the clients' weights, for the client unit.
+        votes: `queries`, `answers`, `sigma_threshold` and `sigma` of PATE; None: clients train.
     """
 
     trust: str = "local"
@@ -46,6 +47,7 @@ class TrustFacts:
     unexplained: int | None = None
     participation_rate: float | None = None
     weighting: str | None = None
+    votes: Mapping[str, float] | None = None
 
     @property
     def observers(self) -> tuple[Observer, ...]:

@@ -39,9 +39,28 @@ _VIEWS = {
 }
 
 
+_VOTE_VIEWS = {
+    "local": View(
+        "a server that sees the noisy votes of every client",
+        "all noisy votes of one client",
+        "the noisy votes of each client k over all ballots are together",
+    ),
+    "distributed": View(
+        "an observer of sums, who sees the noisy sums of votes and no single client's votes",
+        "every noisy sum of votes, every answer and the student",
+        "all noisy sums of votes, all answers and the student are together",
+    ),
+    "central": View(
+        "an observer of the answers, who sees neither votes nor sums without noise",
+        "every noisy sum of votes, every answer and the student",
+        "all noisy sums of votes, all answers and the student are together",
+    ),
+}
+
+
 def view_of(facts: Facts) -> View:
     """Return the words of the view that the run's ε is claimed for."""
-    return _VIEWS[facts.trust.trust]
+    return (_VOTE_VIEWS if facts.counts_votes else _VIEWS)[facts.trust.trust]
 
 
 def core_text(facts: Facts) -> str:
