@@ -51,8 +51,7 @@ class Trainer:
             loss: one value per example.
             gradients: rules of the model; None: gradients by torch.
         """
-        state = model.model.state_dict().items()
-        return cls(model, loss, gradients, to_arrays({k: np.array(v.cpu()) for k, v in state}))
+        return cls(model, loss, gradients, _values_of(model))
 
     def train(self, x: Tensor, y: Tensor, local: LocalSettings, key: StreamKey) -> None:
         """Train the model of the process on some examples.
@@ -64,7 +63,7 @@ class Trainer:
             key: of the random streams.
         """
         self.model.load(self.start)
-        member = BlockMember(x, y, key, range(local.steps))
+        member = BlockMember(x, y, key, range(local.given_steps))
         train_block(self.model, self.loss, self.gradients, local, [member])
 
     def predict(self, x: Tensor, classes: int) -> NDArray[np.int64]:
@@ -171,8 +170,13 @@ class Student:
         targets = torch.from_numpy(labels).to(self.queries.device)[rows]
         x = self.queries.index_select(0, rows)
         self.trainer.train(x, targets, self.local, self._key)
-        state = self.trainer.model.model.state_dict().items()
-        return to_arrays({name: np.array(value.cpu()) for name, value in state})
+        return _values_of(self.trainer.model)
+
+
+def _values_of(model: SharedModel) -> ArrayRecord:
+    """Return a copy of the values that a model has now."""
+    state = model.model.state_dict().items()
+    return to_arrays({name: value.cpu().numpy().copy() for name, value in state})
 
 
 def public_tensor(queries: Examples, device: torch.device) -> Tensor:

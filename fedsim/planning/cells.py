@@ -173,9 +173,10 @@ def _changes(privacy: PrivacySettings, trust: str, unit: str) -> dict[str, Any]:
     it.
     """
     changes: dict[str, Any] = {"privacy.trust": trust, "privacy.unit": unit}
-    if unit != privacy.unit:
+    bound = privacy.max_grad_norm or privacy.max_update_norm
+    if unit != privacy.unit and bound is not None:  # votes have none
         changes[f"privacy.{_BOUNDS[privacy.unit]}"] = None
-        changes[f"privacy.{_BOUNDS[unit]}"] = privacy.clip_norm
+        changes[f"privacy.{_BOUNDS[unit]}"] = bound
     if trust != "distributed":
         changes |= {"privacy.colluding_clients": None, "privacy.fallback_epsilon": None}
     return changes

@@ -2,41 +2,60 @@
 
 from collections.abc import Iterator
 
-from fedsim.clients.settings import PrivacySettings
+from fedsim.algorithms.settings import AlgorithmSettings
+from fedsim.core.settings import Settings
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.sections import Sections
 from fedsim.experiment.text import KeyPath
 from fedsim.pate.settings import PateSettings
-from fedsim.server.settings import FederationSettings
 
 _UNIT = (
     "task: pate protects everything that one client has, since one teacher learns from all of it; "
     "write unit: client, without a bound: votes have a fixed size"
 )
-# Keys of privacy: the only value that has a meaning, and why.
-_PRIVACY: dict[str, tuple[object, str]] = {
-    "max_update_norm": (None, "votes have a fixed size, and nothing is clipped; remove it"),
-    "clipping": ("flat", "votes have a fixed size, and nothing is clipped; remove clipping"),
-    "adjacency": (
-        "zero_out",
-        "each query is charged for a client that is replaced, which covers one that is zeroed out; "
-        "remove adjacency",
+# Keys that mean the same as in other tasks; every other one must have its default.
+_USED: dict[str, frozenset[str]] = {
+    "federation": frozenset({"rounds", "deadline", "min_participants"}),
+    "local": frozenset(
+        {
+            "steps",
+            "batch_size",
+            "max_physical_batch",
+            "optimizer",
+            "augmentations",
+            "augment",
+            "cohort",
+        }
     ),
-    "noise": (
-        "seeded",
-        "a run that resumes repeats a ballot with the same noise, which noise from the operating "
-        "system cannot; use noise: seeded",
-    ),
-    "on_exhausted": (
-        "refuse",
-        "the noise of all ballots is planned for the whole run; use on_exhausted: refuse",
+    "privacy": frozenset(
+        {
+            "unit",
+            "trust",
+            "colluding_clients",
+            "fallback_epsilon",
+            "target_epsilon",
+            "noise_multiplier",
+            "delta",
+            "accountant",
+            "clients",
+        }
     ),
 }
-_FEDERATION: dict[str, tuple[object, str]] = {
-    "strategy": ("fedavg", "the server counts votes and averages no models; remove strategy"),
-    "server_averaging": (None, "there is no global model to average; remove server_averaging"),
-    "clients_per_round": (None, "all teachers vote on every query; remove clients_per_round"),
+_WHY = {
+    "max_update_norm": "votes have a fixed size, and nothing is clipped",
+    "clipping": "votes have a fixed size, and nothing is clipped",
+    "adjacency": "each query is charged for a client that is replaced, which covers one that is "
+    "zeroed out",
+    "noise": "a run that resumes repeats a ballot with the same noise, which noise from the "
+    "operating system cannot",
+    "on_exhausted": "the noise of all ballots is planned for the whole run",
+    "strategy": "the server counts votes and averages no models",
+    "weighting": "every teacher has one vote",
+    "clients_per_round": "all teachers vote on every query",
+    "participation": "all teachers vote on every query",
 }
+_DEFAULTS = {"strategy": AlgorithmSettings.model_validate({"name": "fedavg", "server_lr": 1.0})}
+"""Defaults as they are written out."""
 
 
 def check_pate(sections: Sections) -> Iterator[PathMessage]:
@@ -50,44 +69,33 @@ def check_pate(sections: Sections) -> Iterator[PathMessage]:
             ("task",),
             "pate needs the section pate: {queries: ..., sigma_threshold: ..., sigma: ...}",
         )
-    if sections.privacy is not None:
-        yield from _check_privacy(sections.privacy)
-    elif "privacy" in sections.mistaken and sections.unit in (None, "example"):
+    privacy = sections.privacy
+    unit = sections.unit if privacy is None else privacy.unit
+    if unit != "client" and (privacy is not None or "privacy" in sections.mistaken):
         yield ("privacy", "unit"), _UNIT
+    elif privacy is not None:
+        yield from _check_defaults("privacy", privacy)
+    if sections.local is not None:
+        yield from _check_defaults("local", sections.local)
     if sections.federation is not None:
-        yield from _check_federation(sections.federation)
+        yield from _check_defaults("federation", sections.federation)
         if sections.pate is not None:
             yield from _check_batches(sections.pate, sections.federation.rounds)
     yield from _check_other_sections(sections)
 
 
-def _check_privacy(privacy: PrivacySettings) -> Iterator[PathMessage]:
-    if privacy.unit != "client":
-        yield ("privacy", "unit"), _UNIT
-        return
-    for key, (value, why) in _PRIVACY.items():
-        if getattr(privacy, key) != value:
-            yield ("privacy", key), f"with task: pate {why}"
+def _check_defaults(section: str, settings: Settings) -> Iterator[PathMessage]:
+    """Yield the keys of a section that have no meaning for votes, and another value than none.
 
-
-def _check_federation(federation: FederationSettings) -> Iterator[PathMessage]:
-    named = {key: getattr(federation, key) for key in _FEDERATION}
-    named["strategy"] = federation.algorithm.name
-    if federation.algorithm.options.get("server_lr", 1.0) != 1.0:
-        named["strategy"] = "fedavg with another server_lr"
-    for key, (value, why) in _FEDERATION.items():
-        if named[key] != value:
-            yield ("federation", key), f"with task: pate {why}"
-    if federation.participation.scheme != "uniform":
-        yield (
-            ("federation", "participation"),
-            "with task: pate all teachers vote on every query; remove participation",
-        )
-    if not federation.weights.is_uniform:
-        yield (
-            ("federation", "weighting"),
-            "with task: pate every teacher has one vote; use weighting: uniform",
-        )
+    Args:
+        section: its name.
+        settings: the section.
+    """
+    for key, field in type(settings).model_fields.items():
+        if key in _USED[section] or getattr(settings, key) in (field.default, _DEFAULTS.get(key)):
+            continue
+        why = _WHY.get(key, "a teacher trains once, and then its client only votes")
+        yield (section, key), f"has no place in task: pate, since {why}; remove {key}"
 
 
 def _check_batches(pate: PateSettings, rounds: int) -> Iterator[PathMessage]:
