@@ -91,7 +91,7 @@ def calibrate_votes(
             release.with_effective_noise(noise),
             rounds,
             delta=delta,
-            accountant=privacy.accountant,
+            accountant=privacy.accounting,
             adjacency=privacy.adjacency,
         )
 
@@ -101,7 +101,7 @@ def calibrate_votes(
             1,
             target_epsilon=target_epsilon,
             delta=delta,
-            accountant=privacy.accountant,
+            accountant=privacy.accounting,
             adjacency=privacy.adjacency,
         )
         noise = one * math.sqrt(release.cost(rounds)) * (1.0 + 2.0**-40)

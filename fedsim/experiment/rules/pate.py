@@ -37,6 +37,7 @@ _USED: dict[str, frozenset[str]] = {
             "noise_multiplier",
             "delta",
             "accountant",
+            "orders",
             "clients",
         }
     ),
