@@ -76,6 +76,11 @@ def _audit(
     on_client: Callable[[int, int], None],
     phases: Phases,
 ) -> Audit:
+    if loaded.experiment.pate is not None:
+        raise PrivacyPlanError(
+            "fedsim audit plants canaries in training, and with task: pate clients release votes; "
+            "check the noise of a run with fedsim verify --replay, or audit task: federated"
+        )
     federation = assemble(loaded, ledger=None, phases=phases)
     chosen = _choose_clients(federation, clients)
     num_views = sum(len(observers) for _, observers in chosen)

@@ -84,8 +84,8 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
 
     Raises:
         DeploymentError: `out` is not empty, a plug-in is not in the experiment's directory, or the
-            experiment scores personal models, draws private clients in secret or releases noisy
-            examples.
+            experiment scores personal models, draws private clients in secret, releases noisy
+            examples or counts votes.
     """
     personal, privacy = loaded.experiment.personalization, loaded.experiment.privacy
     if personal is not None and personal.public_data:
@@ -105,6 +105,11 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
             "privacy.perturbation: input keeps noisy examples for all rounds by the seed, and a "
             "node's examples may change between rounds; deploy with privacy.perturbation=gradient, "
             "or simulate with fedsim run"
+        )
+    if loaded.experiment.pate is not None:
+        raise DeploymentError(
+            "task: pate is for simulations: a node's policy has no limits for votes yet; deploy "
+            "with task=federated, or simulate with fedsim run"
         )
     if loaded.experiment.runtime.trackers:
         raise DeploymentError(

@@ -36,6 +36,8 @@ def check_experiment(policy: NodePolicy, loaded: LoadedExperiment) -> None:
         PolicyRefusalError: a rule forbids it; the message names every such rule.
     """
     broken = [*_settings_rules(policy, loaded.experiment), *_plugin_rules(policy, loaded)]
+    if loaded.experiment.pate is not None:
+        broken.append("task: pate asks for votes, for which no policy has a limit; use federated")
     if broken:
         raise PolicyRefusalError("; ".join(broken))
 

@@ -162,6 +162,7 @@ class _MessageBuilder:
             chosen = value_text(_mapping(_get(self._raw, section)).get(union.tag))
             return f"unknown key for {union.tag} {chosen}; it belongs to {any_of(owners)}"
         homes = sections_with_key(self._model, key)
+        homes = [home for home in homes if home[: len(section)] == section] or homes
         if len(homes) != 1:
             return None
         self._explained_paths.add((*homes[0], key))

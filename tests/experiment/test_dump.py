@@ -169,6 +169,8 @@ privacy:
 secure_aggregation: null
 evaluation: null
 personalization: null
+task: federated
+pate: null
 faults: []
 runtime:
   engine: local

@@ -11,6 +11,11 @@ from safetensors.numpy import load_file
 
 from fedsim.accountant import Gaussian
 from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.audit.audit import audit_experiment
+from fedsim.deployment.errors import DeploymentError
+from fedsim.deployment.flower_app import write_app
+from fedsim.deployment.policy import NodePolicy
+from fedsim.deployment.policy_rules import PolicyRefusalError, check_experiment
 from fedsim.experiment import load_experiment
 from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble
@@ -204,3 +209,13 @@ def test_too_many_queries_for_the_test_set() -> None:
         assemble(
             load_experiment(EXPERIMENT, {"pate.queries": 538, "pate.answers": 40}), ledger=None
         )
+
+
+def test_what_knows_no_votes_refuses_them(tmp_path: Path) -> None:
+    loaded = load_experiment(EXPERIMENT)
+    with pytest.raises(ValueError, match="fedsim audit plants canaries"):
+        audit_experiment(loaded, clients=1, steps=10)
+    with pytest.raises(DeploymentError, match="task: pate is for simulations"):
+        write_app(loaded, tmp_path / "app")
+    with pytest.raises(PolicyRefusalError, match="no policy has a limit"):
+        check_experiment(NodePolicy(), loaded)

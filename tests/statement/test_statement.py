@@ -206,6 +206,6 @@ def test_the_ids_of_sentences_in_files_do_not_follow_renamed_classes():
         realised_noise shared_noise simulated_guarantee sizes_excluded spread trusted_server
         targets_exceeded
         targets_kept threat_model tuning_declared tuning_not_charged unfinished unit
-        unseen_updates withdrawals withheld
+        unseen_updates votes withdrawals withheld
     """
     assert sorted(sentence.identifier() for sentence in SENTENCES) == sorted(ids.split())
