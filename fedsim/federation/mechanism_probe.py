@@ -38,6 +38,7 @@ from fedsim.federation.initial_model import public_examples, to_tensors
 from fedsim.federation.perturbation_probe import probe_perturbation
 from fedsim.federation.probe_evidence import NoiseEvidence
 from fedsim.federation.update_probe import UpdateProbe
+from fedsim.federation.vote_probe import probe_votes
 
 MAX_BLOCKS = 8
 MIN_BLOCKS = 2  # of clients that train alone, two show whether they share noise
@@ -71,13 +72,16 @@ def probe_mechanisms(federation: Federation) -> None:
         MechanismMismatchError: less noise than charged, repeated noise, or an example that
             contributes more than its clipping bound; the message names both numbers.
     """
-    if federation.plans is None or federation.voting is not None:
+    if federation.plans is None:
         return
     evidence = NoiseEvidence()
     mixed = not federation.experiment.plugins
     with one_thread(), plugin_calls("a plug-in failed before the first round", mixed=mixed):
         for block in _blocks_to_probe(federation):
-            if _perturbs(federation):
+            if federation.voting is not None:
+                for client in block:
+                    probe_votes(federation, client, evidence, seed=_probe_seed(federation))
+            elif _perturbs(federation):
                 for client in set(block) & set(_private_clients(federation)):
                     probe_perturbation(federation, client, evidence, seed=_probe_seed(federation))
             elif not federation.experiment.clips_examples:

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from fedsim.accountant import Gaussian
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.audit.audit import audit_experiment
+from fedsim.clients.updates.votes import VoteMechanism
 from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.flower_app import write_app
 from fedsim.deployment.policy import NodePolicy
@@ -19,6 +20,8 @@ from fedsim.deployment.policy_rules import PolicyRefusalError, check_experiment
 from fedsim.experiment import load_experiment
 from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble
+from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
+from fedsim.noise.sources import SeededNoise
 from fedsim.report.contents import read_contents
 from fedsim.report.html import render_report
 from fedsim.runs.directory import RunDirectory
@@ -219,3 +222,24 @@ def test_what_knows_no_votes_refuses_them(tmp_path: Path) -> None:
         write_app(loaded, tmp_path / "app")
     with pytest.raises(PolicyRefusalError, match="no policy has a limit"):
         check_experiment(NodePolicy(), loaded)
+
+
+@pytest.mark.parametrize("trust", [SUMS, {"privacy.trust": "local"}, {}])
+@pytest.mark.parametrize("wrong", ["noise", "vote"])
+def test_noise_or_votes_that_are_not_charged_never_start(
+    monkeypatch: pytest.MonkeyPatch, trust: dict[str, Any], wrong: str
+) -> None:
+    federation = assemble(load_experiment(EXPERIMENT, trust), ledger=None)
+    probe_mechanisms(federation)
+    if wrong == "vote":
+        larger = VoteMechanism.vote_steps
+        monkeypatch.setattr(VoteMechanism, "vote_steps", lambda self, n: 2 * larger(self, n))
+    elif trust:
+        fill = SeededNoise.fill_
+        monkeypatch.setattr(SeededNoise, "fill_", lambda self, v: fill(self, v).mul_(0.5).round_())
+    else:
+        monkeypatch.setattr(
+            "fedsim.clients.voting.NoNoise", lambda: SeededNoise(bytes(32))
+        )  # the client adds noise, too
+    with pytest.raises(MechanismMismatchError):
+        probe_mechanisms(federation)

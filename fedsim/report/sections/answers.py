@@ -16,11 +16,12 @@ def answers_context(contents: RunContents) -> dict[str, Any] | None:
 
 def _counts(found: dict[str, Any]) -> list[tuple[str, str]]:
     checked, answered = found["queries_checked"], found["queries_answered"]
-    passed = [row for row in found["queries"] if (row["share"] or 0.0) >= found["threshold"]]
+    threshold = found["threshold"]
+    passed = [row for row in found["queries"] if (row["share"] or 0.0) >= threshold]
     accuracy = found["label_accuracy"]
     return [
         ("Queries checked", f"{checked:,} of {len(found['queries']):,}"),
-        ("Passed the check", f"{len(passed):,}, with a noisy share of {found['threshold']:g}"),
+        ("Passed the check", f"{len(passed):,}, with a noisy share of at least {threshold:g}"),
         ("Answered", f"{answered:,}"),
         (
             "Answers that agree with the true label",
