@@ -83,8 +83,9 @@ def _privacy_in_words(experiment: "Experiment") -> str:
     if experiment.privacy is None:
         return "no differential privacy"
     target = experiment.privacy.target_epsilon
+    what = "DP-SGD" if experiment.pate is None else "votes"
     if target is None:
-        return f"DP-SGD with noise multiplier {experiment.privacy.noise_multiplier:g}"
+        return f"{what} with noise multiplier {experiment.privacy.noise_multiplier:g}"
     delta = experiment.privacy.delta
     at = "a δ by client size" if delta == "auto" else f"δ = {delta:g}"
-    return f"DP-SGD with target ε = {target:g} at {at}"
+    return f"{what} with target ε = {target:g} at {at}"
