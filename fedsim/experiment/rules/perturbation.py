@@ -5,7 +5,8 @@ Each refusal is a condition of the proof in `fedsim.clients.perturbation` that f
 
 from collections.abc import Iterator
 
-from fedsim.algorithms.algorithm import Algorithm
+from pydantic import ValidationError
+
 from fedsim.algorithms.catalog import algorithms
 from fedsim.clients.perturbation.losses import LOSSES
 from fedsim.clients.settings import LocalSettings, PrivacySettings, SgdSettings
@@ -134,7 +135,11 @@ def _check_descent(local: LocalSettings) -> Iterator[PathMessage]:
 def _check_steps(federation: FederationSettings) -> Iterator[PathMessage]:
     """Check that the algorithm leaves local steps as they are."""
     kind = algorithms().get(federation.algorithm.name)
-    if kind is not None and kind.client is not Algorithm.client:
+    try:
+        changes = kind is not None and kind(federation.algorithm.options).client() is not None
+    except ValidationError:  # `check_algorithm` reports it
+        return
+    if changes:
         yield (
             ("federation", "strategy"),
             "perturbation: output has a proof for plain gradient descent alone, and strategy "
