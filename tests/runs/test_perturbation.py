@@ -164,6 +164,12 @@ def test_it_works_with_the_rest(tmp_path: Path, kind: str, changes: dict[str, An
         ("output", {"local.augmentations": 2}, "local.augment", "remove the views"),
         ("input", {"privacy.noise": "secure"}, "privacy.noise", "another release"),
         ("input", {"privacy.clipping": "automatic"}, "privacy.clipping", "acts on gradients"),
+        (
+            "output",
+            {"privacy.groups": {"*.weight": {"max_grad_norm": 1.0}}},
+            "privacy",
+            "groups bounds nothing",
+        ),
         ("input", {"privacy.sampling_rate": 0.5}, "privacy.sampling_rate", "acts on gradients"),
         ("input", {"model.loss": "mse"}, "privacy", "needs max_target_norm"),
         ("input", {"privacy.max_target_norm": 1.0}, "privacy.max_target_norm", "have a bound"),

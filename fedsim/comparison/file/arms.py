@@ -99,6 +99,7 @@ def _perturbed(kind: str) -> Callable[[Mapping[str, Any]], Changes]:
             "clip_learning_rate": None,
             "clip_count_noise": None,
             "sampling_rate": None,
+            "groups": {},
             "sampling": "poisson",
             "clipping": "flat",
             "noise_correlation": "none",
