@@ -14,7 +14,7 @@ from fedsim.core.errors import ExitCode
 if TYPE_CHECKING:
     from fedsim.comparison.comparison_result import ComparisonResult
 
-_OF_EXPERIMENTS = ("vary", "seeds", "client_metrics", "workers", "select")
+_OF_EXPERIMENTS = ("vary", "one_at_a_time", "seeds", "client_metrics", "workers", "select")
 
 
 @click.command("compare", short_help="Compare variants of an experiment, or finished runs.")
@@ -25,6 +25,11 @@ _OF_EXPERIMENTS = ("vary", "seeds", "client_metrics", "workers", "select")
     metavar="KEY=V1,V2",
     help="Values to compare of a key of the experiment FILE; several options give every "
     "combination. target_epsilon=null is without privacy.",
+)
+@click.option(
+    "--one-at-a-time",
+    is_flag=True,
+    help="With --vary: one key at a time, all others as in FILE, instead of every combination.",
 )
 @click.option("--seeds", metavar="N", help="Number of seeds, or a list: 3,7. Default of --vary: 5.")
 @click.option("--baseline", metavar="NAME", help="The variant to compare with. Default: the first.")
@@ -86,6 +91,10 @@ def compare_command(
         return
     file, *overrides = sources
     _refuse_other_files(file, overrides, varied=bool(options["vary"]))
+    if options["one_at_a_time"] and not options["vary"]:
+        raise click.UsageError(
+            "--one-at-a-time needs --vary; a variant of a comparison file has a key one_at_a_time"
+        )
     if select:
         _refuse_options(options, tuple(options), "--select")
         _search(file, out, workers, quiet=quiet, as_json=as_json)
@@ -114,6 +123,7 @@ def _compare_variants(
         result = run_comparison(
             file,
             vary=parse_vary(options["vary"]),
+            one_at_a_time=options["one_at_a_time"],
             overrides=overrides,
             seeds=_seeds(options["seeds"]),
             baseline=options["baseline"],

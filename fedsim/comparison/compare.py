@@ -43,6 +43,7 @@ def compare(
     source: str | Path | Mapping[str, Any],
     *,
     vary: Vary | None = None,
+    one_at_a_time: bool = False,
     overrides: Overrides = (),
     seeds: int | Sequence[int] | None = None,
     baseline: str | None = None,
@@ -62,6 +63,8 @@ def compare(
             experiment file.
         vary: values by key, such as `{"privacy.target_epsilon": [None, 8, 2]}`: the variants are
             all combinations, and the first one is the baseline. Null noise is no privacy.
+        one_at_a_time: with `vary`, whether each value is a variant by itself, with all other keys
+            as in the file; the file itself is then the first variant, `base`.
         overrides: with `vary`, settings of all variants, such as `["federation.rounds=5"]`.
         seeds: number or list of seeds, in place of the file's; with `vary` by default
             `DEFAULT_SEEDS`.
@@ -80,7 +83,8 @@ def compare(
         NothingFinishedError: every run failed.
         KeyboardInterrupt: the user stopped it before any run was finished.
         RunDirectoryError: `out` holds something else, or another comparison is running in it.
-        ValueError: `workers` is below 1, or `overrides` are given without `vary`.
+        ValueError: `workers` is below 1, or `overrides` or `one_at_a_time` are given without
+            `vary`.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
@@ -91,7 +95,7 @@ def compare(
         "client_metrics": client_metrics,
     }
     changes = {key: value for key, value in given.items() if value is not None}
-    comparison = _load(source, vary, overrides, changes)
+    comparison = _load(source, vary, overrides, changes, one_at_a_time=one_at_a_time)
     observer = observer or notebook_comparison()
     directory = Path(out) if out is not None else Path("runs") / comparison.name
     check_directory(directory)
@@ -108,12 +112,22 @@ def _load(
     vary: Vary | None,
     overrides: Overrides,
     changes: Mapping[str, object],
+    *,
+    one_at_a_time: bool,
 ) -> LoadedComparison:
     if vary:
         if isinstance(source, Mapping):
             raise ValueError("vary needs the path of an experiment file, got a mapping")
         return load_varied(
-            source, vary, overrides=overrides, changes={"seeds": DEFAULT_SEEDS, **changes}
+            source,
+            vary,
+            overrides=overrides,
+            one_at_a_time=one_at_a_time,
+            changes={"seeds": DEFAULT_SEEDS, **changes},
+        )
+    if one_at_a_time:
+        raise ValueError(
+            "one_at_a_time belongs to vary; a variant of a file has a key of that name"
         )
     if overrides:
         raise ValueError(

@@ -26,7 +26,7 @@ from fedsim.report.overview import Card
 from fedsim.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
-    pass
+    from fedsim.comparison.figures.picture import Picture
 
 
 _HERE = Path(__file__).parent
@@ -85,8 +85,9 @@ def _context(result: ComparisonResult) -> dict[str, Any]:
 def _unit(part: Results) -> dict[str, Any]:
     """Return the tables and the figures of one unit's variants; its name where there are two."""
     from fedsim.comparison.figures.clients import spend_sentence
-    from fedsim.comparison.figures.every import DIRECTORY, pictures_of
+    from fedsim.comparison.figures.every import pictures_of
     from fedsim.comparison.figures.picture import series_of
+    from fedsim.comparison.figures.settings import against_settings
 
     series = {name: one.number for name, one in series_of(part).items()}
     pictures = pictures_of(part)
@@ -94,17 +95,21 @@ def _unit(part: Results) -> dict[str, Any]:
         "name": part.groups[0].unit if part.has_sibling else None,
         "table": variants_table(part, series),
         "differences": differences_table(part, series),
-        "figures": {
-            name: one
-            and {
-                "caption": one.caption,
-                "drawing": one.inline(),
-                "files": {kind: f"{DIRECTORY}/{one.name}.{kind}" for kind in ("svg", "csv")},
-            }
-            for name, one in pictures.items()
-        },
+        "figures": {name: one and _figure(one) for name, one in pictures.items()},
+        "settings_figures": [_figure(one) for one in against_settings(part)],
         "spend_sentence": None if pictures["spend"] else spend_sentence(part),
         "scores": scores_context(part),
+    }
+
+
+def _figure(one: "Picture") -> dict[str, Any]:
+    """Return a figure of the page, with links to its files."""
+    from fedsim.comparison.figures.every import DIRECTORY
+
+    return {
+        "caption": one.caption,
+        "drawing": one.inline(),
+        "files": {kind: f"{DIRECTORY}/{one.name}.{kind}" for kind in ("svg", "csv")},
     }
 
 

@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from fedsim.report.line_names import name_lines
 from fedsim.report.svg import Ink, save_figure, style
 
 _INCHES = (7.0, 4.4)
-_LABEL_POINTS = 14.0  # least distance of two names
 _MAX_MARKS = 60  # points beyond which a line has none
 _MAX_PLAIN = 100_000.0  # numbers beyond are powers of ten
 
@@ -66,8 +66,7 @@ def write_line_plot(plot: LinePlot, path: Path) -> None:
         turned = len(plot.y_label) > 1
         axes.set_ylabel(plot.y_label, rotation=90 if turned else 0, labelpad=4 if turned else 8)
         _scale(axes, plot)
-        figure.draw_without_rendering()  # places of the names are known after it
-        _name_lines(axes, [(name, end, ink) for name, end, ink in ends if end is not None])
+        name_lines(axes, [(name, end, ink) for name, end, ink in ends if end is not None])
         save_figure(
             figure,
             path,
@@ -113,41 +112,3 @@ def _number(value: float) -> str:
     if abs(value) >= _MAX_PLAIN:
         return f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
     return f"{value:,.10g}"
-
-
-def _name_lines(axes: Axes, ends: Sequence[tuple[str, tuple[float, float], str]]) -> None:
-    """Write the name of each line beside its last point, one above the other."""
-    scale = 72.0 / axes.figure.dpi
-    heights = axes.transData.transform([end for _, end, _ in ends])[:, 1] * scale if ends else []
-    order = sorted(range(len(ends)), key=lambda index: heights[index])
-    places = _apart([float(heights[index]) for index in order])
-    for index, place in zip(order, places, strict=True):
-        name, end, ink = ends[index]
-        axes.annotate(
-            name,
-            end,
-            xytext=(9, place - float(heights[index])),
-            textcoords="offset points",
-            va="center",
-            color=ink,
-            annotation_clip=False,
-        )
-
-
-def _apart(heights: Sequence[float]) -> list[float]:
-    """Return ascending places at least `_LABEL_POINTS` apart, moved as little as groups allow."""
-    groups: list[tuple[float, int]] = []  # centre and number of names that stand together
-    for height in heights:
-        groups.append((height, 1))
-        while len(groups) > 1 and _overlap(groups[-2], groups[-1]):
-            (low, few), (high, more) = groups[-2:]
-            groups[-2:] = [((low * few + high * more) / (few + more), few + more)]
-    return [
-        centre + _LABEL_POINTS * (index - (count - 1) / 2)
-        for centre, count in groups
-        for index in range(count)
-    ]
-
-
-def _overlap(one: tuple[float, int], other: tuple[float, int]) -> bool:
-    return other[0] - one[0] < _LABEL_POINTS * (one[1] + other[1]) / 2

@@ -5,6 +5,7 @@ from pathlib import Path
 from fedsim.comparison.figures.clients import fairness, metric_boxes, spend_boxes
 from fedsim.comparison.figures.curves import over_epsilon, over_rounds
 from fedsim.comparison.figures.picture import Picture
+from fedsim.comparison.figures.settings import against_settings
 from fedsim.comparison.figures.tradeoff import tradeoff
 from fedsim.comparison.results import Results
 from fedsim.runs.directory import RunDirectory
@@ -34,8 +35,10 @@ def write_figures(results: Results, directory: Path) -> None:
     """
     folder = directory / DIRECTORY
     folder.mkdir(exist_ok=True)
-    every = [one for part in results.by_unit for one in pictures_of(part).values()]
-    pictures = [one for one in every if one is not None]
+    pictures: list[Picture] = []
+    for part in results.by_unit:
+        pictures += [one for one in pictures_of(part).values() if one is not None]
+        pictures += against_settings(part)
     files = {f"{one.name}.{kind}" for one in pictures for kind in ("svg", "csv")}
     for path in sorted(folder.iterdir()):
         if path.suffix in (".svg", ".csv") and path.name not in files:

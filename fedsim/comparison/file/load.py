@@ -129,7 +129,13 @@ def load_comparison(
 
 
 def load_tree(
-    tree: Node, directory: Path, stem: str, problems: list[Problem], *, search: bool = False
+    tree: Node,
+    directory: Path,
+    stem: str,
+    problems: list[Problem],
+    *,
+    search: bool = False,
+    centre: str | None = None,
 ) -> LoadedComparison:
     """Load a comparison from its located tree.
 
@@ -139,6 +145,7 @@ def load_tree(
         stem: name of a comparison that gives none.
         problems: mistakes that were found before.
         search: as `load_comparison`.
+        centre: the variant that stands for every other one with the same settings; None: none.
 
     Raises:
         ExperimentError: with every mistake, the given ones included.
@@ -150,13 +157,19 @@ def load_tree(
     variants = []
     if entries is not None and isinstance(entries.node.value, dict):
         variants = expand_variants(entries.node.value, base_tree, problems)
-    if settings is not None:
-        names = [variant.name for variant in variants]
-        problems += _locate_messages(tree, _rules(settings, names, search=search))
+    if centre is not None:
+        variants = [one if one.name == centre else replace(one, centre=centre) for one in variants]
     loaded: tuple[LoadedVariant, ...] = ()
+    found: list[Problem] = []
     if base is not None and base_tree is not None:
         seeds = (0,) if settings is None else settings.seeds or (None,)
-        loaded = _load_variants(base, variants, seeds, tree, problems)
+        loaded = _load_variants(base, variants, seeds, tree, found)
+    repeated = _equal_to_centre(variants, loaded)
+    loaded = tuple(one for one in loaded if one.name not in repeated)
+    if settings is not None:
+        names = [variant.name for variant in variants if variant.name not in repeated]
+        problems += _locate_messages(tree, _rules(settings, names, search=search))
+    problems += found
     if problems or settings is None or base is None or not loaded:
         raise ExperimentError(problems)
     own_seeds = tuple(one.experiment.seed for one in loaded[0].experiments)
@@ -244,6 +257,18 @@ def _load_variants(
         loaded.append(LoadedVariant(variant.name, variant.changes, experiments, variant.arm))
     problems += _in_words(found, len(variants), str(base), tree.location.source)
     return tuple(loaded)
+
+
+def _equal_to_centre(variants: list[Variant], loaded: tuple[LoadedVariant, ...]) -> set[str]:
+    """Return the variants whose value of their key is the one that their centre has anyway."""
+    settings = {one.name: one.settings for one in loaded}
+    return {
+        one.name
+        for one in variants
+        if one.centre is not None
+        and one.name in settings
+        and settings[one.name] == settings.get(one.centre)
+    }
 
 
 def _in_words(

@@ -15,6 +15,7 @@ from fedsim.experiment.text import KeyPath, any_of, did_you_mean, path_text, val
 from fedsim.experiment.tree import Entry, Node, from_python, to_python
 
 GRID = "grid"
+ONE_AT_A_TIME = "one_at_a_time"
 MAX_VARIANTS = 500
 
 NAME_RULE = "letters, digits, '.', '_', '+', '=' or '-', starting with a letter or a digit"
@@ -31,12 +32,15 @@ class Variant:
         origin: its key in the comparison file; a grid is the origin of several variants.
         overrides: its changes to the base experiment.
         arm: the baseline that it begins with; None without `arm`.
+        centre: the variant that it differs from in one key alone, and that stands for it where the
+            two are equal; None: it is a variant of its own.
     """
 
     name: str
     origin: str
     overrides: tuple[Override, ...]
     arm: str | None = None
+    centre: str | None = None
 
     @property
     def changes(self) -> dict[str, object]:
@@ -76,14 +80,22 @@ def expand_variants(
 def _expand(name: str, entry: Entry, base: Node | None, problems: list[Problem]) -> list[Variant]:
     path: KeyPath = ("variants", name)
     entries = dict(entry.node.value) if isinstance(entry.node.value, dict) else {}
-    grid = entries.pop(GRID, None)
+    grid, single = entries.pop(GRID, None), entries.pop(ONE_AT_A_TIME, None)
     arm = entries.pop(ARM, None)
     fixed = list(_flatten(replace(entry.node, value=entries), (), base))
+    if grid is not None and single is not None:
+        message = "grid and one_at_a_time exclude each other: write two variants"
+        problems.append(single.key.problem((*path, ONE_AT_A_TIME), message))
+        grid = None
     axes = [] if grid is None else _axes(grid, (*path, GRID), problems)
     problems += _reserved([*fixed, *(axis[0] for axis in axes if axis)], path)
     own = {override.path for override in fixed} | {axis[0].path for axis in axes if axis}
     kind, first = (None, []) if arm is None else _arm(arm, path, own, base, problems)
     fixed = [*first, *fixed]
+    if single is not None:  # its keys may be those of the variant, the centre
+        axes = _axes(single, (*path, ONE_AT_A_TIME), problems)
+        problems += _reserved([axis[0] for axis in axes], path)
+        return _one_at_a_time(name, fixed, axes, kind)
     if grid is None:
         return [Variant(name, name, tuple(fixed), kind)]
     labels = axis_labels([axis[0].path for axis in axes])
@@ -137,6 +149,27 @@ def _arm(
         for key, value in changes.items()
     ]
     return name, [one for one in found if not any(one.path[: len(given)] == given for given in own)]
+
+
+def _one_at_a_time(
+    name: str, fixed: list[Override], axes: list[list[Override]], arm: str | None
+) -> list[Variant]:
+    """Return the variant itself, and one for each value of each key with all others as in it."""
+    labels = axis_labels([axis[0].path for axis in axes])
+    return [
+        Variant(name, name, tuple(fixed), arm),
+        *(
+            Variant(
+                f"{name}-{label}={value_label(number, one.node)}",
+                name,
+                (*(other for other in fixed if other.path != one.path), one),
+                arm,
+                centre=name,
+            )
+            for label, axis in zip(labels, axes, strict=True)
+            for number, one in enumerate(axis)
+        ),
+    ]
 
 
 def _flatten(node: Node, path: tuple[str, ...], base: Node | None) -> Iterator[Override]:

@@ -5,6 +5,7 @@ is loaded, run and written as any other.
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedsim.experiment.yaml_loader import parse_yaml
 MAX_VARIED = 100
 
 _MAX_NAME_CHARACTERS = 100
+_BASE = "base"  # name of the variant without a varied key
 _PRIVACY = ("privacy",)
 # Either of the two sets the noise: a value of one replaces the other, and null is no privacy.
 _NOISE_KEYS = (("privacy", "target_epsilon"), ("privacy", "noise_multiplier"))
@@ -70,6 +72,7 @@ def load_varied(
     vary: Vary,
     *,
     overrides: Overrides = (),
+    one_at_a_time: bool = False,
     changes: Mapping[str, object],
 ) -> LoadedComparison:
     """Load the comparison of an experiment's variants.
@@ -79,6 +82,8 @@ def load_varied(
         vary: values by key; of several keys every combination is a variant. A null for
             `privacy.target_epsilon` or `privacy.noise_multiplier` is a variant without privacy.
         overrides: settings of all variants.
+        one_at_a_time: whether each value is a variant by itself, with all other keys as in the
+            file, in place of every combination; the file itself is the first variant, `base`.
         changes: further keys of the comparison, such as `seeds`; without `baseline` the first
             variant is the baseline.
 
@@ -92,7 +97,7 @@ def load_varied(
     _refuse_comparison(base, problems)
     if problems:
         raise ExperimentError(problems)
-    variants = _product(axes, fixed, base, problems)
+    variants = _variants(_points(axes, one_at_a_time, problems), fixed, base)
     content: dict[str, object] = {
         "name": _name(base, Path(path), axes),
         "base": str(path),
@@ -105,7 +110,9 @@ def load_varied(
         for name, own in variants.items()
     }
     whole = {**_entries(tree), "variants": Entry(COMMAND_LINE, replace(tree, value=entries))}
-    return load_tree(replace(tree, value=whole), Path(), "comparison", problems)
+    centre = _BASE if one_at_a_time else None
+    whole_tree = replace(tree, value=whole)
+    return load_tree(whole_tree, Path(), "comparison", problems, centre=centre)
 
 
 def _axes(vary: Vary, problems: list[Problem]) -> list[_Axis]:
@@ -136,21 +143,29 @@ def _axes(vary: Vary, problems: list[Problem]) -> list[_Axis]:
     return axes
 
 
-def _product(
-    axes: Sequence[_Axis], fixed: Sequence[Override], base: Node, problems: list[Problem]
-) -> dict[str, list[Override]]:
-    """Return the overrides of each variant by its name; equal variants are one."""
-    total = 1
-    for axis in axes:
-        total *= len(axis.values)
+def _points(
+    axes: Sequence[_Axis], one_at_a_time: bool, problems: list[Problem]
+) -> list[tuple[tuple[str, Override], ...]]:
+    """Return the values of each variant; none is the file itself."""
+    sizes = [len(axis.values) for axis in axes]
+    total = 1 + sum(sizes) if one_at_a_time else math.prod(sizes)
     if total > MAX_VARIED:
         message = (
             f"--vary gives {total:,} variants, at most {MAX_VARIED} are allowed: vary fewer values,"
             " or write a comparison file with a grid"
         )
         raise ExperimentError([*problems, COMMAND_LINE.problem((), message)])
+    if one_at_a_time:
+        return [(), *((value,) for axis in axes for value in axis.values)]
+    return list(itertools.product(*(axis.values for axis in axes)))
+
+
+def _variants(
+    points: Sequence[tuple[tuple[str, Override], ...]], fixed: Sequence[Override], base: Node
+) -> dict[str, list[Override]]:
+    """Return the overrides of each variant by its name; equal variants are one."""
     found: dict[str, list[Override]] = {}
-    for point in itertools.product(*(axis.values for axis in axes)):
+    for point in points:
         named = _without_privacy(list(point))
         own = [one for _, override in named for one in _with_other_noise(override, base, fixed)]
         changed = {one.path for one in own}
@@ -159,7 +174,7 @@ def _product(
             for one in fixed
             if one.path not in changed and not (_PRIVACY in changed and one.path[:1] == _PRIVACY)
         ]
-        found.setdefault("-".join(name for name, _ in named), [*kept, *own])
+        found.setdefault("-".join(name for name, _ in named) or _BASE, [*kept, *own])
     return found
 
 
