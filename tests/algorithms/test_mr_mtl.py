@@ -94,10 +94,14 @@ PRIVATE = {"noise_multiplier": 0.0, "delta": 1e-3, "max_grad_norm": CLIP}
 ALL = [[0, 1, 2, 3]] * ROUNDS
 
 
-@pytest.mark.parametrize("privacy", [None, PRIVATE])
 @pytest.mark.parametrize(
-    ("strategy", "weight"),
-    [("local_only", 0.0), ({"name": "mr_mtl", "mean_weight": 0.8}, 0.8), ("mr_mtl", 1.0)],
+    ("strategy", "weight", "privacy"),
+    [
+        ("local_only", 0.0, None),
+        ({"name": "mr_mtl", "mean_weight": 0.8}, 0.8, PRIVATE),
+        pytest.param("local_only", 0.0, PRIVATE, marks=pytest.mark.slow),
+        pytest.param("mr_mtl", 1.0, None, marks=pytest.mark.slow),
+    ],
 )
 def test_models_and_scores_are_those_of_the_formula(
     strategy: object, weight: float, privacy: Any, tmp_path: Path
@@ -112,6 +116,7 @@ def test_models_and_scores_are_those_of_the_formula(
     assert verify_run(RunDirectory.open(result.path)).problems == ()
 
 
+@pytest.mark.slow
 def test_without_a_pull_mr_mtl_is_local_training(tmp_path: Path) -> None:
     models = [
         final(run(tmp_path, strategy, out))
@@ -120,6 +125,7 @@ def test_without_a_pull_mr_mtl_is_local_training(tmp_path: Path) -> None:
     np.testing.assert_array_equal(models[0], models[1])
 
 
+@pytest.mark.slow
 def test_a_client_that_was_not_drawn_pulls_nobody(tmp_path: Path) -> None:
     result = run(tmp_path, "mr_mtl", federation__clients_per_round=2)
     releases = (result.path / "releases.jsonl").read_text().splitlines()

@@ -50,7 +50,7 @@ def test_no_example_moves_the_result_further_than_proven(
     """Guarantee: with an example removed (zero_out) or replaced, from any start in the ball."""
     descent, order = descent_of(loss, bias=bias, batch=batch), np.arange(N)[::-1]
     largest = 0.0
-    for seed in range(30):
+    for seed in range(12):
         draw = torch.Generator().manual_seed(seed)
         x = 10.0 ** (seed % 3) * torch.randn(N, D, generator=draw, dtype=torch.float64)
         y = targets_of(loss, draw, scale=10.0 ** (seed % 2))
@@ -88,9 +88,6 @@ def test_steps_are_those_of_torch(loss: LossName) -> None:
     layer = torch.nn.Linear(D, K).double()
     with torch.no_grad():
         flat = torch.cat([layer.weight.flatten(), layer.bias])
-    optimizer = torch.optim.SGD(
-        layer.parameters(), lr=descent.learning_rate, weight_decay=descent.weight_decay
-    )
     losses = {
         "cross_entropy": lambda o, t: F.cross_entropy(o, t, reduction="none"),
         "bce": lambda o, t: F.binary_cross_entropy_with_logits(o, t, reduction="none").mean(1),
@@ -98,9 +95,11 @@ def test_steps_are_those_of_torch(loss: LossName) -> None:
     }
     for step in range(7):
         batch = order[step % 3 * 5 : step % 3 * 5 + 5].copy()
-        optimizer.zero_grad()
-        (losses[loss](layer(x[batch]), y[batch]).sum() / 5).backward()
-        optimizer.step()
+        mean = losses[loss](layer(x[batch]), y[batch]).sum() / 5
+        gradients = torch.autograd.grad(mean, list(layer.parameters()))
+        with torch.no_grad():  # torch.optim would import torch's compiler
+            for value, gradient in zip(layer.parameters(), gradients, strict=True):
+                value -= descent.learning_rate * (gradient + descent.weight_decay * value)
     expected = torch.cat([layer.weight.detach().flatten(), layer.bias.detach()])
     found = train(flat.detach(), x, y, descent, order=order, steps=7)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
