@@ -8,9 +8,9 @@ of 32 values, and its round is 4 private steps of lot 8 (32-32-10), towards ε =
 interrupted before its last round, resumed, and verified. Processor time is that of the process, so
 a busy machine disturbs it less. Of the rounds the median counts, without the first one.
 
-What a client costs must not grow with the number of clients: the time of a client's round, and the
-memory and the time that each further client adds to a run. `--table RECORD` prints the figures of
-a record as docs/scale.md has them.
+What a client costs must not grow with the number of clients: the time of its round, and its part of
+the memory and of the time of the run. `--table RECORD` prints the figures of a record as
+docs/scale.md has them.
 """
 
 import argparse
@@ -282,26 +282,33 @@ def numbers_of(found: Mapping[int, Sequence[Figures]], plan: Plan) -> list[Numbe
             over_turns(claim, case, each, unit=unit, goal=goal)
             for case, (each, unit, goal) in values.items()
         ]
-    first = min(found)
-    for size in sorted(found)[1:]:
-        claim = f"private: processor time of a client's round, {kind}"
-        rounds = ([_median(one.round) for one in found[each]] for each in (size, first))
-        case = f"among {size:,} over among {first:,}"
-        numbers.append(over_turns(claim, case, pair_ratios(*rounds), goal=FLAT))
-    for one, two, three in zip(sorted(found), sorted(found)[1:], sorted(found)[2:], strict=False):
-        case = f"of the {three - two:,} clients above {two:,} over the {two - one:,} above {one:,}"
-        for what, of in _ADDED.items():
-            later, earlier = (
-                _slopes(found[a], found[b], of) for a, b in ((two, three), (one, two))
-            )
-            claim = f"private: {what} that a further client adds to a run, {kind}"
-            numbers.append(over_turns(claim, case, pair_ratios(later, earlier), goal=FLAT))
+    sizes = sorted(found)
+    for size in sizes[1:]:
+        case = f"among {size:,} over among {sizes[0]:,}"
+        for what, of in _OF_A_CLIENT.items():
+            each = ([of(one) for one in found[which]] for which in (size, sizes[0]))
+            claim = f"private: {what}, {kind}"
+            numbers.append(over_turns(claim, case, pair_ratios(*each), goal=FLAT))
+    for small, large in pairwise(sizes):
+        case = f"above {small:,} clients, to {large:,}"
+        for what, (of, unit, scale) in _ADDED.items():
+            added = [scale * one for one in _slopes(found[small], found[large], of)]
+            claim = f"private: {what} that a further client adds, {kind}"
+            numbers.append(over_turns(claim, case, added, unit=unit))
     return numbers
 
 
+# What one client costs: in a round, and of all that a run takes.
+_OF_A_CLIENT = {
+    "processor time of a client's round": lambda one: _median(one.round),
+    "memory of a run over its clients": lambda one: one.live_mb / one.clients,
+    "set-up and results over clients": lambda one: (one.setup + one.results) / one.clients,
+}
+
+# The kinds of clients are more where each is asked more often, so these are no straight lines.
 _ADDED = {
-    "memory": lambda one: one.live_mb,
-    "processor time": lambda one: one.setup + one.results,
+    "memory": (lambda one: one.live_mb, "bytes", 1e6),
+    "processor time": (lambda one: one.setup + one.results, "µs", 1e6),
 }
 
 
