@@ -88,4 +88,8 @@ def _print_key(curve: BoundCurve, console: Console) -> None:
     words = "; ".join(f"{bound.label}: {bound.description}" for bound in curve.bounds)
     print_sentence(console, f"{words}. Each is an upper bound of the same releases")
     if any(epsilon is None for _, epsilons in curve.points for epsilon in epsilons):
-        print_sentence(console, "–: no theorem covers this sampling under this adjacency")
+        print_sentence(
+            console,
+            "–: the theorem does not cover these releases: their sampling has no amplification for "
+            "pairs, or their noise differs",
+        )

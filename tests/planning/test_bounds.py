@@ -119,7 +119,7 @@ def test_a_plan_has_the_same_columns_on_request(fedsim: Command) -> None:
 
 def test_experiments_have_no_theorem_for_random_allocation_by_pairs(fedsim: Command) -> None:
     _, out, _ = fedsim("curve", "e.json", "privacy.sampling=balls_and_bins")
-    assert "–: no theorem covers this sampling under this adjacency" in out
+    assert "–: the theorem does not cover these releases" in out
 
 
 @pytest.mark.slow
