@@ -280,6 +280,7 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
         ),
         noise_norm=None if result.arrays is None else train.noise_norm,
         unmoved=_unmoved(state, after, setup.train.algorithm.training.parameters),
+        partial=train.partial,
         simulated_time=train.simulated_time,
         staleness=train.staleness,
     )

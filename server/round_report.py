@@ -82,6 +82,7 @@ class RoundRow(_RowOfAllRounds, total=False):
     update_norm: float | None
     noise_norm: float | None
     unmoved: list[str]
+    partial: list[ClientSteps]
     simulated_time: float
     staleness: Spread | None
     secure_aggregation: SecureRoundRow
@@ -145,6 +146,7 @@ class RoundReport:
         noise_norm: expected L2 norm of the noise in it; None without noise, or where it is not
             known.
         unmoved: trained tensors that round 1 left as they were.
+        partial: local steps of each participant that did a part of its work, by the schedule.
         simulated_time: time on the simulated clock of an asynchronous round; None elsewhere.
         staleness: rounds between the start of each participant and this one, where it is
             asynchronous.
@@ -170,6 +172,7 @@ class RoundReport:
     update_norm: float | None = None
     noise_norm: float | None = None
     unmoved: tuple[str, ...] = ()
+    partial: Mapping[int, int] = field(default_factory=dict)
     simulated_time: float | None = None
     staleness: Mapping[int, int] = field(default_factory=dict)
 
@@ -217,6 +220,8 @@ class RoundReport:
             noise_norm=self.noise_norm,
         )
         some: Any = {"unmoved": list(self.unmoved)} if self.unmoved else {}
+        if self.partial:
+            some["partial"] = [ClientSteps(client=k, steps=n) for k, n in self.partial.items()]
         if self.simulated_time is not None:
             some["simulated_time"] = round(self.simulated_time, 6)
             some["staleness"] = _spread(self.staleness.values())

@@ -8,7 +8,11 @@ from fedsim.algorithms.catalog import algorithms
 from fedsim.algorithms.settings import AlgorithmSettings
 from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS, MAX_SECONDS
 from fedsim.core.settings import Probability, Settings, Share
-from fedsim.server.participation.settings import ParticipationSettings, UniformParticipation
+from fedsim.server.participation.settings import (
+    PartialWorkSettings,
+    ParticipationSettings,
+    UniformParticipation,
+)
 
 WeightingName = Literal["uniform", "examples", "noise"]
 _DEFAULT_ALGORITHM = "fedavg"
@@ -74,6 +78,10 @@ class FederationSettings(Settings):
         default=UniformParticipation(),
         discriminator="scheme",
         description="how the clients of a round are drawn",
+    )
+    partial_work: PartialWorkSettings | None = Field(
+        default=None,
+        description="stragglers, which do a part of their local work; null: none",
     )
     deadline: float | None = Field(
         default=None,

@@ -206,6 +206,13 @@ class TrainRound:
         return None if buffered is None else buffered.round(self.round_number)
 
     @property
+    def partial(self) -> dict[int, int]:
+        """Local steps of each participant that does a part of its work, by the schedule."""
+        slow = self._setup.participation.stragglers_in(self.round_number)
+        steps = self._setup.local_steps
+        return {one: steps(one, self.round_number) for one in self.participants if one in slow}
+
+    @property
     def simulated_time(self) -> float | None:
         """The simulated time at which an asynchronous round ends; None for other rounds."""
         return None if self._buffer is None else self._buffer.time

@@ -50,6 +50,7 @@ class Purpose(IntEnum):
     UPLOAD_TAG = 22  # no stream: the key of the tags of uploads
     SUM_DIGEST = 23  # no stream: the key of the digests of sums before the server's noise
     EXAMPLE_NOISE = 41  # noise on a client's examples, drawn once
+    PARTIAL_WORK = 25  # stragglers of a round (client 0), and their steps (client + 1)
     QUERIES = 50  # public queries of PATE, drawn from the test set
     STUDENT = 51  # seed of the streams of PATE's student
     FEATURES = 30  # directions of random Fourier features, by their public seed

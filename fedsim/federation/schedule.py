@@ -4,8 +4,10 @@ Everything here follows from settings, public client sizes and the seed. So ever
 same schedule, and a client's charges can be planned before the first round.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from fedsim.clients.budget.client_privacy import ClientPrivacy
 from fedsim.clients.budget.plan import whole_round_steps
@@ -48,6 +50,9 @@ class StepSchedule:
     participation: Participation
     whole_rounds: tuple[int, ...]
     releases_updates: bool = False
+    _taken: dict[int, tuple[int, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def of(
@@ -81,7 +86,10 @@ class StepSchedule:
             client: its number.
             round_number: the round ≥ 1.
         """
-        return self.whole_rounds[client]
+        whole, participation = self.whole_rounds[client], self.participation
+        if client in participation.stragglers_in(round_number):
+            return participation.stragglers.steps(client, round_number, whole)
+        return whole
 
     def charged_steps(self, client: int, round_number: int) -> int:
         """Return the steps of a round as ledgers count them: a whole update is one.
@@ -99,7 +107,23 @@ class StepSchedule:
             client: its number.
             rounds: number of its rounds; beyond its schedule, further whole ones.
         """
-        return rounds * (1 if self.releases_updates else self.whole_rounds[client])
+        taken = self._taken_after(client)
+        known = min(rounds, len(taken) - 1)
+        return taken[known] + (rounds - known) * self._steps_of_whole_round(client)
+
+    def _steps_of_whole_round(self, client: int) -> int:
+        """Return the charged steps of a whole round of a client."""
+        return 1 if self.releases_updates else self.whole_rounds[client]
+
+    def _taken_after(self, client: int) -> tuple[int, ...]:
+        """Return a client's charged steps after 0, 1, ... rounds; (0,) where all are whole."""
+        if self.releases_updates or self.participation.partial_work is None:
+            return (0,)
+        if client not in self._taken:
+            rounds = self.participation.rounds_of(client)
+            steps = (self.local_steps(client, number) for number in rounds)
+            self._taken[client] = tuple(accumulate(steps, initial=0))
+        return self._taken[client]
 
     def planned(self) -> tuple[int, ...]:
         """Return the charged steps of each client in all rounds that it is scheduled for."""
@@ -113,7 +137,11 @@ class StepSchedule:
             client: its number.
             steps: charged steps from its first round on.
         """
-        return steps // self.steps_after(client, 1)
+        taken = self._taken_after(client)
+        known = bisect_right(taken, steps) - 1
+        if known < len(taken) - 1:
+            return known
+        return known + (steps - taken[-1]) // self._steps_of_whole_round(client)
 
     def rounds_in(self, client: int, steps: int) -> int:
         """Return the number of a client's rounds that some charged steps begin.
@@ -122,4 +150,7 @@ class StepSchedule:
             client: its number.
             steps: charged steps from its first round on.
         """
-        return -(-steps // self.steps_after(client, 1))
+        taken = self._taken_after(client)
+        if steps <= taken[-1]:
+            return bisect_left(taken, steps)
+        return len(taken) - 1 - (taken[-1] - steps) // self._steps_of_whole_round(client)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.server.participation.buffered import BufferedSchedule
+from fedsim.server.participation.partial_work import Stragglers
 from fedsim.server.participation.ranges import parse_ranges
 from fedsim.server.participation.schedules import (
     CyclicSchedule,
@@ -31,6 +32,7 @@ from fedsim.server.participation.settings import (
     BufferedParticipation,
     CyclicParticipation,
     DurationTable,
+    PartialWorkSettings,
     ParticipationSettings,
     PoissonParticipation,
     TraceParticipation,
@@ -51,6 +53,7 @@ class Participation:
         settings: how the clients of a round are drawn.
         is_secret: whether nobody but the server may learn who takes part in a round.
         is_keyed: whether draws follow from the seed; else they are from the operating system.
+        partial_work: stragglers; None: there are none.
     """
 
     seed: int
@@ -60,6 +63,10 @@ class Participation:
     settings: ParticipationSettings = field(default_factory=UniformParticipation)
     is_secret: bool = False
     is_keyed: bool = True
+    partial_work: PartialWorkSettings | None = None
+    _stragglers: dict[int, frozenset[int]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def of(
@@ -93,6 +100,7 @@ class Participation:
             scheme,
             is_secret=secret,
             is_keyed=not (secret and secure_noise),
+            partial_work=settings.partial_work,
         )
 
     @property
@@ -136,7 +144,29 @@ class Participation:
     @cached_property
     def round_sizes(self) -> tuple[int, int]:
         """The fewest clients of a round that has any, and the most, without failures."""
-        return self.schedule.sizes(self.rounds)
+        fewest, most = self.schedule.sizes(self.rounds)
+        if not self._drops:
+            return fewest, most
+        count = self.stragglers.count
+        return fewest - count(fewest), most - count(most)
+
+    @cached_property
+    def stragglers(self) -> Stragglers:
+        """Who straggles, and how many steps stragglers take."""
+        return Stragglers(self.seed, 0.0 if self.partial_work is None else self.partial_work.share)
+
+    def stragglers_in(self, round_number: int) -> frozenset[int]:
+        """Return the stragglers of a round, also where they are left out of it."""
+        if self.partial_work is None:
+            return frozenset()
+        if round_number not in self._stragglers:
+            clients = self.schedule.in_round(round_number)
+            self._stragglers[round_number] = self.stragglers.among(clients, round_number)
+        return self._stragglers[round_number]
+
+    @property
+    def _drops(self) -> bool:
+        return self.partial_work is not None and self.partial_work.on_partial == "drop"
 
     @property
     def rate(self) -> float:
@@ -169,7 +199,11 @@ class Participation:
         """
         if not self.is_keyed:
             return tuple(range(self.num_clients))
-        return self.schedule.in_round(round_number)
+        clients = self.schedule.in_round(round_number)
+        if not self._drops:
+            return clients
+        left_out = self.stragglers_in(round_number)
+        return tuple(client for client in clients if client not in left_out)
 
     def on_record(self, round_number: int) -> tuple[int, ...]:
         """Return the clients that the records of a round account for: those that took part.
@@ -200,7 +234,7 @@ class Participation:
 
     @property
     def _is_in_all_rounds(self) -> bool:
-        return self.schedule.has_all or self.is_secret
+        return self.is_secret or (self.schedule.has_all and not self._drops)
 
     @cached_property
     def _rounds_by_client(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:

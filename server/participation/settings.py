@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS, MAX_SECONDS
-from fedsim.core.settings import Settings
+from fedsim.core.settings import Settings, Share
 from fedsim.server.participation.ranges import parse_ranges
 
 PARTICIPATIONS = {
@@ -163,6 +163,20 @@ class BufferedParticipation(Settings):
         description="simulated duration of a training: half_normal (the absolute value of a "
         "standard normal), exponential (mean 1), constant (1), or a mapping with a public number "
         "for each client",
+    )
+
+
+class PartialWorkSettings(Settings):
+    """`federation.partial_work`: stragglers, which do a part of their local work."""
+
+    share: Share = Field(
+        description="share of the clients of each round that straggle, drawn by the seed; each "
+        "takes a number of steps between 1 and one less than a whole round's, drawn uniformly"
+    )
+    on_partial: Literal["keep", "drop"] = Field(
+        default="keep",
+        description="keep: partial updates count as others (FedProx); drop: stragglers are left "
+        "out of the round, and are not charged (FedAvg in the FedProx paper)",
     )
 
 

@@ -112,3 +112,65 @@ def test_a_resumed_run_keeps_its_trace_and_ends_alike(tmp_path: Path) -> None:
         np.testing.assert_array_equal(models[1][name], value)
     assert charges(whole.path) == charges(resumed.path)
     checked(resumed.path)
+
+
+def test_stragglers_take_and_are_charged_fewer_steps(tmp_path: Path) -> None:
+    changes = {
+        "federation.partial_work": {"share": 0.5},
+        "federation.strategy": {"name": "fedprox", "mu": 0.1},
+        "local.steps": 6,
+    }
+    result = run_experiment(EXPERIMENT, overrides=changes, out=tmp_path / "r")
+    checked(result.path)
+    charged = charges(result.path)
+    for row in result.rounds:
+        partial = {one["client"]: one["steps"] for one in row["partial"]}
+        assert len(partial) == 3
+        assert all(1 <= steps < 6 for steps in partial.values())
+        for client in range(6):
+            assert (row["round"], partial.get(client, 6)) in charged[client]
+    assert result.privacy is not None
+    for one in result.privacy.clients:  # the noise is calibrated to the steps of each client
+        assert one.steps == sum(steps for _, steps in charged[one.client])
+        assert 3.9 < one.epsilon <= 4.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"federation.partial_work": {"share": 0.5, "on_partial": "drop"}},
+        {"federation.partial_work": {"share": 1.0}, "local.epochs": 0.7, "local.steps": None},
+        {
+            "federation.partial_work": {"share": 0.5},
+            "privacy": {
+                "unit": "client",
+                "max_update_norm": 1.0,
+                "target_epsilon": 8.0,
+                "delta": 1e-3,
+            },
+        },
+        {"federation.partial_work": {"share": 0.5}, "secure_aggregation": {"min_clients": 2}},
+        {
+            "federation.partial_work": {"share": 0.5},
+            "privacy": {
+                "noise_multiplier": 1.0,
+                "target_epsilon": 4.0,
+                "delta": 1e-3,
+                "max_grad_norm": 0.5,
+                "on_exhausted": "withdraw",
+            },
+            "federation.rounds": 40,
+        },
+        {"federation.partial_work": {"share": 0.5}, "federation.strategy": "fednova"},
+        {
+            "federation.partial_work": {"share": 0.5},
+            "federation.participation": {"scheme": "buffered", "concurrency": 4, "buffer_size": 2},
+        },
+    ],
+)
+def test_partial_work_with_other_keys(changes: dict[str, Any], tmp_path: Path) -> None:
+    result = run_experiment(EXPERIMENT, overrides=changes, out=tmp_path / "r")
+    checked(result.path)
+    slow = changes["federation.partial_work"].get("on_partial") == "drop"
+    assert any(len(row["participants"]) == 3 for row in result.rounds) or not slow

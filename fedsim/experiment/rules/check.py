@@ -19,7 +19,11 @@ from fedsim.experiment.rules.clients import (
 from fedsim.experiment.rules.dataset import check_data
 from fedsim.experiment.rules.features import check_features, check_views
 from fedsim.experiment.rules.model import check_model
-from fedsim.experiment.rules.participation import check_poisson_draws, check_schemes
+from fedsim.experiment.rules.participation import (
+    check_partial_work,
+    check_poisson_draws,
+    check_schemes,
+)
 from fedsim.experiment.rules.pate import check_pate
 from fedsim.experiment.rules.perturbation import check_perturbation
 from fedsim.experiment.rules.runtime import check_trackers
@@ -48,6 +52,7 @@ def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
     yield from check_algorithm(sections, base)
     yield from check_participation(sections)
     yield from check_schemes(sections)
+    yield from check_partial_work(sections)
     if sections.federation is not None:
         yield from check_poisson_draws(
             sections.federation, sections.privacy, sections.secure_aggregation

@@ -34,6 +34,41 @@ def check_schemes(sections: Sections) -> Iterator[PathMessage]:
             pass
 
 
+def check_partial_work(sections: Sections) -> Iterator[PathMessage]:
+    """Yield the mistakes of `federation.partial_work`: where no part of the work is defined."""
+    federation, privacy, local = sections.federation, sections.privacy, sections.local
+    if federation is None or federation.partial_work is None:
+        return
+    place: KeyPath = ("federation", "partial_work")
+    settings = federation.partial_work
+    if federation.participation.scheme == "poisson" and privacy is not None:
+        yield (
+            place,
+            "names stragglers among the clients of a round, and private Poisson draws are secret; "
+            "remove partial_work, or use participation: {scheme: uniform}",
+        )
+    if settings.on_partial == "drop":
+        if sections.round_sizes is not None and sections.round_sizes[1] < 1:
+            yield (
+                place,
+                f"share {settings.share:g} leaves out every client of a round; lower it, or use "
+                "on_partial: keep",
+            )
+        return
+    if local is not None and local.steps == 1:
+        yield (
+            place,
+            "a round of one step has no part; set local.steps to 2 or more, or use on_partial: "
+            "drop",
+        )
+    if privacy is not None and (privacy.noise, privacy.sampling) == ("secure", "balls_and_bins"):
+        yield (
+            place,
+            "secure noise divides the examples anew in rounds of equal length, and stragglers have "
+            "shorter ones; use sampling: poisson, or on_partial: drop",
+        )
+
+
 def _check_groups(settings: CyclicParticipation, sections: Sections) -> Iterator[PathMessage]:
     clients, groups = sections.num_clients, settings.groups
     if clients is None:

@@ -51,7 +51,9 @@ class Sections:
         if self.federation is None or self.num_clients is None:
             drawn = None if self.federation is None else self.federation.clients_per_round
             return None if drawn is None else (drawn, drawn)
-        if self.federation.participation.scheme in ("uniform", "poisson"):
+        partial = self.federation.partial_work
+        drops = partial is not None and partial.on_partial == "drop"
+        if self.federation.participation.scheme in ("uniform", "poisson") and not drops:
             drawn = self.federation.clients_per_round or self.num_clients
             return drawn, drawn
         # Imported here: numpy is slow to import, and most files do not need it.

@@ -129,6 +129,11 @@ def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None)
             f"with unit {privacy.unit}; call it with privacy.trust=local and privacy.unit=example, "
             "and fedsim plan without --advise for this trust model"
         )
+    if loaded.experiment.federation.partial_work is not None:
+        raise PrivacyPlanError(
+            "the advice compares whole rounds, and with partial_work some clients take fewer "
+            "steps; set federation.partial_work=null for the advice"
+        )
     scheme = loaded.experiment.federation.participation.scheme
     if scheme in ("trace", "buffered"):
         raise PrivacyPlanError(

@@ -197,3 +197,34 @@ def test_a_table_with_a_mistake_is_refused_with_its_line(
     found = mistakes({"scheme": "trace", "path": "t.csv"}, tmp_path)
     assert len(found) == 1
     assert expected in found[0]
+
+
+@pytest.mark.parametrize(
+    ("federation", "sections", "expected"),
+    [
+        ({"partial_work": {"share": 1.0, "on_partial": "drop"}}, {}, "leaves out every client"),
+        ({"partial_work": {"share": 0.5}}, {}, "a round of one step has no part"),
+        (
+            {"partial_work": {"share": 0.5}, "participation": {"scheme": "poisson"}},
+            {"privacy": CENTRAL_CLIENT},
+            "private Poisson draws are secret",
+        ),
+        (
+            {"partial_work": {"share": 0.5}},
+            {"privacy": {**LOCAL, "noise": "secure", "sampling": "balls_and_bins"}},
+            "rounds of equal length",
+        ),
+        (
+            {"partial_work": {"share": 0.9, "on_partial": "drop"}},
+            {"secure_aggregation": {"min_clients": 3}},
+            "must be at most 1, the clients of a round",
+        ),
+        ({"partial_work": {"share": 0.0}}, {}, "must be > 0"),
+    ],
+)
+def test_partial_work_that_is_not_defined_is_refused(
+    federation: dict[str, Any], sections: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    scheme = {"scheme": "uniform"}
+    found = mistakes(scheme, tmp_path, **sections, federation=federation)
+    assert any(expected in each for each in found), found
