@@ -116,12 +116,15 @@ model:
   features: []
   init: null
   freeze: []
+  train: []
+  lora: null
   loss: cross_entropy
 federation:
   rounds: 4
   clients_per_round: 10
   participation:
     scheme: uniform
+  partial_work: null
   deadline: null
   min_participants: 1
   strategy: fedavg

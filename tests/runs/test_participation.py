@@ -117,7 +117,7 @@ def test_a_resumed_run_keeps_its_trace_and_ends_alike(tmp_path: Path) -> None:
 def test_stragglers_take_and_are_charged_fewer_steps(tmp_path: Path) -> None:
     changes = {
         "federation.partial_work": {"share": 0.5},
-        "federation.strategy": {"name": "fedprox", "mu": 0.1},
+        "federation.strategy": {"name": "fedprox", "proximal_weight": 0.1},
         "local.steps": 6,
     }
     result = run_experiment(EXPERIMENT, overrides=changes, out=tmp_path / "r")
