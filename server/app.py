@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from fedsim.server.aggregation.integer_sum import IntegerSum
 from fedsim.server.aggregation.noisy_sum import NoisySum, ServerNoise
 from fedsim.server.aggregation.weights import ClientWeights, uniform_weights
 from fedsim.server.client_ledgers import ClientLedgers
+from fedsim.server.early_stopping import EarlyStoppingSettings
 from fedsim.server.errors import FederationError
 from fedsim.server.evaluation import ClientEvaluation
 from fedsim.server.participation.participation import Participation
@@ -109,6 +110,7 @@ class RoundSetup:
     Attributes:
         train: algorithm, clients, schedule and aggregator.
         averaging: `federation.server_averaging`.
+        early_stopping: `federation.early_stopping`; None: all rounds run.
         evaluate: metrics of a global model, or of several models, on the public test set.
         evaluation: evaluation on clients' held-out examples; None: there is none.
         declared_metrics: names of the metrics that clients send in a secure sum; None without
@@ -118,6 +120,7 @@ class RoundSetup:
     train: TrainSetup
     evaluate: Callable[[ArrayRecord | Sequence[ArrayRecord]], Metrics]
     averaging: float | None = None
+    early_stopping: EarlyStoppingSettings | None = None
     evaluation: ClientEvaluation | None = None
     declared_metrics: tuple[str, ...] | None = None
 
@@ -208,6 +211,7 @@ def make_server_app(
             ),
             evaluate=evaluate,
             averaging=settings.server_averaging,
+            early_stopping=settings.early_stopping,
             evaluation=evaluation,
             declared_metrics=None if secure is None else tuple(secure.settings.metrics),
         )
@@ -217,6 +221,9 @@ def make_server_app(
                 state = algorithm.init(state)
         while state.round_number < settings.rounds:
             reason = _reason_to_stop(state.withdrawn, len(roll.clients), stop_when_withdrawn)
+            stopping = settings.early_stopping
+            if reason is None and stopping is not None:
+                reason = stopping.reason_to_stop(state.best, state.round_number)
             if reason is not None:
                 on_stop(reason)
                 return
@@ -250,6 +257,8 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
         after = train.state_after(result, averaging=setup.averaging)
     with timeline.part("evaluate"):
         metrics = setup.evaluate(scored_models(setup.train.algorithm, after))
+        if setup.early_stopping is not None:
+            after = _with_best(after, setup.early_stopping, metrics)
         evaluation = None
         if setup.evaluation is not None:
             evaluation = setup.evaluation.run(
@@ -286,6 +295,26 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
     )
     is_secret = setup.train.participation.is_secret
     return after, report.without_participants() if is_secret else report
+
+
+def _with_best(
+    state: ServerState, stopping: EarlyStoppingSettings, metrics: Metrics
+) -> ServerState:
+    """Return the state after a round with the best value of the metric.
+
+    Raises:
+        FederationError: the test set has no such metric, or it has a number for each class.
+    """
+    value = metrics.get(f"test_{stopping.metric}")
+    if not isinstance(value, float):
+        known = [
+            name.removeprefix("test_") for name, one in metrics.items() if isinstance(one, float)
+        ]
+        raise FederationError(
+            f"federation.early_stopping.metric: {stopping.metric} is no number of the test set; "
+            f"choose from {', '.join(known)}, or add it to evaluation.metrics"
+        )
+    return replace(state, best=stopping.next_best(state.best, value, state.round_number))
 
 
 def check_end_of_run(report: RoundReport) -> None:

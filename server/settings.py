@@ -8,6 +8,7 @@ from fedsim.algorithms.catalog import algorithms
 from fedsim.algorithms.settings import AlgorithmSettings
 from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS, MAX_SECONDS
 from fedsim.core.settings import Probability, Settings, Share
+from fedsim.server.early_stopping import EarlyStoppingSettings
 from fedsim.server.participation.settings import (
     PartialWorkSettings,
     ParticipationSettings,
@@ -100,6 +101,11 @@ class FederationSettings(Settings):
         default=_DEFAULT_ALGORITHM,
         description="the federated algorithm: a built-in name, package.module:Class or "
         "./file.py:Class, also a strategy of Flower; or a mapping with settings",
+    )
+    early_stopping: EarlyStoppingSettings | None = Field(
+        default=None,
+        description="ends the run when a metric on the public test set improves no more; null: "
+        "all rounds run",
     )
     server_averaging: float | None = Field(
         default=None,

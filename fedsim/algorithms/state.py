@@ -33,6 +33,8 @@ class ServerState:
             without `federation.server_averaging`.
         versions: older global models that clients still train from, by the round after which each
             was made; empty but in asynchronous rounds.
+        best: best value so far of the metric of `federation.early_stopping`, and its round; None
+            without one.
     """
 
     arrays: ArrayRecord
@@ -43,6 +45,7 @@ class ServerState:
     client_memory: Arrays = field(default_factory=dict)
     average: Arrays = field(default_factory=dict)
     versions: Mapping[int, ArrayRecord] = field(default_factory=dict)
+    best: tuple[float, int] | None = None
 
     @cached_property
     def values(self) -> dict[str, np.ndarray]:

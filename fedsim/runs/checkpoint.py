@@ -38,6 +38,7 @@ class _Content(BaseModel):
     withdrawn: list[int]
     heads: dict[int, str]
     rounds_digest: str
+    best: tuple[float, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class RunCheckpoint:
             withdrawn=sorted(self.state.withdrawn),
             heads=dict(self.heads),
             rounds_digest=self.rounds_digest,
+            best=self.state.best,
         ).model_dump_json()
         memory = {f"{_MEMORY}{name}": value for name, value in self.state.memory.items()}
         rows = {f"{_CLIENT_MEMORY}{name}": one for name, one in self.state.client_memory.items()}
@@ -116,6 +118,7 @@ class RunCheckpoint:
             memory=_below(_MEMORY, tensors),
             client_memory=_below(_CLIENT_MEMORY, tensors),
             average=_below(_AVERAGE, tensors),
+            best=content.best,
             versions=_versions(content.names, _below(_VERSION, tensors)),
         )
         return cls(state, content.heads, content.rounds_digest)

@@ -128,6 +128,7 @@ federation:
   deadline: null
   min_participants: 1
   strategy: fedavg
+  early_stopping: null
   server_averaging: null
   weighting: uniform
 local:

@@ -28,6 +28,7 @@ from fedsim.experiment.rules.pate import check_pate
 from fedsim.experiment.rules.perturbation import check_perturbation
 from fedsim.experiment.rules.runtime import check_trackers
 from fedsim.experiment.rules.scores import (
+    check_early_stopping,
     check_evaluation,
     check_personalization,
     check_test_metrics,
@@ -64,6 +65,7 @@ def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
     yield from check_faults(sections)
     yield from check_secure_aggregation(sections)
     yield from check_test_metrics(sections, base)
+    yield from check_early_stopping(sections)
     yield from check_evaluation(sections)
     yield from check_personalization(sections)
     yield from check_views(sections)

@@ -36,6 +36,29 @@ def check_test_metrics(sections: Sections, base: Path) -> Iterator[PathMessage]:
         keys.setdefault(key, name)
 
 
+def check_early_stopping(sections: Sections) -> Iterator[PathMessage]:
+    """Yield the mistakes in the metric of `federation.early_stopping`."""
+    federation, evaluation = sections.federation, sections.evaluation
+    if federation is None or federation.early_stopping is None or sections.model is None:
+        return
+    place: KeyPath = ("federation", "early_stopping", "metric")
+    metric, chosen = federation.early_stopping.metric, None
+    if evaluation is not None and evaluation.metrics is not None:
+        chosen = [metric_key(name) for name in evaluation.metrics]
+    if chosen is None:  # those of the task; of a loss of one's own it is known later
+        task = TASK_OF_LOSS.get(sections.model.loss)
+        chosen = ["mse", "r2"] if task == "regression" else ["accuracy"]
+        if task is None:
+            chosen += ["mse", "r2"]
+    known = [LOSS, *(name for name in chosen if not name.endswith("_per_class"))]
+    if metric not in known:
+        yield (
+            place,
+            f"must be one of {', '.join(known)}, the numbers of the test set, got {metric!r}; "
+            "choose one, or add it to evaluation.metrics",
+        )
+
+
 def check_evaluation(sections: Sections) -> Iterator[PathMessage]:
     """Yield the mistakes in the evaluation on clients' held-out examples."""
     if sections.evaluation is None or sections.evaluation.holdout is None:

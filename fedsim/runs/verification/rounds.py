@@ -95,8 +95,23 @@ def checkpoint_problems(files: RunFiles) -> Iterator[str]:
     counted = [row for row in files.rounds if row["round"] <= number]
     if state.withdrawn != withdrawal_rounds(counted).keys():
         yield "the checkpoint and rounds.jsonl disagree on the clients that withdrew"
+    yield from _early_stopping_problems(state, files)
     if not _is_model_of(state, files):
         yield "model.safetensors is not the model of the checkpoint"
+
+
+def _early_stopping_problems(state: ServerState, files: RunFiles) -> Iterator[str]:
+    """Yield what the metrics of the rounds say of early stopping, and the run did otherwise."""
+    stopping = files.experiment.federation.early_stopping
+    if stopping is None:
+        return
+    best = None
+    for number, row in enumerate(files.rounds[: state.round_number], start=1):
+        if (reason := stopping.reason_to_stop(best, number - 1)) is not None:
+            yield f"round {number} ran, and early stopping ends the run before it: {reason}"
+        best = stopping.next_best(best, row.get(f"test_{stopping.metric}"), number)
+    if best != state.best:
+        yield f"the checkpoint has {state.best} as the best value and its round, not {best}"
 
 
 def _is_model_of(state: ServerState, files: RunFiles) -> bool:
