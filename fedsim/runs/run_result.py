@@ -45,7 +45,8 @@ class RunResult:
 
     Attributes:
         path: the run directory.
-        status: completed; stopped because privacy budgets are spent; interrupted by the user.
+        status: completed; stopped because privacy budgets are spent, or by early stopping;
+            interrupted by the user.
         reason: why the run ended early; None for a completed run.
         metrics: final metrics of the global model, on the test set (such as `test_accuracy`) and,
             with `evaluation:`, on the clients' held-out examples (`clients_accuracy`).

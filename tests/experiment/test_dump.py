@@ -154,6 +154,9 @@ privacy:
   delta: 0.001
   max_grad_norm: 0.5
   max_update_norm: null
+  perturbation: gradient
+  max_feature_norm: null
+  max_target_norm: null
   clipping: flat
   groups: {}
   clip_rule: null
@@ -168,6 +171,7 @@ privacy:
   adjacency: zero_out
   declared_examples: null
   accountant: pld
+  orders: null
   on_exhausted: refuse
   clients: {}
 secure_aggregation: null
