@@ -324,7 +324,7 @@ def _median(values: Sequence[float]) -> float:
 
 _ROWS = {
     "set-up, s": lambda one: one.setup,
-    "round of 1,000 clients, s": lambda one: _median(one.round),
+    "a round, s": lambda one: _median(one.round),
     "the same, wall time, s": lambda one: _median(one.round_wall),
     "results and report, s": lambda one: one.results,
     "resume, s": lambda one: one.resume,
