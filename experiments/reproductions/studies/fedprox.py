@@ -10,7 +10,7 @@ from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.statistics import t_interval
 
 LAST_SHARE = 0.1  # of the rounds, whose mean is compared: single rounds go up and down
-REDUCED: dict[str, Any] = {"federation.rounds": 60}
+REDUCED: dict[str, Any] = {"federation.rounds": 30}
 
 
 def last_rounds(runs: VariantRuns, metric: str) -> list[float]:
@@ -61,7 +61,7 @@ SETTINGS = (
     "As published: Synthetic(1, 1), 30 users, 10 in each of 200 rounds, 20 local epochs in "
     "batches of 10, learning rate 0.01, μ = 1, weights by size, a tenth of the examples for the "
     "test. The loss is that of the test examples, its mean over the last tenth of the rounds; the "
-    "paper plots the training loss. At reduced size 60 rounds."
+    "paper plots the training loss. At reduced size 30 rounds."
 )
 
 STUDIES = {
