@@ -11,7 +11,6 @@ from scipy.io import savemat
 
 SEEDS = 4
 WITHOUT_FILES = (
-    "dp_scaffold_k5",
     "dp_scaffold_k50",
     "fedprox",
     "mean_estimation",
