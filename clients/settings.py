@@ -22,6 +22,7 @@ from fedsim.clients.dp_sgd.view_settings import DEFAULT_VIEWS, MAX_VIEWS, ViewSe
 from fedsim.clients.group_settings import GroupSettings, check_groups, has_all_noise
 from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_STEPS
 from fedsim.core.settings import Probability, Settings, Share
+from fedsim.zeroth_order.settings import ZerothOrderSettings
 
 _ROUNDING = 1e-9  # relative: what rounding may add to a whole number of steps
 
@@ -74,6 +75,12 @@ class LocalSettings(Settings):
         default=SgdSettings(name="sgd", lr=0.1),
         description="made anew each round, as in federated averaging",
     )
+    gradient: Literal["backward"] | ZerothOrderSettings = Field(
+        default="backward",
+        description="backward: gradients by backward passes; {name: zeroth_order, directions: 16}: "
+        "slopes along public random directions by forward passes, of which each is one number of "
+        "an upload",
+    )
     augmentations: int = Field(
         default=1,
         ge=1,
@@ -107,6 +114,11 @@ class LocalSettings(Settings):
                 "round; remove one of them, or set it to null (local.steps=null)"
             )
         return self
+
+    @property
+    def zeroth_order(self) -> ZerothOrderSettings | None:
+        """The directions of zeroth-order steps; None: steps follow gradients."""
+        return None if self.gradient == "backward" else self.gradient
 
     @property
     def given_steps(self) -> int:

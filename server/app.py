@@ -22,6 +22,7 @@ from fedsim.algorithms.state import ServerState
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.protocol.arrays import digest, to_numpy
 from fedsim.protocol.channel import client_channel
+from fedsim.protocol.coefficients import COEFFICIENTS, is_coefficients, upload_base
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.protocol.traffic import Traffic
 from fedsim.protocol.upload_tags import UploadTags
@@ -285,7 +286,7 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
         evaluation=evaluation,
         traffic=traffic,
         update_norm=_update_norm(
-            state.arrays, result.arrays, setup.train.algorithm.training.parameters
+            upload_base(state.arrays), result.arrays, setup.train.algorithm.training.parameters
         ),
         noise_norm=None if result.arrays is None else train.noise_norm,
         unmoved=_unmoved(state, after, setup.train.algorithm.training.parameters),
@@ -437,7 +438,9 @@ def _unmoved(
     """
     if before.round_number or after.arrays is before.arrays:
         return ()
-    old, new = to_numpy(before.arrays), to_numpy(after.arrays)
+    if is_coefficients(after.arrays):
+        return () if after.values[COEFFICIENTS].any() else (COEFFICIENTS,)
+    old, new = before.values, after.values
     named = [name for name in sorted(parameters) if old[name].size]
     return tuple(name for name in named if np.array_equal(old[name], new[name]))
 

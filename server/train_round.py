@@ -21,6 +21,7 @@ from fedsim.protocol.arrays import digest, to_arrays, to_numpy
 from fedsim.protocol.channel import TrainAnswer
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.clip_bound import LearntBound
+from fedsim.protocol.coefficients import upload_base, with_round, without_update
 from fedsim.protocol.errors import ENDS_RUN, ProtocolError
 from fedsim.protocol.exchange import NO_REPLY, ClientError
 from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
@@ -280,7 +281,11 @@ class TrainRound:
             came = tuple(self._contributions[client] for client in self.participants)
             update = Update(to_numpy(result.arrays), came, result.models)
             with plugin_calls("federation.strategy failed", raises=FederationError):
-                state = self._setup.algorithm.server(state, update)
+                before = replace(state, arrays=upload_base(state.arrays))
+                after = self._setup.algorithm.server(before, update)
+            state = replace(after, arrays=with_round(state.arrays, after.arrays))
+        else:
+            state = replace(state, arrays=without_update(state.arrays))
         average = state.average
         if averaging is not None:
             average = next_average(

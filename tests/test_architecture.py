@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS: tuple[set[str], ...] = (
     {"core"},
     {"accountant"},
-    {"noise", "secagg"},
+    {"noise", "secagg", "zeroth_order"},
     {"protocol"},
     {"algorithms"},
     {"clients", "server"},

@@ -15,6 +15,7 @@ from fedsim.clients.secure.additive_upload import SecureUploader
 from fedsim.clients.secure.masked_upload import MaskedUpload, MaskingState
 from fedsim.core.streams import Purpose, stream
 from fedsim.protocol.arrays import to_numpy
+from fedsim.protocol.coefficients import upload_base
 from fedsim.protocol.live_arrays import is_live
 from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.protocol.secure import (
@@ -110,7 +111,7 @@ class SecureChannel:
         """
         arguments: dict[str, Any] = {
             "arrays": to_numpy(reply.arrays),
-            "reference": to_numpy(request.arrays),
+            "reference": to_numpy(upload_base(request.arrays)),
             "model_digest": model_digest,
             "weight": self.weights[client],
             "metrics": metrics,

@@ -18,7 +18,6 @@ from fedsim.clients.dp_sgd.correlated_noise import CorrelatedNoise
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
-from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.tiles import LotReader, tile_rows
 from fedsim.clients.perturbation.output import OutputMechanism, release_output
 from fedsim.clients.settings import LocalSettings
@@ -293,7 +292,8 @@ class _Block:
             data, rows, dtype=start.dtype, views=None if local.views is None else views
         )
         self.values = start.clone()
-        self.released = torch.empty_like(self.values)
+        self.released = self.values.new_empty(len(members), gradients.parameters.size)
+        self._round_number = present[0].key.round_number
         self.step_number = 0  # in the round
 
     @property
@@ -318,12 +318,14 @@ class _Block:
             ]
             used = self.mechanisms
             self.step_number = step
+            place = self.gradients.begin_step(self._round_number, step, self.values)
             self.fill_released(active, lots)
             if on_step is not None:
                 on_step(lots, self.released, used)
             if self._rule is not None:
                 self._rule.change_(self.released, self.values, self._start, self._sent)
-            optimizer.step([self.values], [self.released])
+            moved = self.values if place is None else self.values[:, place]
+            optimizer.step([moved], [self.released])
             for k, end in enumerate(ends):
                 if end == step + 1 < max(ends):
                     final[k] = self.values[k].clone()
@@ -338,16 +340,13 @@ class _Block:
             active: which members take this step.
             lots: indices of each active member's examples.
         """
-        gradients = self.gradients
-        if not isinstance(gradients, RuleGradients):
-            raise TypeError("training without privacy needs gradients by rules")
         self.released.zero_()
         sizes = [1 if lot is None else max(1, len(lot)) for lot in lots]
         shares = torch.tensor(sizes).to(self.values).reciprocal_().unsqueeze(1)
         for tile in self._reader.tiles(lots, self.step_number):
             each = shares / tile.views
             weights = (tile.weights.view(len(shares), -1) * each).flatten()
-            gradients.add_sums(self.values, replace(tile, weights=weights), self.released)
+            self.gradients.add_sums(self.values, replace(tile, weights=weights), self.released)
 
     def adapted_clip_norms(self) -> tuple[LearntBound | None, ...]:
         """Return the bound that each member's clipping adapted to."""
@@ -370,7 +369,7 @@ class _PrivateBlock(_Block):
         self._steps = [None if m is None else m.step for m in members]
         self._noise_states = shared_model.noise_states
         self._noises = [None if m is None else self._noise_of(m) for m in members]
-        self._sums = torch.empty_like(self.values, dtype=torch.float64)
+        self._sums = torch.empty_like(self.released, dtype=torch.float64)
         self._adapts = any(step and step.clipping.count_noises for step in self._steps)
         self._on_grid = any(m is not None and m.part is not None for m in members)
         if self._on_grid:
@@ -432,6 +431,7 @@ class _PrivateBlock(_Block):
         if any(member.part is None or len(member.steps) != 1 for member in present):
             raise ValueError("a part of a noisy sum is one step, the same for all of a block")
         lots = [None if own is None else next(own) for own in self._lots]
+        self.gradients.begin_step(self._round_number, 0, self.values)
         self.fill_released([lot is not None for lot in lots], lots)
         if on_step is not None:
             on_step(lots, self.released, self.mechanisms)

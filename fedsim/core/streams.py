@@ -49,6 +49,7 @@ class Purpose(IntEnum):
     REQUEST_DIGEST = 21  # no stream: the key of the digests in a client's charges
     UPLOAD_TAG = 22  # no stream: the key of the tags of uploads
     SUM_DIGEST = 23  # no stream: the key of the digests of sums before the server's noise
+    DIRECTIONS = 29  # public directions of zeroth-order steps
     EXAMPLE_NOISE = 41  # noise on a client's examples, drawn once
     PARTIAL_WORK = 25  # stragglers of a round (client 0), and their steps (client + 1)
     QUERIES = 50  # public queries of PATE, drawn from the test set

@@ -1,6 +1,6 @@
 """The schema of an experiment file, composed of the settings of all rooms."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic.json_schema import GenerateJsonSchema
@@ -128,16 +128,25 @@ class Experiment(Settings):
         return next((each.holdout for each in sections if each is not None and each.holdout), None)
 
     @property
+    def public_parts(self) -> dict[str, Any] | None:
+        """Parts of model and training that are public by design; None without any."""
+        zeroth, parts = self.local.zeroth_order, dict(self.model.public_parts or {})
+        if zeroth is not None:
+            parts["directions"] = zeroth.directions
+        return parts or None
+
+    @property
     def saves_derived_model(self) -> bool:
         """Whether the saved model is made from the values that travel and from those that do not.
 
-        Without low-rank adapters, or where these are merged, it is the whole model; with `task:
-        pate` it is the student.
+        It is the whole model, or adapters that are rebuilt from coefficients; with `task: pate` it
+        is the student.
         """
         if self.pate is not None:
             return True
         lora = self.model.lora
-        return self.model.has_local_base and (lora is None or lora.save == "merged")
+        is_merged = self.model.has_local_base and (lora is None or lora.save == "merged")
+        return is_merged or self.local.zeroth_order is not None
 
     @property
     def has_server_noise(self) -> bool:

@@ -13,6 +13,7 @@ from fedsim.experiment.rules.algorithm import check_declaration
 from fedsim.experiment.rules.sections import Sections
 from fedsim.federation.schedule import participation_of
 from fedsim.protocol.arrays import to_arrays
+from fedsim.protocol.coefficients import COEFFICIENTS
 
 
 def algorithm_of(
@@ -29,10 +30,11 @@ def algorithm_of(
     Raises:
         AlgorithmError: there is no such algorithm, or it does not take its settings.
     """
-    parameters = model.named_parameters(remove_duplicate=False)
+    named = model.named_parameters(remove_duplicate=False)
+    parameters = frozenset(name for name, value in named if value.requires_grad)
     optimizer = experiment.local.optimizer
     training = Training(
-        parameters=frozenset(name for name, value in parameters if value.requires_grad),
+        parameters=parameters if experiment.local.zeroth_order is None else {COEFFICIENTS},
         num_clients=num_clients,
         learning_rate=lambda round_number: optimizer.lr,
         momentum=optimizer.momentum if isinstance(optimizer, SgdSettings) else 0.0,

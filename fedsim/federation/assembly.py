@@ -12,8 +12,7 @@ from fedsim.clients.app import one_thread
 from fedsim.clients.budget.client_privacy import ClientPrivacy, resolve_client_privacy
 from fedsim.clients.budget.plan import PrivacyPlan, whole_round_steps
 from fedsim.clients.dp_sgd.model_checks.safety import check_private_model
-from fedsim.clients.dp_sgd.per_example.choice import training_gradients
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss
 from fedsim.clients.dp_sgd.views import check_views
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
@@ -34,25 +33,29 @@ from fedsim.federation.initial_model import (
     NUM_CHECK_EXAMPLES,
     NUM_PROBE_EXAMPLES,
     initial_model,
+    model_arrays,
     public_examples,
     to_tensors,
 )
-from fedsim.federation.movement import StillParameter, still_parameters
+from fedsim.federation.movement import StillParameter, parameters_without_effect, still_parameters
 from fedsim.federation.noise_shares import share_noise
 from fedsim.federation.perturbation import perturbed_problem
 from fedsim.federation.plan_digest import plan_digest
 from fedsim.federation.schedule import StepSchedule, participation_of
 from fedsim.federation.secure_setup import secure_channel
 from fedsim.federation.train_metrics import check_train_metrics
+from fedsim.federation.trained_parts import TrainedParts, release_parameters, trained_parts
 from fedsim.federation.voting import voting_of
 from fedsim.models.errors import ModelError
 from fedsim.models.features.pipeline import FeaturePipeline
+from fedsim.models.local_base import local_base
 from fedsim.models.losses import resolve_loss
 from fedsim.models.metrics import Task, task_for
 from fedsim.models.preflight import preflight
 from fedsim.pate.queries import with_queries
 from fedsim.pate.teachers import Trainer
 from fedsim.personalization.personalize import check_personalization
+from fedsim.protocol.coefficients import upload_base
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.participation.participation import Participation
@@ -120,26 +123,21 @@ def _assemble(
     client_privacy = _client_privacy(loaded, len(data.clients))
     steps = StepSchedule.of(experiment, participation, client_privacy, data.clients.sizes)
     phases.begin("checking the model")
-    model, gradients = _checked_model(loaded, data, loss, task, device)
-    shared_model = SharedModel(
-        model, parameters=None if gradients is None else gradients.parameters
-    )
+    model, parts = _checked_model(loaded, data, loss, task, device)
     still = _still_parameters(experiment, model, loss, data, device)
     voting = None
     if queries is not None:
-        trainer = Trainer.of(shared_model, loss, gradients)
+        trainer = Trainer.of(parts.shared_model, loss, parts.gradients)
         voting = voting_of(experiment, queries, trainer, data.num_classes or 0, device)
-        shared_model = SharedModel(voting.board().to(device))
+        parts = replace(parts, shared_model=SharedModel(voting.board().to(device)))
     algorithm = checked_algorithm(experiment, model, len(data.clients), loaded.base)
     if client_privacy is not None:
         phases.begin("calibrating noise")
-    plans, weights, sums = _planned(
-        experiment, client_privacy, data, steps, shared_model, algorithm
-    )
+    plans, weights, sums = _planned(experiment, client_privacy, data, steps, parts, algorithm)
     digest = plan_digest(experiment, plans, weights, sums)
     secure = secure_channel(
         experiment,
-        shared_model.model.state_dict(),
+        upload_base(model_arrays(parts.shared_model.model)),
         weights,
         sums,
         base=loaded.base,
@@ -153,9 +151,9 @@ def _assemble(
         base=loaded.base,
         data=data,
         model=model,
-        shared_model=shared_model,
+        shared_model=parts.shared_model,
         loss=loss,
-        gradients=gradients,
+        gradients=parts.gradients,
         task=task,
         participation=participation,
         client_privacy=client_privacy,
@@ -182,8 +180,8 @@ def _checked_model(
     loss: PerExampleLoss,
     task: Task,
     device: torch.device,
-) -> tuple[nn.Module, PerExampleGradients | None]:
-    """Return the initial model and its gradients; a model that cannot train is refused.
+) -> tuple[nn.Module, TrainedParts]:
+    """Return the initial model and what clients train with; a model that cannot train is refused.
 
     The checks run on one thread, as training does: their lots are so small that threads would cost
     more than they gain, up to 30 times as much where processors are busy.
@@ -194,14 +192,12 @@ def _checked_model(
         preflight(model, loss, task, data.test)
         model = model.to(device)
         features, targets = to_tensors(public_examples(data, NUM_CHECK_EXAMPLES), device)
-        if experiment.clips_examples or experiment.model.has_local_base:
+        if experiment.clips_examples or local_base(model) is not None:
             check_private_model(model, features)
         if experiment.personalization is not None:
             check_personalization(experiment.personalization, model, loss, features, targets)
-        gradients = training_gradients(
-            model, loss, features, targets, private=experiment.clips_examples
-        )
-    return model, gradients
+        parts = trained_parts(experiment, model, loss, features, targets)
+    return model, parts
 
 
 def _still_parameters(
@@ -215,6 +211,8 @@ def _still_parameters(
     public = to_tensors(public_examples(data, NUM_PROBE_EXAMPLES), device)
     lr = experiment.local.optimizer.lr
     with one_thread(), plugin_calls("the model failed in training", raises=ModelError):
+        if experiment.local.zeroth_order is not None:
+            return parameters_without_effect(model, loss, *public)
         return still_parameters(model, loss, *public, lr=lr)
 
 
@@ -223,7 +221,7 @@ def _planned(
     client_privacy: tuple[ClientPrivacy, ...] | None,
     data: FederatedData,
     steps: StepSchedule,
-    shared_model: SharedModel,
+    parts: TrainedParts,
     algorithm: Algorithm,
 ) -> tuple[tuple[PrivacyPlan, ...] | None, ClientWeights, SumPlan | None]:
     """Return the plans and weights of all clients, and the plan of noisy sums where there are any.
@@ -233,22 +231,17 @@ def _planned(
     """
     plans = None
     if client_privacy is not None:
-        problem = perturbed_problem(experiment, shared_model.model, data, algorithm)
-        plans = client_plans(
-            experiment,
-            client_privacy,
-            data.clients.sizes,
-            steps,
-            shared_model.parameters,
-            problem,
-        )
+        parameters = release_parameters(experiment, parts.gradients, parts.shared_model)
+        problem = perturbed_problem(experiment, parts.shared_model.model, data, algorithm)
+        sizes = data.clients.sizes
+        plans = client_plans(experiment, client_privacy, sizes, steps, parameters, problem)
     weights = client_weights(
         experiment, data.clients.sizes, plans, takes_weights=algorithm.takes_weights
     )
     if client_privacy is None or plans is None or not _has_noisy_sums(experiment):
         return plans, weights, None
     plans, sums = share_noise(
-        experiment, client_privacy, plans, weights, shared_model.trained_shapes
+        experiment, client_privacy, plans, weights, parts.shared_model.trained_shapes
     )
     return plans, weights, _with_public_divisor(sums, steps.participation, weights)
 
@@ -301,7 +294,12 @@ def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
     algorithm = checked_algorithm(experiment, federation.model, len(data.clients), loaded.base)
     steps = StepSchedule.of(experiment, participation, client_privacy, data.clients.sizes)
     plans, weights, sums = _planned(
-        experiment, client_privacy, data, steps, federation.shared_model, algorithm
+        experiment,
+        client_privacy,
+        data,
+        steps,
+        TrainedParts(federation.gradients, federation.shared_model),
+        algorithm,
     )
     return replace(
         federation,

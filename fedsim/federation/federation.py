@@ -22,6 +22,7 @@ from fedsim.clients.budget.client_privacy import ClientPrivacy
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.model_checks.member_isolation import MemberIsolation
 from fedsim.clients.dp_sgd.model_checks.row_isolation import RowIsolation
+from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.tiles import tile_rows
@@ -38,16 +39,22 @@ from fedsim.federation.block_size import block_size
 from fedsim.federation.client_tensors import ClientTensors
 from fedsim.federation.conditions import digest_conditions
 from fedsim.federation.expected_noise import ClientNoise, SumNoise
-from fedsim.federation.initial_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
+from fedsim.federation.initial_model import (
+    NUM_CHECK_EXAMPLES,
+    model_arrays,
+    public_examples,
+    to_tensors,
+)
 from fedsim.federation.movement import StillParameter
 from fedsim.federation.public_scores import Models, PublicScores
 from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.federation.schedule import StepSchedule
 from fedsim.federation.server_charges import ServerCharges
 from fedsim.federation.train_metrics import TrainMetrics
+from fedsim.federation.trained_parts import release_parameters
 from fedsim.federation.voting import Voting
 from fedsim.models.adapters.attach import merge_adapters
-from fedsim.models.local_base import whole_state
+from fedsim.models.local_base import LocalBase, whole_state
 from fedsim.models.metrics import Task, evaluate
 from fedsim.models.scores.metrics import MetricValue, choose_metrics
 from fedsim.protocol.arrays import to_numpy
@@ -161,7 +168,7 @@ class Federation:
     def initial_arrays(self) -> ArrayRecord:
         """Return the initial global model as a record; with ballots, the empty board."""
         model = self.model if self.voting is None else self.shared_model.model
-        return ArrayRecord({name: value.cpu() for name, value in model.state_dict().items()})
+        return model_arrays(model)
 
     def final_model(self, state: ServerState) -> ArrayRecord:
         """Return the model of a run in a state of the server: the student, with ballots."""
@@ -178,8 +185,11 @@ class Federation:
         if not self.experiment.saves_derived_model:
             return to_numpy(arrays)
         self.model.load_state_dict(arrays.to_torch_state_dict())
-        merged = merge_adapters(deepcopy(self.model))
-        return {name: value.cpu().numpy() for name, value in whole_state(merged).items()}
+        lora, model = self.experiment.model.lora, deepcopy(self.model)
+        state = whole_state(model if lora and lora.save == "adapters" else merge_adapters(model))
+        if lora is not None and lora.save == "adapters":
+            LocalBase(model).to_wire(state)
+        return {name: value.cpu().numpy() for name, value in state.items()}
 
     def client_task(self, client: int) -> ClientTask:
         """Return the task of a client: its data, its settings and the shared model."""
@@ -403,6 +413,11 @@ class Federation:
             local_steps=self.steps.local_steps,
         )
 
+    @property
+    def release_parameters(self) -> FlatParameters:
+        """The parameters that one release of a client is of."""
+        return release_parameters(self.experiment, self.gradients, self.shared_model)
+
     def _shared_bound(self) -> SharedBound | None:
         """Return what learns the bound of whole updates; None where no server learns one."""
         privacy, sums = self.experiment.privacy, self.sums
@@ -418,15 +433,15 @@ class Federation:
         )
 
     def _expected_noise(self) -> ExpectedNoise | None:
-        privacy, sizes = self.experiment.privacy, self.shared_model.parameters.sizes
+        privacy, parameters = self.experiment.privacy, self.release_parameters
         if privacy is None or self.plans is None or not self._averages_plain_steps:
             return None
         if self.sums is not None:
-            return SumNoise(self.sums, self.weights.values, privacy.clip_norm, sum(sizes)).norm
+            return SumNoise(self.sums, self.weights.values, privacy.clip_norm, parameters.size).norm
         if self.participation.is_secret:  # a sum of uploads would show how many came
             return None
         return ClientNoise.of(
-            self.plans, self.weights.values, self.shared_model.parameters, self.experiment.local
+            self.plans, self.weights.values, parameters, self.experiment.local
         ).norm
 
     @property

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
 from fedsim.data import Examples, FederatedData
 from fedsim.experiment import Experiment
 from fedsim.models.build import build_model
 from fedsim.models.metrics import Task
+from fedsim.models.rebuilt import RebuiltModel
 
 NUM_CHECK_EXAMPLES = 3
 """Public examples that check a model and choose how its per-example gradients are computed."""
@@ -34,13 +36,25 @@ def initial_model(
 
     Guarantee: the same weights in every process.
     """
-    return build_model(
+    model = build_model(
         experiment.model,
         input_shape=data.input_shape,
         num_outputs=task.num_outputs,
         seed=experiment.seed,
         base=base,
     )
+    local = experiment.local
+    if local.zeroth_order is not None:
+        rebuilt = RebuiltModel(
+            model, local.zeroth_order, seed=experiment.seed, steps=local.given_steps
+        )
+        rebuilt.attach(model)
+    return model
+
+
+def model_arrays(model: nn.Module) -> ArrayRecord:
+    """Return the values of a model that travel, as a record."""
+    return ArrayRecord({name: value.cpu() for name, value in model.state_dict().items()})
 
 
 def public_examples(data: FederatedData, num_examples: int) -> Examples:

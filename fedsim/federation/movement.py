@@ -18,6 +18,11 @@ from fedsim.models.errors import ModelError
 
 _STEPS = 2
 _MAX_NAMES = 5
+_MOVE = 0.1
+_UNUSED = (
+    "the outputs do not depend on it; use it in forward, without detach() and torch.no_grad(), or "
+    "exclude it by model.freeze"
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,49 @@ def still_parameters(
     return still
 
 
+def parameters_without_effect(
+    model: nn.Module, loss: PerExampleLoss, features: Tensor, targets: Tensor
+) -> tuple[StillParameter, ...]:
+    """Return the trained parameters that the losses do not depend on, by forward passes alone.
+
+    Steps along random directions move all parameters, also those.
+
+    Args:
+        model: the initial model.
+        loss: one value per example.
+        features: public examples (n ≥ 1, ...).
+        targets: their targets (n, ...).
+
+    Guarantee:
+        as of `still_parameters`.
+
+    Raises:
+        ModelError: the losses depend on no parameter, so that nothing would be learned.
+    """
+    named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+    start = [value.detach().clone() for _, value in named]
+    generator = torch.Generator().manual_seed(0)
+    still = list[StillParameter]()
+    with preserve_state(model), torch.no_grad():
+        model.eval()
+        try:
+            for _, value in named:  # away from a start at 0, where factors have no effect alone
+                value.add_(_MOVE * torch.randn(value.shape, generator=generator).to(value))
+            expected = loss(model(features), targets)
+            for name, value in named:
+                before = value.clone()
+                value.add_(_MOVE * torch.randn(value.shape, generator=generator).to(value))
+                if torch.equal(loss(model(features), targets), expected):
+                    still.append(StillParameter(name, _UNUSED))
+                value.copy_(before)
+        finally:
+            for (_, value), first in zip(named, start, strict=True):
+                value.copy_(first)
+    if len(still) == len(named):
+        raise ModelError(f"training moves no parameter of the model: {_listed(still)}; {_UNUSED}")
+    return tuple(still)
+
+
 def still_warnings(still: Sequence[StillParameter]) -> list[str]:
     """Return a warning for each reason why trained parameters stay as they are."""
     by_reason: dict[str, list[StillParameter]] = {}
@@ -117,10 +165,7 @@ def _reason(model: nn.Module, name: str, *, used: bool, gradient: bool, lr: floa
             "raise lr"
         )
     if not used:
-        return (
-            "the outputs do not depend on it; use it in forward, without detach() and "
-            "torch.no_grad(), or exclude it by model.freeze"
-        )
+        return _UNUSED
     layer = model.get_submodule(name.rpartition(".")[0].rpartition(".")[0])
     if isinstance(layer, AdaptedLayer):
         return (

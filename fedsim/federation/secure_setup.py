@@ -1,16 +1,16 @@
 """The part of secure aggregation that all parties of an experiment must agree on."""
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from torch import Tensor
+from flwr.app import ArrayRecord
 
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.core.errors import InputError
 from fedsim.experiment import Experiment
 from fedsim.federation.lasting_keys import identity_of_client
 from fedsim.federation.schedule import participation_of
+from fedsim.protocol.arrays import to_numpy
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.errors import CapacityError
@@ -29,7 +29,7 @@ class SecureSetupError(InputError):
 
 def secure_channel(
     experiment: Experiment,
-    state: Mapping[str, Tensor],
+    upload: ArrayRecord,
     weights: ClientWeights,
     sums: SumPlan | None = None,
     *,
@@ -40,7 +40,7 @@ def secure_channel(
 
     Args:
         experiment: with or without `secure_aggregation`.
-        state: the model's tensors by name.
+        upload: arrays with the names, shapes and types of an upload.
         weights: the weights of all clients.
         sums: the plan of noisy sums; None: clients send models or their changes.
         base: the directory in which the experiment's relative paths start.
@@ -72,7 +72,7 @@ def secure_channel(
             f"examples, but secure_aggregation.max_weight is {encoder.max_weight}; raise it, or "
             "use federation.weighting: uniform"
         )
-    layout = TensorLayout.from_arrays({name: one.cpu().numpy() for name, one in state.items()})
+    layout = TensorLayout.from_arrays(to_numpy(upload))
     metrics = MetricGrids.from_bounds(settings.metrics, encoder)
     return SecureChannel(
         settings,

@@ -12,7 +12,6 @@ from flwr.clientapp import ClientApp
 from fedsim.accountant.ledger.journal import Journal
 from fedsim.clients.app import BatchClientApp, one_thread
 from fedsim.clients.client_round import BlockOf
-from fedsim.clients.dp_sgd.per_example.choice import training_gradients
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
@@ -31,6 +30,7 @@ from fedsim.federation.initial_model import (
 )
 from fedsim.federation.mechanism_probe import probe_mechanisms
 from fedsim.federation.nodes import make_node_app, num_helpers
+from fedsim.federation.trained_parts import trained_parts
 from fedsim.federation.voting import voting_of
 from fedsim.models.losses import resolve_loss
 from fedsim.pate.teachers import Trainer
@@ -192,13 +192,11 @@ class _FederationShard:
         with one_thread():  # as the checks of the whole federation
             model = initial_model(experiment, self.data, self.rest["task"], base=base).to(device)
             examples = to_tensors(public_examples(self.data, NUM_CHECK_EXAMPLES), device)
-            private = experiment.clips_examples
-            gradients = training_gradients(model, loss, *examples, private=private)
+            parts = trained_parts(experiment, model, loss, *examples)
         refuse_edited_plugins(self.rest["sources"], experiment, base)
-        parameters = None if gradients is None else gradients.parameters
-        shared_model, voting = SharedModel(model, parameters=parameters), None
+        shared_model, voting = parts.shared_model, None
         if self.queries is not None:
-            trainer = Trainer.of(shared_model, loss, gradients)
+            trainer = Trainer.of(shared_model, loss, parts.gradients)
             classes = self.data.num_classes or 0
             voting = voting_of(experiment, self.queries, trainer, classes, device)
             shared_model = SharedModel(voting.board().to(device))
@@ -210,7 +208,7 @@ class _FederationShard:
             shared_model=shared_model,
             voting=voting,
             loss=loss,
-            gradients=gradients,
+            gradients=parts.gradients,
             device=device,
             journal=cast("Any", journal),
         )

@@ -15,10 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsim.protocol.coefficients import BASE_DIGEST
 from fedsim.protocol.errors import ProtocolError
-
-BASE_DIGEST = "base-sha256"
-"""Name of the digest of the base among the values that travel, uint8 (32,)."""
 
 
 class OtherBaseError(ProtocolError):
@@ -35,9 +33,9 @@ class LocalBase:
     def __init__(self, model: nn.Module) -> None:
         named = model.named_parameters(remove_duplicate=False)
         self.trained = tuple(name for name, value in named if value.requires_grad)
-        state = model.state_dict()
+        state = whole_state(model)
         self.hidden = frozenset(state) - frozenset(self.trained)
-        self.digest = _digest({name: state[name] for name in sorted(self.hidden)})
+        self.digest = digest_of({name: state[name] for name in sorted(self.hidden)})
         self._is_whole = False
 
     def to_wire(self, state: dict[str, Tensor]) -> None:
@@ -47,7 +45,7 @@ class LocalBase:
         state[BASE_DIGEST] = self.digest.clone()
 
     def from_wire(self, state: dict[str, Tensor]) -> None:
-        """Turn values that came into values of the model, in place.
+        """Turn values that travelled into values of the model, in place.
 
         Raises:
             OtherBaseError: they belong to another base.
@@ -61,7 +59,10 @@ class LocalBase:
 
     def attach(self, model: nn.Module) -> None:
         """Make `state_dict` and `load_state_dict` of the model those of its wire form."""
+        is_first = local_base(model) is None
         vars(model)[_ATTRIBUTE] = self
+        if not is_first:
+            return
         model.register_state_dict_post_hook(_after_state)
         model.register_load_state_dict_pre_hook(_before_load)
         model.register_load_state_dict_post_hook(_after_load)
@@ -96,7 +97,7 @@ def whole_state(model: nn.Module) -> dict[str, Tensor]:
         return model.state_dict()
 
 
-def _digest(values: Mapping[str, Tensor]) -> Tensor:
+def digest_of(values: Mapping[str, Tensor]) -> Tensor:
     """Return the SHA-256 of names, types, shapes and bytes, uint8 (32,)."""
     state = hashlib.sha256()
     for name, value in values.items():

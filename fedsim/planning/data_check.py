@@ -109,7 +109,7 @@ def check_data(loaded: LoadedExperiment, *, phases: Phases | None = None) -> Dat
         input_shape=federation.data.input_shape,
         test_range=(float(test.features.min()), float(test.features.max())),
         test_classes=_classes(federation),
-        trained_values=federation.shared_model.parameters.size,
+        trained_values=federation.sizes["trained_parameters"],
     )
 
 

@@ -265,7 +265,7 @@ def summarise_privacy(
         secure_aggregation=secure_aggregation,
         personal_models=federation.experiment.personal_models,
         noise_correlation=recorded_correlation(settings),
-        public_parts=federation.experiment.model.public_parts,
+        public_parts=federation.experiment.public_parts,
         perturbation=recorded_perturbation(settings),
         trust=settings.trust,
         unit=settings.unit,

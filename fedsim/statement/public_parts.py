@@ -46,6 +46,13 @@ class PublicPartsSentence(Sentence):
                 f"Only these are trained: {', '.join(trained)}. All other parameters are frozen, "
                 "get no noise, and are in no message."
             )
+        if directions := parts.get("directions"):
+            what = "1 direction" if directions == 1 else f"{directions} directions"
+            sentences.append(
+                f"A step releases the slopes of the loss along {what}, which are drawn from the "
+                "seed and public: an upload is these numbers and nothing else, and the update "
+                "along the directions is a function of them."
+            )
         return " ".join(sentences)
 
     @property

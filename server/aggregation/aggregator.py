@@ -16,6 +16,7 @@ from fedsim.core.errors import FedsimError
 from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.clip_bound import LearntBound
+from fedsim.protocol.coefficients import upload_base
 from fedsim.protocol.messages import TrainReply
 from fedsim.protocol.secure import SealedReply
 from fedsim.server.aggregation.mean import InvalidUpdateError, OrderedMean
@@ -168,7 +169,7 @@ class PlainAggregator(Aggregator[TrainReply]):
         self, round_number: int, arrays: ArrayRecord, clients: Sequence[int], grid: Grid
     ) -> ConfigRecord | None:
         """Begin a round; its requests carry the model only."""
-        self._mean, self._models = OrderedMean(clients, to_numpy(arrays)), {}
+        self._mean, self._models = OrderedMean(clients, to_numpy(upload_base(arrays))), {}
         self._factors = {}
         return None
 

@@ -23,6 +23,7 @@ from flwr.serverapp import Grid
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
 from fedsim.protocol.arrays import to_arrays, to_numpy
+from fedsim.protocol.coefficients import upload_base
 from fedsim.protocol.noisy_sums import CLIP_COUNT, SumPlan
 from fedsim.secagg.errors import AlreadyAnsweredError
 from fedsim.server.aggregation.aggregator import AggregationResult, Aggregator, RoundAbortedError
@@ -125,7 +126,7 @@ class NoisySum(Aggregator[Any]):
             RoundAbortedError: as the aggregator of the sums.
         """
         self._round_number, self._added = round_number, set()
-        self._reference = to_numpy(arrays)
+        self._reference = to_numpy(upload_base(arrays))
         offer = self._sums.begin(round_number, arrays, clients, grid)
         self.retried = self._sums.retried
         return offer

@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from fedsim.protocol.arrays import digest, to_arrays, to_numpy
+from fedsim.protocol.coefficients import upload_base
 from fedsim.protocol.secure import HELLO, SECAGG, SealedReply, to_records
 from fedsim.secagg.context import NONCE_BYTES, RoundContext, set_digest
 from fedsim.secagg.errors import ContextMismatchError, SecureAggregationError, TooFewClientsError
@@ -174,7 +175,7 @@ class SecureAggregator(Aggregator[SealedReply]):
 
     def _checked(self, arrays: ArrayRecord) -> NamedArrays | None:
         """Return the model that is added to decoded changes; None where clients send parameters."""
-        values = to_numpy(arrays)
+        values = to_numpy(upload_base(arrays))
         self._codec.layout.check(values)
         return values if self._settings.payload == "delta" else None
 

@@ -80,6 +80,32 @@ class PerExampleGradients(ABC):
         self.parameters = FlatParameters(model) if parameters is None else parameters
         self._views: tuple[Tensor, list[Tensor]] | None = None
 
+    def begin_step(self, round_number: int, step: int, values: Tensor) -> slice | None:
+        """Prepare for a step, and return the part of the values that its release moves.
+
+        Args:
+            round_number: the round.
+            step: of the round, from 0.
+            values: each client's flat values (K, size) before the step.
+
+        Returns:
+            Columns of `values`, as many as `parameters` has values; None: all of them.
+        """
+        return None
+
+    def add_sums(self, values: Tensor, tile: Tile, into: Tensor) -> None:
+        """Add Σ_i weight_i · gradient_i of each client's rows to `into` (K, size), not clipped.
+
+        Args:
+            values: each client's flat parameters (K, size).
+            tile: n = K · R rows and the weights of their losses.
+            into: (K, size).
+
+        Raises:
+            TypeError: gradients of this kind are for clipped sums alone.
+        """
+        raise TypeError("training without privacy needs gradients by rules")
+
     @abstractmethod
     def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, ExampleUse]:
         """Return the gradients of a tile's rows by parameter; parameters without one are absent.

@@ -36,6 +36,7 @@ from fedsim.experiment.rules.scores import (
 from fedsim.experiment.rules.sections import Sections
 from fedsim.experiment.rules.secure import check_secure_aggregation
 from fedsim.experiment.rules.trust import check_trust
+from fedsim.experiment.rules.zeroth_order import check_zeroth_order
 
 
 def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
@@ -70,6 +71,7 @@ def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
     yield from check_personalization(sections)
     yield from check_views(sections)
     yield from check_pate(sections)
+    yield from check_zeroth_order(sections)
     if sections.privacy is not None:
         if "secure_aggregation" not in sections.mistaken:
             yield from check_trust(

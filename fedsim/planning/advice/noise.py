@@ -91,7 +91,7 @@ def planned_clients(experiment: Experiment, federation: Federation) -> tuple[Pla
         tables=read_client_tables(privacy, federation.base),
         clients_per_round=participation.round_sizes[1],
     )
-    parameters = federation.shared_model.parameters
+    parameters = federation.release_parameters
     return tuple(
         PlannedClient(
             plan_privacy(

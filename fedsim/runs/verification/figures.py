@@ -112,7 +112,7 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
     yield from _trust_problems(files)
     if (privacy["secure_aggregation"] is None) != (experiment.secure_aggregation is None):
         yield "privacy.json and experiment.yaml disagree on secure_aggregation"
-    public_parts = None if settings is None else experiment.model.public_parts
+    public_parts = None if settings is None else experiment.public_parts
     if privacy.get("public_parts") != public_parts:
         yield "privacy.json and experiment.yaml disagree on the features or weights of the model"
     if privacy.get("personal_models") != experiment.personal_models:

@@ -1,0 +1,84 @@
+"""Models that are rebuilt from the coefficients of public directions."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsim.models.local_base import LocalBase, OtherBaseError, digest_of, whole_state
+from fedsim.protocol.coefficients import BASE_DIGEST, COEFFICIENTS
+from fedsim.zeroth_order.directions import Directions
+from fedsim.zeroth_order.settings import ZerothOrderSettings
+
+
+class RebuiltModel(LocalBase):
+    """What stays with each party: the whole initial model.
+
+    The values that travel are the coefficients of all rounds. The trained values are the initial
+    ones plus the sum of coefficient times direction, added up in the order of rounds, steps and
+    directions, on the CPU.
+
+    Args:
+        model: the initial model.
+        settings: the directions.
+        seed: the experiment's.
+        steps: K, steps of a round.
+    """
+
+    def __init__(
+        self, model: nn.Module, settings: ZerothOrderSettings, *, seed: int, steps: int
+    ) -> None:
+        super().__init__(model)
+        state = whole_state(model)
+        self.hidden = frozenset(state)
+        self.digest = digest_of({name: state[name] for name in sorted(state)})
+        trained = [value for value in model.parameters() if value.requires_grad]
+        self._start = torch.cat([value.detach().flatten() for value in trained]).numpy().copy()
+        self._places = _places(model)
+        self.directions = Directions(seed, self._start.size, settings)
+        self.rounds = np.zeros((0, steps, settings.directions), self._start.dtype)
+        self._values = self._start.copy()
+
+    def to_wire(self, state: dict[str, Tensor]) -> None:
+        """Replace all values of the model by the coefficients of all rounds, in place."""
+        state.clear()
+        state[COEFFICIENTS] = torch.from_numpy(self.rounds.copy())
+        state[BASE_DIGEST] = self.digest.clone()
+
+    def from_wire(self, state: dict[str, Tensor]) -> None:
+        """Replace the coefficients of all rounds by the trained values, in place.
+
+        Raises:
+            OtherBaseError: they belong to another initial model, or to other steps.
+        """
+        super().from_wire(state)
+        rounds = state.pop(COEFFICIENTS).cpu().numpy()
+        if rounds.shape[1:] != self.rounds.shape[1:] or rounds.dtype != self.rounds.dtype:
+            raise OtherBaseError(
+                f"coefficients of rounds must be {self.rounds.dtype} of shape "
+                f"{self.rounds.shape[1:]} (steps, directions), got {rounds.dtype} of shape "
+                f"{rounds.shape[1:]}; run the same experiment on all parties"
+            )
+        self._rebuild(rounds)
+        values = torch.from_numpy(self._values)
+        for name, (place, shape) in self._places.items():
+            state[name] = values[place].view(shape)
+
+    def _rebuild(self, rounds: np.ndarray) -> None:
+        """Bring the values to those after the given rounds; known ones are not added again."""
+        known = len(self.rounds)
+        if not np.array_equal(self.rounds, rounds[:known]):
+            self._values, known = self._start.copy(), 0
+        for number in range(known, len(rounds)):
+            self.directions.add_round(self._values, rounds[number], number + 1)
+        self.rounds = rounds.copy()
+
+
+def _places(model: nn.Module) -> dict[str, tuple[slice, torch.Size]]:
+    """Return place and shape in the flat trained values by name; tied names share a place."""
+    places, end = dict[int, slice](), 0
+    for value in model.parameters():
+        if value.requires_grad:
+            places[id(value)] = slice(end, end + value.numel())
+            end += value.numel()
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: (places[id(v)], v.shape) for name, v in named if id(v) in places}

@@ -1,0 +1,1 @@
+"""Public random directions of zeroth-order steps."""

@@ -1,0 +1,78 @@
+"""Public random directions: functions of (seed, round, step, number), the same for all parties.
+
+Whoever has the coefficients of the steps can repeat the updates. So directions are drawn by numpy
+on the CPU, and updates are added up in a fixed order without fused operations.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.core.streams import Purpose, restart_at, stream
+from fedsim.zeroth_order.settings import ZerothOrderSettings
+
+_MAX_KEPT_VALUES = 1 << 22  # 16 MB
+
+
+@dataclass(frozen=True)
+class Directions:
+    """The directions of an experiment.
+
+    Attributes:
+        seed: the experiment's seed, which is public here: directions are drawn without data.
+        size: d, trained values of the model.
+        settings: number of directions of a step, and their law.
+    """
+
+    seed: int
+    size: int
+    settings: ZerothOrderSettings
+    _kept: dict[tuple[int, int, int], NDArray[np.float32]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def direction(self, round_number: int, step: int, number: int) -> NDArray[np.float32]:
+        """Return one direction, float32 (d,), read-only.
+
+        Args:
+            round_number: the round, from 1.
+            step: of the round, from 0.
+            number: of the step's directions, from 0.
+        """
+        key = round_number, step, number
+        found = self._kept.get(key)
+        if found is None:
+            found = self._drawn(*key)
+            found.flags.writeable = False
+            if self.size <= _MAX_KEPT_VALUES:
+                if (len(self._kept) + 1) * self.size > _MAX_KEPT_VALUES:
+                    self._kept.clear()
+                self._kept[key] = found
+        return found
+
+    def _drawn(self, round_number: int, step: int, number: int) -> NDArray[np.float32]:
+        generator = stream(self.seed, Purpose.DIRECTIONS, round_number=round_number)
+        restart_at(generator, step, number)
+        if self.settings.law == "gaussian":
+            return generator.standard_normal(self.size).astype(np.float32)
+        bits = np.unpackbits(generator.integers(0, 256, -(-self.size // 8), dtype=np.uint8))
+        return bits[: self.size].astype(np.float32) * np.float32(2) - np.float32(1)
+
+    def add_round(
+        self, values: NDArray[np.generic], coefficients: NDArray[np.generic], round_number: int
+    ) -> None:
+        """Add the update of a round to values (d,), in place.
+
+        Args:
+            values: flat trained values.
+            coefficients: of each step and direction (K, P).
+            round_number: the round, from 1.
+        """
+        for step, row in enumerate(coefficients):
+            for number, coefficient in enumerate(row):
+                if coefficient:
+                    product = self.direction(round_number, step, number) * values.dtype.type(
+                        coefficient
+                    )
+                    np.add(values, product, out=values)
