@@ -133,7 +133,7 @@ def test_an_upload_is_one_number_for_each_direction_and_the_charge_that_of_dp_sg
     assert replay_run(directory, base=tmp_path).problems == ()
     spent = directory.read_json("privacy.json")["clients"][0]
     ((event, count),) = PrivacyLedger.from_list(spent["ledger"]).entries
-    assert (event.sampling_rate, count) == (pytest.approx(100 / 479), 6)
+    assert (event.sampling_rate, count) == (pytest.approx(100 / spent["examples"]), 6)
     assert event.event.noise_multiplier == pytest.approx(Z, rel=1e-6)
     accountant = PldAccountant()
     accountant.compose(event, count)
