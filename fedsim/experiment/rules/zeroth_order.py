@@ -37,6 +37,8 @@ def check_zeroth_order(sections: Sections) -> Iterator[PathMessage]:
             f"{_WHAT} an upload has coefficients of its own round's directions, and buffered adds "
             "up uploads of several rounds; use another scheme",
         )
+    if sections.task == "pate":
+        yield ("local", "gradient"), "teachers and student are trained by gradients; use backward"
     if sections.personalization is not None:
         yield (
             ("personalization",),
