@@ -30,7 +30,11 @@ def load(path: str, seed: int = 0) -> tuple[NDArray[np.float32], ...]:
 
 
 def centres(
-    features: NDArray[np.float32], targets: NDArray[np.float32], path: str, seed: int = 0
+    features: NDArray[np.float32],
+    targets: NDArray[np.float32],
+    path: str,
+    seed: int = 0,
+    num_clients: int | None = None,
 ) -> NDArray[np.str_]:
     """Return the centre of each training patient of `load`.
 
@@ -39,6 +43,7 @@ def centres(
         targets: of the patients; not used.
         path: as of `load`.
         seed: not used.
+        num_clients: not used; a resumed run knows it.
     """
     sizes = [len(_divided(*_centre(Path(path), name))[0]) for name in CENTRES]
     return np.repeat(CENTRES, sizes)

@@ -28,7 +28,12 @@ def load(path: str, seed: int = 0) -> tuple[NDArray[np.float32], ...]:
 
 
 def silos(
-    features: Floats, targets: Floats, path: str, seed: int = 0, part: str = "train"
+    features: Floats,
+    targets: Floats,
+    path: str,
+    seed: int = 0,
+    part: str = "train",
+    num_clients: int | None = None,
 ) -> NDArray[np.int64]:
     """Return the silo of each training pupil of `load`, or of each test pupil.
 
@@ -38,6 +43,7 @@ def silos(
         path: as of `load`.
         seed: as of `load`.
         part: `train` or `test`.
+        num_clients: not used; a resumed run knows it.
     """
     index = 1 if part == "train" else 3
     sizes = [len(one[index]) for one in _silos(path, seed)]
