@@ -8,7 +8,7 @@ import pytest
 
 from fedsim.clients.budget import plan
 from fedsim.experiment import load_experiment
-from fedsim.federation import assembly
+from fedsim.federation import assembly, client_plans
 from fedsim.federation.federation import Federation
 from fedsim.runs.runner import run_experiment
 from fedsim.server.client_ledgers import ClientLedgers
@@ -59,7 +59,7 @@ def test_a_run_plans_each_kind_and_keeps_the_state_of_clients_that_were_asked(
         planned.append(options["examples"])
         return plan.plan_privacy(*arguments, **options)
 
-    monkeypatch.setattr(assembly, "plan_privacy", counted)
+    monkeypatch.setattr(client_plans, "plan_privacy", counted)
     seen = Seen()
     run = run_experiment(
         EXPERIMENT, out=tmp_path / "r", observer=seen, engine=LocalEngine(seen.make_grid)
