@@ -6,12 +6,10 @@ steps. Nothing else in an experiment changes ε.
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.accountant.accountants import AccountantChoice, choose_accountant
-from fedsim.accountant.rdp.poisson import MAX_ORDER
 from fedsim.clients.client_settings import ClientPrivacySettings, OwnPrivacySettings
 from fedsim.clients.dp_sgd.noise_correlation_settings import (
     NoiseCorrelationSettings,
@@ -20,11 +18,14 @@ from fedsim.clients.dp_sgd.noise_correlation_settings import (
 from fedsim.clients.dp_sgd.sampling_schemes import POISSON, SAMPLING_SCHEMES, SamplingName
 from fedsim.clients.dp_sgd.view_settings import DEFAULT_VIEWS, MAX_VIEWS, ViewSettings
 from fedsim.clients.group_settings import GroupSettings, check_groups, has_all_noise
-from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_STEPS
+from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_RENYI_ORDER, MAX_STEPS
 from fedsim.core.settings import Probability, Settings, Share
 from fedsim.zeroth_order.settings import ZerothOrderSettings
 
 _ROUNDING = 1e-9  # relative: what rounding may add to a whole number of steps
+
+if TYPE_CHECKING:
+    from fedsim.accountant.accountants import AccountantChoice
 
 
 class SgdSettings(Settings):
@@ -307,7 +308,8 @@ class PrivacySettings(Settings):
         "loose one of Abadi et al. 2016, for comparison",
     )
     orders: (
-        Annotated[list[Annotated[float, Field(gt=1, le=MAX_ORDER)]], Field(min_length=1)] | None
+        Annotated[list[Annotated[float, Field(gt=1, le=MAX_RENYI_ORDER)]], Field(min_length=1)]
+        | None
     ) = Field(
         default=None,
         description="Rényi orders of accountant rdp, each above 1, in place of its own: more can "
@@ -325,8 +327,11 @@ class PrivacySettings(Settings):
     )
 
     @property
-    def accounting(self) -> AccountantChoice:
+    def accounting(self) -> "AccountantChoice":
         """The accountant that computes ε, at `orders` where they are given."""
+        # Imported here: numpy and scipy are slow to import, and reading a file needs neither.
+        from fedsim.accountant.accountants import choose_accountant
+
         return choose_accountant(self.accountant, self.orders)
 
     @property

@@ -22,6 +22,7 @@ from fedsim.accountant import checks
 from fedsim.accountant.arrays import Floats
 from fedsim.accountant.cache import cached_by_bytes
 from fedsim.accountant.rdp.poisson_batch import is_supported, rdp_curves
+from fedsim.core.limits import MAX_RENYI_ORDER
 
 # Fine below 2, where the best order lies once epsilon is above 15; long, because it lies above
 # 64 once epsilon is below 0.3.
@@ -32,7 +33,6 @@ DEFAULT_ORDERS: tuple[float, ...] = (
     *(80.0, 96.0, 128.0, 192.0, 256.0, 384.0, 512.0, 1024.0),
 )
 
-MAX_ORDER = 65536.0  # the sum over k has as many terms
 _MAX_NODES = 1 << 20  # quadrature nodes; reached only where the loss is astronomical
 _CACHE_BYTES = 32 << 20  # a curve at the default orders has 1 kB
 _NEGLIGIBLE = 46.0  # exp(-46) = 1e-20 of the integrand's maximum
@@ -123,8 +123,8 @@ def check_orders(orders: tuple[float, ...]) -> tuple[float, ...]:
         raise ValueError("orders must not be empty")
     values = tuple(checks.real_number("orders", order) for order in orders)
     for value in values:
-        if not 1.0 < value <= MAX_ORDER:
-            raise ValueError(f"orders must lie in (1, {MAX_ORDER:.0f}], got {value!r}")
+        if not 1.0 < value <= MAX_RENYI_ORDER:
+            raise ValueError(f"orders must lie in (1, {MAX_RENYI_ORDER:.0f}], got {value!r}")
     return values
 
 

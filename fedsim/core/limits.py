@@ -25,6 +25,9 @@ MAX_CLIENTS = 1_000_000
 MAX_LEDGER_RECORDS = 100_000_000
 """Records of a run's ledger, rounds times clients per round: about 40 GB on disk."""
 
+MAX_RENYI_ORDER = 65536.0
+"""Order of Rényi DP: the sum over k of a whole order has as many terms."""
+
 MAX_EXAMPLES = 1_000_000_000
 """Examples of a batch, of a client, or declared."""
 
