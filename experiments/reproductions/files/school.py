@@ -28,8 +28,8 @@ def load(path: str, seed: int = 0) -> tuple[NDArray[np.float32], ...]:
 
 
 def silos(
-    features: Floats,
-    targets: Floats,
+    features: NDArray[np.floating],
+    targets: NDArray[np.floating],
     path: str,
     seed: int = 0,
     part: str = "train",
