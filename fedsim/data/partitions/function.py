@@ -1,5 +1,6 @@
 """Partitions by a function of the user."""
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def assign_by_function(
     """Return the clients that a function gives the training examples.
 
     It is called as `function(features, targets, seed=seed, **args)`, with `num_clients` where the
-    experiment sets it.
+    experiment sets it and the function takes it: the file of a run names the number that it found.
 
     Args:
         train: the training examples.
@@ -42,7 +43,7 @@ def assign_by_function(
     except PluginError as error:
         raise DataError(str(error)) from error
     args = {"seed": seed, **settings.args}
-    if settings.num_clients is not None:
+    if settings.num_clients is not None and _takes(function, "num_clients"):
         args = {"num_clients": settings.num_clients, **args}
     fix = f"it is called with features, targets, {', '.join(args)}"
     with plugin_calls(f"{where}: failed", raises=DataError, fix=fix):
@@ -55,6 +56,17 @@ def assign_by_function(
             return _of_values(np.asarray(values), len(train), settings.num_clients)
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
+
+
+def _takes(function: Any, name: str) -> bool:
+    """Whether a function can be called with an argument of this name."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some functions of C have none
+        return True
+    return name in parameters or any(
+        one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()
+    )
 
 
 def _of_values(values: NDArray[Any], n: int, num_clients: int | None) -> Assignment:

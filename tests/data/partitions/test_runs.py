@@ -50,6 +50,18 @@ def test_a_run_records_number_and_names_of_clients_and_goes_on(tmp_path: Path) -
     assert not verify_run(RunDirectory.open(out)).problems
 
 
+def test_a_function_is_called_alike_when_its_run_goes_on(tmp_path: Path) -> None:
+    """The run's file names the number of clients, which a function need not take."""
+    (tmp_path / "p.py").write_text("def f(features, targets, seed):\n    return targets\n")
+    raw, out = experiment(tmp_path), tmp_path / "run"
+    raw["data"]["partition"] = {"scheme": "./p.py:f"}
+    raw["data"]["dataset"]["columns"]["site"] = "drop"
+    run_experiment(raw, out=out, base=tmp_path)
+    longer = raw | {"federation": {"rounds": 2}}
+    assert len(run_experiment(longer, out=out, base=tmp_path, resume=True).rounds) == 2
+    assert not verify_run(RunDirectory.open(out)).problems
+
+
 def test_clients_without_names_have_no_column(tmp_path: Path) -> None:
     raw = experiment(tmp_path, privacy=None)
     raw["data"]["partition"] = {"scheme": "iid", "num_clients": 2}
