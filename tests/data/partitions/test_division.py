@@ -146,7 +146,10 @@ def test_a_function_says_the_client_of_each_example(tmp_path: Path) -> None:
         ),
         ({"scheme": "./p.py:mapping", "args": {"rest": False}}, "row 10 is on no client"),
         ({"scheme": "./p.py:halvs"}, r"has no 'halvs'; did you mean halves\?"),
-        ({"scheme": "./p.py:halves", "num_clients": 5, "min_examples": 1}, "client 2 .*min_examples"),
+        (
+            {"scheme": "./p.py:halves", "num_clients": 5, "min_examples": 1},
+            "client 2 .*min_examples",
+        ),
     ],
 )
 def test_functions_that_do_not_divide(
