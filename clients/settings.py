@@ -18,6 +18,7 @@ from fedsim.clients.dp_sgd.noise_correlation_settings import (
 from fedsim.clients.dp_sgd.sampling_schemes import POISSON, SAMPLING_SCHEMES, SamplingName
 from fedsim.clients.dp_sgd.view_settings import DEFAULT_VIEWS, MAX_VIEWS, ViewSettings
 from fedsim.clients.group_settings import GroupSettings, check_groups, has_all_noise
+from fedsim.clients.lr_schedule import LrSchedule
 from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_RENYI_ORDER, MAX_STEPS
 from fedsim.core.settings import Probability, Settings, Share
 from fedsim.zeroth_order.settings import ZerothOrderSettings
@@ -82,6 +83,11 @@ class LocalSettings(Settings):
         "slopes along public random directions by forward passes, of which each is one number of "
         "an upload",
     )
+    lr_schedule: LrSchedule | None = Field(
+        default=None,
+        discriminator="name",
+        description="how the local learning rate follows the number of the round; null: constant",
+    )
     augmentations: int = Field(
         default=1,
         ge=1,
@@ -115,6 +121,29 @@ class LocalSettings(Settings):
                 "round; remove one of them, or set it to null (local.steps=null)"
             )
         return self
+
+    def learning_rate(self, round_number: int) -> float:
+        """Return the local learning rate of a round: public, whatever the clients have.
+
+        Args:
+            round_number: the round ≥ 1.
+        """
+        lr = self.optimizer.lr
+        return lr if self.lr_schedule is None else self.lr_schedule.rate(lr, round_number)
+
+    def optimizer_in(self, round_number: int) -> OptimizerSettings:
+        """Return the optimizer of a round, with its learning rate.
+
+        Args:
+            round_number: the round ≥ 1.
+        """
+        if self.lr_schedule is None:
+            return self.optimizer
+        return self.optimizer.model_copy(update={"lr": self.learning_rate(round_number)})
+
+    def without_schedule(self) -> Self:
+        """Return the settings with one learning rate in all rounds, as an audit repeats rounds."""
+        return self.model_copy(update={"lr_schedule": None})
 
     @property
     def zeroth_order(self) -> ZerothOrderSettings | None:

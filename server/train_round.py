@@ -48,8 +48,8 @@ logger = logging.getLogger(__name__)
 ChargeRound = Callable[[int, str], Sequence[ClientSpend]]
 """(round, digest of its global model) -> the spend of every client, all charged on disk."""
 
-ExpectedNoise = Callable[[Mapping[int, int], Mapping[int, LearntBound]], float | None]
-"""(steps of each participant, adapted bounds) -> length of the noise in the aggregate update.
+ExpectedNoise = Callable[[Mapping[int, int], Mapping[int, LearntBound], int], float | None]
+"""(steps of each participant, adapted bounds, round) -> length of the noise in the aggregate.
 
 By public plan values alone.
 """
@@ -161,7 +161,7 @@ class TrainRound:
             client: self.shortened.get(client, planned(client, self.round_number))
             for client in self.participants
         }
-        return expected(steps, self._state.clip_norms)
+        return expected(steps, self._state.clip_norms, self.round_number)
 
     def requests(self, grid: Grid) -> dict[int, TrainRequest]:
         """Return the requests by node, in ascending order of clients; none for an aborted round.

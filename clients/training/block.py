@@ -307,7 +307,7 @@ class _Block:
 
     def train(self, on_step: StepCallback | None) -> BlockResult:
         """Take all steps of all members."""
-        optimizer = make_optimizer(self.local.optimizer)
+        optimizer = make_optimizer(self.local.optimizer_in(self._round_number))
         ends = [0 if member is None else len(member.steps) for member in self.members]
         final = {k: self.values[k].clone() for k, end in enumerate(ends) if end == 0}
         for step in range(max(ends)):

@@ -42,7 +42,7 @@ def train_by_torch(
         change: changes the gradients of a step in place; None: nothing does.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = optimizer or make_optimizer(settings.optimizer)
+    optimizer = optimizer or make_optimizer(settings.optimizer_in(key.round_number))
     batches = batches_of(settings, len(features), key)
     views, most = key.views(settings), settings.max_physical_batch
     model.train()

@@ -182,7 +182,7 @@ class _Rounds:
         self._without.loss = scaled_loss(gradients.loss, 0.0)
         self._index = torch.arange(len(targets), device=targets.device)
         self._targets = targets
-        self._local = local.with_equal_views()  # an example is an index here
+        self._local = local.without_schedule().with_equal_views()  # an example is an index here
         self._seed, self._client = seed, client
         self._view = CanaryView.of(step, gradients.parameters, MAX_COORDINATES)
         self._place = self._view.places[0]  # of sums, whose clients have one group

@@ -135,7 +135,7 @@ class UpdateRounds:
             part=self._plan.part,
             update=self.update,
         )
-        local = federation.experiment.local.with_equal_views()
+        local = federation.experiment.local.without_schedule().with_equal_views()
         result = train_block(self._shared_model, self._loss, None, local, [member])
         seen = result.values[0].double()
         if self._others is None:

@@ -36,7 +36,7 @@ def algorithm_of(
     training = Training(
         parameters=parameters if experiment.local.zeroth_order is None else {COEFFICIENTS},
         num_clients=num_clients,
-        learning_rate=lambda round_number: optimizer.lr,
+        learning_rate=experiment.local.learning_rate,
         momentum=optimizer.momentum if isinstance(optimizer, SgdSettings) else 0.0,
     )
     return algorithm_for(experiment.federation.algorithm, base=base, training=training)

@@ -209,7 +209,8 @@ def _still_parameters(
 ) -> tuple[StillParameter, ...]:
     """Return the trained parameters that training does not move, on public examples."""
     public = to_tensors(public_examples(data, NUM_PROBE_EXAMPLES), device)
-    lr = experiment.local.optimizer.lr
+    rounds = range(1, experiment.federation.rounds + 1)
+    lr = max(map(experiment.local.learning_rate, rounds))
     with one_thread(), plugin_calls("the model failed in training", raises=ModelError):
         if experiment.local.zeroth_order is not None:
             return parameters_without_effect(model, loss, *public)

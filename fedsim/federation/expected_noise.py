@@ -36,7 +36,12 @@ class SumNoise:
     clip_norm: float
     size: int
 
-    def norm(self, steps: Mapping[int, int], clip_norms: Mapping[int, LearntBound]) -> float | None:
+    def norm(
+        self,
+        steps: Mapping[int, int],
+        clip_norms: Mapping[int, LearntBound],
+        round_number: int = 1,
+    ) -> float | None:
         """Return the expected L2 norm; None for a sum of nothing.
 
         Guarantee: where the divisor is public, it does not depend on who took part.
@@ -44,6 +49,7 @@ class SumNoise:
         Args:
             steps: by participant; a sum has one release of each.
             clip_norms: learnt bounds; empty before the first, or where the bound is fixed.
+            round_number: not used: the noise of a sum is the same in every round.
         """
         divisor = self.sums.divisor
         members = [client for client in steps if self.weights[client]]
@@ -68,11 +74,14 @@ class ClientNoise:
             it is not known what becomes of it.
         bounds: of each client, the clipping bound that the variance is for; 0: it does not adapt.
         weights: weight of each client.
+        local: local training; its learning rate of a round, over `local.optimizer.lr`, scales the
+            noise of steps. None: the noise of a round does not depend on it.
     """
 
     variances: tuple[float | None, ...]
     bounds: tuple[float, ...]
     weights: Sequence[int]
+    local: LocalSettings | None = None
 
     @classmethod
     def of(
@@ -96,14 +105,21 @@ class ClientNoise:
         """
         known = _step_variances(plans, parameters, local)
         bounds = tuple(whole_bound(plan.release.adapted_clip_norm or 0.0) for plan in plans)
-        return cls(known, bounds, weights)
+        scales = local.lr_schedule is not None and all(plan.update is None for plan in plans)
+        return cls(known, bounds, weights, local if scales else None)
 
-    def norm(self, steps: Mapping[int, int], clip_norms: Mapping[int, LearntBound]) -> float | None:
+    def norm(
+        self,
+        steps: Mapping[int, int],
+        clip_norms: Mapping[int, LearntBound],
+        round_number: int = 1,
+    ) -> float | None:
         """Return the expected L2 norm; None where it is not known.
 
         Args:
             steps: steps of each participant.
             clip_norms: adapted bound of each client.
+            round_number: the round ≥ 1.
         """
         divisor = sum(self.weights[client] for client in steps)
         terms = []
@@ -113,7 +129,12 @@ class ClientNoise:
                 return None
             scale = whole_bound(clip_norms.get(client, bound)) / bound if bound else 1.0
             terms.append(taken * variance * (self.weights[client] * scale) ** 2)
-        return math.sqrt(math.fsum(terms)) / divisor if divisor else None
+        if not divisor:
+            return None
+        norm = math.sqrt(math.fsum(terms)) / divisor
+        if self.local is None:
+            return norm
+        return norm * self.local.learning_rate(round_number) / self.local.optimizer.lr
 
 
 def _step_variances(

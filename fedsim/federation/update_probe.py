@@ -162,7 +162,9 @@ class UpdateProbe:
         federation = self._federation
         updates = [plan.update for plan in federation.plans or () if plan.update is not None]
         scale = _GRADIENT_SCALE * max(update.max_update_norm for update in updates)
-        loss = scaled_loss(federation.loss, scale / federation.experiment.local.optimizer.lr)
+        loss = scaled_loss(
+            federation.loss, scale / federation.experiment.local.learning_rate(number)
+        )
         gradients = copy(federation.gradients)
         if gradients is not None:
             gradients.loss = loss

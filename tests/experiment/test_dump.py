@@ -141,6 +141,8 @@ local:
     lr: 1.0
     momentum: 0.0
     weight_decay: 0.0
+  gradient: backward
+  lr_schedule: null
   augmentations: 1
   augment: null
   cohort: auto

@@ -18,6 +18,7 @@ from fedsim.experiment.rules.clients import (
 )
 from fedsim.experiment.rules.dataset import check_data
 from fedsim.experiment.rules.features import check_features, check_views
+from fedsim.experiment.rules.lr_schedule import check_lr_schedule
 from fedsim.experiment.rules.model import check_model
 from fedsim.experiment.rules.participation import (
     check_partial_work,
@@ -62,6 +63,7 @@ def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
     yield from check_weighting(sections)
     yield from check_sampling_rate(sections)
     yield from check_perturbation(sections)
+    yield from check_lr_schedule(sections)
     yield from check_budgets(sections)
     yield from check_faults(sections)
     yield from check_secure_aggregation(sections)

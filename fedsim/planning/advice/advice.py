@@ -123,6 +123,11 @@ def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None)
             f"privacy.groups gives {fixed[0]!r} a noise_multiplier, and advice compares schedules "
             "whose noise is calibrated to one ε; give the group a relative_noise instead"
         )
+    if loaded.experiment.local.lr_schedule is not None:
+        raise PrivacyPlanError(
+            "the advice compares constant learning rates, and local.lr_schedule changes them; call "
+            "it with local.lr_schedule=null"
+        )
     if (privacy.trust, privacy.unit) != ("local", "example"):
         raise PrivacyPlanError(
             f"the advice compares schedules of trust local with unit example, got {privacy.trust} "
