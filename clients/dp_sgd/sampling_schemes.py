@@ -28,6 +28,7 @@ class SamplingScheme:
         obstacle: why there is no guarantee under the other adjacencies; empty where it has all.
         by_epoch: whether one event pays for all lots of an epoch, which may span rounds.
         is_cyclic: whether an example's lots keep a fixed distance, as correlated noise needs.
+        divides_rounds: whether secure noise divides the examples anew in each round.
         is_amplified: whether the guarantee needs lots that the adversary cannot predict.
         statement: its sentence in the privacy statement, without capital and full stop.
     """
@@ -39,6 +40,7 @@ class SamplingScheme:
     obstacle: str = ""
     by_epoch: bool = False
     is_cyclic: bool = False
+    divides_rounds: bool = False
     is_amplified: bool = True
     statement: str
 
@@ -90,6 +92,7 @@ BALLS_AND_BINS = SamplingScheme(
     event="RandomAllocation",
     adjacencies=("zero_out", "add_remove", "replace_one"),
     by_epoch=True,
+    divides_rounds=True,
     statement="each epoch allocated every example to one lot at random, and is accounted for as "
     "random allocation",
 )

@@ -54,7 +54,9 @@ def still_parameters(
         the model's values, buffers and modes and the global random generators are unchanged.
 
     Raises:
-        ModelError: no parameter moves, so that nothing would be learned.
+        ModelError: no parameter moves, whatever the examples are, so that nothing would be learned:
+            the outputs depend on none, or every step is below the precision. A gradient of 0 may be
+            due to the public examples.
     """
     trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     named = [(name, value) for name, value in trained if value.numel()]
@@ -83,7 +85,8 @@ def still_parameters(
         )
         if not changed
     )
-    if len(still) == len(named):
+    by_examples = (u and not g for u, g in zip(was_used, had_gradient, strict=True))
+    if len(still) == len(named) and not any(by_examples):
         raise ModelError(
             f"training moves no parameter of the model: {_listed(still)} on public examples; "
             f"{still[0].reason}"

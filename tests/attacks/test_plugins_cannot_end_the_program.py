@@ -23,13 +23,14 @@ runtime: {{engine: {engine}}}
 PRIVATE = "{noise_multiplier: 1.0, delta: 1.0e-3, max_grad_norm: 0.5}"
 
 # `strike` raises where PLACE is named; `train` and `evaluate` are calls after the checks. A private
-# run probes its mechanism before the ledger has a line, so there they come after it.
+# run probes its mechanism before the ledger has a line, so there they come after it; another one
+# begins when its directory is there.
 PLUGIN = """\
 import numpy as np, torch
 from pathlib import Path
 def is_later():
-    ledgers = Path(__file__).parent.rglob("ledger.jsonl")
-    return not {private} or any(ledger.stat().st_size for ledger in ledgers)
+    name = "ledger.jsonl" if {private} else "environment.json"
+    return any(found.stat().st_size for found in Path(__file__).parent.rglob(name))
 class Hostile(BaseException): pass
 class Mute(Exception):
     def __str__(self): raise SystemExit(0)

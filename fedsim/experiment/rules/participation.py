@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
 from fedsim.clients.settings import PrivacySettings
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.sections import Sections
@@ -61,7 +62,8 @@ def check_partial_work(sections: Sections) -> Iterator[PathMessage]:
             "a round of one step has no part; set local.steps to 2 or more, or use on_partial: "
             "drop",
         )
-    if privacy is not None and (privacy.noise, privacy.sampling) == ("secure", "balls_and_bins"):
+    divides = privacy is not None and SAMPLING_SCHEMES[privacy.sampling].divides_rounds
+    if divides and privacy.noise == "secure":
         yield (
             place,
             "secure noise divides the examples anew in rounds of equal length, and stragglers have "

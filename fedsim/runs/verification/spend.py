@@ -17,6 +17,7 @@ from fedsim.accountant.ledger.journal import GENESIS, FileJournal, total_against
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
 from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import epsilon_text
+from fedsim.runs.answers import FILE as ANSWERS
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.statement.privacy_file import PrivateClientRow
 from fedsim.statement.sentence import clients_text
@@ -90,7 +91,7 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
     by_epoch = scheme is not None and scheme.by_epoch
     if (privacy.get("perturbation") or {}).get("name") == "input":
         by_epoch = True
-    by_query = files.experiment.pate is not None  # `plan_problems` counts them
+    by_query = (files.directory.path / ANSWERS).exists()  # `plan_problems` counts them
     shared = privacy.get("trust") == "distributed"
     for row in rows:
         for what in _against_ledger(row, journal, by_epoch=by_epoch or by_query, shared=shared):
