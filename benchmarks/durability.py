@@ -31,6 +31,7 @@ from fedsim.protocol.flower_internals import server_identity
 from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.rounds_file import RoundsFile
+from fedsim.server.aggregation.aggregator import PlainAggregator
 from fedsim.server.app import RoundSetup, run_round
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.round_report import RoundReport
@@ -62,13 +63,12 @@ class Contender:
         app = client_app(self._federation, in_process=True, ledger=None)
         self._grid = LocalGrid(app, clients)
         privacy = loaded.experiment.privacy
-        strategy = self._federation.strategy()
         self._setup = RoundSetup(
-            strategy,
             TrainSetup(
+                self._federation.algorithm,
                 self._federation.participation,
                 {FIRST_NODE + client: client for client in range(clients)},
-                strategy.aggregator(self._federation.weights),
+                PlainAggregator(self._federation.weights),
                 None if privacy is None else ClientLedgers(privacy.accountant, privacy.adjacency),
                 weights=self._federation.weights,
             ),

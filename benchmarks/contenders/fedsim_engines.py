@@ -20,6 +20,7 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.shards import client_app
 from fedsim.protocol.flower_internals import server_identity
+from fedsim.server.aggregation.aggregator import PlainAggregator
 from fedsim.server.app import RoundSetup, run_round
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.roll_call import call_roll
@@ -133,15 +134,15 @@ class _Server:
 
     def __init__(self, federation: Federation, grid: Grid) -> None:
         self._grid = grid
-        strategy = federation.strategy()
         train = TrainSetup(
+            federation.algorithm,
             federation.participation,
             call_roll(grid, federation.num_clients, patience=60.0),
-            strategy.aggregator(federation.weights),
+            PlainAggregator(federation.weights),
             None if federation.plans is None else ClientLedgers("pld"),
             weights=federation.weights,
         )
-        self._setup = RoundSetup(strategy, train, evaluate=lambda _: {})
+        self._setup = RoundSetup(train, evaluate=lambda _: {})
         self._state = ServerState(federation.initial_arrays())
 
     def round(self) -> None:

@@ -34,7 +34,9 @@ def algorithm_of(
     parameters = frozenset(name for name, value in named if value.requires_grad)
     optimizer = experiment.local.optimizer
     training = Training(
-        parameters=parameters if experiment.local.zeroth_order is None else {COEFFICIENTS},
+        parameters=parameters
+        if experiment.local.zeroth_order is None
+        else frozenset({COEFFICIENTS}),
         num_clients=num_clients,
         learning_rate=experiment.local.learning_rate,
         momentum=optimizer.momentum if isinstance(optimizer, SgdSettings) else 0.0,

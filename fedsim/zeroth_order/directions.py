@@ -72,7 +72,6 @@ class Directions:
         for step, row in enumerate(coefficients):
             for number, coefficient in enumerate(row):
                 if coefficient:
-                    product = self.direction(round_number, step, number) * values.dtype.type(
-                        coefficient
-                    )
-                    np.add(values, product, out=values)
+                    factor = np.asarray(coefficient, values.dtype)
+                    direction = self.direction(round_number, step, number)
+                    np.add(values, np.multiply(direction, factor), out=values)

@@ -70,7 +70,7 @@ def train(federation: Federation, block: tuple[int, ...]) -> BlockResult:
     for client in block:
         task = federation.client_task(client)
         assert task.privacy is not None
-        steps = range(task.local.steps if task.size else 0)
+        steps = range((task.local.steps or 0) if task.size else 0)
         members.append(
             BlockMember(*task.data(), StreamKey(0, client, 1), steps, update=task.privacy.update)
         )

@@ -69,6 +69,8 @@ def test_a_run_takes_the_rate_of_each_round_at_the_same_charge(tmp_path: Path) -
     first, second = found.rounds
     assert second["update_norm"] == pytest.approx(0.01 * first["update_norm"], rel=0.1)
     assert second["noise_norm"] == pytest.approx(0.01 * first["noise_norm"], rel=1e-9)
+    assert found.privacy is not None
+    assert plain.privacy is not None
     assert found.privacy.system_epsilon == plain.privacy.system_epsilon
     assert not verify_run(RunDirectory(found.path)).problems
     assert not replay_run(RunDirectory(found.path)).problems

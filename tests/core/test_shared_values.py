@@ -32,4 +32,4 @@ def test_equal_numbers_of_other_kinds_are_not_shared() -> None:
 
 def test_sequences_of_different_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="zip"):
-        [*map_shared(lambda one, other: one, [1, 2], [1])]
+        list(map_shared(lambda one, other: one, [1, 2], [1]))

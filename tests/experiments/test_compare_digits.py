@@ -44,6 +44,7 @@ def federated_averaging(seed: int) -> float:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
     batch, steps = experiment.local.batch_size, experiment.local.steps
     assert batch != "full"
+    assert steps is not None
     for _ in range(experiment.federation.rounds):
         start = [parameter.detach().clone() for parameter in model.parameters()]
         total = [torch.zeros_like(parameter) for parameter in start]

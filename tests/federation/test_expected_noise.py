@@ -83,5 +83,5 @@ def test_noise_over_a_public_divisor_does_not_show_who_came() -> None:
     shapes = {"w": (5, 2)}
     plan = SumPlan(unit=0.1, bound=9, shapes=shapes, server_noise=True, divisor=2.0)
     noise = SumNoise(plan, weights=(1, 1, 1), clip_norm=1.0, size=10)
-    assert noise.norm({}, {}) == noise.norm({0: None, 2: None}, {})
+    assert noise.norm({}, {}) == noise.norm({0: 1, 2: 1}, {})
     assert noise.norm({}, {}) is not None

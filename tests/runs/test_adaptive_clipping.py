@@ -16,6 +16,7 @@ from fedsim.clients.task import ClientTask
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.protocol.arrays import digest
+from fedsim.protocol.clip_bound import LearntBound
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.runs.directory import RunDirectory
@@ -48,7 +49,7 @@ def outcome(path: Path) -> tuple[list[bytes], list[str], list[Any]]:
     return [(path / name).read_bytes() for name in SAME], ledger, [*rows, bounds(path)]
 
 
-def bounds(path: Path) -> dict[int, float]:
+def bounds(path: Path) -> dict[int, LearntBound]:
     checkpoint = RunDirectory(path).read_checkpoint()
     assert checkpoint is not None
     return dict(checkpoint.state.clip_norms)

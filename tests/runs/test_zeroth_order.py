@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import fedsim
-from fedsim.accountant import PldAccountant
+from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
 from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, restart_at, stream
@@ -133,6 +133,8 @@ def test_an_upload_is_one_number_for_each_direction_and_the_charge_that_of_dp_sg
     assert replay_run(directory, base=tmp_path).problems == ()
     spent = directory.read_json("privacy.json")["clients"][0]
     ((event, count),) = PrivacyLedger.from_list(spent["ledger"]).entries
+    assert isinstance(event, PoissonSampled)
+    assert isinstance(event.event, Gaussian)
     assert (event.sampling_rate, count) == (pytest.approx(100 / spent["examples"]), 6)
     assert event.event.noise_multiplier == pytest.approx(Z, rel=1e-6)
     accountant = PldAccountant()

@@ -55,6 +55,10 @@ class Clients:
         return app
 
 
+def score(model: Any) -> dict[str, float]:
+    return {"test_loss": float(to_numpy(model)["w"][0])}
+
+
 def round_of(
     clients: Clients, state: ServerState, aggregator: PlainAggregator | None = None, **options: Any
 ) -> tuple[ServerState, Any]:
@@ -66,7 +70,7 @@ def round_of(
             aggregator or PlainAggregator(uniform_weights(CLIENTS)),
             **options,
         ),
-        evaluate=lambda arrays: {"test_loss": float(to_numpy(arrays)["w"][0])},
+        evaluate=score,
     )
     with server_identity(1):
         return run_round(state, setup, LocalGrid(clients.app(), CLIENTS))

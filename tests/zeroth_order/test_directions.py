@@ -1,5 +1,7 @@
 """Public directions: the same everywhere, independent, of the promised law."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from fedsim.zeroth_order.directions import Directions
 from fedsim.zeroth_order.settings import ZerothOrderSettings
 
 
-def directions(law: str = "signs", *, seed: int = 3, size: int = 4001) -> Directions:
+def directions(law: Any = "signs", *, seed: int = 3, size: int = 4001) -> Directions:
     settings = ZerothOrderSettings(name="zeroth_order", directions=4, law=law)
     return Directions(seed, size, settings)
 

@@ -62,8 +62,9 @@ def check_partial_work(sections: Sections) -> Iterator[PathMessage]:
             "a round of one step has no part; set local.steps to 2 or more, or use on_partial: "
             "drop",
         )
-    divides = privacy is not None and SAMPLING_SCHEMES[privacy.sampling].divides_rounds
-    if divides and privacy.noise == "secure":
+    if privacy is None or privacy.noise != "secure":
+        return
+    if SAMPLING_SCHEMES[privacy.sampling].divides_rounds:
         yield (
             place,
             "secure noise divides the examples anew in rounds of equal length, and stragglers have "

@@ -23,6 +23,7 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.noise.sources import NoiseSource, SeededNoise
+from fedsim.protocol.clip_bound import LearntBound
 
 
 class NoNoise(NoiseSource):
@@ -57,7 +58,7 @@ class GivenNoise(StreamKey):
 def bounds(one: DpSgdMechanism, x: Tensor, noise: NoiseSource, steps: int) -> list[float]:
     """Return the bound after each step of a client."""
     gradients = RuleGradients(nn.Linear(x.shape[1], 1, bias=False), score)
-    found: list[float | None] = []
+    found: list[LearntBound | None] = []
 
     def watch(lots: object, released: Tensor, used: Sequence[DpSgdMechanism | None]) -> None:
         assert used[0] is not None
@@ -68,7 +69,7 @@ def bounds(one: DpSgdMechanism, x: Tensor, noise: NoiseSource, steps: int) -> li
     shared = SharedModel(gradients.model, parameters=gradients.parameters)
     result = train_block(shared, gradients.loss, gradients, local, [member], on_step=watch)
     found.append(result.adapted_clip_norm[0])
-    return [bound for bound in found[1:] if bound is not None]
+    return [bound for bound in found[1:] if isinstance(bound, float)]
 
 
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedsim.accountant import JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise_allocation import ChosenNoise
@@ -74,6 +75,7 @@ def test_given_noise_that_leaves_nothing_is_refused() -> None:
 def test_the_charge_is_joint_over_groups_and_counts(count_noise: float | None) -> None:
     clipping = PatternClipping(PATTERNS, (0.3, 0.4), count_noise)
     bound = step(clipping, ChosenNoise((None, None), (1.0, 2.0))).for_model(parameters())
+    assert isinstance(bound.mechanism, JointGaussian)
     parts = bound.mechanism.noise_multipliers
     assert group_noise_multiplier(parts) == pytest.approx(1.5, rel=1e-5)
     assert parts[1] == pytest.approx(2 * parts[0], rel=1e-5)
@@ -88,6 +90,7 @@ def test_all_noise_given_and_counts_are_charged_together() -> None:
     whole = clipping.whole_noise(group_noise_multiplier((1.2, 2.0)))
     assert whole == pytest.approx((1.2**-2 + 2.0**-2 + 2 * 8.0**-2) ** -0.5, rel=1e-12)
     bound = step(clipping, ChosenNoise((1.2, 2.0), (1.0, 1.0)), whole).for_model(parameters())
+    assert isinstance(bound.mechanism, JointGaussian)
     assert bound.mechanism.noise_multipliers == pytest.approx((1.2, 2.0, 8.0, 8.0), rel=1e-5)
 
 
