@@ -131,7 +131,9 @@ def _local(contents: RunContents) -> str:
     if not local:
         return ""
     epochs, steps = local.get("epochs"), local.get("steps")
-    length = f"{_text(epochs)} epochs" if epochs else count_text(int(steps or 0), "step")
+    length = count_text(int(steps or 0), "step")
+    if epochs:
+        length = f"{_text(epochs)} epoch{'' if epochs == 1 else 's'}"
     batch = local.get("batch_size")
     lots = "all examples" if batch == "full" else f"{_text(batch)} examples"
     parts = [f"{length} of {lots}", _call(local.get("optimizer") or {}, "name")]
@@ -158,7 +160,7 @@ def _privacy(contents: RunContents) -> str:
     if facts.perturbation is not None:
         bound = _text(privacy.get("max_feature_norm"))
         parts.append(f"perturbation {facts.perturbation}, features of norm at most {bound}")
-    else:
+    elif bounds or bound is not None:  # votes have no bound
         parts.append(f"clipping {_text(privacy.get('clipping'))} at {where}")
     if facts.clips_examples:
         parts.append(f"sampling {_text(contents.privacy.get('sampling'))}")
