@@ -11,17 +11,14 @@ from fedsim.accountant.search import MOST_NOISE
 from fedsim.clients.budget.affordable_steps import affordable_steps
 from fedsim.clients.budget.mechanism import Mechanism
 from fedsim.clients.budget.noise_search import calibrate_noise
+from fedsim.clients.budget.step_clipping import chosen_noise, clipping_of, given_noise
 from fedsim.clients.budget.sum_part import SumPart
-from fedsim.clients.dp_sgd.adaptive_clipping import LOT_OVER_COUNT_NOISE, AdaptiveClipping
-from fedsim.clients.dp_sgd.clipping import AutomaticClipping, Clipping, FlatClipping, GroupClipping
+from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.noise_allocation import ChosenNoise
 from fedsim.clients.dp_sgd.noise_correlation import NoiseCorrelation
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.pattern_clipping import PatternClipping
 from fedsim.clients.dp_sgd.sampling import SAMPLINGS, Charges, PoissonSampling, Sampling
-from fedsim.clients.group_settings import has_all_noise
 from fedsim.clients.perturbation.bounds import BoundedExamples
 from fedsim.clients.perturbation.input import InputMechanism
 from fedsim.clients.perturbation.output import OutputMechanism
@@ -213,17 +210,17 @@ def plan_privacy(
     if correlation is not None:
         sampling = _spaced(sampling, correlation.bands)
     _check_accountable(privacy, sampling)
-    given = _given_noise(privacy, expected_lot)
+    given = given_noise(privacy, expected_lot)
     noise = given
     if noise is None:
         noise = _noise_multiplier(privacy, delta, sampling, max(steps, round_steps), round_steps)
     try:
         step = DpSgdMechanism(
             sampling=sampling,
-            clipping=_clipping(privacy, expected_lot),
+            clipping=clipping_of(privacy, expected_lot),
             noise_multiplier=noise,
             expected_lot=expected_lot,
-            allocation=_chosen_noise(privacy)
+            allocation=chosen_noise(privacy)
             if privacy.groups
             else privacy.noise_allocation or "uniform",
             max_physical_batch=local.max_physical_batch,
@@ -431,65 +428,6 @@ def _largest_lot(privacy: PrivacySettings, public_size: int) -> int:
     if privacy.adjacency != "add_remove":
         return public_size
     return max(_MOST_EXAMPLES_OVER_DECLARED * public_size, _MOST_EXAMPLES)
-
-
-def _chosen_noise(privacy: PrivacySettings) -> ChosenNoise:
-    """Return how the noise of a step is divided among the groups of `privacy.groups`."""
-    groups = privacy.groups.values()
-    return ChosenNoise(
-        given=tuple(one.noise_multiplier for one in groups),
-        relative=tuple(one.relative_noise or 1.0 for one in groups),
-    )
-
-
-def _given_noise(privacy: PrivacySettings, expected_lot: float) -> float | None:
-    """Return the noise multiplier of a whole step that the settings give; None: calibrate it."""
-    if not has_all_noise(privacy.groups):
-        return privacy.noise_multiplier
-    together = _chosen_noise(privacy).together
-    return None if together is None else _groups(privacy, expected_lot).whole_noise(together)
-
-
-def _groups(privacy: PrivacySettings, expected_lot: float) -> PatternClipping:
-    patterns = tuple(privacy.groups)
-    clipping = PatternClipping(
-        patterns, tuple(privacy.groups[name].max_grad_norm for name in patterns)
-    )
-    if privacy.clipping != "adaptive":
-        return clipping
-    return replace(
-        clipping,
-        **{"count_noise": expected_lot / LOT_OVER_COUNT_NOISE, **_given_adaptation(privacy)},
-    )
-
-
-def _clipping(privacy: PrivacySettings, expected_lot: float) -> Clipping:
-    if privacy.groups:
-        return _groups(privacy, expected_lot)
-    match privacy.clipping:
-        case "adaptive":
-            return _adaptive(privacy, expected_lot)
-        case "flat":
-            return FlatClipping(privacy.clip_norm)
-        case "automatic":
-            return AutomaticClipping(privacy.clip_norm)
-        case "per_layer":
-            return GroupClipping(privacy.clip_norm, bounds=privacy.clip_rule or "equal")
-
-
-def _adaptive(privacy: PrivacySettings, expected_lot: float) -> AdaptiveClipping:
-    clipping = AdaptiveClipping.for_lot(expected_lot, max_grad_norm=privacy.clip_norm)
-    return replace(clipping, **_given_adaptation(privacy))
-
-
-def _given_adaptation(privacy: PrivacySettings) -> dict[str, float]:
-    """Return the settings of a learnt bound that the file gives."""
-    given = {
-        "quantile": privacy.clip_quantile,
-        "learning_rate": privacy.clip_learning_rate,
-        "count_noise": privacy.clip_count_noise,
-    }
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _check_accountable(privacy: PrivacySettings, sampling: Sampling) -> None:
