@@ -100,11 +100,12 @@ def serve(directory: Path | None, checkpoints: bool, line: Connection) -> None:
     In one process the first contender would compute every ε, and the others find it remembered.
     """
     torch.set_num_threads(1)
-    contender = Contender(directory, checkpoints=checkpoints)
-    line.send(None)
-    while line.recv() is not None:
-        line.send(contender.round())
-    line.send(contender.writing)
+    with line:  # closed on an error too, so that nobody waits for an answer
+        contender = Contender(directory, checkpoints=checkpoints)
+        line.send(None)
+        while line.recv() is not None:
+            line.send(contender.round())
+        line.send(contender.writing)
 
 
 def measure(rounds: int, base: Path) -> dict[str, float]:
