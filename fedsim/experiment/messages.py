@@ -143,7 +143,7 @@ class _MessageBuilder:
         if colon and stem in known and present.get(key) is None:  # {rounds:5} is one long key
             self._explained_paths.add((*section, stem))
             return "unknown key; write a space after ':'"
-        match = closest(key, [name for name in known if name not in present]) or closest(key, known)
+        match = closest(key, known)
         if match is not None:
             self._explained_paths.add((*section, match))
             return f"unknown key; did you mean {match!r}?"

@@ -22,7 +22,8 @@ def test_the_benchmark_measures_a_run_of_each_size(
     assert cases == {
         "among 8 over among 4",
         "among 12 over among 4",
-        "above 8 clients over above 4",
+        "above 4 clients, to 8",
+        "above 8 clients, to 12",
     }
     for one in (each for runs in found["runs"].values() for each in runs):
         assert all(value > 0 for value in one.values() if isinstance(value, float))

@@ -12,7 +12,7 @@ data:
   dataset: digits
   partition: {scheme: "./task.py:by_parity"}
 model: {name: "./task.py:build", args: {width: 32}}
-federation: {rounds: 12, strategy: {name: fedadam, lr: 0.05}}
+federation: {rounds: 12, strategy: {name: fedadam, server_lr: 0.05}}
 local: {steps: 2, batch_size: 64, optimizer: {name: sgd, lr: 0.5}}
 privacy: {target_epsilon: 8.0, delta: 1.0e-3, max_grad_norm: 0.5}
 evaluation: {metrics: [accuracy, recall_per_class, "./task.py:even_odd"]}
